@@ -16,7 +16,10 @@ from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.analysis.experiment.stopping import num_looks_of
 from benchctl.analysis.summary.columns import Value
-from benchctl.analysis.summary.findings import Finding, collect_findings
+from benchctl.analysis.summary.draft_findings import draft_findings
+from benchctl.analysis.summary.finding import Finding
+from benchctl.analysis.summary.findings import collect_findings
+from benchctl.analysis.summary.passes import Passes, has_requests, summarise_passes
 from benchctl.analysis.summary.runs import CellSummary, RunSummary, summarise_cells, summarise_runs
 from benchctl.analysis.summary.speculation_findings import speculation_findings
 from benchctl.analysis.summary.sweep import SweepRow, infeasible_values, sweep_rows
@@ -49,6 +52,8 @@ class AnalyzedExperiment:
     cells: tuple[CellSummary, ...]
     sweep: tuple[SweepRow, ...]
     ladders: tuple[Ladder, ...]
+    passes: Passes | None
+    """None for an experiment of requests."""
     findings: tuple[Finding, ...]
     warnings: tuple[ResultWarning, ...]
     damage: tuple[str, ...]
@@ -120,8 +125,10 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
         cells=cells,
         sweep=rows,
         ladders=divide_ladders(experiment, confidence),
+        passes=None if has_requests(manifest) else summarise_passes(cells, pairs, confidence),
         findings=(
             *collect_findings(cells, rows, manifest.baseline, sections),
+            *draft_findings(runs, cells),
             *speculation_findings(cells, rows, manifest.baseline),
         ),
         warnings=(*integrity_warnings(path), *manifest.warnings, *experiment.warnings),

@@ -37,10 +37,12 @@ def print_tables(analysis: "AnalyzedExperiment") -> None:
     """Print cells, their comparison with the baseline, findings and notes."""
     from benchctl.cli.screen import print_notes, wide_console
     from benchctl.report.text.ladder_table import ladder_table
+    from benchctl.report.text.passes_table import launch_table, passes_table
     from benchctl.report.text.tables import cells_table, sweep_table
 
     console = wide_console()
-    for table in (cells_table(analysis), sweep_table(analysis), ladder_table(analysis)):
+    tables = (cells_table, sweep_table, ladder_table, passes_table, launch_table)
+    for table in (draw(analysis) for draw in tables):
         if table is not None:
             console.print()
             console.print(table)

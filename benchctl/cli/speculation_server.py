@@ -30,6 +30,7 @@ class ServerOptions:
         """A model on the devices of the server. Raises UsageError without a device."""
         from benchctl.costs.hardware import hardware_for
         from benchctl.costs.shapes import shape_for
+        from benchctl.records.peaks_store import resolved_hardware
         from benchctl.steptime.model_file import read_model
         from benchctl.steptime.work import Deployment
 
@@ -39,7 +40,9 @@ class ServerOptions:
         if hardware is None:
             raise UsageError("--model needs a device: name it with --hardware, such as h100-sxm or cpu:1.5:80")
         return Deployment(
-            shape=shape_for(model), hardware=hardware_for(hardware), tensor_parallel=self.tensor_parallel
+            shape=shape_for(model),
+            hardware=hardware_for(resolved_hardware(hardware)),
+            tensor_parallel=self.tensor_parallel,
         )
 
     def source(self, deployment: "Deployment") -> "StepTimeSource":

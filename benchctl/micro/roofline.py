@@ -53,6 +53,7 @@ def measure_roofline(settings: RooflineSettings) -> MeasuredPeaks:
             dtypes=settings.dtypes,
             sizes=settings.sizes,
             buffer_bytes=settings.buffer_bytes,
+            memory_bytes=worker.info.free_bytes,
             rounds=settings.rounds,
             least_s=settings.least_s,
             all_reduce_ranks=settings.all_reduce_ranks,

@@ -30,6 +30,7 @@ from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run, write_step_table
 from benchctl.records.manifest import PlannedRun
+from benchctl.records.record import ResultWarning
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.step import StepRecord
@@ -135,6 +136,7 @@ class _Run:
                     self._point, self._options.mode, warmups=self._options.warmups, replays=self._options.replays
                 )
         self._journal.warn(*sampler_warnings)
+        self._note_replays(times)
         return times
 
     def _note_configuration(self, info: WorkerInfo) -> None:
@@ -146,7 +148,24 @@ class _Run:
         self._journal.update(
             effective_config={"model": self._settings.model, **config},
             engine_version=info.torch_version,
+            floor_ns=self._floor_ns(),
         )
+
+    def _note_replays(self, times: ForwardTimes) -> None:
+        """Record the operators of a pass, and memory that should not have been asked for while it was timed."""
+        if times.num_operators is not None:
+            config = self._journal.record.effective_config
+            self._journal.update(effective_config={**config, "server.operators": times.num_operators})
+        if times.num_allocations:
+            message = (
+                f"the device handed out {times.num_allocations} pieces of memory during "
+                f"{len(times.duration_ns)} replays, which wait for it"
+            )
+            self._journal.warn(ResultWarning(code="replays-allocate", message=message))
+
+    def _floor_ns(self) -> int | None:
+        peaks, shape = self._shared.peaks, shape_for(self._settings.model)
+        return None if peaks is None else peaks.floor_ns(shape, self._point, self._options.dtype)
 
     def _write_steps(self, times: ForwardTimes) -> None:
         with self._directory.append("steps") as writer:
@@ -165,17 +184,13 @@ class _Run:
 
     def _problem(self, times: ForwardTimes) -> str | None:
         """The sentence on a median below the floor of the pass; None where it is above, or no floor is known."""
-        peaks = self._shared.peaks
-        if peaks is None:
-            return None
-        floor_ns = peaks.floor_ns(shape_for(self._settings.model), self._point, self._options.dtype)
-        median_ns = float(np.median(times.duration_ns))
-        if median_ns >= floor_ns:
+        floor_ns, median_ns = self._journal.record.floor_ns, float(np.median(times.duration_ns))
+        if floor_ns is None or self._shared.peaks is None or median_ns >= floor_ns:
             return None
         return (
             f"the median of {len(times.duration_ns)} replays is {us_from_ns(median_ns):.1f} µs, and no such pass "
-            f"takes less than {us_from_ns(floor_ns):.1f} µs by its FLOPs and bytes on {peaks.hardware.name}: "
-            "something else was timed, and the run counts nowhere"
+            f"takes less than {us_from_ns(floor_ns):.1f} µs by its FLOPs and bytes on "
+            f"{self._shared.peaks.hardware.title}: something else was timed, and the run counts nowhere"
         )
 
 

@@ -92,6 +92,9 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     nor the moment is known, and ``start_ns`` only keeps their order."""
     time_scale: float = 1.0
     """Virtual seconds per wall second; a duration seen by the client is multiplied by it to compare with steps."""
+    floor_ns: int | None = None
+    """Least time of a step by its FLOPs and bytes, if all steps are the same forward pass; None where the peaks of
+    the device are unknown."""
     num_sent: int | None = None
     """Requests of the load that were sent."""
     num_completed: int | None = None

@@ -108,6 +108,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "failed one and counts nowhere.",
             "Read the message; name the device's own hardware, and measure again.",
         ),
+        "replays-allocate": _warning(
+            "A device handed out memory while forward passes were timed: some of them waited for it.",
+            "Measure with more warm-up passes (engine.options.warmups), or a smaller pass.",
+        ),
         "warmup-failed": _suspect(
             "Requests of the warm-up failed, so the load may have met a cold server.",
             "Read the server's log, then measure again.",
@@ -339,6 +343,11 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "The ratio itself drifts from block to block, so one number does not describe it.",
             "Look at the single blocks, find what changed, and measure again.",
         ),
+        "greedy-answers-differ": _warning(
+            "Draft tokens changed greedy answers more often than the baseline changes its own from block to block.",
+            "Look at the answers: 'benchctl report' shows where they part. Verification must keep the tokens that "
+            "the target model prefers; reduced precision, another batch shape or a defect does not.",
+        ),
         "outlier-block": _warning(
             "A block differs strongly from the others; the message gives the result without it.",
             "Look for its cause in the telemetry of that block.",
@@ -450,6 +459,8 @@ FINDINGS: Final[dict[str, str]] = {
     "greedy-path": "All steps of a guided cell were greedy, so the value model never ran.",
     "flat": "The overhead of a variant does not depend on the swept factor.",
     "not-flat": "The overhead of a variant grows or shrinks with the swept factor.",
+    "speculation-never-drafted": "A server that is configured to draft tokens never did.",
+    "speculation-cannot-win": "A sequence gains no more than one token per step from its drafts.",
     "unexplained-by-flops": "More FLOPs explain only a part of a slowdown.",
     "largest-added-section": "The section of a step that adds the most time over the baseline.",
     "noisy-baseline": "The baseline scatters more than the other cells, so a ratio to a single run misleads.",

@@ -11,12 +11,13 @@ from support.results.builders import edit_steps, write_results
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.statistics.side_ratio import UNORDERED, SideRatio, side_ratio
 from benchctl.analysis.summary.draft_acceptance import ArmDrafts, count_drafts, pooled, same_everywhere_p
-from benchctl.analysis.summary.draft_costs import fit_costs, step_of
+from benchctl.analysis.summary.draft_costs import fit_costs
 from benchctl.analysis.summary.speculation import agrees, measured_speculation
 from benchctl.errors import UsageError
 from benchctl.records.columns.step_columns import columns_from
 from benchctl.records.step import StepRecord
-from benchctl.steptime.speculation.acceptance import PositionCounts
+from benchctl.steptime.speculation.acceptance import PositionCounts, of_counters
+from benchctl.steptime.speculation.draft_length import law_at
 from benchctl.steptime.speculation.estimate import Estimate
 
 
@@ -86,22 +87,39 @@ def test_costs_are_found_again_and_hold_in_every_block() -> None:
         label: ratio_of([1 + 0.06 * num + 0.03 * bonus + noise.gauss(0, 0.002) for _ in range(8)])
         for label, (num, bonus) in arms.items()
     }
-    draft, backfill = fit_costs(arms, ratios)
-    assert draft is not None
+    costs = fit_costs(arms, ratios)
+    assert costs is not None
+    draft, backfill = costs.draft, costs.backfill
     assert backfill is not None
     assert draft.low <= 0.06 <= draft.high
     assert backfill.low <= 0.03 <= backfill.high
-    expected = step_of(4, draft, backfill)
+    expected = costs.step(4, bonus=True)
     assert expected.value == pytest.approx(1.27, abs=0.005)
     assert expected.low < expected.value < expected.high
+    drawn = costs.draws()
+    assert drawn is not None
+    low, high = np.quantile(drawn.step(4, bonus=True), [0.025, 0.975])
+    assert low == pytest.approx(expected.low, abs=3e-4)
+    assert high == pytest.approx(expected.high, abs=3e-4)
+
+
+def test_costs_that_scatter_leave_the_best_length_open() -> None:
+    acceptance = of_counters(100_000, [80_000, 64_000, 51_200])
+    sharp = fit_costs({"a": (2, True)}, {"a": ratio_of([1.1, 1.1001, 1.0999])})
+    wide = fit_costs({"a": (2, True)}, {"a": ratio_of([1.1, 1.2, 1.02])})
+    assert sharp is not None
+    assert wide is not None
+    best = [law_at(acceptance, each.cost, [1], cost_draws=each.draws()).best for each in (sharp, wide)]
+    assert best[0].high - best[0].low <= 1
+    assert best[1].high - best[1].low > 3
 
 
 def test_without_both_kinds_of_server_the_backfill_is_unknown() -> None:
-    draft, backfill = fit_costs({"a": (2, True)}, {"a": ratio_of([1.1, 1.1, 1.1])})
-    assert draft is not None
-    assert draft.value == pytest.approx(0.05)
-    assert backfill is None
-    assert fit_costs({"a": (2, True)}, {}) == (None, None)
+    costs = fit_costs({"a": (2, True)}, {"a": ratio_of([1.1, 1.1, 1.1])})
+    assert costs is not None
+    assert costs.draft.value == pytest.approx(0.05)
+    assert costs.backfill is None
+    assert fit_costs({"a": (2, True)}, {}) is None
 
 
 def test_agreement_needs_both_intervals_and_widens_with_the_number_of_comparisons() -> None:
@@ -133,6 +151,6 @@ def test_drafts_of_every_arm_leave_times_without_a_baseline(tmp_path: Path) -> N
     measured = measured_speculation(load_experiment(tmp_path / "r"))
     assert len(measured.arms) == 2
     assert measured.baseline is None
-    assert measured.cost is None
+    assert measured.costs is None
     assert {(arm.num_draft_tokens, arm.bonus, arm.expected_step) for arm in measured.arms} == {(2, True, None)}
     assert measured.acceptance.values == (0.75, pytest.approx(2 / 3))

@@ -77,6 +77,7 @@ def test_one_draft_without_the_bonus_token_is_found_slower_than_no_speculation(s
         ("speculation-slower", "without-bonus"),
         ("speculation-faster", "with-bonus"),
         ("speculation-faster", "without-bonus"),
+        ("speculation-cannot-win", "without-bonus"),
     }
     slower = by_code["speculation-slower", "without-bonus"]
     assert slower.sentence == (

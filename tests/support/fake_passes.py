@@ -35,9 +35,12 @@ class FakeWorkers:
 
     time_us: Callable[[ForwardPoint, Mode], float]
     device_name: str = CPU
+    seed: int = 0
+    """Of the scatter."""
     error: BenchctlError | BaseException | None = None
     """Raised by the pass number ``fails_at``, counted over all workers."""
     fails_at: int = 0
+    num_allocations: int = 0
     num_started: int = 0
     num_ended: int = 0
     measured: list[tuple[int, ForwardPoint, Mode]] = field(default_factory=list)
@@ -66,12 +69,19 @@ class FakeWorker:
         workers.measured.append((self._number, point, mode))
         if workers.error is not None and index == workers.fails_at:
             raise workers.error
-        stream = named_stream(index, "planted")
+        stream = named_stream(workers.seed, f"planted-{index}")
         mean_ns = workers.time_us(point, mode) * 1000
         durations = tuple(round(mean_ns * stream.gauss(1.0, 0.01)) for _ in range(replays))
         start_ns = next(_starts)
         starts = tuple(start_ns + sum(durations[:i]) for i in range(replays))
-        return ForwardTimes(clock="host", start_ns=starts, duration_ns=durations, wall_ns=sum(durations))
+        return ForwardTimes(
+            clock="host",
+            start_ns=starts,
+            duration_ns=durations,
+            wall_ns=sum(durations),
+            num_allocations=workers.num_allocations,
+            num_operators=31,
+        )
 
 
 _starts = count(1_000_000_000, 60_000_000_000)

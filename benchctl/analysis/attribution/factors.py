@@ -4,6 +4,14 @@
     natural lengths   wall = output tokens * steps per token * time per step * remainder
     without steps     wall = output tokens * time per token
 
+Where a side drafts tokens, the steps are divided once more, because a sequence then gains several tokens in a step:
+
+    steps           = passes * steps per pass
+    steps per token = passes per token * steps per pass
+
+A pass is one sequence in one step. Passes per token is the inverse of the tokens that a sequence gains in one step,
+prompts included; steps per pass is the inverse of the mean batch size.
+
 Steps per token is the inverse of the tokens that the whole batch gains in one step. The remainder, wall / Σ step
 time, is time without a step: before the first and after the last, scheduling between steps, network, the client;
 overlapping steps make it smaller than 1. Without a step log it is not distinguishable from the steps.
@@ -37,6 +45,9 @@ TIME_PER_STEP: Final = "time per step"
 REMAINDER: Final = "remainder"
 TOKENS: Final = "output tokens"
 STEPS_EACH: Final = "steps per token"
+PASSES: Final = "passes"
+PASSES_EACH: Final = "passes per token"
+BATCHING: Final = "steps per pass"
 TIME_EACH: Final = "time per token"
 
 MEANING: Final = {
@@ -46,6 +57,10 @@ MEANING: Final = {
     "if steps overlap",
     TOKENS: "output tokens of completed requests",
     STEPS_EACH: "number of steps / output tokens: the inverse of the tokens that the batch gains in one step",
+    PASSES: "sequences summed over the steps: the fewer, the more tokens a sequence gains in one step",
+    PASSES_EACH: "sequences summed over the steps / output tokens: the inverse of the tokens that a sequence gains "
+    "in one step, prompts included",
+    BATCHING: "number of steps / sequences summed over them: the inverse of the mean batch size",
     TIME_EACH: "wall time / output tokens",
 }
 
@@ -150,9 +165,10 @@ def split_wall(
     runs = (*a, *b)
     has_steps, has_tokens = all(run.has_steps for run in runs), all(run.output_tokens for run in runs)
     use_tokens = has_tokens and (stop != "forced" or not has_steps)
+    use_passes = any(run.is_speculative for run in runs) and all(run.num_passes for run in runs)
 
     def factors_in(run: RunTimeBreakdown) -> dict[str, float]:
-        return _factors(run, has_steps=has_steps, use_tokens=use_tokens)
+        return _factors(run, has_steps=has_steps, use_tokens=use_tokens, use_passes=use_passes)
 
     def logs(x: RunTimeBreakdown, y: RunTimeBreakdown) -> list[float]:
         before, after = ((_wall_s(run), *factors_in(run).values()) for run in (x, y))
@@ -205,11 +221,14 @@ def _wall_s(run: RunTimeBreakdown) -> float:
     return run.wall_s
 
 
-def _factors(run: RunTimeBreakdown, *, has_steps: bool, use_tokens: bool) -> dict[str, float]:
+def _factors(run: RunTimeBreakdown, *, has_steps: bool, use_tokens: bool, use_passes: bool) -> dict[str, float]:
     steps, tokens = float(run.num_steps), float(run.output_tokens or 0)
     if not has_steps:
         return {TOKENS: tokens, TIME_EACH: _wall_s(run) / tokens} if use_tokens else {}
     counts = {TOKENS: tokens, STEPS_EACH: steps / tokens} if use_tokens else {STEPS: steps}
+    if use_passes:
+        passes = {TOKENS: tokens, PASSES_EACH: run.num_passes / tokens} if use_tokens else {PASSES: run.num_passes}
+        counts = {**passes, BATCHING: steps / run.num_passes}
     return {**counts, TIME_PER_STEP: run.step_s / run.num_steps, REMAINDER: _wall_s(run) / run.step_s}
 
 

@@ -76,9 +76,16 @@ class RunTimeBreakdown:
     """By request, of those that completed; None unless requested (``request_latencies``)."""
     covers_steps: bool = True
     """``step_s`` is the time of whole steps."""
+    is_speculative: bool = False
+    """Its steps verified draft tokens."""
     step_scale: float = 1.0
     """Factor of the step times for the run's position in its block; 1 if unadjusted. All times but ``breakdown``
     and ``floor`` are scaled already."""
+
+    @property
+    def num_passes(self) -> float:
+        """Sequences, summed over the steps."""
+        return float(sum(size * steps.num_steps for (_, size), steps in self.sizes.items()))
 
     @property
     def has_steps(self) -> bool:
@@ -102,6 +109,7 @@ def break_down_run_time(
         breakdown=break_down([tally_steps(columns, covers_steps=run.record.times_whole_steps)]),
         floor=_floor(run, work),
         covers_steps=run.record.times_whole_steps,
+        is_speculative=bool(metrics["draft_tokens"]),
         is_bunched=any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings),
     )
 

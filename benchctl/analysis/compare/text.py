@@ -20,6 +20,22 @@ def change_text(metric: MetricComparison) -> str:
     return f"{change} [{percentage_change(estimate.ci_low - 1)}, {percentage_change(estimate.ci_high - 1)}]"
 
 
+def speed_line(cell: CellComparison) -> str | None:
+    """Tokens per step over time per step of decode steps; None where no side drafts tokens or one is unknown."""
+    metrics = {metric.metric.name: metric for metric in cell.metrics}
+    tokens, time = metrics.get("tokens_per_step"), metrics.get("decode_step_ms")
+    if cell.a_drafts is None and cell.b_drafts is None:
+        return None
+    if tokens is None or time is None or not (tokens.a and tokens.b and time.a and time.b):
+        return None
+    gain, cost = tokens.b / tokens.a, time.b / time.a
+    return (
+        f"decode steps: {tokens.a:.4g} to {tokens.b:.4g} tokens of a sequence per step (x{gain:.3f}) at "
+        f"{time.a:.4g} to {time.b:.4g} ms per step (x{cost:.3f}) make x{gain / cost:.3f} tokens per second of a "
+        "sequence"
+    )
+
+
 def margin_text(margin_frac: float) -> str:
     """A margin with its two ends, which are equal as factors but not in per cent."""
     low, high = percentage_change(1 / (1 + margin_frac) - 1), percentage_change(margin_frac)

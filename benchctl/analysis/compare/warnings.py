@@ -8,6 +8,8 @@ from typing import Final, TypeAlias
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.pairing import CellPair, unmatched_arms
+from benchctl.analysis.quality.divergence import Divergence
+from benchctl.analysis.statistics.fisher import Share, fisher_one_sided
 from benchctl.analysis.validity.comparability import machine_warnings
 from benchctl.analysis.validity.reconcile import Check
 from benchctl.analysis.validity.usability import decisive_warnings
@@ -84,9 +86,36 @@ def statistical_warnings(cells: Sequence[CellComparison]) -> tuple[ResultWarning
             "nothing about a real machine"
         )
         warnings.append(ResultWarning(code="no-scatter", message=message))
+    warnings += [warning for cell in cells for warning in _answer_warnings(cell)]
     for cell, metric in deciding:
         warnings += _order_warnings(cell, metric, max(1, len(deciding)))
     return tuple(warnings)
+
+
+def _answer_warnings(cell: CellComparison) -> Iterable[ResultWarning]:
+    """Greedy answers of drafting sides that differ from A's more often than A's from block to block.
+
+    The same prompts part in every block, so the test (Fisher's, one-sided) counts the answers of one block.
+    """
+    divergence = cell.divergence
+    if divergence is None or divergence.temperature != 0 or divergence.a_against_a is None or cell.num_blocks < 2:
+        return
+    has_drafts = cell.a_drafts is not None or cell.b_drafts is not None
+    of_b, of_a = divergence.b_against_a, divergence.a_against_a
+    p_value = fisher_one_sided(_parted(of_b, cell.num_blocks), _parted(of_a, cell.num_blocks - 1))
+    if not has_drafts or of_b.identical_frac is None or of_a.identical_frac is None or p_value >= SURPRISING_P:
+        return
+    message = (
+        f"draft tokens change greedy answers: {of_b.identical_frac:.1%} are identical on both sides, and "
+        f"{of_a.identical_frac:.1%} on side A from block to block"
+    )
+    yield ResultWarning(code="greedy-answers-differ", message=message, where=cell.label)
+
+
+def _parted(divergence: Divergence, num_blocks: int) -> Share:
+    """Answers of a mean block that are not identical."""
+    num_parted = divergence.num_pairs - divergence.num_identical
+    return Share(round(num_parted / num_blocks), round(divergence.num_pairs / num_blocks))
 
 
 def _order_warnings(cell: CellComparison, metric: MetricComparison, num_tests: int) -> Iterable[ResultWarning]:

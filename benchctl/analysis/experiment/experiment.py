@@ -27,6 +27,7 @@ from benchctl.analysis.validity.usability import Usability, usability_of
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import ProfileError, RecordError, UsageError
+from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import variant_settings
@@ -150,7 +151,7 @@ class Experiment:
         A value model counts where the run's requests are guided, not where it is loaded and idle.
         """
         settings = self.settings(run.record)
-        if settings is None:
+        if settings is None or self.results.manifest.dataset == NO_REQUESTS:
             return None, ()
         try:
             base = shape_for(settings.model)

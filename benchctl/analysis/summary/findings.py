@@ -7,7 +7,6 @@ counts) there is no finding. A finding carries its numbers.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from benchctl.analysis.attribution.steps import SectionSplit
 from benchctl.analysis.statistics.block_ratio import estimate_paired
+from benchctl.analysis.summary.finding import Finding
 from benchctl.analysis.summary.runs import CellSummary, RunSummary
 from benchctl.analysis.summary.sweep import SweepRow
 from benchctl.formats import count_of
@@ -34,15 +34,6 @@ ADDED_STEP_FRAC: Final = 0.02
 """Added step time is analyzed from two percent of the baseline's step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A sentence that the data support. ``code`` is stable; ``numbers`` are those of the sentence."""
-
-    code: str
-    sentence: str
-    numbers: Mapping[str, float]
-
-
 def collect_findings(
     cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str, sections: Mapping[str, SectionSplit]
 ) -> tuple[Finding, ...]:
@@ -51,10 +42,11 @@ def collect_findings(
     greedy_labels = {cell.label for cell in greedy}
     active = [row for row in rows if row.label not in greedy_labels]
     by_variant = [list(group) for _, group in itertools.groupby(active, key=lambda row: row.variant)]
+    drafting = {cell.label for cell in cells if cell.speculates}  # the FLOPs of drafts are not charged
     findings = [
         *(_greedy_path(cell) for cell in greedy),
         *(_factor_effect(group) for group in by_variant),
-        *(_unexplained(group) for group in by_variant),
+        *(_unexplained([row for row in group if row.label not in drafting]) for group in by_variant),
         *_added_time(active, sections),
         _baseline_noise(cells, baseline, greedy_labels),
         *_lazy_loads([run for cell in cells for run in cell.runs]),

@@ -19,13 +19,15 @@ class BridgeStep:
 class FlopsBridge:
     """Corrections from the published to the observed FLOPs of a cell, means per run.
 
-    Invariant: ``published_flops`` plus all steps is ``observed_flops``.
+    Invariant: ``published_flops`` plus all steps is ``observed_flops``. ``utilization_frac`` is the mean share of
+    the device's peak at which the observed ones were computed; None where peak or time of a run are unknown.
     """
 
     label: str
     published_flops: float
     steps: tuple[BridgeStep, ...]
     observed_flops: float
+    utilization_frac: float | None = None
 
 
 def flops_bridge(cell: CellSummary) -> FlopsBridge | None:
@@ -37,6 +39,8 @@ def flops_bridge(cell: CellSummary) -> FlopsBridge | None:
         return None
     corrections = [correction for flops in runs for correction in flops.corrections]
     meanings = {correction.code: correction.meaning for correction in corrections}
+    shares = [flops.utilization_frac(flops.observed) for flops in runs]
+    known_shares = [share for share in shares if share is not None]
     sums = {code: sum(c.flops for c in corrections if c.code == code) for code in meanings}
     return FlopsBridge(
         label=cell.label,
@@ -45,4 +49,5 @@ def flops_bridge(cell: CellSummary) -> FlopsBridge | None:
             BridgeStep(code=code, meaning=meanings[code], flops=flops / len(runs)) for code, flops in sums.items()
         ),
         observed_flops=fmean(observed),
+        utilization_frac=fmean(known_shares) if len(known_shares) == len(runs) else None,
     )

@@ -131,6 +131,12 @@ class CellSummary:
     def label(self) -> str:
         return arm_label(self.variant, self.cell)
 
+    @property
+    def speculates(self) -> bool | None:
+        """True where its servers draft tokens, None where their options do not say."""
+        settings = next((run.settings for run in self.runs if run.settings is not None), None)
+        return None if settings is None else settings.server.speculates
+
     def mean(self, column: str) -> float | None:
         spread = self.spreads.get(column)
         return None if spread is None else spread.mean

@@ -23,12 +23,12 @@ from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.analysis.metrics.request_timing import measured
 from benchctl.analysis.statistics.side_ratio import SideRatio
 from benchctl.analysis.summary.draft_acceptance import ArmDrafts, count_drafts, pooled, same_everywhere_p
-from benchctl.analysis.summary.draft_costs import fit_costs, mean_over_blocks, step_of
+from benchctl.analysis.summary.draft_costs import FittedCosts, fit_costs, mean_over_blocks
 from benchctl.errors import UsageError
 from benchctl.records.loaded import LoadedRun
 from benchctl.steptime.speculation.acceptance import LEVEL, Acceptance, counted
 from benchctl.steptime.speculation.estimate import Estimate, estimate, quotient
-from benchctl.steptime.speculation.law import DraftCost, steps_by_length, tokens_by_drafts, tokens_per_step
+from benchctl.steptime.speculation.law import steps_by_length, tokens_by_drafts, tokens_per_step
 
 NEGLIGIBLE_FRAC: Final = 0.005
 """A relative difference that counts as agreement however narrow the intervals: virtual times hardly scatter, and
@@ -76,10 +76,8 @@ class MeasuredSpeculation:
     """Pooled over the arms."""
     same_everywhere_p: float | None
     """p of the hypothesis that all positions have one acceptance; None for a single position."""
-    draft_cost: Estimate | None
-    """Time that one more draft token adds to a step, as a share of the baseline's."""
-    backfill_cost: Estimate | None
-    """Time that bonus tokens add; None unless arms with and without them were measured."""
+    costs: FittedCosts | None
+    """None without a baseline."""
 
     def tokens_agree(self, arm: SpeculativeArm) -> bool | None:
         """True if law and measurement of the tokens per step of an arm agree, in all arms at once with 95 %."""
@@ -88,14 +86,6 @@ class MeasuredSpeculation:
     def speed_up_agrees(self, arm: SpeculativeArm) -> bool | None:
         """The same of the speed-up of decoding."""
         return agrees(arm.expected_speed_up, arm.measured_speed_up, comparisons=len(self.arms))
-
-    @property
-    def cost(self) -> DraftCost | None:
-        """The measured costs; None without a baseline. A negative one, which noise can give, counts as 0."""
-        if self.draft_cost is None:
-            return None
-        backfill = 0.0 if self.backfill_cost is None else max(0.0, self.backfill_cost.value)
-        return DraftCost(draft=max(0.0, self.draft_cost.value), backfill=backfill)
 
 
 def agrees(expected: Estimate | None, measured: Estimate | None, *, comparisons: int = 1) -> bool | None:
@@ -131,11 +121,11 @@ def measured_speculation(experiment: Experiment) -> MeasuredSpeculation:
     acceptance = counted(pooled([drafts[arm.label] for arm in drafting]))
     pairs = _plain_pairs(experiment, drafts)
     kinds = {arm.label: (drafts[arm.label].num_draft_tokens, _has_bonus(experiment, arm)) for arm in drafting}
-    draft_cost, backfill_cost = fit_costs(kinds, _step_ratios(pairs))
+    costs = fit_costs(kinds, _step_ratios(pairs))
     arms = []
     for arm in drafting:
         num, bonus = kinds[arm.label]
-        expected_step = None if draft_cost is None else step_of(num, draft_cost, backfill_cost if bonus else None)
+        expected_step = None if costs is None else costs.step(num, bonus=bonus)
         arms.append(
             _speculative_arm(arm, drafts[arm.label], acceptance, expected_step, pairs.get(arm.label), bonus=bonus)
         )
@@ -144,8 +134,7 @@ def measured_speculation(experiment: Experiment) -> MeasuredSpeculation:
         arms=tuple(arms),
         acceptance=acceptance,
         same_everywhere_p=same_everywhere_p(acceptance.counts),
-        draft_cost=draft_cost,
-        backfill_cost=backfill_cost,
+        costs=costs,
     )
 
 

@@ -6,7 +6,8 @@ wall times is on one side of 1. For equal work that ratio is the time of a step 
 
 from collections.abc import Sequence
 
-from benchctl.analysis.summary.findings import Finding, cells_in_words
+from benchctl.analysis.summary.finding import Finding
+from benchctl.analysis.summary.findings import cells_in_words
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.analysis.summary.sweep import SweepRow
 
@@ -15,9 +16,9 @@ def speculation_findings(
     cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str
 ) -> tuple[Finding, ...]:
     """At most one finding of each kind for each variant."""
-    if any(_speculates(cell) is not False for cell in cells if cell.variant == baseline):
+    if any(cell.speculates is not False for cell in cells if cell.variant == baseline):
         return ()
-    speculating = {cell.label: cell for cell in cells if _speculates(cell)}
+    speculating = {cell.label: cell for cell in cells if cell.speculates}
     own = [row for row in rows if row.label in speculating and row.number("wall_ratio") is not None]
     findings: list[Finding] = []
     for variant in dict.fromkeys(row.variant for row in own):
@@ -30,12 +31,6 @@ def speculation_findings(
             sentence, numbers = _conclusion("faster", faster, min(faster, key=_wall_ratio), speculating)
             findings.append(Finding(code="speculation-faster", sentence=sentence, numbers=numbers))
     return tuple(findings)
-
-
-def _speculates(cell: CellSummary) -> bool | None:
-    """True where the servers of a cell draft, None where their options do not say."""
-    settings = next((run.settings for run in cell.runs if run.settings is not None), None)
-    return None if settings is None else settings.server.speculates
 
 
 def _wall_ratio(row: SweepRow) -> float:

@@ -32,7 +32,11 @@ _Sizes = Annotated[str | None, typer.Option("--size", metavar="N,N", help="Sides
 _Rounds = Annotated[int, typer.Option("--rounds", min=2, help="Values of each kernel.")]
 _BufferMb = Annotated[
     int | None,
-    typer.Option("--buffer-mb", min=1, help="MiB of a buffer; by default 8 times the last-level cache, or 256."),
+    typer.Option(
+        "--buffer-mb",
+        min=1,
+        help="MiB of a buffer; by default 8 times the last-level cache, and at least 256, of a GPU 2048.",
+    ),
 ]
 _ValueMs = Annotated[
     float | None,

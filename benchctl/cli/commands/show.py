@@ -42,6 +42,7 @@ def _print_tables(analysis: "AnalyzedExperiment") -> None:
     from benchctl.report.text.acceptance_table import acceptance_table
     from benchctl.report.text.client_table import client_table
     from benchctl.report.text.ladder_table import ladder_table
+    from benchctl.report.text.passes_table import launch_table, passes_table
     from benchctl.report.text.tables import (
         breakdown_table,
         cells_table,
@@ -56,6 +57,8 @@ def _print_tables(analysis: "AnalyzedExperiment") -> None:
     tables = (
         runs_table,
         cells_table,
+        passes_table,
+        launch_table,
         acceptance_table,
         breakdown_table,
         flops_table,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from benchctl.analysis.summary.speculation import MeasuredSpeculation
     from benchctl.steptime.speculation.acceptance import Acceptance
-    from benchctl.steptime.speculation.law import DraftCost
+    from benchctl.steptime.speculation.law import CostDraws, DraftCost
 
 
 @uncollected()
@@ -86,10 +86,10 @@ def speculation(
     bonus = not (no_bonus or (measured is not None and not any(arm.bonus for arm in measured.arms)))
     if draft_cost is not None and draft_model is not None:
         raise UsageError("--draft-cost and --draft-model both state the cost of a draft; give one of them")
-    served = None
+    served, cost_draws = None, None
     if model is None:
         _check_no_server(draft_model, step_time_model, batch_size, rate, backfill)
-        cost = _constant_cost(draft_cost, backfill_cost, measured)
+        cost, cost_draws = _constant_cost(draft_cost, backfill_cost, measured, seed)
     else:
         if backfill_cost:
             raise UsageError("--backfill-cost is a constant; with --model, --backfill prices it by step times")
@@ -108,7 +108,9 @@ def speculation(
             limits=ServerLimits(max_num_seqs=max_num_seqs),
         )
     answer = SpeculationAnswer(
-        law=law_at(of_drafts, cost, lengths, bonus=bonus, seed=seed), served=served, measured=measured
+        law=law_at(of_drafts, cost, lengths, bonus=bonus, seed=seed, cost_draws=cost_draws),
+        served=served,
+        measured=measured,
     )
     if plot is not None:
         draw_answer(plot, answer)
@@ -125,7 +127,7 @@ def speculation(
 def _source(
     results: "Path | None", acceptance: str | None, drafts: int | None, accepted: str | None
 ) -> "tuple[MeasuredSpeculation | None, Acceptance]":
-    """What a result directory measured, if one is named, and the acceptance of drafts."""
+    """The measurement of a result directory, if one is named, and the acceptance of drafts."""
     if results is None:
         return None, read_acceptance(acceptance, drafts, accepted)
     if (acceptance, drafts, accepted) != (None, None, None):
@@ -140,14 +142,15 @@ def _source(
 
 
 def _constant_cost(
-    draft_cost: float | None, backfill_cost: float, measured: "MeasuredSpeculation | None"
-) -> "DraftCost":
-    """The stated costs, or where none is stated the measured ones."""
+    draft_cost: float | None, backfill_cost: float, measured: "MeasuredSpeculation | None", seed: int
+) -> "tuple[DraftCost, CostDraws | None]":
+    """The stated costs, or where none is stated the measured ones with their draws."""
     from benchctl.steptime.speculation.law import DraftCost
 
-    if draft_cost is None and not backfill_cost and measured is not None and measured.cost is not None:
-        return measured.cost
-    return DraftCost(draft=DEFAULT_DRAFT_COST if draft_cost is None else draft_cost, backfill=backfill_cost)
+    if draft_cost is None and not backfill_cost and measured is not None and measured.costs is not None:
+        return measured.costs.cost, measured.costs.draws(seed)
+    cost = DraftCost(draft=DEFAULT_DRAFT_COST if draft_cost is None else draft_cost, backfill=backfill_cost)
+    return cost, None
 
 
 def _check_no_server(*server_options: object) -> None:

@@ -30,7 +30,9 @@ DTYPES = {
 }
 _CACHES = 8
 """Buffers are as many times the last-level cache."""
-_LEAST_BUFFER_BYTES = 256 * 2**20
+_LEAST_BUFFER_BYTES = {"cpu": 256 * 2**20, "cuda": 2 * 2**30}
+_MOST_MEMORY = 8
+"""A buffer takes no more of the device's memory than 1 / 8."""
 _MOST_CALL_S = 0.5
 """A product that takes longer is the last of its arithmetic: larger ones would take minutes."""
 _GRAPH_NODES = 200
@@ -47,6 +49,8 @@ class PeakSettings:
     """Sides of square matrices."""
     buffer_bytes: int | None = None
     """Bytes of the buffer that is read, and of each of the two of a copy."""
+    memory_bytes: int | None = None
+    """Memory of the device, which bounds the buffers that nobody chose."""
     rounds: int = 9
     least_s: float | None = None
     """Duration of the calls of one value."""
@@ -117,13 +121,16 @@ def completed(settings: PeakSettings) -> PeakSettings:
     is_cpu = settings.device == "cpu"
     dtypes = ("bfloat16", "float32") if is_cpu else ("bfloat16", "float16", "float32", "fp8", "int8")
     sizes = (512, 1024, 2048) if is_cpu else (2048, 4096, 8192, 16384)
-    cache_bytes = last_level_cache_bytes(settings.device) or 0
+    least_bytes = _LEAST_BUFFER_BYTES["cpu" if is_cpu else "cuda"]
+    buffer_bytes = max(_CACHES * (last_level_cache_bytes(settings.device) or 0), least_bytes)
+    if settings.memory_bytes is not None:
+        buffer_bytes = min(buffer_bytes, settings.memory_bytes // _MOST_MEMORY)
     ranks = settings.all_reduce_ranks
     return replace(
         settings,
         dtypes=tuple(settings.dtypes or dtypes),
         sizes=tuple(sorted(settings.sizes or sizes)),
-        buffer_bytes=settings.buffer_bytes or max(_CACHES * cache_bytes, _LEAST_BUFFER_BYTES),
+        buffer_bytes=settings.buffer_bytes or buffer_bytes,
         least_s=settings.least_s or (0.05 if is_cpu else 0.02),
         all_reduce_ranks=ranks if ranks is not None else 1 if is_cpu else torch.cuda.device_count(),
     )
@@ -170,8 +177,8 @@ def _runnable(settings: PeakSettings, unmeasured: dict[str, str]) -> Iterator[Ke
                 kernel = product(dtype, size, settings.device)
                 kernel.call()
                 call_s = timed_s(kernel, 1, settings.device)
-            except (RuntimeError, NotImplementedError, TypeError, AttributeError) as error:
-                unmeasured[dtype] = first_line(error)
+            except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+                unmeasured[dtype if size == min(settings.sizes) else f"{dtype} {size}"] = first_line(error)
                 break
             yield kernel
             if call_s > _MOST_CALL_S:

@@ -12,6 +12,7 @@ from benchctl.report.charts.palette import BLUE, GREEN, GREY, ORANGE, PURPLE, SK
 from benchctl.units import ms_from_ns
 
 NO_STEPS: Final = "no finished run has a step log"
+NO_SECTIONS: Final = "a forward pass is one section"
 UNNAMED: Final = "not named by any section"
 _COLORS: Final = {
     "schedule": SKY,

@@ -10,6 +10,7 @@ from benchctl.analysis.statistics.block_ratio import RatioEstimate
 from benchctl.analysis.summary.flops_bridge import flops_bridge
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.analysis.summary.sweep import SweepRow
+from benchctl.costs.hardware import Hardware
 from benchctl.interop.writers.vllm import bounds_document
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.documents.comparison import drafts_document
@@ -57,10 +58,17 @@ def show_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
     return summary_document(analysis) | {
         "path": str(analysis.results.path),
         "manifest": msgspec.to_builtins(analysis.results.manifest),
+        "peaks": _peaks(analysis.experiment.hardware),
         "not_begun": [planned.run_id for planned in analysis.runs_not_begun],
         "sweep": sweep_document(analysis)["rows"],
         "infeasible": [_infeasible(cell) for cell in analysis.infeasible],
     }
+
+
+def _peaks(hardware: Hardware | None) -> dict[str, Any] | None:
+    """The peaks that FLOPs and bytes are compared with, and their origin; None where they are unknown."""
+    names = ("name", "peak_flops_per_s", "bandwidth_bytes_per_s", "source", "measured_at")
+    return None if hardware is None else {name: getattr(hardware, name) for name in names}
 
 
 def _cell(cell: CellSummary) -> dict[str, Any]:

@@ -35,11 +35,12 @@ def speculation_document(
 
 
 def _measured_document(measured: MeasuredSpeculation) -> dict[str, Any]:
+    costs = measured.costs
     return {
         "baseline": measured.baseline,
         "same_everywhere_p": measured.same_everywhere_p,
-        "draft_cost": None if measured.draft_cost is None else asdict(measured.draft_cost),
-        "backfill_cost": None if measured.backfill_cost is None else asdict(measured.backfill_cost),
+        "draft_cost": None if costs is None else asdict(costs.draft),
+        "backfill_cost": None if costs is None or costs.backfill is None else asdict(costs.backfill),
         "arms": [
             {
                 "num_draft_tokens": arm.num_draft_tokens,

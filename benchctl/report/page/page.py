@@ -19,6 +19,7 @@ from benchctl.report.page.data import data_document
 from benchctl.report.page.parts.definitions import definition_values
 from benchctl.report.page.parts.forest import forest_values
 from benchctl.report.page.parts.numbers import answer_values, table_values
+from benchctl.report.page.parts.passes import passes_values
 from benchctl.report.page.parts.provenance import comparison_values, directory_values
 from benchctl.report.page.parts.runs import runs_values
 from benchctl.report.page.parts.top import top_values
@@ -58,6 +59,7 @@ def render(
         "verdict": verdict,
         "comparisons": _comparisons(verdict),
         "waterfalls": [waterfall_values(waterfall) for waterfall in _waterfalls(analyses, verdict)],
+        "passes": [values for analysis in analyses if (values := passes_values(analysis)) is not None],
         "charts": charts,
         "directories": [
             {**directory_values(analysis), "runs": runs_values(analysis, is_inside=is_inside)}
@@ -93,6 +95,8 @@ def _waterfalls(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) ->
     """Those of the ladders of controls, then of the wall time and of the step in every cell."""
     for analysis in analyses:
         yield from _ladder_waterfalls(analysis)
+    if any(analysis.passes is not None for analysis in analyses):
+        return  # all of the difference is in the one pass that every step is
     for comparison in verdict.comparisons:
         for cell in comparison.cells:
             yield from (

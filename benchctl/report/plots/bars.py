@@ -7,7 +7,7 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.costs.flops import FlopsAccount
 from benchctl.report.charts.palette import BLUE, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from benchctl.report.charts.sections import NO_STEPS, SectionPart, guidance_parts, section_bars
+from benchctl.report.charts.sections import NO_SECTIONS, NO_STEPS, SectionPart, guidance_parts, section_bars
 from benchctl.report.plots.style import Part, Plot, stacked_bars
 from benchctl.units import PETA, TERA
 
@@ -24,6 +24,8 @@ _FLOPS_PARTS: Final = (
 def draw_sections(analysis: AnalyzedExperiment) -> tuple[Plot, ...]:
     """``per_step_breakdown.png``: the time of a step by its sections."""
     name = "per_step_breakdown.png"
+    if analysis.passes is not None:
+        return (Plot(name=name, skipped=NO_SECTIONS),)
     bars = section_bars(_cells(analysis))
     if bars is None:
         return (Plot(name=name, skipped=NO_STEPS),)

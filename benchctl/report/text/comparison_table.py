@@ -7,7 +7,7 @@ from typing import Final
 from benchctl.analysis.attribution.text import sentence, wall_line
 from benchctl.analysis.compare.metric_comparison import MetricComparison, spread_of_blocks
 from benchctl.analysis.compare.result import Comparison
-from benchctl.analysis.compare.text import change_text, floors_text, reasons_of, threshold_text
+from benchctl.analysis.compare.text import change_text, floors_text, reasons_of, speed_line, threshold_text
 from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.quality.text import divergence_sentence, quality_lines
 from benchctl.formats import NOT_AVAILABLE, p_value, percentage, percentage_change, range_of, scatter
@@ -76,6 +76,8 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
         if cell.decomposition is not None:  # the wall time as a product, and what carries it
             yield f"{cell.label}: {wall_line(cell.decomposition)}"
             yield f"{cell.label}: {sentence(cell.decomposition)}"
+        if (line := speed_line(cell)) is not None:
+            yield f"{cell.label}: {line}"
     yield from _answer_lines(comparison)
     yield _blocks_line(comparison)
     yield from _margin_lines(comparison)

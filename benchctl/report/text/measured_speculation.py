@@ -85,10 +85,10 @@ def measured_lines(measured: MeasuredSpeculation) -> Iterator[str]:
         if judged:
             agreeing = f"{sum(judged)} of {count_of(len(judged), 'arm')}"
             yield f"{words}: law and measurement agree within their intervals, or {_NEGLIGIBLE}, in {agreeing}"
-    if measured.draft_cost is not None:
-        backfill = measured.backfill_cost
+    if measured.costs is not None:
+        backfill = measured.costs.backfill
         also = "" if backfill is None else f", bonus tokens {_share(backfill)}"
-        yield f"fitted to decoding steps: one more draft token adds {_share(measured.draft_cost)} of a step{also}"
+        yield f"fitted to decoding steps: one more draft token adds {_share(measured.costs.draft)} of a step{also}"
     else:
         yield "no baseline without drafts: time per step and speed-up are unknown"
     if measured.same_everywhere_p is not None:

@@ -75,8 +75,8 @@ def acceptance_words(acceptance: Acceptance) -> str:
 
 
 def _cost_words(law: SpeculationLaw) -> str:
-    backfill = f" + {law.cost.backfill:.4g} with bonus" if law.cost.backfill else ""
-    return f"a step with K drafts costs 1 + {law.cost.draft:.4g} K{backfill} steps without"
+    backfill = f", with bonus tokens {law.cost.backfill:.4g} more" if law.cost.backfill else ""
+    return f"a step with K drafts costs 1 + {law.cost.draft:.4g} K steps without{backfill}"
 
 
 def law_lines(law: SpeculationLaw) -> Iterator[str]:
@@ -93,7 +93,7 @@ def law_lines(law: SpeculationLaw) -> Iterator[str]:
         )
     for length in law.lengths:
         slower = length.gain(bonus=law.bonus)
-        if slower.value < 1:
+        if slower.value < 1 and (slower.high is None or slower.high < 1):
             share = percentage(1 - slower.value)
             yield f"{server}, a step with {_tokens(length)} yields {share} less per second than one without drafts"
     first = law.lengths[0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from rich.table import Table
 
@@ -12,6 +12,7 @@ from benchctl.analysis.compare.warnings import WarningKind, warning_kind
 from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.summary.flops_bridge import flops_bridge
 from benchctl.analysis.summary.runs import CellSummary, Spread
+from benchctl.costs.hardware import Hardware
 from benchctl.formats import UNKNOWN, first_of, four_digits, percentage, signed_four_digits, three_digits, whole
 from benchctl.records.manifest import Manifest
 from benchctl.records.record import ResultWarning
@@ -27,6 +28,13 @@ _RUN_COLUMNS: Final = {
     "TTFT ms": "ttft_ms",
     "TPOT ms": "tpot_ms",
 }
+_PASS_COLUMNS: Final = {
+    "wall s": "wall_s",
+    "mean ms": "step_ms",
+    "median ms": "p50_step_ms",
+    "p95 ms": "p95_step_ms",
+}
+"""Of an experiment of forward passes."""
 _SWEEP_COLUMNS: Final = {
     "wall base s": "base_wall_s",
     "wall cell s": "lvm_wall_s",
@@ -47,13 +55,36 @@ def headline(analysis: AnalyzedExperiment) -> str:
         code += f" ({manifest.git.sha[:10]}{', work tree changed' if manifest.git.is_dirty else ''})"
     devices = ", ".join(gpu.name for gpu in manifest.gpus) or "no GPU"
     label = f" · {manifest.label}" if manifest.label else ""
+    work = (
+        f"{len(analysis.results.requests)} requests of {manifest.dataset} ({manifest.request_set_sha256[:10]}) · "
+        f"stop {manifest.stop}"
+        if analysis.passes is None
+        else passes_text(analysis)
+    )
     return (
         f"{manifest.profile}{label} · {manifest.state} · {num_done} of {num_planned} runs done · "
         f"{blocks_text(manifest)} · baseline {manifest.baseline}\n"
-        f"engine {manifest.engine} · {len(analysis.results.requests)} requests of {manifest.dataset} "
-        f"({manifest.request_set_sha256[:10]}) · stop {manifest.stop} · seed {manifest.seed}\n"
+        f"engine {manifest.engine} · {work} · seed {manifest.seed}\n"
         f"{manifest.created_at} · {code} · {manifest.host.hostname}, {devices}"
     )
+
+
+def passes_text(analysis: AnalyzedExperiment) -> str:
+    """``forward passes of llama-68m in float32 on AMD EPYC, torch 2.9.0``, as far as a run says it."""
+    config = _config_of_passes(analysis)
+    model, dtype = config.get("model", "an unknown model"), config.get("server.dtype", "unknown numbers")
+    torch = config.get("server.torch_version")
+    device = device_of_passes(analysis) or "an unknown device"
+    return f"forward passes of {model} in {dtype} on {device}" + (f", torch {torch}" if torch else "")
+
+
+def device_of_passes(analysis: AnalyzedExperiment) -> str | None:
+    """The device that computed forward passes; None where no run says it, and for an experiment of requests."""
+    return None if analysis.passes is None else _config_of_passes(analysis).get("server.device_name")
+
+
+def _config_of_passes(analysis: AnalyzedExperiment) -> Mapping[str, Any]:
+    return next((run.record.effective_config for run in analysis.runs if run.record.effective_config), {})
 
 
 def blocks_text(manifest: Manifest) -> str:
@@ -86,25 +117,35 @@ def footnote_lines(analysis: AnalyzedExperiment) -> list[str]:
 
 def runs_table(analysis: AnalyzedExperiment) -> Table:
     """Every planned run: its state, its main numbers, its footnotes."""
-    notes = footnotes(analysis)
-    table = plain_table("Runs, in the order of execution", ["run", "state"], [*_RUN_COLUMNS, "failed", "notes"])
+    notes, columns = footnotes(analysis), run_columns(analysis)
+    names = [*columns, *(["failed"] if analysis.passes is None else []), "notes"]
+    table = plain_table("Runs, in the order of execution", ["run", "state"], names)
     begun = {run.record.run_id: run for run in analysis.runs}
     for planned in analysis.results.plan.runs:
         run = begun.get(planned.run_id)
         if run is None:
-            table.add_row(planned.run_id, "planned", *[UNKNOWN] * (len(_RUN_COLUMNS) + 1), "")
+            table.add_row(planned.run_id, "planned", *[UNKNOWN] * (len(names) - 1), "")
             continue
-        numbers = [
-            marked(four_digits(run.number(column)), column in run.bounds) for column in _RUN_COLUMNS.values()
-        ]
+        numbers = [marked(four_digits(run.number(column)), column in run.bounds) for column in columns.values()]
+        if analysis.passes is None:
+            numbers.append(whole(run.number("num_failed")))
         marks = " ".join(str(i) for i, note in enumerate(notes, start=1) if _mentions(run.warnings, note))
-        failed = whole(run.number("num_failed"))
-        table.add_row(planned.run_id, run.state, *numbers, failed, marks)
+        table.add_row(planned.run_id, run.state, *numbers, marks)
     return table
 
 
+def run_columns(analysis: AnalyzedExperiment) -> Mapping[str, str]:
+    """The numbers of a run in a table, by their titles: those of requests, or of forward passes."""
+    return _RUN_COLUMNS if analysis.passes is None else _PASS_COLUMNS
+
+
 def cells_table(analysis: AnalyzedExperiment) -> Table | None:
-    """Every variant and cell as mean and scatter over blocks; None without a finished run or an infeasible cell."""
+    """Every variant and cell as mean and scatter over blocks; None without a finished run or an infeasible cell.
+
+    Forward passes have a table of their own.
+    """
+    if analysis.passes is not None:
+        return None
     cells = [cell for cell in analysis.cells if cell.runs or cell.infeasible]
     if not cells:
         return None
@@ -143,7 +184,7 @@ def breakdown_table(analysis: AnalyzedExperiment) -> Table | None:
 
 def sweep_table(analysis: AnalyzedExperiment) -> Table | None:
     """Every cell against the baseline of the same block; None where there is none to compare."""
-    if not analysis.sweep and not analysis.infeasible:
+    if analysis.passes is not None or not (analysis.sweep or analysis.infeasible):
         return None
     title = "Against the baseline of the same block: ratios as compare estimates them"
     table = plain_table(
@@ -184,7 +225,17 @@ def flops_table(analysis: AnalyzedExperiment) -> Table | None:
             f"  {code}", *("" if flops is None else signed_four_digits(flops / TERA) for flops in prices), meaning
         )
     table.add_row("observed", *(four_digits(bridge.observed_flops / TERA) for bridge in bridges))
+    hardware, shares = analysis.experiment.hardware, [bridge.utilization_frac for bridge in bridges]
+    if hardware is not None and any(share is not None for share in shares):
+        percentages = ("" if share is None else percentage(share) for share in shares)
+        table.add_row("  of the peak", *percentages, _peak_text(hardware))
     return table
+
+
+def _peak_text(hardware: Hardware) -> str:
+    """The peak that FLOP/s are compared with, and its origin."""
+    origin = "" if hardware.measured_at else f", {hardware.source}"
+    return f"{four_digits(hardware.peak_flops_per_s / TERA)} TFLOP/s of {hardware.title}{origin}"
 
 
 def _section_names(cells: Mapping[str, Breakdown]) -> list[tuple[int, str]]:

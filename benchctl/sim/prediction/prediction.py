@@ -67,7 +67,8 @@ class PredictedRun:
     in_server: float
     """Sequences in the server on average, waiting ones included (Little's law)."""
     offered: PredictedLoad | None
-    """Steady state at the offered rate; None for a load that is not offered at a rate."""
+    """Steady state at the offered rate; None for a load that is not offered at a rate, and with speculation, whose
+    steps yield several tokens."""
     offered_rate: float | None
     """Requests per second; None for a closed loop and a burst."""
 
@@ -173,7 +174,7 @@ def _offered_rate(requests: Sequence[PreparedRequest], arrival: Arrival) -> floa
 
 
 def _offered(simulation: Simulation, config: SimConfig, rate: float | None) -> PredictedLoad | None:
-    if rate is None:
+    if rate is None or config.num_speculative_tokens:
         return None
     requests = simulation.requests
     size = RequestSize(

@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
+from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import UsageError
 from benchctl.steptime.diagnosis.predictions import (
     Accuracy,
@@ -77,11 +78,23 @@ def hold_out(observed: Sequence[ObservedSteps], options: FitOptions, by: HoldOut
 
 
 def judge(model: StepTimeModel, observed: Sequence[ObservedSteps], by: HoldOut = "run") -> Evaluation:
-    """Errors of one model on these steps, of whatever deployment on its device."""
+    """Errors of one model on these steps, of whatever deployment on its device.
+
+    Features have the peaks that the model was fitted with, whatever was measured of that device since.
+    """
+    observed = [_at_peaks_of(model, run) for run in observed]
     for run in observed:
         if run.deployment.hardware.name != model.hardware:
             model.check_deployment(run.deployment)
     return _judged(predict_runs(model, observed), model.structure, by, is_held_out=False)
+
+
+def _at_peaks_of(model: StepTimeModel, run: ObservedSteps) -> ObservedSteps:
+    """A run on the model's device with the peaks of the model; any other run as it is."""
+    hardware = hardware_or_none(model.hardware)
+    if hardware is None or run.deployment.hardware.device != hardware.device:
+        return run
+    return replace(run, deployment=replace(run.deployment, hardware=hardware))
 
 
 def _judged(predictions: Predictions, structure: Structure, by: HoldOut, *, is_held_out: bool = True) -> Evaluation:

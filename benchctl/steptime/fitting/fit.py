@@ -164,6 +164,12 @@ def residual_quantiles(logs: Floats) -> tuple[float, ...]:
 def one_hardware(design: Design) -> str:
     """The device of all runs. Raises UsageError where they differ."""
     names = sorted({run.deployment.hardware.name for run in design.runs})
+    devices = {run.deployment.hardware.device for run in design.runs}
+    if len(names) > 1 and len(devices) == 1:
+        raise UsageError(
+            f"the runs have several peaks of one device, {' and '.join(names)}: a model is fitted to one of them; "
+            "name one with --hardware"
+        )
     if len(names) > 1:
         raise UsageError(
             f"the runs are of {' and '.join(names)}: a model is fitted to one kind of device; fit one of them, and "

@@ -16,6 +16,7 @@ from benchctl.errors import UsageError
 from benchctl.steptime.speculation.acceptance import LEVEL, Acceptance, Draws
 from benchctl.steptime.speculation.estimate import Estimate, estimate
 from benchctl.steptime.speculation.law import (
+    CostDraws,
     DraftCost,
     acceptance_rate,
     backfill_limit,
@@ -91,13 +92,23 @@ class SpeculationLaw:
 
 
 def law_at(
-    acceptance: Acceptance, cost: DraftCost, draft_tokens: Sequence[int], *, bonus: bool = True, seed: int = 0
+    acceptance: Acceptance,
+    cost: DraftCost,
+    draft_tokens: Sequence[int],
+    *,
+    bonus: bool = True,
+    seed: int = 0,
+    cost_draws: CostDraws | None = None,
 ) -> SpeculationLaw:
-    """The law at each of these draft lengths. Raises UsageError for one that is not from 1 to ``LONGEST``."""
+    """The law at each of these draft lengths.
+
+    ``cost_draws`` carries the uncertainty of measured costs into intervals, beside that of a counted acceptance.
+    Raises UsageError for a length that is not from 1 to ``LONGEST``.
+    """
     for num in draft_tokens:
         if not 1 <= num <= LONGEST:
             raise UsageError(f"{num} draft tokens: a step drafts from 1 to {LONGEST}")
-    curves = _Curves(acceptance, cost, seed)
+    curves = _Curves(acceptance, cost, seed, cost_draws)
     best = _best_length(curves, bonus=bonus)
     return SpeculationLaw(
         acceptance=acceptance,
@@ -105,7 +116,7 @@ def law_at(
         bonus=bonus,
         lengths=tuple(_length(curves, num, bonus=bonus) for num in draft_tokens),
         best=best,
-        best_speed_up=curves.estimate(lambda tokens, plain: _gain(tokens, plain, best.value, cost, bonus=bonus)),
+        best_speed_up=curves.estimate(lambda at: at.gain(best.value, bonus=bonus)),
         break_even=_break_even_length(curves, bonus=bonus),
     )
 
@@ -126,57 +137,71 @@ def break_even_acceptance(num_draft_tokens: int, cost: DraftCost, *, bonus: bool
     return high
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Curve:
+    """Survival and tokens per step for K = 0..``LONGEST``, with the costs: numbers, or arrays of draws."""
+
+    positions: _ByDrafts
+    survival: _ByDrafts
+    tokens: _ByDrafts
+    plain: _ByDrafts
+    cost: Any
+
+    @classmethod
+    def of(cls, positions: _ByDrafts, survival: _ByDrafts, cost: "DraftCost | CostDraws") -> "_Curve":
+        return cls(
+            positions=positions,
+            survival=survival,
+            tokens=tokens_by_drafts(survival, bonus=True),
+            plain=tokens_by_drafts(survival, bonus=False),
+            cost=cost,
+        )
+
+    def gain(self, num: int, *, bonus: bool) -> Any:
+        return speed_up((self.tokens if bonus else self.plain)[num], num, self.cost, bonus=bonus)
+
+
 class _Curves:
-    """Tokens per step for K = 0..``LONGEST`` with and without bonus, at the values and at each draw of them."""
+    """The law at the values of the acceptance and of the costs, and at each draw of them."""
 
-    def __init__(self, acceptance: Acceptance, cost: DraftCost, seed: int) -> None:
+    def __init__(self, acceptance: Acceptance, cost: DraftCost, seed: int, cost_draws: CostDraws | None) -> None:
         self.acceptance, self.cost = acceptance, cost
-        self.survival = survival(acceptance.of(LONGEST))
-        self.tokens = tokens_by_drafts(self.survival, bonus=True)
-        self.plain = tokens_by_drafts(self.survival, bonus=False)
-        self.positions = acceptance.draws(LONGEST, seed)
-        self.has_draws = bool(self.positions)
-        if self.has_draws:
-            self.survival_draws = acceptance.survival_draws(LONGEST, seed)
-            self.token_draws = tokens_by_drafts(self.survival_draws, bonus=True)
-            self.plain_draws = tokens_by_drafts(self.survival_draws, bonus=False)
+        values = acceptance.of(LONGEST)
+        self.values = _Curve.of(values, survival(values), cost)
+        drawn = acceptance.draws(LONGEST, seed)
+        self.draws = (
+            _Curve.of(drawn, acceptance.survival_draws(LONGEST, seed), cost_draws or cost) if drawn else None
+        )
 
-    def estimate(self, formula: Callable[[_ByDrafts, _ByDrafts], Any]) -> Estimate:
-        """A formula of the tokens by K with and without bonus, at the values and at the draws."""
-        value = formula(self.tokens, self.plain)
-        return estimate(value, formula(self.token_draws, self.plain_draws) if self.has_draws else None)
+    def estimate(self, formula: Callable[[_Curve], Any]) -> Estimate:
+        """A formula at the values and at the draws."""
+        return estimate(formula(self.values), None if self.draws is None else formula(self.draws))
 
     def gains(self, *, bonus: bool) -> tuple[Draws, Draws | None]:
         """Speed-ups for K = 0..``LONGEST``, at the values and for each draw in a column of its own."""
         numbers = range(LONGEST + 1)
-        values = np.array([_gain(self.tokens, self.plain, num, self.cost, bonus=bonus) for num in numbers])
-        if not self.has_draws:
+        values = np.array([self.values.gain(num, bonus=bonus) for num in numbers])
+        if self.draws is None:
             return values, None
-        draws = [_gain(self.token_draws, self.plain_draws, num, self.cost, bonus=bonus) for num in numbers]
-        return values, np.array(draws)
-
-
-def _gain(tokens: _ByDrafts, plain: _ByDrafts, num_draft_tokens: int, cost: DraftCost, *, bonus: bool) -> Any:
-    of_server = tokens if bonus else plain
-    return speed_up(of_server[num_draft_tokens], num_draft_tokens, cost, bonus=bonus)
+        draws = self.draws
+        rows = np.broadcast_arrays(draws.survival[0], *(draws.gain(num, bonus=bonus) for num in numbers))[1:]
+        return values, np.array(rows)
 
 
 def _length(curves: _Curves, num: int, *, bonus: bool) -> DraftLength:
-    cost = curves.cost
-    has_draws = curves.has_draws
     return DraftLength(
         num_draft_tokens=num,
-        acceptance=estimate(curves.acceptance.of(num)[-1], curves.positions[num - 1] if has_draws else None),
-        survival=estimate(curves.survival[num], curves.survival_draws[num] if has_draws else None),
-        tokens=curves.estimate(lambda tokens, _: tokens[num]),
-        tokens_without_bonus=curves.estimate(lambda _, plain: plain[num]),
-        bonus_ratio=curves.estimate(lambda tokens, plain: tokens[num] / plain[num]),
-        speed_up=curves.estimate(lambda tokens, plain: _gain(tokens, plain, num, cost, bonus=True)),
-        speed_up_without_bonus=curves.estimate(lambda tokens, plain: _gain(tokens, plain, num, cost, bonus=False)),
-        acceptance_rate=curves.estimate(lambda tokens, _: acceptance_rate(tokens[num], num)),
-        system_efficiency=curves.estimate(lambda tokens, _: system_efficiency(tokens[num], num)),
-        backfill_limit=curves.estimate(lambda tokens, plain: backfill_limit(tokens[num], plain[num], num, cost)),
-        break_even_acceptance=break_even_acceptance(num, cost, bonus=bonus),
+        acceptance=curves.estimate(lambda at: at.positions[num - 1]),
+        survival=curves.estimate(lambda at: at.survival[num]),
+        tokens=curves.estimate(lambda at: at.tokens[num]),
+        tokens_without_bonus=curves.estimate(lambda at: at.plain[num]),
+        bonus_ratio=curves.estimate(lambda at: at.tokens[num] / at.plain[num]),
+        speed_up=curves.estimate(lambda at: at.gain(num, bonus=True)),
+        speed_up_without_bonus=curves.estimate(lambda at: at.gain(num, bonus=False)),
+        acceptance_rate=curves.estimate(lambda at: acceptance_rate(at.tokens[num], num)),
+        system_efficiency=curves.estimate(lambda at: system_efficiency(at.tokens[num], num)),
+        backfill_limit=curves.estimate(lambda at: backfill_limit(at.tokens[num], at.plain[num], num, at.cost)),
+        break_even_acceptance=break_even_acceptance(num, curves.cost, bonus=bonus),
         is_extrapolated=curves.acceptance.is_extrapolated(num),
     )
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from benchctl.errors import UsageError
 
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 
 Quantity = TypeVar("Quantity", float, "NDArray[np.float64]")
 """One number, or one for each of many draws."""
+Cost_co = TypeVar("Cost_co", covariant=True)
+
+
+class StepCost(Protocol[Cost_co]):
+    """The cost of a step that drafts: one number, or draws of it."""
+
+    def step(self, num_draft_tokens: int, *, bonus: bool) -> Cost_co:
+        """Duration of a step with so many drafts over that of one without speculation: 1 + K c + d."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +60,24 @@ class DraftCost:
                 )
 
     def step(self, num_draft_tokens: int, *, bonus: bool) -> float:
-        """Duration of a step with so many drafts over that of one without speculation: 1 + K c + d."""
-        if not num_draft_tokens:
-            return 1.0
-        return 1.0 + num_draft_tokens * self.draft + (self.backfill if bonus else 0.0)
+        """Duration of a step with so many drafts over that of one without speculation."""
+        return _step(num_draft_tokens, self.draft, self.backfill if bonus else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CostDraws:
+    """Draws of both costs, where they were measured."""
+
+    draft: "NDArray[np.float64]"
+    backfill: "NDArray[np.float64]"
+
+    def step(self, num_draft_tokens: int, *, bonus: bool) -> "NDArray[np.float64]":
+        """As that of ``DraftCost``, for each draw."""
+        return _step(num_draft_tokens, self.draft, self.backfill if bonus else 0.0 * self.backfill)
+
+
+def _step(num_draft_tokens: int, draft: Quantity, backfill: Quantity) -> Quantity:
+    return 1.0 + num_draft_tokens * draft + (backfill if num_draft_tokens else 0.0)
 
 
 def survival(acceptance: Sequence[float]) -> tuple[float, ...]:
@@ -116,14 +138,17 @@ def system_efficiency(tokens: Quantity, num_draft_tokens: int) -> Quantity:
     return tokens / (num_draft_tokens + 1.0)
 
 
-def speed_up(tokens: Quantity, num_draft_tokens: int, cost: DraftCost, *, bonus: bool) -> Quantity:
-    """Tokens per second over those without speculation, if a verification takes as long as a step without.
+def speed_up(tokens: Quantity, num_draft_tokens: int, cost: "StepCost[Quantity]", *, bonus: bool) -> Quantity:
+    """Tokens per second over those without speculation, E / (1 + K c + d).
 
-    That holds while the batch is so small that weights and caches bound the step; ``batch_load`` has the rest.
+    A verification is taken to last as long as a step without drafts, which holds while the batch is so small that
+    weights and caches bound it; ``batch_load`` has the rest.
     """
     return tokens / cost.step(num_draft_tokens, bonus=bonus)
 
 
-def backfill_limit(tokens: Quantity, tokens_without: Quantity, num_draft_tokens: int, cost: DraftCost) -> Quantity:
+def backfill_limit(
+    tokens: Quantity, tokens_without: Quantity, num_draft_tokens: int, cost: "StepCost[Quantity]"
+) -> Quantity:
     """Cost of the backfill at which bonus tokens gain nothing: (1 + K c) (E / E0 - 1), as a share of a step."""
     return cost.step(num_draft_tokens, bonus=False) * (tokens / tokens_without - 1.0)

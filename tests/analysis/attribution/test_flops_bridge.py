@@ -63,6 +63,7 @@ def test_the_table_shows_each_correction_and_why(analysis: AnalyzedExperiment) -
     shown = capture.get()
     for words in ["published", "observed", "candidates", "top_k=5", "candidates scored, not top_k"]:
         assert words in shown
+    assert "989.4 TFLOP/s of h100-sxm, NVIDIA H100 data sheet" in shown
     documents = {cell["variant"]: cell["flops_bridge"] for cell in summary_document(analysis)["cells"]}
     assert {step["code"] for step in documents["guided"]["steps"]} >= {"candidates", "value-prefill"}
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from support.results.builders import STEP_NS, T0_NS, edit_requests, edit_run, write_results
+from support.results.builders import PROFILE_YAML, STEP_NS, T0_NS, edit_requests, edit_run, write_results
 
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.jsonl import encode
@@ -21,6 +21,7 @@ def write_drafted(
     num_draft_tokens: int = 3,
     step_factor: float = 1.5,
     has_bonus: bool = True,
+    num_requests: int = 4,
 ) -> ResultDirectory:
     """An experiment whose variant ``guided`` drafts: ``accepted[block]`` has the tokens that every sequence accepts
     in each decode step.
@@ -30,13 +31,27 @@ def write_drafted(
     by_block = [[gained(number, num_draft_tokens, has_bonus=has_bonus) for number in block] for block in accepted]
     (output_tokens,) = {1 + sum(tokens) for tokens in by_block}
     factors = ({"baseline": 1.0, "guided": step_factor},) * len(accepted)
-    results = write_results(path, block_factors=factors, output_tokens=output_tokens)
+    results = write_results(path, block_factors=factors, output_tokens=output_tokens, num_requests=num_requests)
+    results.write_profile(profile_of(num_draft_tokens, has_bonus=has_bonus))
     drafting = [run for run in results.plan().runs if run.variant == "guided"]
     for planned, numbers, tokens in zip(drafting, accepted, by_block, strict=True):
         scatter = 1 + 0.001 * planned.block
         steps = list(_steps(numbers, tokens, num_draft_tokens, round(STEP_NS * step_factor * scatter)))
         _rewrite(results, planned.run_id, steps, (1, *tokens), T0_NS + planned.index)
     return results
+
+
+def profile_of(num_draft_tokens: int, *, has_bonus: bool = True, more: str = "") -> str:
+    """The profile of such an experiment: ``guided`` drafts tokens instead, and no value model guides it."""
+    head, _, rest = PROFILE_YAML.partition("    server: {value_model")
+    options = {
+        "num_speculative_tokens": num_draft_tokens,
+        "acceptance": 0.5,
+        "draft_cost": 0.05,
+        "bonus_token": str(has_bonus).lower(),
+    }
+    server = f"    server: {{{', '.join(f'{name}: {value}' for name, value in options.items())}}}\n"
+    return f"{head}{server}{rest[rest.index('sweep:') :]}{more}"
 
 
 def gained(accepted: int, num_draft_tokens: int, *, has_bonus: bool) -> int:
@@ -66,8 +81,8 @@ def _steps(accepted, tokens, num_draft_tokens, duration_ns):
             context_tokens=NUM_SEQS * (20 + sum(tokens[:number])),
             output_tokens=NUM_SEQS * output,
             is_greedy=False,
-            guided_rows=NUM_SEQS,
-            candidates=NUM_SEQS,
+            guided_rows=0,
+            candidates=0,
             sections_ns={"model_forward": duration_ns - 200_000, "sampler_total": 200_000, "sample": 200_000},
             **drafts,
         )

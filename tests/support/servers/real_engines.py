@@ -74,10 +74,15 @@ def _is_locked(turn: IO[str]) -> bool:
 def smoked(kind: str, preset: str, directory: Path, *settings: str) -> LoadedResults:
     """One block of the profile ``ci-smoke``: a small model, few short requests, each run on a fresh server."""
     small = [f"model={tiny_model(directory)}", "workload.output_len=24", "workload.num_prompts=2", *settings]
-    command = [sys.executable, "-m", "benchctl", "run", "--profile", "ci-smoke", "--engine", preset, "--quiet"]
+    return measured("ci-smoke", kind, preset, directory, *small)
+
+
+def measured(profile: str, kind: str, preset: str, directory: Path, *settings: str) -> LoadedResults:
+    """One block of a profile, named or a file in ``directory``, each run on a fresh server."""
+    command = [sys.executable, "-m", "benchctl", "run", "--profile", profile, "--engine", preset, "--quiet"]
     with turn_of(kind):
         done = subprocess.run(
-            [*command, "--blocks", "1", *(word for setting in small for word in ("--set", setting))],
+            [*command, "--blocks", "1", *(word for setting in settings for word in ("--set", setting))],
             cwd=directory,
             env={**os.environ, "BENCHCTL_DATA_DIR": str(directory / "no-data")},
             capture_output=True,
@@ -85,7 +90,7 @@ def smoked(kind: str, preset: str, directory: Path, *settings: str) -> LoadedRes
             timeout=540,
             check=False,
         )
-    path = directory / "results" / "ci-smoke" / "latest"
+    path = directory / "results" / Path(profile).stem / "latest"
     assert_ended(done, path)
     assert_compared(path)
     return load_results(path)

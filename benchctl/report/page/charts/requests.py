@@ -68,8 +68,13 @@ def evenly(spans: Sequence[Span], at_most: int = MAX_REQUESTS) -> tuple[Span, ..
     return tuple(spans[round(i * (len(spans) - 1) / (at_most - 1))] for i in range(at_most))
 
 
-def draw_requests(source: figure.ChartSource) -> figure.Chart:
-    """A panel for each arm, from the run of the block that most arms finished."""
+def draw_requests(source: figure.ChartSource) -> figure.Chart | None:
+    """A panel for each arm, from the run of the block that most arms finished.
+
+    None for forward passes, which have no requests.
+    """
+    if source.analysis.passes is not None:
+        return None
     arms = arm_styles(source.analysis)
     sent = [run for arm in arms for run in arm.cell.runs if spans_of(run.run.requests)]
     runs = runs_of_one_block(arms, sent)

@@ -16,8 +16,13 @@ _REST_PX: Final = 80
 _ID: Final = "sections"
 
 
-def draw_sections(source: figure.ChartSource) -> figure.Chart:
-    """Stacked bars, the baseline on top; every bar is as long as the mean step of its arm, or its sampler."""
+def draw_sections(source: figure.ChartSource) -> figure.Chart | None:
+    """Stacked bars, the baseline on top; every bar is as long as the mean step of its arm, or its sampler.
+
+    None for forward passes, which have one section.
+    """
+    if source.analysis.passes is not None:
+        return None
     bars = section_bars([arm.cell for arm in arm_styles(source.analysis)])
     if bars is None:
         return figure.no_chart(_ID, "Time per step by section", NO_STEPS)

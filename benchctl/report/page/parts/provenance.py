@@ -6,7 +6,7 @@ from typing import Any
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.formats import gib
 from benchctl.report.page.verdict import PageVerdict
-from benchctl.report.text.tables import blocks_text
+from benchctl.report.text.tables import blocks_text, passes_text
 
 
 def directory_values(analysis: AnalyzedExperiment) -> dict[str, Any]:
@@ -40,8 +40,7 @@ def _facts(analysis: AnalyzedExperiment) -> dict[str, str | list[str] | None]:
         "measured": manifest.created_at,
         "command": shlex.join(manifest.argv),
         "engine": f"{manifest.engine} {', '.join(versions)}",
-        "requests": f"{len(analysis.results.requests)} of {manifest.dataset}, stop {manifest.stop}",
-        "request set": manifest.request_set_sha256,
+        **_work(analysis),
         "profile": manifest.profile,
         "seed, blocks": f"{manifest.seed}, {blocks_text(manifest)}",
         "host": f"{host.hostname}: {host.cpu_model or 'unknown CPU'}, {host.num_cores or 'unknown'} cores, "
@@ -50,6 +49,15 @@ def _facts(analysis: AnalyzedExperiment) -> dict[str, str | list[str] | None]:
         "benchctl": f"{manifest.benchctl_version}, commit {commit}",
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
+
+
+def _work(analysis: AnalyzedExperiment) -> dict[str, str]:
+    """The work that was computed: requests, or forward passes."""
+    if analysis.passes is not None:
+        return {"passes": passes_text(analysis)}
+    manifest = analysis.results.manifest
+    requests = f"{len(analysis.results.requests)} of {manifest.dataset}, stop {manifest.stop}"
+    return {"requests": requests, "request set": manifest.request_set_sha256}
 
 
 def comparison_values(verdict: PageVerdict) -> dict[str, Any]:

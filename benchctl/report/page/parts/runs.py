@@ -11,11 +11,13 @@ from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.formats import NOT_AVAILABLE, page_number
 from benchctl.records.manifest import PlannedRun
-from benchctl.report.text.tables import footnotes
+from benchctl.report.text.tables import footnotes, run_columns
 
 LOG_LINES: Final = 40
 _MOST_LOG_BYTES: Final = 64 * 1024
 _COLUMNS: Final = {"wall s": "wall_s", "tok/s": "output_throughput", "step ms": "step_ms", "TTFT ms": "ttft_ms"}
+_REQUESTS: Final = {"failed": "num_failed"}
+_COUNTS: Final = frozenset(_REQUESTS.values())
 
 
 def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, Any]:
@@ -26,46 +28,55 @@ def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, A
     """
     begun = {run.record.run_id: run for run in analysis.runs}
     warnings = footnotes(analysis)
+    columns = {**_COLUMNS, **_REQUESTS} if analysis.passes is None else run_columns(analysis)
+    logs = {path.parent.name for path in (analysis.results.path / "runs").glob("*/server.log")}
     numbers = {warning_kind(warning): i for i, warning in enumerate(warnings, start=1)}
     rows = []
     for planned in analysis.results.plan.runs:
         run = begun.get(planned.run_id)
-        rows.append(_planned_row(planned) if run is None else _row(run, numbers, is_inside=is_inside))
+        if run is None:
+            rows.append(_planned_row(planned, columns))
+            continue
+        row = _row(run, columns, numbers)
+        path = f"runs/{quote(planned.run_id)}" if is_inside else None
+        rows.append({**row, "path": path, "has_log": planned.run_id in logs})
     return {
-        "headings": list(_COLUMNS),
+        "headings": list(columns),
         "rows": rows,
         "notes": [(warning.code, warning.message) for warning in warnings],
         "logs": list(_logs(analysis)),
     }
 
 
-def _planned_row(planned: PlannedRun) -> dict[str, Any]:
+def _planned_row(planned: PlannedRun, columns: Mapping[str, str]) -> dict[str, Any]:
     return {
         "id": planned.run_id,
         "is_begun": False,
         "block": planned.block,
         "state": "not begun",
-        "numbers": [NOT_AVAILABLE] * (len(_COLUMNS) + 1),
+        "numbers": [NOT_AVAILABLE] * len(columns),
         "marks": [],
         "path": None,
     }
 
 
-def _row(run: RunSummary, numbers: Mapping[WarningKind, int], *, is_inside: bool) -> dict[str, Any]:
-    num_failed = run.number("num_failed")
+def _row(run: RunSummary, columns: Mapping[str, str], numbers: Mapping[WarningKind, int]) -> dict[str, Any]:
     return {
         "id": run.record.run_id,
         "is_begun": True,
         "block": run.record.block,
         "state": run.state,
         "record_state": run.record.state,
-        "numbers": [
-            *(marked(page_number(run.number(column)), column in run.bounds) for column in _COLUMNS.values()),
-            NOT_AVAILABLE if num_failed is None else f"{num_failed:.0f}",
-        ],
+        "numbers": [_number(run, column) for column in columns.values()],
         "marks": sorted({numbers[kind] for w in run.warnings if (kind := warning_kind(w)) in numbers}),
-        "path": f"runs/{quote(run.record.run_id)}" if is_inside else None,
     }
+
+
+def _number(run: RunSummary, column: str) -> str:
+    value = run.number(column)
+    if column in _COUNTS:
+        return NOT_AVAILABLE if value is None else f"{value:.0f}"
+    return marked(page_number(value), column in run.bounds)
 
 
 def _logs(analysis: AnalyzedExperiment) -> Iterator[dict[str, str]]:

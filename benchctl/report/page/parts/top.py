@@ -7,6 +7,7 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.text import floors_text, threshold_text
 from benchctl.formats import minus_in_numbers, percentage, range_of
 from benchctl.report.page.verdict import PageVerdict
+from benchctl.report.text.tables import device_of_passes
 
 _PAIRING: Final = {
     "interleaved": "interleaved blocks",
@@ -26,6 +27,7 @@ def _subject(analyses: Sequence[AnalyzedExperiment]) -> str:
         manifest = analysis.results.manifest
         label = f" ({manifest.label})" if manifest.label else ""
         device = ", ".join(dict.fromkeys(gpu.name for gpu in manifest.gpus)) or "no GPU"
+        device = device_of_passes(analysis) or device
         parts.append(f"{manifest.profile}{label} · {manifest.engine} · {device} · {manifest.created_at[:10]}")
     return "  |  ".join(dict.fromkeys(parts))
 
