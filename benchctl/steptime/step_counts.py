@@ -1,11 +1,11 @@
 """The work of steps from the counts that engines log: rows, new tokens and contexts summed over the batch.
 
-A log does not say which row has which context. Decoding rows have one new token each, so their sums are exact; of
-the prompts in a step two things are assumed:
+A log does not say which row has which context. Decoding rows have one new token each, or one and K drafts, so their
+sums are exact; of the prompts in a step two things are assumed:
 
 * prompts of one step are equally long, so their pairs of positions are P (S + T / 2) with T = tokens / prompts;
 * a prompt that is computed in chunks continues where the step before left it. Which step a prompt ends in follows
-  from the tokens that clients get: those of decoding rows, and one for each prompt that ends.
+  from the tokens that clients get: those of decoding rows with accepted drafts, and one for each prompt that ends.
 """
 
 from collections.abc import Mapping
@@ -32,14 +32,19 @@ def count_step_work(
     decode_tokens: Floats,
     context_after: Floats,
     output_tokens: Floats | None = None,
+    draft_tokens: Floats | float = 0.0,
+    accepted_tokens: Floats | float = 0.0,
     guided: dict[str, Floats] | None = None,
 ) -> StepWork:
     """The work of each step of one run, in the order of its log.
 
     ``context_after`` is the sum of the contexts after the step, of all rows; ``output_tokens`` the tokens that
-    clients get, NaN where unknown. ``guided`` holds the fields of a guided step by their names in ``StepWork``.
+    clients get, NaN where unknown. ``draft_tokens`` are those of ``decode_tokens`` that are verified, each with
+    logits of its own, and ``accepted_tokens`` of them go to clients. ``guided`` holds the fields of a guided step
+    by their names in ``StepWork``.
     """
-    prefill_context = _chunk_context(num_prefills, prefill_tokens, num_decodes, output_tokens)
+    ended = _ended(num_prefills, num_decodes + accepted_tokens, output_tokens)
+    prefill_context = _chunk_context(num_prefills, prefill_tokens, ended)
     before = np.maximum(context_after - prefill_tokens - decode_tokens, 0.0)
     prefill_context = np.where(num_decodes > 0, np.minimum(prefill_context, before), before)
     prefill_context = np.where(num_prefills > 0, prefill_context, 0.0)
@@ -47,7 +52,6 @@ def count_step_work(
     rows = np.maximum(num_prefills, 1.0)
     prefill_positions = prefill_tokens / rows * (prefill_context + prefill_tokens / 2)
     per_row = decode_tokens / np.maximum(num_decodes, 1.0)
-    ended = num_prefills if output_tokens is None else _ended(num_prefills, num_decodes, output_tokens)
     return StepWork(
         num_prefills=num_prefills,
         prefill_tokens=prefill_tokens,
@@ -57,28 +61,26 @@ def count_step_work(
         decode_tokens=decode_tokens,
         decode_context=decode_context,
         decode_positions=per_row * (decode_context + decode_tokens / 2),
-        num_sampled=num_decodes + ended,
+        num_sampled=num_decodes + draft_tokens + ended,
         **(guided or {}),
     )
 
 
-def _ended(num_prefills: Floats, num_decodes: Floats, output_tokens: Floats) -> Floats:
+def _ended(num_prefills: Floats, decoded: Floats, output_tokens: Floats | None) -> Floats:
     """Prompts that end in each step; all of them where the tokens that clients get are unknown."""
-    first_tokens = np.clip(output_tokens - num_decodes, 0.0, num_prefills)
+    if output_tokens is None:
+        return num_prefills
+    first_tokens = np.clip(output_tokens - decoded, 0.0, num_prefills)
     return np.where(np.isnan(output_tokens), num_prefills, first_tokens)
 
 
-def _chunk_context(
-    num_prefills: Floats, prefill_tokens: Floats, num_decodes: Floats, output_tokens: Floats | None
-) -> Floats:
+def _chunk_context(num_prefills: Floats, prefill_tokens: Floats, ended: Floats) -> Floats:
     """Tokens that earlier steps computed of the prompts of each step.
 
     An engine leaves at most one prompt of a step unfinished, so a step carries on the tokens of one prompt.
     """
     context = np.zeros(len(num_prefills))
-    if output_tokens is None:
-        return context
-    is_open = _ended(num_prefills, num_decodes, output_tokens) < num_prefills
+    is_open = ended < num_prefills
     for i in np.flatnonzero(is_open[:-1]):
         share = prefill_tokens[i] / num_prefills[i]
         context[i + 1] = (context[i] if num_prefills[i] == 1 else 0.0) + share

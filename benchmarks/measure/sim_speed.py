@@ -193,6 +193,11 @@ def main() -> None:
     for mode, batch, goal in (("aggregate", 64, 200_000), ("aggregate", 256, 200_000), ("exact", 64, None)):
         config = SimConfig(value_model="qwen2.5-1.5b", num_kv_blocks=1 << 20, guided_rows=mode)
         speed(f"guided {mode}, batch {batch}", config, constant_batch(batch, 10_000, is_guided=True), goal)
+    for batch in (8, 64, 256):
+        config = SimConfig(
+            cost_model="roofline", num_kv_blocks=1 << 20, num_speculative_tokens=4, acceptance=0.8, draft_cost=0.05
+        )
+        speed(f"speculation, 4 drafts, batch {batch}", config, constant_batch(batch, 2000, is_guided=False), None)
     encoded = simulate(CODEGEN, [codegen()])
     log_s = cpu_s(lambda: [encode(step) for step in encoded.steps])
     print(f"steps of codegen as lines of a log: {len(encoded.log) / log_s:,.0f} a CPU second")

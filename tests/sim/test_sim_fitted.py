@@ -115,6 +115,30 @@ def test_steps_of_a_simulation_are_the_models_predictions(file: Path) -> None:
         assert step.dur_ns == pytest.approx(expected_us * 1e3, abs=1)
 
 
+def test_verifications_of_a_simulation_are_the_models_predictions(file: Path) -> None:
+    requests = tuple(request_of(f"r{i}", prompt_tokens=50 + 30 * i, max_tokens=60, seed=i) for i in range(9))
+    config = _config(file, num_speculative_tokens=3, acceptance=0.7, draft_cost=0.1, backfill="prefill")
+    decodes = [step for step in simulate(config, [SimLoad(requests=requests)]).steps if step.phase == "decode"]
+    assert len(decodes) > 15
+    for step in decodes:
+        rows, tokens, new = step.num_seqs, step.num_decode_tokens or 0, 4
+        assert tokens == new * rows
+        cached = (step.context_tokens or 0) - tokens
+        work = StepWork(
+            num_decodes=rows,
+            decode_tokens=tokens,
+            decode_context=cached,
+            decode_positions=new * cached + rows * new * new / 2,
+            num_sampled=tokens,
+        )
+        expected_us = MODEL.predict_us(work, DEPLOYMENT)
+        assert step.sections_ns["model_forward"] == pytest.approx(expected_us * 1e3, abs=1)
+        passes_us = sum(
+            MODEL.predict_us(decode_work(rows, cached + rows * (i + 1)), DEPLOYMENT) for i in range(new - 1)
+        )
+        assert step.sections_ns["draft"] == pytest.approx(0.1 * passes_us * 1e3, abs=2)
+
+
 def test_each_server_life_may_take_a_draw_of_the_coefficients(file: Path) -> None:
     batch = decode_batch(8, 8000)
     costs = {

@@ -35,6 +35,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tables(tmp_path_factory.mktemp("layers") / "tp1")
 
 
+def test_a_verification_computes_and_samples_all_tokens_and_reads_each_cache_once(folder: Path) -> None:
+    """Eight rows of 100 tokens with 3 drafts each."""
+    batch = decode_batch(8, 800 + 24, num_decode_tokens=32, num_sampling=32, draft_tokens=24)
+    expected = step_us(LAYERS, 32, 32, attention_us(0, 0, 8, 103))
+    cost = cost_model_for(_config(folder)).price(batch)
+    assert cost.sections() == {"schedule": 0, "model_forward": pytest.approx(expected * 1e3, abs=1)}
+
+
 @given(rows=st.integers(1, 64), mean=st.integers(1, 6000), later=st.integers(0, 20_000))
 def test_a_stretch_of_decode_steps_costs_what_its_steps_cost(
     folder: Path, rows: int, mean: int, later: int

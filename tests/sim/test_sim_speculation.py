@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from support.servers.simulator import prompt_of, request_of
+from support.servers.simulator import decode_batch, prompt_of, request_of
 
+from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import UsageError
 from benchctl.records.columns.step_columns import columns_from
 from benchctl.records.jsonl import encode
 from benchctl.records.step import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
-from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
+from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.costs.fitted import work_of
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.requests.counted_requests import CountedRequests
@@ -181,16 +182,7 @@ def full_batch_steps(rows: int, num_tokens: int, **options: Any) -> list[StepRec
 def plain_ns(step: StepRecord, config: SimConfig) -> int:
     """The time of a step without drafts at the contexts that a step began with."""
     rows, context = step.num_seqs, count(step.context_tokens) - count(step.draft_tokens)
-    batch = StepBatch(
-        num_seqs=rows,
-        num_prefill_tokens=0,
-        num_decode_tokens=rows,
-        num_sampling=rows,
-        context_tokens=context,
-        attended_positions=context,
-        is_greedy=step.is_greedy,
-        decode_context=context,
-    )
+    batch = decode_batch(rows, context, is_greedy=step.is_greedy)
     return cost_model_for(config).price(batch).total_ns()
 
 
@@ -292,16 +284,7 @@ def test_a_preempted_row_keeps_its_stream_and_computes_its_tokens_again() -> Non
 
 def test_a_verification_sees_every_draft_behind_its_row() -> None:
     """Three rows of 10, 20 and 30 tokens with 2, 0 and 3 drafts, counted one by one."""
-    base = StepBatch(
-        num_seqs=3,
-        num_prefill_tokens=0,
-        num_decode_tokens=3,
-        num_sampling=3,
-        context_tokens=60,
-        attended_positions=60,
-        is_greedy=False,
-        decode_context=60,
-    )
+    base = decode_batch(3, 60)
     batch = verified(base, DraftedRows([1, 0, 1, 1], [20, 0, 10, 30]))
     assert (batch.num_decodes, batch.num_decode_tokens, batch.num_sampling) == (3, 8, 8)
     assert batch.context_tokens == 12 + 20 + 33
@@ -355,6 +338,12 @@ def test_a_draft_model_costs_what_its_own_steps_take() -> None:
 def test_options_that_exclude_each_other_are_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         SimConfig(**{**DRAFTING, **options})
+
+
+def test_a_profile_with_a_value_model_and_drafts_is_refused_by_name() -> None:
+    options = {**DRAFTING, "acceptance": 0.8, "value_model": "qwen2.5-1.5b"}
+    with pytest.raises(ValueError, match=r"num_speculative_tokens is 3, and value_model is qwen2\.5-1\.5b"):
+        SimOptions.model_validate(options)
 
 
 def test_a_request_whose_last_drafts_never_fit_is_refused() -> None:

@@ -104,6 +104,8 @@ def work_of(columns: StepColumns) -> StepWork | str:
         decode_tokens=decode,
         context_after=context,
         output_tokens=columns.optional("output_tokens"),
+        draft_tokens=drafts,
+        accepted_tokens=_or_zero(columns, "accepted_tokens"),
         guided={name: _or_zero(columns, name) for name in _GUIDED},
     )
 

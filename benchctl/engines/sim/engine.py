@@ -63,8 +63,9 @@ class SimEngine(OpenAiServer):
         try:
             shape_for(settings.model)
             hardware_for(options.hardware)
-            if options.value_model is not None:
-                shape_for(options.value_model)
+            for beside in (options.value_model, options.draft_model):
+                if beside is not None:
+                    shape_for(beside)
             if options.layer_profile is not None:
                 find_tables(in_data_directory(options.layer_profile))
             if options.step_time_model is not None:

@@ -37,7 +37,8 @@ def draw_speculation(
     _draw_speed_ups(panels[0, 1], law)
     if measured is not None:
         _draw_points(panels[0, 0], [(arm, arm.measured_tokens) for arm in measured.arms])
-        _draw_points(panels[0, 1], [(arm, arm.measured_speed_up) for arm in measured.arms])
+        if served is None:  # otherwise the law has the costs of another server
+            _draw_points(panels[0, 1], [(arm, arm.measured_speed_up) for arm in measured.arms])
     for axes in panels[0]:
         _finish(axes)
     if served is not None:
@@ -96,7 +97,7 @@ def _finish(axes: Axes) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("draft tokens K")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(framealpha=0.85, edgecolor="none", fontsize=9)
     tidy(axes, grid="y")
 
 
@@ -133,7 +134,7 @@ def _draw_gain_by_batch(axes: Axes, served: ServedSpeculation) -> None:
     axes.set_xlabel("sequences in the batch")
     axes.set_ylabel("goodput over that without speculation")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(framealpha=0.85, edgecolor="none", fontsize=9)
     tidy(axes, grid="both")
 
 
@@ -158,7 +159,7 @@ def _draw_latency(axes: Axes, served: ServedSpeculation) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("output tokens per second")
     axes.set_ylabel("time per output token, ms")
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(framealpha=0.85, edgecolor="none", fontsize=9)
     tidy(axes, grid="both")
 
 

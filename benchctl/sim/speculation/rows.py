@@ -18,13 +18,14 @@ class DraftingRow:
     -P(1) to -P(K), which ascend.
     """
 
-    __slots__ = ("_draw", "_negated", "clock", "is_behind", "num_blocks", "num_drafts")
+    __slots__ = ("_clock", "_draw", "_negated", "is_behind", "num_blocks", "num_drafts", "num_tokens")
 
     def __init__(self, negated: tuple[float, ...], draw: Callable[[], float]) -> None:
         self._negated = negated
         self._draw = draw
-        self.clock = StepClock()
-        """Counts the tokens that the sequence gains while it decodes."""
+        self._clock = StepClock()
+        self.num_tokens = 0
+        """Length of the sequence."""
         self.num_blocks = 0
         """Blocks of the sequence, those that rejected drafts have filled among them."""
         self.num_drafts = 0
@@ -32,11 +33,16 @@ class DraftingRow:
         self.is_behind = False
         """Whether the draft model lacks the token before the newest one, because that one was a bonus token."""
 
-    def begin(self, num_blocks: int) -> StepClock:
-        """Decode from now on; returns the clock of the sequence's length."""
-        self.clock = StepClock()
-        self.num_blocks, self.is_behind = num_blocks, False
-        return self.clock
+    def begin(self, seq: Sequence, num_blocks: int) -> None:
+        """Let a sequence decode from now on, which holds so many blocks."""
+        self._clock = StepClock()
+        seq.begin_decoding(self._clock)
+        self.num_tokens, self.num_blocks, self.is_behind = seq.num_tokens, num_blocks, False
+
+    def gain(self, num_tokens: int) -> None:
+        """Lengthen the sequence."""
+        self._clock.step += num_tokens
+        self.num_tokens += num_tokens
 
     def num_accepted(self) -> int:
         """Accepted drafts of the next verification."""

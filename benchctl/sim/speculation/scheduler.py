@@ -91,14 +91,14 @@ class DraftingScheduler(Scheduler):
     def drafted_rows(self) -> DraftedRows:
         """The decoding rows of the present step by their number of drafts."""
         rows, contexts = [0] * (self._num_drafts + 1), [0] * (self._num_drafts + 1)
-        for seq, row in self.rows.items():
+        for row in self.rows.values():
             rows[row.num_drafts] += 1
-            contexts[row.num_drafts] += seq.num_tokens
+            contexts[row.num_drafts] += row.num_tokens
         return DraftedRows(rows, contexts)
 
     def rows_behind(self) -> tuple[int, int]:
         """The rows whose draft model lacks a token, and the sum of their tokens up to that one."""
-        behind = [seq.num_tokens - 1 for seq, row in self.rows.items() if row.is_behind]
+        behind = [row.num_tokens - 1 for row in self.rows.values() if row.is_behind]
         return len(behind), sum(behind)
 
     def verify(self) -> Verification:
@@ -114,12 +114,12 @@ class DraftingScheduler(Scheduler):
             accepted[count] += 1
             is_whole = row.num_drafts > 0 and count == row.num_drafts
             row.is_behind = is_whole and has_bonus
-            left = seq.end - seq.num_tokens
+            left = seq.end - row.num_tokens
             gain = count if is_whole and not has_bonus else count + 1
             if gain >= left:
                 gain = left
                 finished.append(seq)
-            row.clock.step += gain
+            row.gain(gain)
             num_output += gain
         self.decode_context += num_output
         by_position = [sum(accepted[position:]) for position in range(1, self._num_drafts + 1)]
@@ -130,7 +130,7 @@ class DraftingScheduler(Scheduler):
         self.decoding[seq] = None
         row = self._paused.pop(seq, None) or self._drafting.row_of(seq)
         self.rows[seq] = row
-        seq.begin_decoding(row.begin(self.block_manager.blocks_for(seq.num_tokens)))
+        row.begin(seq, self.block_manager.blocks_for(seq.num_tokens))
         self.decode_context += seq.num_tokens
         self.num_sampled_decodes += not seq.is_greedy
 
@@ -156,27 +156,33 @@ class DraftingScheduler(Scheduler):
     def _plan_drafts(self) -> int:
         """Choose the drafts of each row and give it blocks for them; returns the tokens of all rows."""
         block_size, spare = self.block_manager.block_size, self.max_num_batched_tokens - len(self.rows)
-        num_missing = 0
-        for seq, row in self.rows.items():
-            num_tokens = seq.num_tokens
-            row.num_drafts = max(0, min(self._num_drafts, spare, self._max_model_len - num_tokens))
-            spare -= row.num_drafts
-            if (num_blocks := -((-num_tokens - row.num_drafts) // block_size)) > row.num_blocks:
+        num_missing, limit = 0, self._max_model_len
+        growing: list[tuple[DraftingRow, int]] = []
+        for row in self.rows.values():
+            num_drafts = self._num_drafts
+            if num_drafts > spare or row.num_tokens + num_drafts > limit:
+                num_drafts = max(0, min(spare, limit - row.num_tokens))
+            row.num_drafts = num_drafts
+            spare -= num_drafts
+            if row.num_tokens + num_drafts > row.num_blocks * block_size:
+                num_blocks = self.block_manager.blocks_for(row.num_tokens + num_drafts)
                 num_missing += num_blocks - row.num_blocks
+                growing.append((row, num_blocks))
         if num_missing > self.block_manager.num_free:
             self._preempt_for_drafts()
-        elif num_missing:
+            return sum([1 + row.num_drafts for row in self.rows.values()])
+        if num_missing:
             self.block_manager.take(num_missing)
-            for seq, row in self.rows.items():
-                row.num_blocks = max(row.num_blocks, -((-seq.num_tokens - row.num_drafts) // block_size))
-        return sum([1 + row.num_drafts for row in self.rows.values()])
+            for row, num_blocks in growing:
+                row.num_blocks = num_blocks
+        return self.max_num_batched_tokens - spare
 
     def _preempt_for_drafts(self) -> None:
         """Give blocks to each row that needs some, in the order of ranks, and preempt while there are too few."""
         blocks = self.block_manager
         for seq, row in sorted(self.rows.items(), key=lambda item: item[0].rank):
             while seq.status is SequenceStatus.RUNNING:
-                num_missing = blocks.blocks_for(seq.num_tokens + row.num_drafts) - row.num_blocks
+                num_missing = blocks.blocks_for(row.num_tokens + row.num_drafts) - row.num_blocks
                 if num_missing <= blocks.num_free:
                     if num_missing > 0:
                         blocks.take(num_missing)

@@ -9,12 +9,14 @@ import pytest
 from support.results.builders import edit_run, edit_steps, write_results
 
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.step_time.observed import observed_steps
+from benchctl.analysis.step_time.observed import observed_steps, work_of
 from benchctl.analysis.step_time.sources import read_sources
 from benchctl.costs.hardware import hardware_for
 from benchctl.errors import UsageError
 from benchctl.interop.readers.step_table import TableDefaults
-from benchctl.steptime.work import ObservedSteps
+from benchctl.records.columns.step_columns import columns_from
+from benchctl.records.step import StepRecord
+from benchctl.steptime.work import ObservedSteps, StepWork
 
 BASELINE, GUIDED = 0, 1
 
@@ -144,3 +146,31 @@ def test_a_directory_and_a_table_are_sources_together(path: Path, tmp_path: Path
     sources = read_sources([path, table], TableDefaults())
     assert len(sources.observed) == 7
     assert sources.observed[-1].run == "elsewhere"
+
+
+def test_drafts_have_logits_of_their_own_and_accepted_ones_end_no_prompt() -> None:
+    """Four rows verify three drafts each, and a chunk of a prompt that goes on; eight tokens go to clients."""
+    records = [
+        StepRecord(
+            step=i,
+            start_ns=i,
+            dur_ns=1,
+            clock="virtual",
+            phase="mixed",
+            num_seqs=5,
+            num_prefill_tokens=64,
+            num_decode_tokens=16,
+            context_tokens=480 + 64 * i,
+            output_tokens=8 + i,
+            drafts=4,
+            draft_tokens=12,
+            accepted_tokens=4,
+        )
+        for i in (0, 1)
+    ]
+    work = work_of(columns_from(records))
+    assert isinstance(work, StepWork)
+    assert list(work.num_decodes) == [4, 4]
+    assert list(work.num_prefills) == [1, 1]
+    assert list(work.num_sampled) == [16, 17]
+    assert list(work.prefill_context) == [0, 64]

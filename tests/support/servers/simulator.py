@@ -30,12 +30,16 @@ VALUE_MODEL = "qwen2.5-1.5b"
 
 def decode_batch(rows: int, context: int, **fields: Any) -> StepBatch:
     """Decoding rows alone whose contexts add up to ``context`` after the step."""
-    defaults = {"attended_positions": context, "decode_context": context, "is_greedy": False}
+    defaults = {
+        "num_decode_tokens": rows,
+        "num_sampling": rows,
+        "attended_positions": context,
+        "decode_context": context,
+        "is_greedy": False,
+    }
     return StepBatch(
         num_seqs=rows,
         num_prefill_tokens=0,
-        num_decode_tokens=rows,
-        num_sampling=rows,
         context_tokens=context,
         **{**defaults, **fields},
     )
