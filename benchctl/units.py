@@ -23,6 +23,11 @@ HZ_PER_MHZ: Final = 1_000_000
 MILLI_PER_UNIT: Final = 1_000
 
 
+def us_from_ms(duration_ms: float) -> float:
+    """Milliseconds to microseconds."""
+    return duration_ms * US_PER_S / MS_PER_S
+
+
 def us_from_ns(duration_ns: float) -> float:
     """Nanoseconds to microseconds."""
     return duration_ns / NS_PER_US

@@ -16,8 +16,11 @@
 #   CONTEXT        tokens of each sequence in the cache (256)
 #   REPLAYS        passes of each point and mode over all blocks (400; on a CPU 200)
 #   BLOCKS         of each experiment (8)
+#   ROOFLINE       options of benchctl micro roofline
 #   TORCH_PYTHON   interpreter that has torch; searched for by default
-#   PROFILE        experiment of speculation on vLLM (speculation), and SPECULATION_BLOCKS of it (6)
+#   SIMULATED      options of benchctl simulate --profile bonus-tokens
+#   MODEL, DRAFT_MODEL  served model and its draft in vLLM; without them a pair of random weights and known acceptance
+#   SPECULATION    options of benchctl run --profile speculation on vLLM (--blocks 10; on a CPU as short as can be)
 started_in=$PWD
 source "$(dirname "$0")/../environment.sh"
 source "$root/scripts/section.sh"
@@ -33,11 +36,13 @@ directory=${1:-micro-measurements}
 if [ "$device" = cpu ]; then
   models=${MODELS:-llama-68m llama-160m qwen2.5-0.5b} dtypes=${DTYPES:-float32 bfloat16}
   batches=${BATCHES:-5,10} bonus_batches=${BONUS_BATCHES:-5,10} replays=${REPLAYS:-200}
-  engine=vllm-cpu needed=()
+  served=(--engine vllm-cpu) speculation=${SPECULATION:---blocks 2 --set workload.num_prompts=8 --set workload.output_len=32}
+  needed=()
 else
   models=${MODELS:-llama-68m llama-160m qwen2.5-1.5b} dtypes=${DTYPES:-bfloat16 float16 float32}
   batches=${BATCHES:-1,5,10,32,128} bonus_batches=${BONUS_BATCHES:-1,5,10,32,64,128} replays=${REPLAYS:-400}
-  engine=vllm needed=(--gpu)
+  served=(--engine vllm) speculation=${SPECULATION:---blocks 10}
+  needed=(--gpu)
   benchctl doctor --gpu -o "$directory" >&2 # ends here, saying why, where there is no GPU
 fi
 draft=${DRAFT:-llama-68m} context=${CONTEXT:-256}
@@ -57,7 +62,9 @@ measure() { # FOLDER COMMAND...
 
 echo "# Forward passes, bonus tokens and speculation on $device" >"$directory/micro.md"
 section micro.md benchctl doctor "${needed[@]}" -o "$directory"
-section micro.md benchctl micro roofline "${where[@]}"
+read -ra roofline <<<"${ROOFLINE:-}"
+read -ra speculation <<<"$speculation"
+section micro.md benchctl micro roofline "${where[@]}" "${roofline[@]}"
 for model in $models; do
   for dtype in $dtypes; do
     measure "forward-$model-$dtype" benchctl micro forward --model "$model" --dtype "$dtype" --batch-size "$batches" "${how[@]}"
@@ -67,11 +74,19 @@ done
 measure bonus benchctl micro bonus --model "$draft" --batch-size "$bonus_batches" "${how[@]}"
 [ -z "$results" ] || section micro.md benchctl show "$results"
 section micro.md benchctl speculation --acceptance 0.8 --draft-tokens 1..8 --draft-cost 0.05
-measure simulated benchctl simulate --profile bonus-tokens
+read -ra simulated <<<"${SIMULATED:-}"
+measure simulated benchctl simulate --profile bonus-tokens --quiet "${simulated[@]}"
 python=${BENCHCTL_ENGINES_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/benchctl/engines}/vllm/bin/python
 if [ -x "$python" ]; then
-  measure speculation benchctl run --profile "${PROFILE:-speculation}" --engine "$engine" --blocks "${SPECULATION_BLOCKS:-6}" --quiet
-  [ -z "$results" ] || section micro.md benchctl speculation "$results"
+  if [ -z "${MODEL:-}" ]; then
+    pair=$directory/pair
+    [ -e "$pair/draft/config.json" ] || benchctl models make-tiny --draft "$pair" --draft-layers 1 --dtype float32 >&2
+    MODEL=$pair/base DRAFT_MODEL=$pair/draft
+    served+=(--set engine.options.dtype=float32)
+  fi
+  served+=(--set "model=$MODEL" --set "variants.speculative.server.draft_model=${DRAFT_MODEL:-null}")
+  measure speculation benchctl run --profile speculation --quiet "${served[@]}" "${speculation[@]}"
+  [ -z "$results" ] || section micro.md benchctl show "$results"
 else
   printf '\nvLLM is not installed here; scripts/engines/install_vllm.sh installs it.\n' >>"$directory/micro.md"
 fi

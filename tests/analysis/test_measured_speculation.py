@@ -4,6 +4,7 @@ import math
 import random
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from support.results.builders import edit_steps, write_results
@@ -154,3 +155,24 @@ def test_drafts_of_every_arm_leave_times_without_a_baseline(tmp_path: Path) -> N
     assert measured.costs is None
     assert {(arm.num_draft_tokens, arm.bonus, arm.expected_step) for arm in measured.arms} == {(2, True, None)}
     assert measured.acceptance.values == (0.75, pytest.approx(2 / 3))
+
+
+def test_rejected_drafts_yield_one_token_though_steps_with_prompts_count_none(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r")
+
+    def drafting(record: StepRecord) -> StepRecord:
+        if record.phase == "prefill":
+            return record
+        counts = {"drafts": 8, "draft_tokens": 16, "accepted_tokens": 0, "accepted_by_position": (0, 0)}
+        return msgspec.structs.replace(record, num_decode_tokens=24, **counts)
+
+    for planned in results.plan().runs:
+        if planned.variant == "guided":
+            edit_steps(results, planned.run_id, drafting)
+    measured = measured_speculation(load_experiment(tmp_path / "r"))
+    (arm,) = measured.arms
+    assert measured.baseline == "baseline"
+    assert arm.measured_tokens == Estimate(1.0, 1.0, 1.0)
+    assert arm.expected_tokens.value == 1
+    assert measured.tokens_agree(arm)
+    assert arm.measured_speed_up.value == pytest.approx(1 / arm.measured_step.value)

@@ -88,6 +88,10 @@ def test_no_tokens_turn_speculation_off_whatever_else_is_set_so_that_a_sweep_has
             "excludes num_speculative_tokens",
         ),
         ({"draft_model": "d", "speculative_config": {"method": "ngram"}}, "excludes draft_model"),
+        (
+            {"num_speculative_tokens": 2, "draft_model": "d", "prompt_lookup_max": 3},
+            "prompt_lookup_max is for ngram",
+        ),
         ({"num_speculative_tokens": -1}, "greater than or equal to 0"),
         ({"num_speculative_tokens": 1, "speculative_method": "guess"}, "speculative_method"),
     ],

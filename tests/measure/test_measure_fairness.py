@@ -11,7 +11,7 @@ from threading import Event
 import pytest
 from support.servers.handler_server import handled_by
 
-from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
+from benchctl.analysis.metrics.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.telemetry.prometheus import prometheus_samples
 from benchctl.profile.load import parse_profile

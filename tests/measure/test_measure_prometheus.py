@@ -9,8 +9,8 @@ from support.results.builders import edit_requests, write_results
 from support.servers.simulator import sim_server
 
 from benchctl.analysis.experiment.experiment import experiment_of
+from benchctl.analysis.metrics.server_counters import GENERATED_TOKENS
 from benchctl.analysis.validity.reconcile import Check
-from benchctl.analysis.validity.server_counters import GENERATED_TOKENS
 from benchctl.engines.metrics_page import series_of
 from benchctl.measure.telemetry.prometheus import prometheus_samples
 from benchctl.measure.telemetry.telemetry import Sampler

@@ -18,6 +18,8 @@ from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_o
 from benchctl.micro.point import ForwardPoint
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.verification import verify_directory
+from benchctl.report.page.parts.passes import passes_values
+from benchctl.report.text.passes_table import launch_table
 from tests.support.fake_passes import A100, FakeWorkers
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
@@ -67,6 +69,17 @@ def test_each_cell_of_a_graph_is_compared_with_the_same_cell_eager(tmp_path):
     by_cell = {(row.cell["phase"], row.cell["batch_size"]): row.number("step_ms_ratio") for row in rows}
     assert by_cell["decode", 5] == pytest.approx((GRAPH_US + 10) / (EAGER_US + 10), rel=0.01)
     assert by_cell["prefill", 10] == pytest.approx((GRAPH_US + 80) / (EAGER_US + 80), rel=0.01)
+
+
+def test_the_launch_cost_is_divided_among_the_operators_of_a_pass(tmp_path):
+    analysis = analyze_directory(measured(tmp_path, FakeWorkers(launch_bound)).path)
+    assert [cost.num_operators for cost in analysis.passes.launches] == [31] * 4
+    for cost in analysis.passes.launches:
+        assert cost.us_per_operator == pytest.approx((EAGER_US - GRAPH_US) / 31, rel=0.02)
+    table = launch_table(analysis)
+    assert [str(column.header) for column in table.columns][-2:] == ["operators", "µs each"]
+    assert set(table.columns[-2].cells) == {"31"}
+    assert passes_values(analysis)["launches"][0]["numbers"][-2] == "31"
 
 
 def test_two_repeats_are_equivalent_and_a_slower_device_is_a_regression(tmp_path):

@@ -14,7 +14,7 @@ from benchctl.analysis.metrics.device import gpu_metrics, host_metrics
 from benchctl.analysis.metrics.offered_load import load_metrics
 from benchctl.analysis.metrics.percentile import percentiles, percentiles_of_sorted, smallest_sample
 from benchctl.analysis.metrics.request_timing import is_completed, latencies_ns, load_span_ns, measured
-from benchctl.analysis.metrics.speculation import draft_counts, speculation_metrics
+from benchctl.analysis.metrics.speculation import run_drafts, speculation_metrics
 from benchctl.analysis.metrics.table import LATENCIES, METRICS, Direction, Metric
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.metrics.unknown import ms_or_none, quotient, total
@@ -42,6 +42,7 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
         **load_metrics(requests, arrival),
         **latency_metrics(latencies_ns(completed), len(completed), run.record.clock_factor),
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
+        **speculation_metrics(run_drafts(run)),
         **gpu_metrics(run.gpu, span),
         **host_metrics(run.host, span),
     }
@@ -147,7 +148,6 @@ def _step_metrics(steps: StepColumns, *, covers_steps: bool) -> dict[str, float 
         "greedy_step_frac": quotient(steps.total("is_greedy"), len(steps)),
         "guided_step_frac": quotient(num_guided_steps(steps), len(steps)),
         "candidates_per_token": quotient(steps.total("candidates"), output_tokens),
-        **speculation_metrics(draft_counts(steps)),
         "preemptions": steps.total("preempted"),
         "peak_kv_blocks": int(blocks.max()) if len(blocks) else None,
     }

@@ -1,21 +1,32 @@
 """Speculative decoding of a run: tokens drafted and accepted, in all and by position.
 
 Definitions are vLLM's (``vllm:spec_decode_*``). Sums are over the steps that count drafts; an engine that counts
-none in a step without drafts means 0. A draft shorter than others has no token at their last positions, which the
-rates by position count like a rejected one.
+none in a step without drafts means 0. A server without a step log has its counters instead. A draft shorter than
+others has no token at their last positions, which the rates by position count like a rejected one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from benchctl.analysis.metrics.server_counters import (
+    ACCEPTED_BY_POSITION,
+    ACCEPTED_TOKENS,
+    DRAFT_TOKENS,
+    DRAFTS,
+    measure_growth,
+    measure_growth_by_position,
+)
 from benchctl.analysis.metrics.unknown import quotient
 from benchctl.records.columns.step_columns import StepColumns
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.samples import PrometheusSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCounts:
-    """Sums over the steps of a run; None where no step counts them."""
+    """Sums over the load of a run; None where they are not counted."""
 
     drafts: int | None = None
     draft_tokens: int | None = None
@@ -45,6 +56,25 @@ def draft_counts(steps: StepColumns) -> DraftCounts:
         draft_tokens=_known_total(steps, "draft_tokens"),
         accepted_tokens=_known_total(steps, "accepted_tokens"),
         accepted_by_position=_known_by_position(steps),
+    )
+
+
+def run_drafts(run: LoadedRun) -> DraftCounts:
+    """The drafts of a run by its steps; by the server's counters where its steps do not count them."""
+    by_steps = draft_counts(run.columns)
+    return counted_drafts(run.prometheus) if by_steps.draft_tokens is None else by_steps
+
+
+def counted_drafts(samples: Sequence[PrometheusSample]) -> DraftCounts:
+    """Growth of the server's own counters during the load."""
+    grown = {
+        "drafts": measure_growth(samples, DRAFTS),
+        "draft_tokens": measure_growth(samples, DRAFT_TOKENS),
+        "accepted_tokens": measure_growth(samples, ACCEPTED_TOKENS),
+    }
+    return DraftCounts(
+        **{name: None if growth is None else growth.count for name, growth in grown.items()},
+        accepted_by_position=measure_growth_by_position(samples, ACCEPTED_BY_POSITION) or None,
     )
 
 

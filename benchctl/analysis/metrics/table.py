@@ -34,7 +34,7 @@ _SCALED = " (* time_scale on a virtual clock)"
 _ARRIVALS = "completed requests with arrival times"
 _STEPS = "a step log"
 _CLIENT = "samples of the client"
-_DRAFTS = "steps that count drafts"
+_DRAFTS = "steps or server's counters of drafts"
 _GPU = "GPU samples taken during the load"
 
 _LATENCIES: Final = {
@@ -175,7 +175,7 @@ _STEP_METRICS: Final = [
         "1",
         "accepted_tokens / draft_tokens",
         "higher",
-        needs="steps that verify draft tokens",
+        needs="draft tokens",
     ),
     Metric(
         "acceptance_length",
@@ -183,7 +183,7 @@ _STEP_METRICS: Final = [
         "1 + accepted_tokens / drafts, as vLLM defines it: it counts a bonus token even where a server computes "
         "none; tokens_per_step counts what sequences got",
         "higher",
-        needs="steps that verify drafts",
+        needs="drafts",
     ),
     Metric("preemptions", "sequences", "Σ sequences preempted", "lower", needs="steps that count preemptions"),
     Metric("peak_kv_blocks", "blocks", "max of KV blocks in use", "lower", needs="steps that count KV blocks"),

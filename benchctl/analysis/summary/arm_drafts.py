@@ -11,7 +11,7 @@ from benchctl.analysis.metrics.speculation import (
     DraftCounts,
     PositionAcceptance,
     acceptance_by_position,
-    draft_counts,
+    run_drafts,
     speculation_metrics,
 )
 from benchctl.analysis.metrics.unknown import known_values
@@ -45,7 +45,7 @@ class ArmDrafts:
 
 def arm_drafts(runs: Sequence[LoadedRun]) -> ArmDrafts | None:
     """The drafts of an arm; None where no run verified a draft token."""
-    by_run = [draft_counts(run.columns) for run in runs]
+    by_run = [run_drafts(run) for run in runs]
     counts = _summed(by_run)
     if not counts.draft_tokens:
         return None

@@ -40,7 +40,7 @@ class FittedCosts:
     def step(self, num_draft_tokens: int, *, bonus: bool) -> Estimate:
         """1 + K c + d, without d for a server without bonus tokens or where it is unknown."""
         added = self._along([num_draft_tokens, 1.0 if bonus else 0.0])
-        bounds = (None if bound is None else 1 + bound for bound in (added.low, added.high))
+        bounds = (None if bound is None else max(0.0, 1 + bound) for bound in (added.low, added.high))
         return Estimate(1 + added.value, *bounds)
 
     def draws(self, seed: int = 0) -> CostDraws | None:

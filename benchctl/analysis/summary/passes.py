@@ -22,7 +22,7 @@ from benchctl.analysis.statistics.side_ratio import BlockDesign, side_ratio
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.records.manifest import Manifest
-from benchctl.units import ms_from_ns
+from benchctl.units import ms_from_ns, us_from_ms
 
 T = TypeVar("T")
 LEVEL: Final = "p50_step_ms"
@@ -60,11 +60,18 @@ class LaunchCost:
     """Of the difference; None for one block."""
     ratio: float
     ratio_interval: Interval | None
+    num_operators: int | None
+    """Operators of one pass, each of which is a launch or a few; None where they were not counted."""
 
     @property
     def saved_ms(self) -> float:
         """The baseline less the other."""
         return self.baseline_ms - self.other_ms
+
+    @property
+    def us_per_operator(self) -> float | None:
+        """What each operator adds to the pass, in microseconds."""
+        return us_from_ms(self.saved_ms) / self.num_operators if self.num_operators else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,4 +150,12 @@ def _launch_cost(paired: PairedRuns, confidence: float) -> LaunchCost | None:
         interval_ms=None if bounds is None else (-bounds[1] * mean_ms, -bounds[0] * mean_ms),
         ratio=ratio.estimate.ratio,
         ratio_interval=None if bounds is None else (math.exp(bounds[0]), math.exp(bounds[1])),
+        num_operators=_num_operators(paired),
     )
+
+
+def _num_operators(paired: PairedRuns) -> int | None:
+    """Operators of a pass, which are the same in every run of one point."""
+    counts = {run.record.effective_config.get("server.operators") for run in paired.pair.b.runs.values()}
+    count = counts.pop() if len(counts) == 1 else None
+    return count if isinstance(count, int) else None

@@ -198,13 +198,13 @@ def _endless_tokens(acceptance: Acceptance, num: int, *, bonus: bool) -> Estimat
 def _tokens_per_row(run: LoadedRun) -> float | None:
     """Tokens of decoding rows over these rows, in all steps: those with prompts have the ends of many requests.
 
-    The first token of each request comes from its prompt.
+    The first token of each request comes from its prompt. Steps that count no draft tokens have none.
     """
     steps = run.columns
-    totals = [steps.total(name) for name in ("output_tokens", "num_decode_tokens", "draft_tokens")]
-    if None in totals:
+    output, computed = steps.total("output_tokens"), steps.total("num_decode_tokens")
+    if output is None or computed is None:
         return None
-    output, computed, drafted = (total or 0 for total in totals)
+    drafted = float(steps.known_values("draft_tokens").sum())
     firsts = sum(len(request.choices) for request in measured(run.requests) if request.completion_tokens)
     return (output - firsts) / (computed - drafted) if computed > drafted else None
 

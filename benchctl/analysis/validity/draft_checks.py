@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Final
 
-from benchctl.analysis.metrics.speculation import DraftCounts
-from benchctl.analysis.metrics.unknown import known_values
-from benchctl.analysis.validity.server_counters import (
+from benchctl.analysis.metrics.server_counters import (
     ACCEPTED_BY_POSITION,
     ACCEPTED_TOKENS,
     DRAFT_TOKENS,
@@ -14,6 +12,8 @@ from benchctl.analysis.validity.server_counters import (
     measure_growth,
     measure_growth_by_position,
 )
+from benchctl.analysis.metrics.speculation import DraftCounts
+from benchctl.analysis.metrics.unknown import known_values
 from benchctl.analysis.validity.token_checks import Check
 from benchctl.records.samples import PrometheusSample
 

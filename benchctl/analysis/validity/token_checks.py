@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchctl.analysis.metrics.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
 from benchctl.analysis.metrics.unknown import total
-from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
 from benchctl.records.request import RequestRecord
 from benchctl.records.samples import PrometheusSample
 

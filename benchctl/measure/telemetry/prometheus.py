@@ -12,7 +12,7 @@ from typing import Final
 
 import httpx
 
-from benchctl.analysis.validity.server_counters import is_idle, token_counts
+from benchctl.analysis.metrics.server_counters import is_idle, token_counts
 from benchctl.engines.metrics_page import series_of
 from benchctl.records.samples import PrometheusSample
 

@@ -37,7 +37,9 @@ def launch_table(analysis: AnalyzedExperiment) -> Table | None:
         return None
     baseline = analysis.results.manifest.baseline
     title = f"Launch cost, ms: {baseline} less the other mode, with its 95 % interval over blocks"
-    table = plain_table(title, ["pass"], ["blocks", baseline, "other", "less", "interval", "ratio"])
+    table = plain_table(
+        title, ["pass"], ["blocks", baseline, "other", "less", "interval", "ratio", "operators", "µs each"]
+    )
     for cost in analysis.passes.launches:
         numbers = (cost.baseline_ms, cost.other_ms, cost.saved_ms)
         table.add_row(
@@ -46,6 +48,8 @@ def launch_table(analysis: AnalyzedExperiment) -> Table | None:
             *map(four_digits, numbers),
             interval_text(cost.interval_ms),
             three_digits(cost.ratio),
+            UNKNOWN if cost.num_operators is None else str(cost.num_operators),
+            UNKNOWN if cost.us_per_operator is None else three_digits(cost.us_per_operator),
         )
     return table
 

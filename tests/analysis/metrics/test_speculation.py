@@ -2,14 +2,19 @@
 
 import pytest
 
+from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.speculation import (
     DraftCounts,
     PositionAcceptance,
     acceptance_by_position,
     draft_counts,
+    run_drafts,
     speculation_metrics,
 )
 from benchctl.records.columns.step_columns import columns_from
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.run import RunRecord
+from benchctl.records.samples import PrometheusSample
 from benchctl.records.step import StepRecord
 
 
@@ -17,6 +22,12 @@ def step(number, **changed):
     return StepRecord(
         step=number, start_ns=10 * number, dur_ns=7, clock="host", phase="decode", num_seqs=4, **changed
     )
+
+
+def run_with(samples):
+    """A run without a step log."""
+    record = RunRecord(schema_version=3, index=0, run_id="r", block=0, position=0, variant="v")
+    return LoadedRun(record=record, requests=(), steps=(), gpu=(), host=(), prometheus=tuple(samples), warnings=())
 
 
 STEPS = (
@@ -50,6 +61,20 @@ def test_a_position_that_no_draft_reached_has_no_conditional_acceptance():
     counts = DraftCounts(drafts=5, draft_tokens=10, accepted_tokens=0, accepted_by_position=(0, 0))
     assert [at.conditional for at in acceptance_by_position(counts)] == [0, None]
     assert [at.survival for at in acceptance_by_position(counts)] == [0, 0]
+
+
+def test_a_server_without_a_step_log_has_its_counters():
+    prefix = "vllm:spec_decode_num"
+    names = [f"{prefix}_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens")]
+    names += [f'{prefix}_accepted_tokens_per_pos_total{{position="{position}"}}' for position in range(2)]
+    samples = [
+        PrometheusSample(t_ns=t_ns, values=dict(zip(names, values, strict=True)))
+        for t_ns, values in ((0, (5.0, 10.0, 6.0, 4.0, 2.0)), (9, (9.0, 18.0, 12.0, 8.0, 4.0)))
+    ]
+    run = run_with(samples)
+    assert run_drafts(run) == DraftCounts(drafts=4, draft_tokens=8, accepted_tokens=6, accepted_by_position=(4, 2))
+    assert run_drafts(run_with(samples[:1])) == DraftCounts()
+    assert run_metrics(run)["acceptance_length"] == 2.5
 
 
 def test_nothing_is_known_of_steps_that_count_no_drafts_and_no_rate_of_drafts_without_tokens():

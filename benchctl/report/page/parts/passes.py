@@ -38,7 +38,9 @@ def _times_row(times: PassTimes) -> dict[str, Any]:
 
 def _launch_row(cost: LaunchCost) -> dict[str, Any]:
     numbers = (page_number(number) for number in (cost.baseline_ms, cost.other_ms, cost.saved_ms))
-    ends = [str(cost.num_blocks), *numbers, _interval(cost.interval_ms), f"{cost.ratio:.3g}"]
+    operators = NOT_AVAILABLE if cost.num_operators is None else str(cost.num_operators)
+    each_us = NOT_AVAILABLE if cost.us_per_operator is None else f"{cost.us_per_operator:.3g}"
+    ends = [str(cost.num_blocks), *numbers, _interval(cost.interval_ms), f"{cost.ratio:.3g}", operators, each_us]
     return {"label": cost.label, "numbers": ends}
 
 

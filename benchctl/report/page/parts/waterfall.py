@@ -12,6 +12,7 @@ from typing import Any, Final
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.text import factor_text, sentence, source_text, wall_line
 from benchctl.analysis.compare.result import CellComparison
+from benchctl.analysis.compare.text import speed_line
 from benchctl.analysis.experiment.ladder import Ladder
 from benchctl.formats import capitalized, minus, page_number, signed_page_number
 from benchctl.report.page.parts.shapes import svg_length
@@ -57,6 +58,7 @@ def from_decomposition(cell: CellComparison) -> Waterfall | None:
     if decomposition is None or decomposition.wall is None or not decomposition.wall.factors:
         return None
     wall = decomposition.wall
+    lines = (sentence(decomposition), wall_line(decomposition), speed_line(cell))
     return Waterfall(
         title=f"{cell.label}: wall time",
         unit="s",
@@ -75,7 +77,7 @@ def from_decomposition(cell: CellComparison) -> Waterfall | None:
         ),
         end_label=cell.b_label,
         end=wall.b_s,
-        sentence=f"{capitalized(sentence(decomposition))}. {wall_line(decomposition)}.",
+        sentence=f"{capitalized('. '.join(filter(None, lines)))}.",
     )
 
 
