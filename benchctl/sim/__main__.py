@@ -12,6 +12,7 @@ import uvloop
 
 from benchctl.errors import UsageError
 from benchctl.profile.choices import COST_MODELS
+from benchctl.records.peaks_store import resolved_hardware
 from benchctl.sim.config import GuidedRowsMode, Noise, Revision, Scheduling, SimConfig
 from benchctl.sim.http.server import Server, open_step_log
 from benchctl.steptime.speculation.server_steps import Backfill
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(flags.parse_args(argv))
     host, port, step_log = options.pop("host"), options.pop("port"), options.pop("step_log")
     try:
-        config = SimConfig(**options)
+        config = SimConfig(**options | {"hardware": resolved_hardware(options["hardware"])})
     except UsageError as error:
         flags.error(str(error))
     writer = open_step_log(step_log) if step_log is not None else None

@@ -227,6 +227,7 @@ def test_a_request_beyond_the_context_is_refused_and_one_that_fills_it_is_not(mo
         ("RuntimeError: Cannot find any model weights with `/x`", "no-weights", True),
         ("SafetensorError: Error while deserializing header", "damaged-weights", True),
         ("but Transformers does not recognize this architecture", "unsupported-model", True),
+        ("ValueError: Target and draft model should have the same vocabulary size.", "bad-draft", True),
         ("max_model_len (9) is greater than the derived max_model_len", "context-too-long", True),
         ("Available memory on node 0 is less than desired CPU memory utilization", "out-of-memory", False),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "out-of-memory", False),

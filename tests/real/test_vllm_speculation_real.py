@@ -94,9 +94,9 @@ def test_every_record_of_drafts_agrees_by_steps_counters_usage_and_client(drawn,
             checks = experiment.checks(run)
             assert [str(check) for check in checks if check.ok is False] == []
             confirmed = {check.name for check in checks if check.ok}
-            assert {"client-tokens", "step-tokens", "counters", "forced-stop", "speculation"} <= confirmed, checks
+            assert {"client-tokens", "step-tokens", "counters", "forced-stop"} <= confirmed, checks
             if run.record.variant not in {"baseline", "again"}:
-                assert {"draft-counters", "accepted-drafts"} <= confirmed, checks
+                assert {"draft-counters", "accepted-drafts", "speculation"} <= confirmed, checks
 
 
 def test_tokens_are_those_of_drafts_and_of_one_sample_per_step_but_for_what_the_end_cut_off(drawn, greedy):
@@ -168,8 +168,9 @@ def test_compare_divides_the_change_into_steps_and_time_per_step(drawn):
     wall = cell["decomposition"]["wall"]
     factors = {factor["name"]: factor["ratio"] for factor in wall["factors"]}
     steps = {variant: len(measured_steps(run)) for variant, run in runs_of(drawn).items()}
-    assert factors["steps"] == pytest.approx(steps["speculative"] / steps["baseline"], rel=1e-6)
-    assert factors["steps"] < 0.6
+    ratio = factors["passes"] * factors["steps per pass"]
+    assert ratio == pytest.approx(steps["speculative"] / steps["baseline"], rel=1e-6)
+    assert ratio < 0.6
     assert factors["time per step"] > 1
     assert np.prod(list(factors.values())) == pytest.approx(wall["ratio"], rel=1e-6)
 

@@ -26,7 +26,8 @@ class SimOptions(ServerOptions):
     tensor_parallel_size: int = Field(default=1, ge=1)
     """Devices that share each layer; more than one for the cost models ``fitted`` and ``layer-profile``."""
     hardware: str = "h100-sxm"
-    """Device whose peaks the cost model computes with; a name of the hardware table."""
+    """Device whose peaks the cost model computes with: a name of the hardware table, peaks as name:TFLOP/s:GB/s, or
+    ``measured`` for those on file."""
     time_scale: float = Field(default=1.0, ge=LEAST, le=MOST)
     """Virtual seconds per wall second."""
     noise: Literal["none", "published", "fitted"] = "none"

@@ -87,6 +87,10 @@ class VllmOptions(PythonOptions):
                 "needs a draft_model; name its directory" if self.draft_model is None else "has no draft_model"
             )
             raise ValueError(f"speculative_method {method} {problem}; or choose another method")
+        if self.prompt_lookup_max is not None and method != "ngram":
+            raise ValueError(
+                f"prompt_lookup_max is for ngram, and speculative_method is {method}; drop one of the two"
+            )
         return self
 
     def speculative_words(self, draft: str | None) -> tuple[str, ...]:

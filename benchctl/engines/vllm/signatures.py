@@ -45,6 +45,12 @@ SIGNATURES: Final = (
         "has no vLLM implementation",
     ),
     *profile_errors(
+        "bad-draft",
+        "the draft model has another vocabulary than the served one: name one with the same tokenizer in "
+        "engine.options.draft_model",
+        "Target and draft model should have the same vocabulary size",
+    ),
+    *profile_errors(
         "context-too-long",
         "engine.options.max_model_len is more than the model was made for: lower it, or leave it out",
         "is greater than the derived max_model_len",
