@@ -18,6 +18,7 @@ from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
 
 ENGINE = VllmEngine()
 INSIDE = Path(vllm.__file__).parent / "inside"
@@ -168,3 +169,38 @@ def test_the_correction_is_made_when_asked_for_and_a_version_without_the_functio
     monkeypatch.setitem(sys.modules, "vllm.utils.cpu_triton_utils", other)
     correction.correct()
     assert vars(other) == {"other": "theirs"}
+
+
+@pytest.mark.parametrize("engine", ["sim", "vllm", "vllm-cpu"])
+def test_the_profile_sweeps_one_to_four_tokens_and_declares_all_that_differs(engine):
+    profile = load_profile("speculation", engine=engine)
+    numbers = [variant_settings(profile, *arm).server.num_speculative_tokens for arm in arms(profile)]
+    assert numbers in ([None, 1, 2, 3, 4], [0, 1, 2, 3, 4])
+    assert undeclared_differences(profile) == ()
+
+
+def test_the_profile_drafts_without_a_model_where_text_repeats():
+    drafting = "variants.speculative.server"
+    overrides = [f"{drafting}.draft_model=null", f"{drafting}.draft_sampling=null"]
+    profile = load_profile(
+        "speculation", engine="vllm", overrides=[*overrides, f"{drafting}.speculative_method=ngram"]
+    )
+    assert undeclared_differences(profile) == ()
+    assert (
+        variant_settings(profile, *arms(profile)[-1])
+        .server.speculative_words(None)[1]
+        .startswith('{"method":"ngram"')
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "values"), [("draft_model", ["a", "b"]), ("speculative_method", ["ngram", "suffix"])]
+)
+def test_draft_and_method_are_factors_of_a_sweep(factor, values):
+    text = f"sweep.{factor}=[{', '.join(values)}]"
+    overrides = ["sweep.num_speculative_tokens=null", "variants.speculative.server.num_speculative_tokens=2", text]
+    if factor == "speculative_method":
+        overrides += [f"variants.speculative.server.{name}=null" for name in ("draft_model", "draft_sampling")]
+    profile = load_profile("speculation", engine="vllm", overrides=overrides)
+    assert [cell for _, cell in arms(profile)][1:] == [{factor: value} for value in values]
+    assert undeclared_differences(profile) == ()

@@ -123,7 +123,7 @@ def check_counts(step: StepRecord, config: SimConfig) -> None:
     assert count(step.output_tokens) <= count(step.num_decode_tokens) + step.num_seqs
     parts = [time_ns for name, time_ns in step.sections_ns.items() if name in PARTS]
     assert sum(parts) == step.dur_ns
-    assert ("backfill" in step.sections_ns) == (config.backfill != "none")
+    assert ("backfill" in step.sections_ns) == (config.bonus_token and config.backfill != "none")
 
 
 PARTS = {"schedule", "draft", "backfill", "model_forward", "sampler_total"}

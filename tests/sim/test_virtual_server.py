@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchctl.analysis.validity.reconcile import expected, reconcile
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.simulated_run import simulate_run
 from benchctl.profile.load import parse_profile
@@ -93,6 +94,16 @@ def test_a_simulated_run_has_the_steps_and_the_tokens_of_the_same_run_over_http(
     assert what_was_said(simulated.requests) == what_was_said(over_http.requests)
     assert simulated.record.state == "done", simulated.record
     assert simulated.record.effective_config == over_http.record.effective_config
+
+
+def test_client_usage_steps_and_counters_agree_on_every_draft_and_token(tmp_path):
+    profile = profile_of(CAPPED, DRAFTING)
+    over_http, _ = run(tmp_path, profile, by=measure_run)
+    requests = prepare_requests(profile).requests
+    checks = {check.name: check for check in reconcile(over_http, expected(profile, requests, over_http.record))}
+    for name in ("client-tokens", "step-tokens", "counters", "draft-counters", "accepted-drafts", "speculation"):
+        assert checks[name].ok, checks[name]
+    assert "accepted by position" in checks["draft-counters"].detail
 
 
 def test_all_times_of_a_simulated_run_are_on_one_clock(tmp_path):

@@ -62,8 +62,7 @@ def draft_law(base: Path, draft: Path, num_drafts: int) -> DraftLaw:
     vocab = models[0].vocab
     if models[1].vocab != vocab:
         raise UsageError(f"{draft}: has {models[1].vocab} tokens and {base} {vocab}; a draft shares the vocabulary")
-    if vocab > MAX_VOCAB:
-        raise UsageError(f"{base}: has {vocab} tokens; the law is computed for {MAX_VOCAB} at most")
+    require_small(vocab)
     both = np.empty((vocab, vocab))
     proposed_share, proposed, likeliest = np.empty(vocab), np.empty(vocab, np.int64), np.empty(vocab, np.int64)
     for start in range(0, vocab, _ROWS):
@@ -79,6 +78,15 @@ def draft_law(base: Path, draft: Path, num_drafts: int) -> DraftLaw:
         greedy_draft=_positions(lambda alive: proposed_share * alive[proposed], vocab, num_drafts),
         temperature_0=_positions(lambda alive: agrees * alive[proposed], vocab, num_drafts),
     )
+
+
+def require_small(vocab: int) -> None:
+    """Raise UsageError for a vocabulary whose pairs of tokens are too many to compute."""
+    if vocab > MAX_VOCAB:
+        raise UsageError(
+            f"a vocabulary of {vocab} tokens: the law of a draft is computed for {MAX_VOCAB} at most; choose a "
+            "smaller one with --vocab"
+        )
 
 
 def _positions(step: _Step, vocab: int, num_drafts: int) -> tuple[PositionLaw, ...]:

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from benchctl.engines.tiny_models.circle import Floats, Waves, circle_draw, circle_specs, draw_waves, with_peak
-from benchctl.engines.tiny_models.draft_law import draft_law
+from benchctl.engines.tiny_models.draft_law import draft_law, require_small
 from benchctl.engines.tiny_models.hugging_face import write_model_files
 from benchctl.engines.tiny_models.make import make_directory, refuse_what_must_stay
 from benchctl.engines.tiny_models.recipe import Recipe
@@ -29,8 +29,9 @@ def make_draft_pair(
     A token that the draft draws at temperature 1 is accepted with probability ``acceptance``, up to the rounding
     of weights to their type. ``draft/acceptance.json`` has the exact law of the stored weights. The recipes share
     vocabulary, hidden size and seed; both models get a head of their own. Raises UsageError for an acceptance that
-    cannot be had.
+    cannot be had, and for a vocabulary too large to compute the law.
     """
+    require_small(base.shape.vocab)
     for part in ("base", "draft"):
         refuse_what_must_stay(directory.expanduser().resolve() / part, replace=replace)
     smooth, other = (

@@ -16,6 +16,8 @@ NO_SECTIONS: Final = "a forward pass is one section"
 UNNAMED: Final = "not named by any section"
 _COLORS: Final = {
     "schedule": SKY,
+    "draft": GREEN,
+    "backfill": ORANGE,
     "model_forward": BLUE,
     "sampler_total": PURPLE,
     "pre_lvm": YELLOW,
@@ -26,7 +28,8 @@ _COLORS: Final = {
     "lvm_apply_guidance": GREEN,
     "value_model_load": YELLOW,
 }
-"""Two sections of one colour are never both leaves: one is the parent of the other, or has another pattern."""
+"""Two sections of one colour are never both leaves: one is the parent of the other, has another pattern, or is of
+speculation and the other of guidance, which exclude each other."""
 _PATTERNS: Final = {"value_model_load": "x", UNNAMED: "/"}
 
 

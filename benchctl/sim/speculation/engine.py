@@ -38,6 +38,7 @@ class SpeculativeEngine(SimulatedEngine):
     ) -> None:
         super().__init__(config, cost_model, noise, walk, guided_rows)
         self._draft_costs: Final = DraftCosts(config, cost_model)
+        self._has_backfill: Final = config.bonus_token and config.backfill != "none"
 
     def check_servable(self, request: Request) -> None:
         """Raises UsageError when a request and its last drafts could never fit the context or the memory."""
@@ -99,7 +100,7 @@ class SpeculativeEngine(SimulatedEngine):
                 drafted.num_rows,
                 drafted.num_tokens,
                 parts_ns[0],
-                parts_ns[1] if self.config.backfill != "none" else -1,
+                parts_ns[1] if self._has_backfill else -1,
                 outcome.accepted_by_position,
             )
         )

@@ -177,6 +177,7 @@ def test_models_of_two_vocabularies_and_directories_without_weights_are_refused(
         (["--draft", "--gguf"], "--draft and --gguf exclude each other"),
         (["--draft", "--no-weights"], "--draft and --no-weights exclude each other"),
         (["--draft", "--value-model"], "--draft and --value-model exclude each other"),
+        (["--draft", "--like", "qwen2.5-0.5b"], "smaller one with --vocab"),
         (["--draft", "--draft-acceptance", "0.01"], "name a number from there to 1"),
         (["--draft", "--draft-acceptance", "1.5"], "name a number from there to 1"),
     ],
