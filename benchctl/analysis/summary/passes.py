@@ -71,7 +71,7 @@ class LaunchCost:
 
     @property
     def us_per_operator(self) -> float | None:
-        """What each operator adds to the pass, in microseconds."""
+        """Microseconds that each operator adds to the pass."""
         return us_from_ms(self.saved_ms) / self.num_operators if self.num_operators else None
 
 
