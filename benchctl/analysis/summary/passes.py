@@ -71,7 +71,7 @@ class LaunchCost:
 
     @property
     def us_per_operator(self) -> float | None:
-        """Microseconds that each operator adds to the pass."""
+        """Time that each operator adds to the pass, in microseconds."""
         return us_from_ms(self.saved_ms) / self.num_operators if self.num_operators else None
 
 
