@@ -114,6 +114,15 @@ def test_a_device_without_known_peaks_has_no_floor_and_says_so(tmp_path):
     assert "floor-unknown" in {warning.code for warning in manifest.warnings}
 
 
+def test_a_pass_without_memory_for_it_is_refused_before_anything_is_measured(tmp_path):
+    workers = FakeWorkers(launch_bound, too_large=UsageError("keys and values need 4578 GiB"))
+    with pytest.raises(UsageError, match="4578 GiB"):
+        measured(tmp_path, workers)
+    assert workers.measured == []
+    assert workers.num_started == workers.num_ended == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_memory_that_the_device_hands_out_during_replays_is_a_warning_of_the_run(tmp_path):
     outcome = measured(tmp_path, FakeWorkers(launch_bound, num_allocations=4), modes=("eager",))
     record = ResultDirectory(outcome.path).runs()[0].read()
