@@ -3,7 +3,7 @@
     first worker ▸ peaks ▸ directory ▸ blocks: worker ▸ runs ▸ verdict
 
 Any profile of the engine ``micro`` can be measured, whatever its variants are. The first worker starts before there
-is a directory: a machine without torch, or without the device, leaves nothing behind.
+is a directory: a machine without torch, the device, or memory for a pass leaves nothing behind.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from benchctl.measure.run import RunContext
 from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.micro.floor import Peaks
 from benchctl.micro.peaks_of_device import peaks_of_device
-from benchctl.micro.run import BELOW_FLOOR, MeasuredPasses
+from benchctl.micro.run import BELOW_FLOOR, MeasuredPasses, point_of
 from benchctl.micro.worker import Worker, WorkerInfo, WorkerSettings, find_torch_python, started_worker
 from benchctl.micro.workers_of_blocks import PassWorker, WorkersOfBlocks, visible_devices
 from benchctl.profile.model import Profile
@@ -56,6 +56,7 @@ def worker_for(profile: Profile) -> AbstractContextManager[Worker]:
             dtype=options.dtype,
             kv_layout=options.kv_layout,
             seed=profile.seed,
+            threads=options.threads,
         )
     )
 
@@ -89,7 +90,7 @@ def measure_forward(
     measured until then is kept.
     """
     with interruptible(), WorkersOfBlocks(partial(start, profile)) as workers:
-        info = workers.first().info
+        info = _checked(workers.first(), profile).info
         gpus = _gpus(shared_options(profile).device)
         measured = peaks_on_file(profile, [gpu.name for gpu in gpus])
         peaks = peaks_of_device(info, measured)
@@ -109,8 +110,15 @@ def resume_forward(
             f"'benchctl run --resume {reopened.results.path}'"
         )
     with interruptible(), WorkersOfBlocks(partial(start, profile)) as workers:
-        peaks = peaks_of_device(workers.first().info, load_peaks(reopened.results.path))
+        peaks = peaks_of_device(_checked(workers.first(), profile).info, load_peaks(reopened.results.path))
         return _measure(reopened.results, profile, workers, peaks, listener)
+
+
+def _checked(worker: PassWorker, profile: Profile) -> PassWorker:
+    """The worker, which has memory for every pass. Raises UsageError where it has not."""
+    options = (own_options(variant_settings(profile, *arm), MicroOptions) for arm in arms(profile))
+    worker.check_fits(list(dict.fromkeys(point_of(each) for each in options)))
+    return worker
 
 
 def _create(

@@ -10,7 +10,7 @@ import os
 import selectors
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -98,6 +98,10 @@ class Worker:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def check_fits(self, points: Sequence[ForwardPoint]) -> None:
+        """Raises UsageError for a point that does not fit into memory by itself; nothing is allocated."""
+        self.ask("check_fits", points=[msgspec.to_builtins(point) for point in points])
 
     def measure(self, point: ForwardPoint, mode: Mode, *, warmups: int, replays: int) -> ForwardTimes:
         """Times of ``replays`` passes after ``warmups``.

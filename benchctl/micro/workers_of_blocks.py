@@ -4,7 +4,7 @@ What differs from process to process, such as where its memory lies, is thus in 
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol, Self
 
@@ -21,6 +21,9 @@ class PassWorker(Protocol):
     @property
     def info(self) -> WorkerInfo:
         """Its device and software."""
+
+    def check_fits(self, points: Sequence[ForwardPoint]) -> None:
+        """Raises UsageError for a point that does not fit into the device's memory."""
 
     def measure(self, point: ForwardPoint, mode: Mode, *, warmups: int, replays: int) -> ForwardTimes:
         """The times of these replays.

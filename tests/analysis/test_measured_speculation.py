@@ -11,7 +11,13 @@ from support.results.builders import edit_steps, write_results
 
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.statistics.side_ratio import UNORDERED, SideRatio, side_ratio
-from benchctl.analysis.summary.draft_acceptance import ArmDrafts, count_drafts, pooled, same_everywhere_p
+from benchctl.analysis.summary.draft_acceptance import (
+    ArmDrafts,
+    count_drafts,
+    pooled,
+    same_everywhere_p,
+    same_in_arms_p,
+)
 from benchctl.analysis.summary.draft_costs import fit_costs
 from benchctl.analysis.summary.speculation import agrees, measured_speculation
 from benchctl.errors import UsageError
@@ -70,6 +76,16 @@ def test_one_acceptance_for_all_positions_is_rejected_where_it_falls() -> None:
     assert (same_everywhere_p(falling) or 0) < 1e-6
     assert same_everywhere_p(same[:1]) is None
     assert same_everywhere_p([PositionCounts(accepted=9, judged=9)] * 2) == 1
+
+
+def test_requests_that_differ_show_in_arms_of_different_length() -> None:
+    """Half of the requests accept nearly all, half nearly none; those take the more drafts the longer these are."""
+    few, many = [ArmDrafts(drafts=n, accepted=(k,), whole_frac=1.0) for n, k in ((1000, 600), (1000, 450))]
+    assert (same_in_arms_p([few, many]) or 0) < 1e-6
+    assert same_in_arms_p([few, few]) == pytest.approx(1)
+    assert same_in_arms_p([few]) is None
+    long = ArmDrafts(drafts=1000, accepted=(600, 360), whole_frac=1.0)
+    assert same_in_arms_p([few, long]) == pytest.approx(1)
 
 
 def test_one_test_in_twenty_of_equal_positions_is_below_5_percent() -> None:

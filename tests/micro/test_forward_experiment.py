@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.fake_passes import A100, FakeWorkers
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
@@ -20,7 +21,6 @@ from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.verification import verify_directory
 from benchctl.report.page.parts.passes import passes_values
 from benchctl.report.text.passes_table import launch_table
-from tests.support.fake_passes import A100, FakeWorkers
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
 EAGER_US, GRAPH_US = 900.0, 230.0
@@ -112,6 +112,15 @@ def test_a_device_without_known_peaks_has_no_floor_and_says_so(tmp_path):
     manifest = ResultDirectory(outcome.path).manifest()
     assert outcome.below_floor == ()
     assert "floor-unknown" in {warning.code for warning in manifest.warnings}
+
+
+def test_a_pass_without_memory_for_it_is_refused_before_anything_is_measured(tmp_path):
+    workers = FakeWorkers(launch_bound, too_large=UsageError("keys and values need 4578 GiB"))
+    with pytest.raises(UsageError, match="4578 GiB"):
+        measured(tmp_path, workers)
+    assert workers.measured == []
+    assert workers.num_started == workers.num_ended == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_that_the_device_hands_out_during_replays_is_a_warning_of_the_run(tmp_path):

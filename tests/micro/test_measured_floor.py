@@ -6,6 +6,7 @@ import pytest
 from support.fake_passes import A100, FakeWorkers
 from support.peaks import cpu_peaks, gpu_peaks
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.costs.hardware import HARDWARE
 from benchctl.measure.experiment import Listener
@@ -18,6 +19,7 @@ from benchctl.micro.peaks_of_device import peaks_of_device
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.peaks import hardware_of, load_peaks
 from benchctl.records.peaks_store import STORE_VARIABLE, store_peaks
+from benchctl.report.text.passes_table import passes_table
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
 HOST = platform.node()
@@ -48,7 +50,12 @@ def test_a_pass_faster_than_the_measured_peaks_allow_is_refused(store, tmp_path)
     store_peaks(store, cpu_peaks(host=HOST))
     outcome = measured(tmp_path / "r", BELOW_US)
     assert len(outcome.below_floor) == 2
-    assert not measured(tmp_path / "s", ABOVE_US).below_floor
+    slower = measured(tmp_path / "s", ABOVE_US)
+    assert not slower.below_floor
+    table = passes_table(analyze_directory(slower.path))
+    assert (
+        "Floor at the peaks of the fastest rounds of amd-epyc-2-threads (peaks measured 2026-11-22" in table.title
+    )
 
 
 def test_the_directory_has_the_peaks_that_were_used_and_reads_and_resumes_with_them(store, tmp_path) -> None:

@@ -130,6 +130,14 @@ def test_a_pass_that_does_not_fit_is_refused_before_anything_is_allocated():
     assert maker.points == []
 
 
+def test_points_are_checked_one_by_one_and_nothing_is_allocated():
+    store, maker = store_of(FakeDevice())
+    store.check_fits([decode(6), decode(7)])
+    with pytest.raises(WorkerError, match="decode of 11 sequences"):
+        store.check_fits([decode(6), decode(11)])
+    assert maker.points == []
+
+
 def test_the_pass_that_was_not_used_for_longest_makes_room():
     store, maker = store_of(FakeDevice())
     for batch_size in (4, 5, 4, 3):  # 3 does not fit beside 4 and 5, and 5 was used before 4

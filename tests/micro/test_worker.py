@@ -74,7 +74,10 @@ def test_a_failure_is_one_message_and_the_worker_goes_on(worker):
         worker.measure(huge, "eager", warmups=1, replays=1)
     assert caught.value.exit_code == 2
     assert "choose a smaller batch size" in str(caught.value)
-    with pytest.raises(UsageError, match="unknown operation 'dance'; known are describe, measure"):
+    worker.check_fits([DECODE])
+    with pytest.raises(UsageError, match="1000000 sequences"):
+        worker.check_fits([DECODE, huge])
+    with pytest.raises(UsageError, match="unknown operation 'dance'; known are describe, check_fits, measure"):
         worker.ask("dance")
     with pytest.raises(RunError, match="unexpected keyword argument") as caught:
         worker.ask("measure", tempo=1)

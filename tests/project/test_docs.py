@@ -26,6 +26,8 @@ BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STANDS_FOR = {"scripts/demo": "benchctl run --profile topk-sweep", "scripts/test": ""}
 """Scripts that make an environment of their own, and what they run in it. The tests do not run themselves."""
 
+NEEDS_TORCH = {"docs/tasks/micro-benchmarks.md"}
+
 
 @dataclass(frozen=True)
 class Command:
@@ -69,6 +71,17 @@ def assert_same_output(command: Command, printed: str) -> None:
         position += actual[position:].index(expected) + 1
 
 
+def skip_without_torch() -> None:
+    """Engines may be left out (BENCHCTL_SKIP_ENGINES=1), and with them every interpreter that has torch."""
+    from benchctl.errors import EngineUnavailableError
+    from benchctl.micro.interpreter import find_torch_python
+
+    try:
+        find_torch_python(None)
+    except EngineUnavailableError as error:
+        pytest.skip(str(error))
+
+
 @contextmanager
 def emptied(directory: Path) -> Iterator[None]:
     """Ends what was left running in the directory: the command that was to end it may not have had its turn."""
@@ -91,6 +104,8 @@ def test_a_share_that_noise_forbids_reads_like_one_that_it_allows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(name for name in DOCUMENTS if commands_of(ROOT / name)))
 def test_every_console_block_of_the_manual_does_what_it_shows(name: str, tmp_path: Path) -> None:
+    if name in NEEDS_TORCH:
+        skip_without_torch()
     for needed in ("profiles", "scripts/examples", "results/example"):
         shutil.copytree(ROOT / needed, tmp_path / needed)
     env = {

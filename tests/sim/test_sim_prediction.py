@@ -5,6 +5,7 @@ import pytest
 from benchctl.errors import UsageError
 from benchctl.profile.load import profile_from_plain
 from benchctl.profile.planning.plan import variant_settings
+from benchctl.sim.prediction.plan_prediction import predict_plan
 from benchctl.sim.prediction.prediction import StepTimes, emulated_config, predict_run
 from benchctl.workload.prepare import prepare_requests
 
@@ -86,3 +87,23 @@ def test_a_model_without_a_known_shape_is_refused():
     settings = variant_settings(profile, "baseline", {}).model_copy(update={"model": "nobody/knows"})
     with pytest.raises(UsageError, match="nobody/knows"):
         predict_run(settings, prepare_requests(profile).requests, profile.workload.arrival, H100)
+
+
+def test_a_simulated_server_that_speculates_is_predicted_with_its_drafts_and_without_a_steady_state():
+    arrival = {"kind": "poisson", "request_rate": 5}
+    drafting = {"num_speculative_tokens": 3, "acceptance": 0.8, "draft_cost": 0.05}
+    plain, drafted = (
+        predicted(arrival, None, {"kind": "sim", "options": options}, num_prompts=40) for options in ({}, drafting)
+    )
+    assert drafted.num_steps < plain.num_steps
+    assert drafted.e2el_s < plain.e2el_s
+    assert plain.offered is not None
+    assert drafted.offered is None
+
+
+def test_a_prediction_says_that_the_drafts_of_a_real_engine_are_not_in_it():
+    options = {"num_speculative_tokens": 2, "speculative_method": "ngram"}
+    for drafting, is_said in ((options, True), ({}, False)):
+        profile = profile_of({"kind": "burst"}, {"kind": "vllm", "options": drafting}, num_prompts=4)
+        plan = predict_plan(profile, prepare_requests(profile).requests, ["NVIDIA H100 80GB HBM3"])
+        assert ("arms that speculate are predicted without their drafts" in plan.basis) == is_said

@@ -1,11 +1,11 @@
 """A worker without torch, whose passes take the time that a test plants."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from benchctl.errors import BenchctlError
+from benchctl.errors import BenchctlError, UsageError
 from benchctl.micro.point import ForwardPoint, ForwardTimes, Mode
 from benchctl.micro.worker import WorkerInfo
 from benchctl.profile.model import Profile
@@ -41,6 +41,8 @@ class FakeWorkers:
     """Raised by the pass number ``fails_at``, counted over all workers."""
     fails_at: int = 0
     num_allocations: int = 0
+    too_large: UsageError | None = None
+    """Raised when passes are checked before the first of them."""
     num_started: int = 0
     num_ended: int = 0
     measured: list[tuple[int, ForwardPoint, Mode]] = field(default_factory=list)
@@ -62,6 +64,10 @@ class FakeWorker:
         self._workers = workers
         self._number = number
         self.info = info_of(workers.device_name)
+
+    def check_fits(self, points: Sequence[ForwardPoint]) -> None:
+        if (error := self._workers.too_large) is not None:
+            raise error
 
     def measure(self, point: ForwardPoint, mode: Mode, *, warmups: int, replays: int) -> ForwardTimes:
         workers = self._workers

@@ -55,11 +55,11 @@ def measure_growth(samples: Sequence[PrometheusSample], names: Iterable[str]) ->
 
 def measure_growth_by_position(samples: Sequence[PrometheusSample], names: Iterable[str]) -> tuple[int, ...]:
     """Growth of the counters called ``names`` at each position from 0; empty without two readings of any."""
-    readings = [_by_position(sample.values, frozenset(names)) for sample in samples]
-    known = [reading for reading in readings if reading]
-    if len(known) < 2:
+    by_sample = [_by_position(sample.values, frozenset(names)) for sample in samples]
+    counts = [of_positions for of_positions in by_sample if of_positions]
+    if len(counts) < 2:
         return ()
-    return tuple(round(known[-1][position] - known[0][position]) for position in range(max(known[-1]) + 1))
+    return tuple(round(counts[-1][position] - counts[0][position]) for position in range(max(counts[-1]) + 1))
 
 
 def _by_position(values: Mapping[str, float], names: Container[str]) -> Counter[int]:

@@ -81,16 +81,39 @@ def pooled(arms: Sequence[ArmDrafts]) -> list[PositionCounts]:
 
 
 def same_everywhere_p(counts: Sequence[PositionCounts]) -> float | None:
-    """Chi-square test of one acceptance: sum of (k - n a)^2 / (n a (1 - a)), positions - 1 degrees of freedom.
+    """p of the hypothesis that all positions have one acceptance; None for fewer than two positions."""
+    return _chi_square_p([counts])
 
-    None for fewer than two positions.
+
+def same_in_arms_p(arms: Sequence[ArmDrafts]) -> float | None:
+    """p of the hypothesis that each position has one acceptance in all arms; None where no two arms share one.
+
+    It fails where requests differ in acceptance: those that accept little take more steps and more of the drafts,
+    the more so the longer the drafts are.
     """
-    if len(counts) < 2:
-        return None
-    mean = sum(each.accepted for each in counts) / sum(each.judged for each in counts)
-    if mean in {0.0, 1.0}:
-        return 1.0
-    statistic = sum(
-        (each.accepted - each.judged * mean) ** 2 / (each.judged * mean * (1 - mean)) for each in counts
-    )
-    return float(chi2.sf(statistic, len(counts) - 1))
+    groups = []
+    for position in range(max((arm.num_draft_tokens for arm in arms), default=0)):
+        reached = [(arm.drafts, *arm.accepted) for arm in arms if arm.num_draft_tokens > position]
+        groups.append(
+            [PositionCounts(accepted=n[position + 1], judged=n[position]) for n in reached if n[position]]
+        )
+    return _chi_square_p(groups)
+
+
+def _chi_square_p(groups: Sequence[Sequence[PositionCounts]]) -> float | None:
+    """Chi-square test that each group has one acceptance a: sum of (k - n a)^2 / (n a (1 - a)).
+
+    Its degrees of freedom are counts minus groups. A group whose drafts were all accepted, or none, cannot
+    contradict.
+    """
+    statistic, degrees = 0.0, 0
+    for counts in groups:
+        if len(counts) < 2:
+            continue
+        mean = sum(each.accepted for each in counts) / sum(each.judged for each in counts)
+        degrees += len(counts) - 1
+        if 0 < mean < 1:
+            statistic += sum(
+                (each.accepted - each.judged * mean) ** 2 / (each.judged * mean * (1 - mean)) for each in counts
+            )
+    return float(chi2.sf(statistic, degrees)) if degrees else None

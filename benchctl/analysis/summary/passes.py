@@ -20,6 +20,7 @@ from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.analysis.statistics.side_ratio import BlockDesign, side_ratio
 from benchctl.analysis.summary.runs import CellSummary
+from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.records.manifest import Manifest
 from benchctl.units import ms_from_ns, us_from_ms
@@ -70,7 +71,7 @@ class LaunchCost:
 
     @property
     def us_per_operator(self) -> float | None:
-        """What each operator adds to the pass, in microseconds."""
+        """Time that each operator adds to the pass, in microseconds."""
         return us_from_ms(self.saved_ms) / self.num_operators if self.num_operators else None
 
 
@@ -86,6 +87,19 @@ class Passes:
 def has_requests(manifest: Manifest) -> bool:
     """False for an experiment of forward passes alone."""
     return manifest.dataset != NO_REQUESTS
+
+
+def floor_peaks(passes: Passes, manifest: Manifest, hardware: Hardware | None) -> str | None:
+    """The peaks that floors were computed with, in words; None where no floor is known.
+
+    ``hardware`` are the experiment's own: measured ones, where the device has no data sheet.
+    """
+    if all(times.floor_ms is None for times in passes.times):
+        return None
+    sheet = next((hardware_or_none(gpu.name) for gpu in manifest.gpus), None)
+    if sheet is not None:
+        return f"{sheet.name}, {sheet.source}"
+    return None if hardware is None else f"the fastest rounds of {hardware.title}, less a margin"
 
 
 def summarise_passes(cells: Sequence[CellSummary], pairs: Sequence[PairedRuns], confidence: float) -> Passes:

@@ -22,7 +22,13 @@ from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.analysis.metrics.request_timing import measured
 from benchctl.analysis.statistics.side_ratio import SideRatio
-from benchctl.analysis.summary.draft_acceptance import ArmDrafts, count_drafts, pooled, same_everywhere_p
+from benchctl.analysis.summary.draft_acceptance import (
+    ArmDrafts,
+    count_drafts,
+    pooled,
+    same_everywhere_p,
+    same_in_arms_p,
+)
 from benchctl.analysis.summary.draft_costs import FittedCosts, fit_costs, mean_over_blocks
 from benchctl.errors import UsageError
 from benchctl.records.loaded import LoadedRun
@@ -76,6 +82,8 @@ class MeasuredSpeculation:
     """Pooled over the arms."""
     same_everywhere_p: float | None
     """p of the hypothesis that all positions have one acceptance; None for a single position."""
+    same_in_arms_p: float | None
+    """p of the hypothesis that a position has one acceptance in all arms, which pooling takes for granted."""
     costs: FittedCosts | None
     """None without a baseline."""
 
@@ -134,6 +142,7 @@ def measured_speculation(experiment: Experiment) -> MeasuredSpeculation:
         arms=tuple(arms),
         acceptance=acceptance,
         same_everywhere_p=same_everywhere_p(acceptance.counts),
+        same_in_arms_p=same_in_arms_p([drafts[arm.label] for arm in drafting]),
         costs=costs,
     )
 

@@ -6,7 +6,7 @@ To add one: write it, with ``state`` as its first parameter and a JSON document 
 
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,11 +63,15 @@ def describe(state: WorkerState) -> dict[str, Any]:
     }
 
 
+def check_fits(state: WorkerState, *, points: Sequence[Arguments]) -> dict[str, Any]:
+    """Nothing; WorkerError for a point that does not fit into memory by itself."""
+    _passes(state).check_fits(PassPoint(**point) for point in points)
+    return {}
+
+
 def measure(state: WorkerState, *, point: Arguments, mode: str, warmups: int, replays: int) -> dict[str, Any]:
     """Times of one point in one mode."""
-    if state.passes is None:
-        raise WorkerError("settings", "this worker was started without a model; start one with a shape")
-    return state.passes.measure(PassPoint(**point), mode, warmups=warmups, replays=replays)
+    return _passes(state).measure(PassPoint(**point), mode, warmups=warmups, replays=replays)
 
 
 def peaks(state: WorkerState, **arguments: Any) -> dict[str, Any]:
@@ -76,8 +80,15 @@ def peaks(state: WorkerState, **arguments: Any) -> dict[str, Any]:
     return measure_peaks(PeakSettings(device=str(state.device.torch_device), **(arguments | lists)))
 
 
+def _passes(state: WorkerState) -> PassStore:
+    if state.passes is None:
+        raise WorkerError("settings", "this worker was started without a model; start one with a shape")
+    return state.passes
+
+
 OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "describe": describe,
+    "check_fits": check_fits,
     "measure": measure,
     "peaks": peaks,
 }

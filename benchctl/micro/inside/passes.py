@@ -5,7 +5,7 @@ pay for it again; where memory is short, those that were not used for longest ma
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -100,6 +100,12 @@ class PassStore:
             "num_operators": entry.prepared.num_operators,
             "output_difference": entry.difference if mode == "graph" else None,
         }
+
+    def check_fits(self, points: Iterable[PassPoint]) -> None:
+        """Raises WorkerError for a point that does not fit into memory by itself; nothing is allocated."""
+        self._entries.clear()
+        for point in points:
+            self._make_room(point)
 
     def _entry(self, point: PassPoint) -> _Entry:
         if point not in self._entries:

@@ -39,6 +39,7 @@ def _measured_document(measured: MeasuredSpeculation) -> dict[str, Any]:
     return {
         "baseline": measured.baseline,
         "same_everywhere_p": measured.same_everywhere_p,
+        "same_in_arms_p": measured.same_in_arms_p,
         "draft_cost": None if costs is None else asdict(costs.draft),
         "backfill_cost": None if costs is None or costs.backfill is None else asdict(costs.backfill),
         "arms": [

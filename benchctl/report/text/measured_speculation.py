@@ -11,6 +11,7 @@ from benchctl.report.text.plain_table import plain_table
 from benchctl.report.text.speculation import with_interval
 from benchctl.steptime.speculation.estimate import Estimate
 
+_SIGNIFICANT: Final = 0.05
 _NEGLIGIBLE: Final = percentage(NEGLIGIBLE_FRAC)
 
 
@@ -92,16 +93,25 @@ def measured_lines(measured: MeasuredSpeculation) -> Iterator[str]:
     else:
         yield "no baseline without drafts: time per step and speed-up are unknown"
     if measured.same_everywhere_p is not None:
-        fits = "fits" if measured.same_everywhere_p >= 0.05 else "does not fit"
-        probability = p_value(measured.same_everywhere_p)
-        sign = "" if probability.startswith("<") else "= "
-        yield f"one acceptance for every position {fits} these counts (p {sign}{probability})"
+        fits = "fits" if measured.same_everywhere_p >= _SIGNIFICANT else "does not fit"
+        yield f"one acceptance for every position {fits} these counts ({_p(measured.same_everywhere_p)})"
+    if measured.same_in_arms_p is not None and measured.same_in_arms_p < _SIGNIFICANT:
+        yield (
+            f"the acceptance of a position differs between arms ({_p(measured.same_in_arms_p)}), as where requests "
+            "differ and those that accept little take most of the drafts: the pooled law is then too high for long "
+            "drafts"
+        )
     shorter = [arm for arm in arms if not arm.counts.is_exact]
     for arm in shorter:
         yield (
             f"{arm.label}: {percentage(1 - arm.counts.whole_frac)} of the drafts are in steps with shorter drafts, "
             "whose missing tokens count as rejected: acceptance by position is a lower bound"
         )
+
+
+def _p(probability: float) -> str:
+    words = p_value(probability)
+    return f"p {words}" if words.startswith("<") else f"p = {words}"
 
 
 def _share(each: Estimate) -> str:

@@ -4,6 +4,7 @@ from rich.table import Table
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.statistics.intervals import Interval
+from benchctl.analysis.summary.passes import floor_peaks
 from benchctl.formats import UNKNOWN, four_digits, three_digits
 from benchctl.report.text.plain_table import plain_table
 
@@ -13,6 +14,8 @@ def passes_table(analysis: AnalyzedExperiment) -> Table | None:
     if analysis.passes is None or not analysis.passes.times:
         return None
     title = "Forward passes, ms: median with its 95 % interval over blocks, p5 to p95 of all replays"
+    peaks = floor_peaks(analysis.passes, analysis.results.manifest, analysis.experiment.hardware)
+    title += "" if peaks is None else f"\nFloor at the peaks of {peaks}"
     columns = ["blocks", "replays", "median", "interval", "p5", "p95", "floor", "times floor"]
     table = plain_table(title, ["pass"], columns)
     for times in analysis.passes.times:

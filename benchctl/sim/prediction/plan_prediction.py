@@ -120,14 +120,18 @@ def _predict(
     runs: dict[str, PredictedRun] = {}
     by_settings: dict[bytes, PredictedRun] = {}
     prompt_tokens = None if times is None else counted_prompts(requests, profile.model)
+    speculates = False
     for variant, cell in arms(profile):
         settings = variant_settings(profile, variant, cell)
+        speculates |= bool(settings.server.speculates)
         key = _key(settings)
         if key not in by_settings:
             by_settings[key] = predict_run(settings, requests, profile.workload.arrival, times, prompt_tokens)
         runs[arm_label(variant, cell)] = by_settings[key]
     if times is not None and any(variant.guidance is not None for variant in profile.variants.values()):
         basis += "; the value model of guided arms is not in them"
+    if times is not None and speculates:
+        basis += "; arms that speculate are predicted without their drafts"
     return PlanPrediction(runs=runs, basis=basis, overhead_s=_overhead_s(profile))
 
 

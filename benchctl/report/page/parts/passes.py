@@ -4,7 +4,7 @@ from typing import Any
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.statistics.intervals import Interval
-from benchctl.analysis.summary.passes import LaunchCost, PassTimes
+from benchctl.analysis.summary.passes import LaunchCost, PassTimes, floor_peaks
 from benchctl.formats import NOT_AVAILABLE, page_number
 
 
@@ -15,6 +15,7 @@ def passes_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
     return {
         "name": analysis.results.path.resolve().name,
         "baseline": analysis.results.manifest.baseline,
+        "peaks": floor_peaks(analysis.passes, analysis.results.manifest, analysis.experiment.hardware),
         "times": [_times_row(times) for times in analysis.passes.times],
         "launches": [_launch_row(cost) for cost in analysis.passes.launches],
     }
