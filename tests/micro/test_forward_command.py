@@ -55,7 +55,7 @@ def test_passes_on_the_cpu_make_a_directory_that_every_reader_understands(tmp_pa
 @pytest.mark.slow
 def test_a_pass_faster_than_its_device_ends_with_exit_code_4_and_no_table_has_it(tmp_path, tiny, torch_python):
     slow_memory = (series("matmul", 1e12, dtype="float32"), series("read", 1e3))
-    store_peaks(tmp_path / "peaks", cpu_peaks(host=platform.node(), cache_bytes=None, series=slow_memory))
+    store_peaks(tmp_path / "peaks", cpu_peaks(host=platform.node(), cache_bytes=1, series=slow_memory))
     run = benchctl(
         "micro", "forward", "--model", tiny, "--device", "cpu", "--python", torch_python, "--batch-size", 1,
         "--phase", "decode", *FEW, cwd=tmp_path, **{STORE_VARIABLE: str(tmp_path / "peaks")},
