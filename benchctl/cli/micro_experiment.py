@@ -57,6 +57,7 @@ def pass_settings(
     replays: int,
     blocks: int,
     seed: int,
+    threads: int | None = None,
 ) -> "PassSettings":
     """The settings that all passes of an experiment share; those that are not named depend on the device.
 
@@ -89,6 +90,7 @@ def pass_settings(
         blocks=blocks,
         replays=replays,
         seed=seed,
+        threads=threads,
     )
 
 

@@ -56,6 +56,7 @@ def worker_for(profile: Profile) -> AbstractContextManager[Worker]:
             dtype=options.dtype,
             kv_layout=options.kv_layout,
             seed=profile.seed,
+            threads=options.threads,
         )
     )
 

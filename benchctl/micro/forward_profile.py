@@ -32,6 +32,8 @@ class PassSettings:
     hardware: str | None = None
     """Name of the device in the table of hardware, if it is there."""
     python: str | None = None
+    threads: int | None = None
+    """Threads of an operator on a CPU; None for torch's own choice."""
     blocks: int = DEFAULT_BLOCKS
     replays: int = DEFAULT_REPLAYS
     """Of each point and mode over all blocks; rounded up to as many in each."""
@@ -105,7 +107,8 @@ def _engine_options(settings: PassSettings) -> dict[str, Any]:
         "kv_layout": settings.kv_layout,
         "replays": -(-settings.replays // max(settings.blocks, 1)),
     }
-    return options if settings.python is None else {**options, "python": settings.python}
+    chosen = {"python": settings.python, "threads": settings.threads}
+    return options | {name: value for name, value in chosen.items() if value is not None}
 
 
 def _slug(name: str) -> str:

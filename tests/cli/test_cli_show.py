@@ -219,7 +219,7 @@ def test_list_shows_results_newest_first_and_what_is_none(tmp_path):
         f"loose {newest.created_at} built sim done 6/6",
     ]
     assert rows[3].startswith("built/later unreadable")
-    assert "schema_version 9 is newer than 2" in rows[3]
+    assert "schema_version 9 is newer than 3" in rows[3]
     assert rows[4].startswith("built/torn unreadable")
     assert rows[5] == "notes unreadable not a result directory"
     assert len(rows) == 6

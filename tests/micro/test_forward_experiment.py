@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.fake_passes import A100, FakeWorkers
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
@@ -20,7 +21,6 @@ from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.verification import verify_directory
 from benchctl.report.page.parts.passes import passes_values
 from benchctl.report.text.passes_table import launch_table
-from tests.support.fake_passes import A100, FakeWorkers
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
 EAGER_US, GRAPH_US = 900.0, 230.0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchctl.errors import ProfileError
-from benchctl.profile.load import load_profile, parse_profile
+from benchctl.profile.load import load_profile, parse_profile, profile_from_plain
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import (
     allowed_difference,
@@ -216,3 +216,52 @@ def test_a_profile_read_from_a_result_directory_plans_the_same_runs():
 
     profile = load_profile("topk-sweep")
     assert plan_runs(parse_profile(dump_profile(profile), "profile.yaml")) == plan_runs(profile)
+
+
+def passes(**changes):
+    plain = {
+        "name": "passes",
+        "engine": {"kind": "micro"},
+        "workload": {"dataset": "none", "arrival": {"kind": "burst"}},
+        "variants": {"eager": {}, "graph": {"server": {"mode": "graph"}}},
+        "baseline": "eager",
+        "sweep_baseline": True,
+        "sweep": {"phase": ["decode", "prefill"], "batch_size": [1, 2]},
+    }
+    return profile_from_plain({**plain, **changes}, "p")
+
+
+def test_a_swept_baseline_runs_in_every_cell_of_every_block():
+    profile = passes(blocks=2)
+    assert len(arms(profile)) == 2 * 4
+    assert [variant for variant, _ in arms(profile)] == ["eager"] * 4 + ["graph"] * 4
+    assert len(plan_runs(profile).runs) == 2 * 8
+
+
+def test_without_sweep_baseline_the_baseline_runs_once_a_block():
+    assert arms(passes(sweep_baseline=False))[0] == ("eager", {})
+    assert len(arms(passes(sweep_baseline=False))) == 1 + 4
+
+
+def test_listed_cells_are_run_and_no_other_combination():
+    cells = [{"phase": "decode", "batch_size": 1}, {"phase": "prefill", "batch_size": 2}]
+    assert [cell for _, cell in arms(passes(cells=cells))] == cells * 2
+
+
+def test_a_variant_that_is_swept_in_part_runs_each_listed_value_once():
+    cells = [{"phase": "decode", "batch_size": size} for size in (1, 2)]
+    variants = {"eager": {"swept": ["phase"]}, "graph": {"server": {"mode": "graph"}}}
+    profile = passes(cells=cells, variants=variants)
+    assert arms(profile) == (("eager", {"phase": "decode"}), *(("graph", cell) for cell in cells))
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ({"phase": "decode"}, "a cell has a value of every factor of sweep: phase, batch_size"),
+        ({"phase": "decode", "batch_size": 3}, "lists batch_size: 3, which sweep.batch_size does not have"),
+    ],
+)
+def test_a_listed_cell_that_the_sweep_does_not_have_is_refused(cell, message):
+    with pytest.raises(ProfileError, match=message):
+        passes(cells=[cell])

@@ -43,6 +43,10 @@ Python = Annotated[
     Path | None,
     typer.Option("--python", metavar="PATH", help="Interpreter that has torch; searched for by default."),
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="Threads of an operator on a CPU; by default one for each core."),
+]
 Replays = Annotated[
     int, typer.Option("--replays", min=1, help="Timed passes of each point and mode, over all blocks.")
 ]
@@ -66,6 +70,7 @@ def forward(
     dtype: Dtype = None,
     kv_layout: KvLayoutName = "contiguous",
     python: Python = None,
+    threads: Threads = None,
     replays: Replays = 200,
     blocks: MicroBlocks = 6,
     seed: MicroSeed = 0,
@@ -88,7 +93,7 @@ def forward(
         return
     settings = pass_settings(
         model=model, device=device, dtype=dtype, mode=mode, kv_layout=kv_layout, python=python,
-        replays=replays, blocks=blocks, seed=seed,
+        replays=replays, blocks=blocks, seed=seed, threads=threads,
     )  # fmt: skip
     points = grid_of_points(
         words_of(phase, PHASES, "--phase"),

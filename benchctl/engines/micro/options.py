@@ -15,6 +15,8 @@ class MicroOptions(ServerOptions):
     """Interpreter of an environment that has torch; searched for where it is not given."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda:\d+)$")
     """Device as torch names it: ``cpu`` or ``cuda:0``."""
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """Threads of an operator on a CPU; null: torch's own choice, one for each core."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Type of weights, activations and key-value cache."""
     kv_layout: Literal["contiguous", "paged"] = "contiguous"

@@ -111,7 +111,7 @@ def test_a_server_that_should_draft_and_never_did_makes_the_run_invalid(results)
     check = checks_of(results, is_speculative=True)["speculation"]
     assert (check.ok, check.is_fatal, check.detail) == (False, True, "speculation declared; 0 draft tokens")
     assert checks_of(results, is_speculative=False)["speculation"].ok is True
-    assert checks_of(results)["speculation"].ok is None
+    assert checks_of(results, is_speculative=None)["speculation"].ok is None
 
 
 def test_drafts_that_no_option_asked_for_are_told(results):

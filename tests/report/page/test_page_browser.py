@@ -156,7 +156,7 @@ def test_hostile_names_logs_and_messages_are_only_text(browser, tmp_path):
         assert page.locator("img").count() == 0
         assert page.title() == title != "owned"
         assert HOSTILE in page.locator("details.log").text_content()
-        assert json.loads(page.locator("#benchctl-data").text_content())["schema_version"] == 2
+        assert json.loads(page.locator("#benchctl-data").text_content())["schema_version"] == 3
 
 
 def test_block_values_are_saved_as_csv_and_all_data_as_json_without_a_network(browser, path):

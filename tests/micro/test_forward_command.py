@@ -1,0 +1,108 @@
+"""``benchctl micro forward`` from the command line, with torch on the CPU."""
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+from support.cli import benchctl
+from support.peaks import cpu_peaks, series
+
+from benchctl.records.peaks_store import STORE_VARIABLE, store_peaks
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+FEW = ("--blocks", 2, "--replays", 8, "--threads", 1, "--context", 16, "--prompt", 4, "--quiet")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
+    return directory
+
+
+def result_of(cwd: Path) -> Path:
+    (path,) = (path for path in (cwd / "results").glob("*/*") if not path.is_symlink())
+    return path
+
+
+@pytest.mark.slow
+def test_passes_on_the_cpu_make_a_directory_that_every_reader_understands(tmp_path, tiny, torch_python):
+    run = benchctl(
+        "micro", "forward", "--model", tiny, "--device", "cpu", "--python", torch_python, "--batch-size", "1,2",
+        *FEW, cwd=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "Forward passes, ms" in run.stdout
+    path = result_of(tmp_path)
+    shown = benchctl("show", path, cwd=tmp_path).stdout
+    assert "engine micro · forward passes of" in shown
+    assert "requests" not in shown
+    assert "TTFT" not in shown
+    assert benchctl("verify", path, cwd=tmp_path).returncode == 0
+    assert benchctl("compare", path, path, cwd=tmp_path).returncode in {0, 3}
+    assert benchctl("report", path, cwd=tmp_path).returncode == 0
+    page = (path / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Forward passes</h2>" in page
+    assert "8/8" in benchctl("list", "results", cwd=tmp_path).stdout
+
+
+@pytest.mark.slow
+def test_a_pass_faster_than_its_device_ends_with_exit_code_4_and_no_table_has_it(tmp_path, tiny, torch_python):
+    slow_memory = (series("matmul", 1e12, dtype="float32"), series("read", 1e3))
+    store_peaks(tmp_path / "peaks", cpu_peaks(host=platform.node(), cache_bytes=1, series=slow_memory))
+    run = benchctl(
+        "micro", "forward", "--model", tiny, "--device", "cpu", "--python", torch_python, "--batch-size", 1,
+        "--phase", "decode", *FEW, cwd=tmp_path, **{STORE_VARIABLE: str(tmp_path / "peaks")},
+    )  # fmt: skip
+    assert run.returncode == 4
+    assert "2 runs took less time than their FLOPs and bytes allow, and count nowhere" in run.stderr
+    assert "Forward passes, ms" not in run.stdout
+    assert "below-floor" in run.stdout
+
+
+@pytest.mark.slow
+def test_a_cache_beyond_the_memory_is_refused_in_one_message(tmp_path, tiny, torch_python):
+    run = benchctl(
+        "micro", "forward", "--model", tiny, "--device", "cpu", "--batch-size", 60000, "--phase", "decode",
+        "--context", 1_000_000, "--blocks", 1, "--quiet", "--python", torch_python, cwd=tmp_path,
+    )  # fmt: skip
+    assert run.returncode == 2
+    assert "keys and values need" in run.stderr
+    assert "choose a smaller batch size" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--device", "cpu", "--mode", "graph"), "a CPU has no graphs; leave --mode out"),
+        (("--device", "tpu"), "write cpu, or cuda:0 for the first GPU"),
+        (("--batch-size", "5,x"), "write whole numbers from 1 up, separated by commas: 5,10"),
+        (("--phase", "train"), "choose of decode, prefill, separated by commas"),
+        (("--python", "/nowhere/python"), "name an interpreter, such as /path/to/venv/bin/python"),
+        (("--model", "nothing"), "unknown model 'nothing'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_written(tmp_path, arguments, message):
+    run = benchctl("micro", "forward", *arguments, cwd=tmp_path)
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_run_says_which_command_continues_a_directory_of_passes(tmp_path, tiny):
+    profile = tmp_path / "passes.yaml"
+    profile.write_text(
+        f"engine: {{kind: micro}}\nmodel: {tiny}\nworkload: {{dataset: none, arrival: {{kind: burst}}}}\n"
+        "variants: {eager: {}}\nbaseline: eager\n",
+        encoding="utf-8",
+    )
+    run = benchctl("run", "--profile", profile, cwd=tmp_path)
+    assert run.returncode == 2
+    assert "'benchctl micro forward' measures such an experiment" in run.stderr
