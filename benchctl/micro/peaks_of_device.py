@@ -5,7 +5,7 @@ from dataclasses import replace
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.micro.floor import Peaks
 from benchctl.micro.worker import WorkerInfo
-from benchctl.records.peaks import ON_BUSY_MACHINE, MeasuredPeaks, hardware_of
+from benchctl.records.peaks import MeasuredPeaks, hardware_of
 
 
 def peaks_of_device(info: WorkerInfo, measured: MeasuredPeaks | None) -> Peaks | None:
@@ -17,7 +17,7 @@ def peaks_of_device(info: WorkerInfo, measured: MeasuredPeaks | None) -> Peaks |
     hardware = hardware_or_none(info.device_name)
     if hardware is not None:
         return Peaks(hardware=hardware, cache_bytes=info.cache_bytes or 0)
-    if measured is None or any(warning.code == ON_BUSY_MACHINE for warning in measured.warnings):
+    if measured is None or measured.was_busy:
         return None
     fastest = replace(
         hardware_of(measured),

@@ -111,6 +111,11 @@ class MeasuredPeaks(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Limits on the use of these peaks."""
 
     @property
+    def was_busy(self) -> bool:
+        """Other programs used the cores, so that these peaks are too low."""
+        return any(warning.code == ON_BUSY_MACHINE for warning in self.warnings)
+
+    @property
     def incomplete(self) -> str | None:
         """The reason why these peaks describe no device, if so."""
         if not all(each.values and min(each.values) > 0 for each in self.series):

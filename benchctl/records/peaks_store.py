@@ -3,7 +3,8 @@
     <store>/<key>/<when>-<hash>.json
 
 The store belongs to the user. A new result directory gets a copy of the peaks of its device (``peaks.json``), and
-readers of results never use the store. The newest measurement of a key counts; older ones stay as history.
+readers of results never use the store. The newest measurement of a key counts, of a quiet machine if there is one;
+all others stay as history.
 """
 
 import hashlib
@@ -80,11 +81,17 @@ def stored_peaks(store: Path) -> tuple[StoredPeaks, ...]:
 
 
 def newest_of_each(entries: Iterable[StoredPeaks]) -> tuple[MeasuredPeaks, ...]:
-    """The measurements that count: the first of each key in the order of ``stored_peaks`` that can be read."""
+    """The measurements that count: of each key the first that can be read, in the order of ``stored_peaks``.
+
+    One of a busy machine counts only where a key has no other.
+    """
     newest: dict[str, MeasuredPeaks] = {}
     for entry in entries:
-        if entry.peaks is not None:
-            newest.setdefault(entry.key, entry.peaks)
+        if entry.peaks is None:
+            continue
+        best = newest.setdefault(entry.key, entry.peaks)
+        if best.was_busy and not entry.peaks.was_busy:
+            newest[entry.key] = entry.peaks
     return tuple(newest.values())
 
 

@@ -24,6 +24,7 @@ from benchctl.records.peaks_store import (
     store_peaks,
     stored_peaks,
 )
+from benchctl.records.record import ResultWarning
 
 HOST = platform.node()
 OLD, NEW = "2026-11-20T08:00:00Z", "2026-11-22T19:05:01Z"
@@ -40,6 +41,14 @@ def test_the_newest_peaks_of_a_device_count_and_older_ones_stay(store) -> None:
         store_peaks(store, cpu_peaks(measured_at=when))
     assert [entry.peaks.measured_at for entry in stored_peaks(store)] == [NEW, OLD]
     assert [peaks.measured_at for peaks in newest_of_each(stored_peaks(store))] == [NEW]
+
+
+def test_peaks_of_a_busy_machine_do_not_displace_those_of_a_quiet_one(store) -> None:
+    warning = ResultWarning(code="peak-on-busy-machine", message="other programs used the cores")
+    store_peaks(store, cpu_peaks(measured_at=NEW, warnings=(warning,)))
+    assert [peaks.measured_at for peaks in newest_of_each(stored_peaks(store))] == [NEW]
+    store_peaks(store, cpu_peaks(measured_at=OLD))
+    assert [peaks.measured_at for peaks in newest_of_each(stored_peaks(store))] == [OLD]
 
 
 def test_the_same_measurement_is_filed_once_and_other_threads_have_a_key_of_their_own(store) -> None:

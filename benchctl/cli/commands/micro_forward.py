@@ -63,7 +63,7 @@ def forward(
     model: Model = "llama-68m",
     batch_size: BatchSizes = "5,10",
     context: Contexts = "128",
-    prompt: Prompts = "8",
+    prompt: Prompts = "4",
     phase: Phases = "decode,prefill",
     mode: Modes = None,
     device: Device = None,

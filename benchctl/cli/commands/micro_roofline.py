@@ -194,7 +194,7 @@ def _print_list(store: Path, entries: "Sequence[StoredPeaks]") -> None:
             table.add_row(entry.key, entry.peaks.measured_at, *_medians(entry.peaks), ", ".join(codes))
     console = wide_console()
     console.print(table)
-    console.print(f"store: {store}; of each key the newest counts")
+    console.print(f"store: {store}; of each key the newest counts, of a quiet machine if there is one")
 
 
 def _medians(peaks: "MeasuredPeaks") -> list[str]:
