@@ -90,8 +90,13 @@ def pass_settings(
         blocks=blocks,
         replays=replays,
         seed=seed,
-        threads=threads,
+        threads=threads or (_threads_on_cpu() if where == "cpu" else None),
     )
+
+
+def _threads_on_cpu() -> int:
+    """One for each core but one: threads that wait for the one whose core another program has taken spin."""
+    return max(len(os.sched_getaffinity(0)) - 1, 1)
 
 
 def _modes_on(device: str) -> "tuple[Mode, ...]":

@@ -12,7 +12,7 @@ from benchctl.profile.load import profile_from_plain
 from benchctl.profile.model import Profile
 from benchctl.records.record import Cell
 
-DEFAULT_BLOCKS: Final = 6
+DEFAULT_BLOCKS: Final = 8
 DEFAULT_REPLAYS: Final = 200
 PRIMARY_METRICS: Final = ("p50_step_ms",)
 """The median of a block's replays: a pass that the host interrupts moves a mean and not a median."""
@@ -33,7 +33,7 @@ class PassSettings:
     """Name of the device in the table of hardware, if it is there."""
     python: str | None = None
     threads: int | None = None
-    """Threads of an operator on a CPU; None for torch's own choice."""
+    """Threads of an operator on a CPU; None on a GPU, and for torch's own choice."""
     blocks: int = DEFAULT_BLOCKS
     replays: int = DEFAULT_REPLAYS
     """Of each point and mode over all blocks; rounded up to as many in each."""

@@ -85,8 +85,8 @@ def _unsteady(peaks: MeasuredPeaks) -> Iterator[ResultWarning]:
             name = _name(series.quantity, series.dtype)
             message = (
                 f"the middle half of the {len(series.values)} rounds of {name} covers "
-                f"{percentage(series.spread_frac)} of their median: something else used the device; end it, and "
-                "measure again"
+                f"{percentage(series.spread_frac)} of their median: other programs, clocks or the place of the "
+                "memory changed between them; measure again, on an idle machine if this one was not"
             )
             yield ResultWarning(code="peak-unsteady", message=message, where=name)
 

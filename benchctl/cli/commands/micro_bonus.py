@@ -16,6 +16,7 @@ from benchctl.cli.commands.micro_forward import (
     Modes,
     Python,
     Replays,
+    Threads,
 )
 from benchctl.cli.experiment_options import RESULTS, AsJson, Label, OutputDir, Quiet
 from benchctl.cli.micro_experiment import counts_of, measure_micro, pass_settings, warn_of_failures
@@ -58,6 +59,7 @@ def bonus(
     dtype: Dtype = None,
     kv_layout: KvLayoutName = "contiguous",
     python: Python = None,
+    threads: Threads = None,
     replays: Replays = 200,
     blocks: MicroBlocks = 8,
     seed: MicroSeed = 0,
@@ -77,7 +79,7 @@ def bonus(
     if path is None:
         settings = pass_settings(
             model=model, device=device, dtype=dtype, mode=mode, kv_layout=kv_layout, python=python,
-            replays=replays, blocks=blocks, seed=seed,
+            replays=replays, blocks=blocks, seed=seed, threads=threads,
         )  # fmt: skip
         profile = forward_profile(settings, _points(batch_size, context, every_count=every_count), "bonus")
         with redirect_stdout(sys.stderr) if as_json else nullcontext():

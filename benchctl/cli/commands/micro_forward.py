@@ -45,7 +45,7 @@ Python = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="Threads of an operator on a CPU; by default one for each core."),
+    typer.Option("--threads", min=1, help="Threads of an operator on a CPU; by default one for each core but one."),
 ]
 Replays = Annotated[
     int, typer.Option("--replays", min=1, help="Timed passes of each point and mode, over all blocks.")
@@ -72,7 +72,7 @@ def forward(
     python: Python = None,
     threads: Threads = None,
     replays: Replays = 200,
-    blocks: MicroBlocks = 6,
+    blocks: MicroBlocks = 8,
     seed: MicroSeed = 0,
     output_dir: OutputDir = RESULTS,
     label: Label = None,
