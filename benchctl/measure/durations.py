@@ -19,15 +19,15 @@ from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.profile.workload import Arrival
 from benchctl.records.directory import arm_label
-from benchctl.records.duration_store import (
+from benchctl.records.jsonl import encode
+from benchctl.records.request import PreparedRequest
+from benchctl.records.run import RunRecord
+from benchctl.records.stores.duration_store import (
     RunDuration,
     durations_directory,
     store_duration,
     stored_durations,
 )
-from benchctl.records.jsonl import encode
-from benchctl.records.request import PreparedRequest
-from benchctl.records.run import RunRecord
 from benchctl.units import s_from_ns
 
 _NEWEST: Final = 12

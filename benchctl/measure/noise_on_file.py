@@ -15,8 +15,8 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
 from benchctl.records.manifest import GpuInfo
 from benchctl.records.noise import NoiseFloor
-from benchctl.records.noise_store import NoiseKey, newest_of_each, noise_directory, store_noise, stored_noise
 from benchctl.records.record import ResultWarning
+from benchctl.records.stores.noise_store import NoiseKey, newest_of_each, noise_directory, store_noise, stored_noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ def noise_on_file(
     entries = stored_noise(noise_directory(), key)
     newest = newest_of_each(entries)
     warnings = [ResultWarning(code="noise-unreadable", message=entry.problem) for entry in entries if entry.problem]
-    if not newest or newest[0].noise is None:
+    if not newest or newest[0].content is None:
         return NoiseOnFile(None, tuple(warnings))
-    noise = newest[0].noise
+    noise = newest[0].content
     now = dt.datetime.now(dt.UTC).isoformat() if begins_at is None else begins_at
     return NoiseOnFile(noise, (*warnings, *noise_warnings(noise, request_set_sha256, now)))
 

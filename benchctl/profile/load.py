@@ -20,7 +20,7 @@ from benchctl.profile.sources.files import profile_file
 from benchctl.profile.sources.layers import Layers, over
 from benchctl.profile.sources.located import LocatedDict, Location, located
 from benchctl.profile.sources.yaml_text import dump_document
-from benchctl.records.peaks_store import MEASURED, resolved_hardware
+from benchctl.records.stores.peaks_store import MEASURED, resolved_hardware
 
 _HARDWARE: Final = "hardware"
 

@@ -9,9 +9,9 @@ from benchctl.cli.plan_view import print_plan
 from benchctl.measure import durations
 from benchctl.measure.durations import estimate_durations, load_s, remember_duration
 from benchctl.profile.workload import Arrival
-from benchctl.records.duration_store import durations_directory, store_duration, stored_durations
 from benchctl.records.loaded import load_results
 from benchctl.records.run import RunTimes
+from benchctl.records.stores.duration_store import durations_directory, store_duration, stored_durations
 from benchctl.units import NS_PER_S
 
 CLOSED = Arrival(kind="closed-loop", max_concurrency=2)

@@ -18,7 +18,7 @@ from benchctl.micro.peak_checks import peak_warnings
 from benchctl.micro.peaks_of_device import peaks_of_device
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.peaks import hardware_of, load_peaks
-from benchctl.records.peaks_store import STORE_VARIABLE, store_peaks
+from benchctl.records.stores.peaks_store import STORE_VARIABLE, store_peaks
 from benchctl.report.text.passes_table import passes_table
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)

@@ -22,7 +22,8 @@ from benchctl.measure.noise_on_file import keep_noise, noise_on_file, sound_nois
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.noise import MetricNoise, NoiseFloor
-from benchctl.records.noise_store import (
+from benchctl.records.record import ResultWarning
+from benchctl.records.stores.noise_store import (
     STORE_VARIABLE,
     find_noise,
     key_of,
@@ -31,7 +32,6 @@ from benchctl.records.noise_store import (
     store_noise,
     stored_noise,
 )
-from benchctl.records.record import ResultWarning
 
 SCATTER = (0.01, -0.012, 0.004, -0.007, 0.013, -0.008, 0.002, 0.006)
 SAME_SERVER = PROFILE_YAML.split("variants:", maxsplit=1)[0] + "variants:\n  baseline: {}\n  guided: {}\n"
@@ -74,9 +74,9 @@ def test_the_newest_measurement_of_a_key_counts_and_older_ones_stay(store: Path)
     for day in ("03", "01", "02"):
         store_noise(store, floor(measured_at=f"2026-11-{day}T12:00:00Z"))
     entries = stored_noise(store)
-    assert [e.noise.measured_at[8:10] for e in entries if e.noise] == ["03", "02", "01"]
+    assert [e.content.measured_at[8:10] for e in entries if e.content] == ["03", "02", "01"]
     (newest,) = newest_of_each(entries)
-    assert newest.noise == floor(measured_at="2026-11-03T12:00:00Z")
+    assert newest.content == floor(measured_at="2026-11-03T12:00:00Z")
 
 
 def test_the_same_measurement_again_is_the_same_file(store: Path) -> None:
@@ -106,7 +106,7 @@ def test_noise_is_that_of_one_host_with_its_devices_and_one_server_with_its_mode
 def test_a_key_can_be_named_by_its_beginning_unless_several_begin_so(store: Path) -> None:
     store_noise(store, floor())
     store_noise(store, floor(model="llama"))
-    assert find_noise(store, "box-vllm-ll")[0].noise == floor(model="llama")
+    assert find_noise(store, "box-vllm-ll")[0].content == floor(model="llama")
     with pytest.raises(UsageError, match="several keys"):
         find_noise(store, "box-vllm")
     with pytest.raises(UsageError, match="known keys"):
@@ -160,12 +160,12 @@ def test_an_experiment_of_one_server_is_stored_with_scatter_and_floor(tmp_path: 
     assert noise_result is not None
     assert noise_result.path is not None
     (entry,) = stored_noise(store)
-    assert entry.noise is not None
-    step = entry.noise.metrics["step_ms"]
+    assert entry.content is not None
+    step = entry.content.metrics["step_ms"]
     low, high = estimate_paired([float(x) for x in SCATTER]).log_interval or (0.0, 0.0)
     assert step.num_blocks == 8
     assert step.floor_frac == pytest.approx(max(abs(low), abs(high)), rel=0.05)
-    assert entry.noise.metrics["step_ms"].log_sd == pytest.approx(0.0095, rel=0.1)
+    assert entry.content.metrics["step_ms"].log_sd == pytest.approx(0.0095, rel=0.1)
 
 
 @pytest.mark.parametrize("state", ["suspect", "failed"])

@@ -14,7 +14,8 @@ from benchctl.measure.peaks_on_file import peaks_on_file
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.records.manifest import GpuInfo
 from benchctl.records.peaks import PEAKS_FILE, hardware_of, write_peaks
-from benchctl.records.peaks_store import (
+from benchctl.records.record import ResultWarning
+from benchctl.records.stores.peaks_store import (
     STORE_VARIABLE,
     key_of,
     machine_peaks,
@@ -24,7 +25,6 @@ from benchctl.records.peaks_store import (
     store_peaks,
     stored_peaks,
 )
-from benchctl.records.record import ResultWarning
 
 HOST = platform.node()
 OLD, NEW = "2026-11-20T08:00:00Z", "2026-11-22T19:05:01Z"
@@ -39,7 +39,7 @@ def store(tmp_path, monkeypatch) -> Path:
 def test_the_newest_peaks_of_a_device_count_and_older_ones_stay(store) -> None:
     for when in (NEW, OLD):
         store_peaks(store, cpu_peaks(measured_at=when))
-    assert [entry.peaks.measured_at for entry in stored_peaks(store)] == [NEW, OLD]
+    assert [entry.content.measured_at for entry in stored_peaks(store)] == [NEW, OLD]
     assert [peaks.measured_at for peaks in newest_of_each(stored_peaks(store))] == [NEW]
 
 
@@ -62,9 +62,9 @@ def test_a_damaged_file_is_listed_with_its_problem_and_an_older_one_counts(store
     store_peaks(store, cpu_peaks(measured_at=OLD))
     store_peaks(store, cpu_peaks(measured_at=NEW)).write_text("{")
     newest, older = stored_peaks(store)
-    assert newest.peaks is None
+    assert newest.content is None
     assert "remove the file" in newest.problem
-    assert newest_of_each((newest, older)) == (older.peaks,)
+    assert newest_of_each((newest, older)) == (older.content,)
 
 
 def test_a_machine_is_meant_to_be_its_gpu_and_a_name_says_which_device(store) -> None:

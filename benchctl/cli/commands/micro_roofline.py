@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchctl.records.peaks import MeasuredPeaks, PeakSeries
-    from benchctl.records.peaks_store import StoredPeaks
+    from benchctl.records.stores.peaks_store import StoredPeaks
 
 _MIB: Final = 2**20
 
@@ -76,7 +76,7 @@ def roofline(
     take them in place of a data sheet's; a result directory of a real engine on this machine gets a copy.
     """
     from benchctl.micro.roofline import RooflineSettings, measure_roofline
-    from benchctl.records.peaks_store import peaks_directory, store_peaks, stored_peaks
+    from benchctl.records.stores.peaks_store import peaks_directory, store_peaks, stored_peaks
 
     store = peaks_directory()
     if show:
@@ -164,7 +164,7 @@ def _setting(series: "PeakSeries") -> str:
 
 def _show(store: Path, entries: "Sequence[StoredPeaks]", *, as_json: bool) -> None:
     if as_json:
-        peaks = [(entry, entry.peaks) for entry in entries]
+        peaks = [(entry, entry.content) for entry in entries]
         documents = [
             {"key": entry.key, "name": entry.name, "problem": entry.problem}
             | ({} if each is None else _document(each, entry.path))
@@ -187,11 +187,11 @@ def _print_list(store: Path, entries: "Sequence[StoredPeaks]") -> None:
     for title in titles:
         table.add_column(title, justify="left" if title in {"key", "measured", "warnings"} else "right")
     for entry in entries:
-        if entry.peaks is None:
+        if entry.content is None:
             table.add_row(entry.name, "", "", "", "", "", "", entry.problem)
         else:
-            codes = dict.fromkeys(warning.code for warning in entry.peaks.warnings)
-            table.add_row(entry.key, entry.peaks.measured_at, *_medians(entry.peaks), ", ".join(codes))
+            codes = dict.fromkeys(warning.code for warning in entry.content.warnings)
+            table.add_row(entry.key, entry.content.measured_at, *_medians(entry.content), ", ".join(codes))
     console = wide_console()
     console.print(table)
     console.print(f"store: {store}; of each key the newest counts, of a quiet machine if there is one")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchctl.records.noise import NoiseFloor
-    from benchctl.records.noise_store import StoredNoise
+    from benchctl.records.stores.noise_store import StoredNoise
 
 app = typer.Typer(
     no_args_is_help=True, help="List, show and store noise floors of this machine, from A/A experiments."
@@ -29,11 +29,11 @@ def list_noise(
     as_json: JsonOption = False,
 ) -> None:
     """List the stored noise by host, engine and model; the newest measurement of each key applies."""
-    from benchctl.records.noise_store import newest_of_each, noise_directory, stored_noise
+    from benchctl.records.stores.noise_store import newest_of_each, noise_directory, stored_noise
 
     store = noise_directory()
     entries = stored_noise(store)
-    unreadable = tuple(entry for entry in entries if entry.noise is None)
+    unreadable = tuple(entry for entry in entries if entry.content is None)
     listed = entries if history else (*newest_of_each(entries), *unreadable)
     if as_json:
         print(json.dumps({"store": str(store), "noise": [_document(entry) for entry in listed]}, indent=1))
@@ -67,7 +67,7 @@ def add(
     """Store the noise of an A/A experiment for the machine on which it was measured."""
     from benchctl.analysis.experiment.experiment import load_experiment
     from benchctl.measure.noise_on_file import sound_noise
-    from benchctl.records.noise_store import noise_directory, store_noise
+    from benchctl.records.stores.noise_store import noise_directory, store_noise
 
     path = store_noise(noise_directory(), sound_noise(load_experiment(directory)))
     print(f"stored: {path.parent.name}/{path.stem}")
@@ -80,7 +80,7 @@ def remove(
     ],
 ) -> None:
     """Delete noise from the store; result directories keep their copies."""
-    from benchctl.records.noise_store import find_noise, noise_directory, remove_noise
+    from benchctl.records.stores.noise_store import find_noise, noise_directory, remove_noise
 
     entries = find_noise(noise_directory(), key)
     number = remove_noise(entries)
@@ -89,14 +89,14 @@ def remove(
 
 def _look_up(what: str) -> "tuple[str, NoiseFloor]":
     """The noise of a directory or key, with its source; a directory takes precedence over a key of its name."""
-    from benchctl.records.noise_store import find_noise, noise_directory
+    from benchctl.records.stores.noise_store import find_noise, noise_directory
 
     if Path(what).is_dir():
         return what, _noise_of_directory(Path(what))
     entries = find_noise(noise_directory(), what)
     for entry in entries:
-        if entry.noise is not None:
-            return entry.name, entry.noise
+        if entry.content is not None:
+            return entry.name, entry.content
     raise RecordError("\n".join(entry.problem or "" for entry in entries))
 
 
@@ -125,7 +125,7 @@ def _values(noise: "NoiseFloor") -> dict[str, Any]:
 
 
 def _document(entry: "StoredNoise") -> dict[str, Any]:
-    values = {} if entry.noise is None else _values(entry.noise)
+    values = {} if entry.content is None else _values(entry.content)
     return {"key": entry.key, "name": entry.name, "path": str(entry.path), "problem": entry.problem, **values}
 
 
@@ -138,7 +138,7 @@ def _print_list(store: Path, entries: "Sequence[StoredNoise]") -> None:
     for title in ("key", "engine", "model", "blocks", "floor of step_ms", "when", "age", "from"):
         table.add_column(title, justify="right" if title in {"blocks", "floor of step_ms", "age"} else "left")
     for entry in entries:
-        noise = entry.noise
+        noise = entry.content
         if noise is None:
             table.add_row(entry.name, "", "", "", "", "", "", entry.problem)
             continue

@@ -161,7 +161,7 @@ def predict(
     from benchctl.costs.hardware import hardware_for
     from benchctl.costs.shapes import shape_for
     from benchctl.formats import four_digits
-    from benchctl.records.peaks_store import resolved_hardware
+    from benchctl.records.stores.peaks_store import resolved_hardware
     from benchctl.steptime.work import Deployment, one_step
 
     step_time = _load(fitted)

@@ -6,28 +6,31 @@ The store belongs to the user. A new result directory gets a copy of the noise t
 and readers of results never use the store. The newest measurement of a key counts; older ones stay as history.
 """
 
-import hashlib
-import os
-import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
-import platformdirs
-
-from benchctl.errors import RecordError, UsageError
-from benchctl.records.jsonl import encode
+from benchctl.errors import UsageError
 from benchctl.records.noise import NoiseFloor, read_noise, write_noise
+from benchctl.records.stores.file_store import (
+    StoredFile,
+    file_measurement,
+    key_name,
+    path_of,
+    store_directory,
+    stored_files,
+)
 
 STORE_VARIABLE: Final = "BENCHCTL_NOISE_DIR"
+StoredNoise: TypeAlias = StoredFile[NoiseFloor]
 
 
 def noise_directory() -> Path:
     """``BENCHCTL_NOISE_DIR``, or ``noise`` below the data directory of the user."""
-    directory = os.environ.get(STORE_VARIABLE)
-    return Path(directory).expanduser() if directory else Path(platformdirs.user_data_dir("benchctl")) / "noise"
+    return store_directory(STORE_VARIABLE, "noise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +46,8 @@ class NoiseKey:
     @property
     def name(self) -> str:
         """``host-engine-model-hash8``: readable, and by its hash unique."""
-        identity = encode((self.host, self.gpus, self.engine, self.engine_sha256, self.model))
-        words = (self.host, self.engine, Path(self.model).name)
-        readable = "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word)[:40] for word in words)
-        return f"{readable}-{hashlib.sha256(identity).hexdigest()[:8]}"
+        identity = (self.host, self.gpus, self.engine, self.engine_sha256, self.model)
+        return key_name((self.host, self.engine, Path(self.model).name), identity)
 
 
 def key_of(noise: NoiseFloor) -> NoiseKey:
@@ -56,52 +57,22 @@ def key_of(noise: NoiseFloor) -> NoiseKey:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredNoise:
-    """One file of the store. ``noise`` is None if it cannot be read; ``problem`` then says why."""
-
-    path: Path
-    noise: NoiseFloor | None
-    problem: str | None = None
-
-    @property
-    def key(self) -> str:
-        """Name of its key."""
-        return self.path.parent.name
-
-    @property
-    def name(self) -> str:
-        """``key/when-hash``, which differs from those of its history."""
-        return f"{self.key}/{self.path.stem}"
-
-
 def store_noise(store: Path, noise: NoiseFloor) -> Path:
-    """File a measurement; the same one again is the same file. Raises UsageError when it cannot be written."""
-    when = re.sub(r"[^0-9TZ]", "", noise.measured_at)
-    path = store / key_of(noise).name / f"{when}-{hashlib.sha256(encode(noise)).hexdigest()[:8]}.json"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_noise(path, noise)
-    except OSError as error:
-        raise UsageError(
-            f"{path}: the noise cannot be stored ({error.strerror}); correct its permissions, or set "
-            f"{STORE_VARIABLE} to a directory that can be written"
-        ) from error
-    return path
+    """File a measurement. Raises UsageError when it cannot be written."""
+    path = path_of(store, key_of(noise).name, noise, noise.measured_at)
+    return file_measurement(path, partial(write_noise, noise=noise), what="noise", variable=STORE_VARIABLE)
 
 
 def stored_noise(store: Path, key: NoiseKey | None = None) -> tuple[StoredNoise, ...]:
-    """Everything on file, or all of one key: keys by name, the newest measurement of each first."""
-    stored_keys = sorted(path.name for path in store.glob("*") if path.is_dir())
-    names = stored_keys if key is None else [key.name]
-    return tuple(_read(path) for name in names for path in sorted((store / name).glob("*.json"), reverse=True))
+    """Everything on file, or all of one key; see ``stored_files``."""
+    return stored_files(store, read_noise, None if key is None else key.name)
 
 
 def newest_of_each(entries: Iterable[StoredNoise]) -> tuple[StoredNoise, ...]:
     """The measurements that count: the first of each key in the order of ``stored_noise`` that can be read."""
     newest: dict[str, StoredNoise] = {}
     for entry in entries:
-        if entry.noise is not None:
+        if entry.content is not None:
             newest.setdefault(entry.key, entry)
     return tuple(newest.values())
 
@@ -132,10 +103,3 @@ def remove_noise(entries: Iterable[StoredNoise]) -> int:
         if not any(entry.path.parent.glob("*.json")):
             shutil.rmtree(entry.path.parent, ignore_errors=True)
     return removed
-
-
-def _read(path: Path) -> StoredNoise:
-    try:
-        return StoredNoise(path=path, noise=read_noise(path))
-    except RecordError as error:
-        return StoredNoise(path=path, noise=None, problem=str(error))

@@ -7,77 +7,48 @@ readers of results never use the store. The newest measurement of a key counts, 
 all others stay as history.
 """
 
-import hashlib
-import os
 import platform
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
-import platformdirs
-
-from benchctl.errors import RecordError, UsageError
-from benchctl.records.jsonl import encode
+from benchctl.errors import UsageError
 from benchctl.records.peaks import MeasuredPeaks, device_word, hardware_of, read_peaks, write_peaks
+from benchctl.records.stores.file_store import (
+    StoredFile,
+    file_measurement,
+    key_name,
+    path_of,
+    store_directory,
+    stored_files,
+)
 
 STORE_VARIABLE: Final = "BENCHCTL_PEAKS_DIR"
 MEASURED: Final = "measured"
 _MEASURE: Final = "'benchctl micro roofline' measures them"
+StoredPeaks: TypeAlias = StoredFile[MeasuredPeaks]
 
 
 def peaks_directory() -> Path:
     """``BENCHCTL_PEAKS_DIR``, or ``peaks`` below the data directory of the user."""
-    directory = os.environ.get(STORE_VARIABLE)
-    return Path(directory).expanduser() if directory else Path(platformdirs.user_data_dir("benchctl")) / "peaks"
+    return store_directory(STORE_VARIABLE, "peaks")
 
 
 def key_of(peaks: MeasuredPeaks) -> str:
     """``host-device-hash8``: readable, and by its hash unique to a machine, a device and its threads."""
-    identity = encode((peaks.host, peaks.kind, peaks.device, peaks.threads))
-    readable = "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word)[:40] for word in (peaks.host, device_word(peaks)))
-    return f"{readable}-{hashlib.sha256(identity).hexdigest()[:8]}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredPeaks:
-    """One file of the store. ``peaks`` is None if it cannot be read; ``problem`` then says why."""
-
-    path: Path
-    peaks: MeasuredPeaks | None
-    problem: str | None = None
-
-    @property
-    def key(self) -> str:
-        """Name of its key."""
-        return self.path.parent.name
-
-    @property
-    def name(self) -> str:
-        """``key/when-hash``, which differs from those of its history."""
-        return f"{self.key}/{self.path.stem}"
+    return key_name((peaks.host, device_word(peaks)), (peaks.host, peaks.kind, peaks.device, peaks.threads))
 
 
 def store_peaks(store: Path, peaks: MeasuredPeaks) -> Path:
-    """File a measurement; the same one again is the same file. Raises UsageError when it cannot be written."""
-    when = re.sub(r"[^0-9TZ]", "", peaks.measured_at)
-    path = store / key_of(peaks) / f"{when}-{hashlib.sha256(encode(peaks)).hexdigest()[:8]}.json"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_peaks(path, peaks)
-    except OSError as error:
-        raise UsageError(
-            f"{path}: the peaks cannot be stored ({error.strerror}); correct its permissions, or set "
-            f"{STORE_VARIABLE} to a directory that can be written"
-        ) from error
-    return path
+    """File a measurement. Raises UsageError when it cannot be written."""
+    path = path_of(store, key_of(peaks), peaks, peaks.measured_at)
+    return file_measurement(path, partial(write_peaks, peaks=peaks), what="peaks", variable=STORE_VARIABLE)
 
 
 def stored_peaks(store: Path) -> tuple[StoredPeaks, ...]:
-    """Everything on file: keys by name, the newest measurement of each first."""
-    names = sorted(path.name for path in store.glob("*") if path.is_dir())
-    return tuple(_read(path) for name in names for path in sorted((store / name).glob("*.json"), reverse=True))
+    """Everything on file; see ``stored_files``."""
+    return stored_files(store, read_peaks)
 
 
 def newest_of_each(entries: Iterable[StoredPeaks]) -> tuple[MeasuredPeaks, ...]:
@@ -87,11 +58,11 @@ def newest_of_each(entries: Iterable[StoredPeaks]) -> tuple[MeasuredPeaks, ...]:
     """
     newest: dict[str, MeasuredPeaks] = {}
     for entry in entries:
-        if entry.peaks is None:
+        if entry.content is None:
             continue
-        best = newest.setdefault(entry.key, entry.peaks)
-        if best.was_busy and not entry.peaks.was_busy:
-            newest[entry.key] = entry.peaks
+        best = newest.setdefault(entry.key, entry.content)
+        if best.was_busy and not entry.content.was_busy:
+            newest[entry.key] = entry.content
     return tuple(newest.values())
 
 
@@ -146,10 +117,3 @@ def resolved_hardware(text: str) -> str:
     if word != MEASURED or ":" in name:
         return text
     return hardware_of(named_peaks(peaks_directory(), name or None)).name
-
-
-def _read(path: Path) -> StoredPeaks:
-    try:
-        return StoredPeaks(path=path, peaks=read_peaks(path))
-    except RecordError as error:
-        return StoredPeaks(path=path, peaks=None, problem=str(error))
