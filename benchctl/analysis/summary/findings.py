@@ -99,6 +99,8 @@ def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
     factor = _numeric_factor(rows)
     if factor is None or not all("wall" in row.ratios for row in rows):
         return None
+    if factor == "num_speculative_tokens":  # no line: gains level off while costs grow
+        return None
     blocks = set.intersection(*(set(row.ratios["wall"].design.blocks) for row in rows))
     if len(blocks) < 2:
         return None

@@ -65,6 +65,7 @@ def draw_block_values(source: figure.ChartSource) -> figure.Chart:
     height = _REST_PX + _PANEL_PX * len(names) + figure.legend_px(arm.label for arm in arms)
     y_axes = [_y_axis(name, is_relative=is_relative) for name in names]
     units = " and ".join(dict.fromkeys(METRICS[name].unit for name in names))
+    origin = "a fresh server" if source.analysis.passes is None else "the replays of one pass"
     return figure.drawn(
         _ID,
         _TITLE,
@@ -73,7 +74,7 @@ def draw_block_values(source: figure.ChartSource) -> figure.Chart:
             height, **figure.panels(_x_axis(sorted({run.record.block for run in source.analysis.runs})), y_axes)
         ),
         caption=(
-            f"Each point is one run, a fresh server, {_RELATIVE if is_relative else f'in {units}'}; a line "
+            f"Each point is one run, {origin}, {_RELATIVE if is_relative else f'in {units}'}; a line "
             "joins the runs of one block. Open circles are outliers and count; crosses are left out."
         ),
         definition="; ".join(f"{name} = {METRICS[name].formula}" for name in names)

@@ -143,7 +143,7 @@ def _chart(
         figure.layout(
             height,
             **figure.panels(
-                figure.axis("time since the first send, s", rangemode="tozero"),
+                figure.axis("time since the load began, s", rangemode="tozero"),
                 [figure.axis(name.replace(", ", ",<br>"), rangemode="tozero", nticks=4) for name in panel_names],
                 gap_frac=0.04,
             ),

@@ -9,8 +9,9 @@ from benchctl.analysis.metrics.table import METRICS
 _WORDS: Final = {
     "variant": "One named server configuration; every other one is compared with the baseline.",
     "cell": "One point of the sweep: a value for each swept factor.",
-    "block": "One complete replicate: the baseline and every cell once, each on a fresh server, in a balanced "
-    "order. The unit of statistics: requests and steps of one server share its luck and are not replicates.",
+    "block": "One complete replicate: the baseline and every cell once, each on a fresh server (forward passes: in "
+    "one process of the block), in a balanced order. The unit of statistics: requests and steps of one server "
+    "share its luck and are not replicates.",
     "ratio": "Value of the other side divided by that of the baseline. A change is the ratio minus 1.",
     "interval": "The range of ratios that the blocks are compatible with, at the stated confidence.",
     "threshold": "The smallest change that matters: a factor of 1 + threshold either way.",
