@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from benchctl import __version__
+from benchctl.cli import micro
 from benchctl.cli.commands import (
     compare,
     data,
@@ -14,10 +15,6 @@ from benchctl.cli.commands import (
     import_results,
     list_results,
     load,
-    micro,
-    micro_bonus,
-    micro_forward,
-    micro_roofline,
     models,
     noise,
     profiles,
@@ -27,11 +24,12 @@ from benchctl.cli.commands import (
     show,
     simulate,
     simulate_sweep,
-    speculation,
     steptime,
     verify,
     workloads,
 )
+from benchctl.cli.micro import bonus, forward, roofline
+from benchctl.cli.speculation import speculation
 
 app = typer.Typer(
     name="benchctl",
@@ -77,9 +75,9 @@ app.add_typer(workloads.app, name="workloads")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")
-micro.app.command("forward")(micro_forward.forward)
-micro.app.command("bonus")(micro_bonus.bonus)
-micro.app.command("roofline")(micro_roofline.roofline)
+micro.app.command("forward")(forward.forward)
+micro.app.command("bonus")(bonus.bonus)
+micro.app.command("roofline")(roofline.roofline)
 app.add_typer(micro.app, name="micro")
 app.add_typer(steptime.app, name="steptime")
 app.add_typer(import_results.app, name="import")

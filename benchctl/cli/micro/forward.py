@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from benchctl.cli.experiment_options import RESULTS, Label, OutputDir, Quiet
-from benchctl.cli.micro_experiment import (
+from benchctl.cli.micro.experiment import (
     counts_of,
     measure_micro,
     pass_settings,

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from benchctl.cli.screen import print_json, uncollected
-from benchctl.cli.speculation_options import (
+from benchctl.cli.speculation.options import (
     AcceptanceOption,
     AcceptedOption,
     BackfillCostOption,
@@ -32,8 +32,8 @@ from benchctl.cli.speculation_options import (
     read_batch_sizes,
     read_draft_tokens,
 )
-from benchctl.cli.speculation_output import SpeculationAnswer, draw_answer, print_answer
-from benchctl.cli.speculation_server import DEFAULT_DRAFT_COST, ServerOptions, build_server
+from benchctl.cli.speculation.output import SpeculationAnswer, draw_answer, print_answer
+from benchctl.cli.speculation.server import DEFAULT_DRAFT_COST, ServerOptions, build_server
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from benchctl.cli.commands.micro_forward import (
+from benchctl.cli.experiment_options import RESULTS, AsJson, Label, OutputDir, Quiet
+from benchctl.cli.micro.experiment import counts_of, measure_micro, pass_settings, warn_of_failures
+from benchctl.cli.micro.forward import (
     Device,
     Dtype,
     KvLayoutName,
@@ -18,8 +20,6 @@ from benchctl.cli.commands.micro_forward import (
     Replays,
     Threads,
 )
-from benchctl.cli.experiment_options import RESULTS, AsJson, Label, OutputDir, Quiet
-from benchctl.cli.micro_experiment import counts_of, measure_micro, pass_settings, warn_of_failures
 from benchctl.cli.screen import print_json, uncollected
 from benchctl.errors import UsageError
 
@@ -104,7 +104,7 @@ def _points(batch_size: str, context: str, *, every_count: bool) -> "tuple[Forwa
 
 def _print_verdict(path: Path, code: int, *, as_json: bool) -> bool:
     """Print what the passes say; true if every row has a verdict. Where runs failed, they may say nothing."""
-    from benchctl.cli.bonus_output import bonus_document, print_bonus
+    from benchctl.cli.micro.bonus_output import bonus_document, print_bonus
     from benchctl.micro.bonus.results import measured_bonus
 
     try:

@@ -1,0 +1,1 @@
+"""``benchctl speculation``: its command, options, server and output."""
