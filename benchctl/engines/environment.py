@@ -104,13 +104,18 @@ def python_installation(
 
 def _named_interpreter(kind: str, named: str, distributions: tuple[str, ...]) -> Path:
     python = Path(named).expanduser()
+    if problem := interpreter_problem(python, distributions, "install it there"):
+        raise EngineUnavailableError(f"engine {kind!r}: engine.python is {named!r}, which {problem}")
+    return python
+
+
+def interpreter_problem(python: Path, distributions: tuple[str, ...], remedy: str) -> str | None:
+    """The reason why an interpreter cannot serve what needs one of ``distributions``; None where it can."""
     if python.is_dir() or not os.access(python, os.X_OK):
-        problem = "cannot be executed; name an interpreter, such as /path/to/venv/bin/python"
-    elif not installed_versions(python, distributions):
-        problem = f"has no {' or '.join(distributions)}; install it there, or name another interpreter"
-    else:
-        return python
-    raise EngineUnavailableError(f"engine {kind!r}: engine.python is {named!r}, which {problem}")
+        return "cannot be executed; name an interpreter, such as /path/to/venv/bin/python"
+    if not installed_versions(python, distributions):
+        return f"has no {' or '.join(distributions)}; {remedy}, or name another interpreter"
+    return None
 
 
 @cache

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from benchctl.engines.environment import engines_directory, installed_versions
+from benchctl.engines.environment import engines_directory, installed_versions, interpreter_problem
 from benchctl.errors import EngineUnavailableError
 
 _TORCH = ("torch",)
@@ -32,10 +32,6 @@ def find_torch_python(named: Path | None) -> Path:
 
 
 def _checked(python: Path) -> Path:
-    if python.is_dir() or not os.access(python, os.X_OK):
-        problem = "cannot be executed; name an interpreter, such as /path/to/venv/bin/python"
-    elif not installed_versions(python, _TORCH):
-        problem = f"has no torch; run {python} -m pip install 'torch>=2.6', or name another interpreter"
-    else:
-        return python
-    raise EngineUnavailableError(f"--python {python} {problem}")
+    if problem := interpreter_problem(python, _TORCH, f"run {python} -m pip install 'torch>=2.6'"):
+        raise EngineUnavailableError(f"--python {python} {problem}")
+    return python

@@ -14,7 +14,6 @@ what differs is the clients'; llama-server computes, and competes with the clien
 """
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
@@ -27,7 +26,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 
 from benchctl.analysis.metrics.request_timing import is_completed, latencies_ns, measured
@@ -36,7 +34,6 @@ from benchctl.engines.environment import engines_directory
 from benchctl.measure.redaction import server_env
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.port import choose_port
-from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
@@ -46,6 +43,7 @@ from benchctl.records.manifest import PlannedRun
 from benchctl.records.request import Message, PreparedRequest, RequestRecord
 from benchctl.units import ms_from_ns
 from benchctl.workload.prepare import prepare_requests
+from benchmarks.common.fresh_server import fresh_server
 
 LIMIT_FRAC, LIMIT_MS = 0.05, 1.0
 DURATIONS = ("ttft", "tpot", "e2el")
@@ -113,34 +111,20 @@ def user_messages(requests: Sequence[PreparedRequest]) -> tuple[PreparedRequest,
 
 
 @contextmanager
-def fresh_server(trial: Trial, name: str) -> Iterator[str]:
+def serving(trial: Trial, name: str) -> Iterator[str]:
     """A server that has answered nothing yet; its address."""
     profile = trial.profile(ENGINES[trial.asked.engine])
     settings, engine = variant_settings(profile, "baseline", {}), engine_for(profile.engine.kind)
     site = LaunchSite(port=choose_port(None), directory=trial.directory)
-    launch = Launch(
-        argv=engine.argv(settings, site),
-        env=server_env(os.environ, engine.env(settings, site)),
-        port=site.port,
-        health_path=engine.health_path(settings),
-        log=trial.directory / f"{name}.log",
-        timeouts=profile.timeouts,
-        diagnose=engine.diagnose,
-    )
-    with ServerProcess(launch) as server:
-        asyncio.run(wait_ready(server, launch.base_url))
-        yield launch.base_url
-
-
-async def wait_ready(server: ServerProcess, base_url: str) -> None:
-    async with httpx.AsyncClient(base_url=base_url) as client:
-        await server.wait_ready(client)
+    env = server_env(os.environ, engine.env(settings, site))
+    with fresh_server(engine, profile, settings, site, env, trial.directory / f"{name}.log") as base_url:
+        yield base_url
 
 
 def seen_by_benchctl(trial: Trial, index: int) -> Seen:
     directory = RunDirectory(trial.directory / f"ours-{index}")
     planned = PlannedRun(index=index, run_id=f"{index:03d}", block=index, position=0, variant="baseline")
-    with fresh_server(trial, f"ours-{index}") as url:
+    with serving(trial, f"ours-{index}") as url:
         record = measure_run(RunContext(profile=trial.attached(url), requests=trial.requests), planned, directory)
     if record.state not in ("done", "suspect"):
         raise SystemExit(f"benchctl's run failed: {record.failure}")
@@ -158,7 +142,7 @@ def seen_by_benchctl(trial: Trial, index: int) -> Seen:
 
 
 def seen_by_vllm(trial: Trial, index: int) -> Seen:
-    with fresh_server(trial, f"theirs-{index}") as url:
+    with serving(trial, f"theirs-{index}") as url:
         found = run_vllm(trial, index, url)
     outputs, spans = found["output_lens"], found["latencies"]
     tpots = [(e2el - ttft) / (n - 1) for e2el, ttft, n in zip(spans, found["ttfts"], outputs, strict=True) if n > 1]

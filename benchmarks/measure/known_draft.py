@@ -29,9 +29,9 @@ from benchctl.engines.tiny_models.draft_pair import make_draft_pair
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.engines.vllm.engine import VllmEngine
 from benchctl.measure.server.port import choose_port
-from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning.plan import variant_settings
+from benchmarks.common.fresh_server import fresh_server
 
 SHAPE = ModelShape(
     name="tiny", layers=2, hidden=128, q_heads=4, kv_heads=2, head_dim=32, ffn=256, vocab=2048,
@@ -67,23 +67,9 @@ def serving(pair: Path, case: Case, num_tokens: int, directory: Path) -> Iterato
     profile = load_profile("aa", engine="vllm-cpu", overrides=tuple(overrides))
     settings = variant_settings(profile, profile.baseline, {})
     engine, site = VllmEngine(), LaunchSite(port=choose_port(None), directory=directory)
-    launch = Launch(
-        argv=engine.argv(settings, site),
-        env={**os.environ, **engine.env(settings, site)},
-        port=site.port,
-        health_path="/health",
-        log=directory / "server.log",
-        timeouts=profile.timeouts,
-        diagnose=engine.diagnose,
-    )
-    with ServerProcess(launch) as server:
-        asyncio.run(ready(server, launch.base_url))
-        yield launch.base_url
-
-
-async def ready(server: ServerProcess, base_url: str) -> None:
-    async with httpx.AsyncClient(base_url=base_url) as client:
-        await server.wait_ready(client)
+    env = {**os.environ, **engine.env(settings, site)}
+    with fresh_server(engine, profile, settings, site, env) as base_url:
+        yield base_url
 
 
 async def burst(base_url: str, model: str, requests: int, output_len: int) -> int:

@@ -31,9 +31,9 @@ from benchctl.engines.environment import interpreter_for
 from benchctl.engines.metrics_page import series_of
 from benchctl.engines.vllm import engine as vllm
 from benchctl.measure.server.port import choose_port
-from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning.plan import variant_settings
+from benchmarks.common.fresh_server import fresh_server
 
 CONCURRENCY, TOKENS = 12, 256
 SWITCHED = """
@@ -91,23 +91,8 @@ def serving(model: str, directory: Path) -> Iterator[str]:
     settings, site = variant_settings(profile, profile.baseline, {}), LaunchSite(port=port, directory=directory)
     env = {**os.environ, **engine.env(settings, site), "VLLM_PLUGINS": "switched", "SWITCH": str(directory / "on")}
     env["PYTHONPATH"] += os.pathsep + str(directory)
-    launch = Launch(
-        argv=engine.argv(settings, site),
-        env=env,
-        port=port,
-        health_path="/health",
-        log=directory / "server.log",
-        timeouts=profile.timeouts,
-        diagnose=engine.diagnose,
-    )
-    with ServerProcess(launch) as server:
-        asyncio.run(ready(server, launch.base_url))
-        yield launch.base_url
-
-
-async def ready(server: ServerProcess, base_url: str) -> None:
-    async with httpx.AsyncClient(base_url=base_url) as client:
-        await server.wait_ready(client)
+    with fresh_server(engine, profile, settings, site, env) as base_url:
+        yield base_url
 
 
 async def burst(base_url: str, model: str) -> tuple[float, float]:
