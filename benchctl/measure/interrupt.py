@@ -27,20 +27,20 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
     The first signal cancels it; later ones have no effect, so that they do not interrupt the clean-up.
     """
     allow_many_open_files()
-    signals: list[int] = []
     cancels: list[Callable[[], object]] = []
 
-    def handle(number: int, _frame: object) -> None:
-        signals.append(number)
+    def cancel(_is_first: bool) -> None:
         while cancels:
             cancels.pop()()
+
+    handler = _Handler(cancel)
 
     async def cancellable() -> T:
         task = asyncio.current_task()
         if task is not None:
             cancels.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
         try:
-            if signals:
+            if handler.has_come:
                 main.close()
                 raise asyncio.CancelledError
             return await main
@@ -49,41 +49,65 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
 
     try:
         # The handlers are installed outside the loop: an exception of a handler inside would break it.
-        with _handled_by(handle), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with handler.installed(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(cancellable())
     except asyncio.CancelledError:
-        if signals:
+        if handler.has_come:
             raise KeyboardInterrupt from None
         raise
-    if signals:
+    if handler.has_come:
         raise KeyboardInterrupt
     return result
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, SIGTERM and a closed terminal raise KeyboardInterrupt as Ctrl-C does: for code without a loop."""
+    """Inside, SIGTERM and a closed terminal raise KeyboardInterrupt as Ctrl-C does: for code without a loop.
 
-    def handle(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    with _handled_by(handle):
-        yield
-
-
-@contextmanager
-def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Install a handler for the signals that end us, except those that are ignored (nohup, background jobs).
-
-    No effect outside the main thread, where Python allows no handlers.
+    Only the first signal does, also where a coroutine inside took it: later ones would interrupt the clean-up.
     """
-    if threading.current_thread() is not threading.main_thread():
+
+    def interrupt(is_first: bool) -> None:
+        if is_first:
+            raise KeyboardInterrupt
+
+    with _Handler(interrupt).installed():
         yield
-        return
-    handled = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in handled}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+
+
+class _Handler:
+    """Calls ``act`` on each signal, with whether it is the first; the handlers around it learn that one came."""
+
+    def __init__(self, act: Callable[[bool], object]) -> None:
+        self._act = act
+        self.has_come = False
+        self._before: dict[int, Any] = {}
+
+    def __call__(self, number: int, _frame: object) -> None:
+        is_first = not self.has_come
+        self.note(number)
+        self._act(is_first)
+
+    def note(self, number: int) -> None:
+        self.has_come = True
+        if isinstance(around := self._before[number], _Handler):
+            around.note(number)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals that end us, except those that are ignored (nohup, background jobs).
+
+        No effect outside the main thread, where Python allows no handlers.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in _ENDING}
+        self._before = {number: each for number, each in before.items() if each is not signal.SIG_IGN}
+        for number in self._before:
+            signal.signal(number, self)
+        try:
+            yield
+        finally:
+            for number, earlier in self._before.items():
+                signal.signal(number, earlier)

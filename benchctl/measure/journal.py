@@ -5,12 +5,14 @@ What an earlier attempt at the run left is moved aside, never mixed with the new
 
 import datetime as dt
 import re
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from benchctl.errors import BenchctlError
+from benchctl.errors import BenchctlError, RunError
 from benchctl.load.tally import LoadSummary
 from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity.digests import digests_of_run
@@ -69,6 +71,27 @@ class Journal:
         files = digests_of_run(self._directory)
         self.update(state=state, failure=failure, warnings=by_severity(self.record.warnings), files=files)
         return self.record
+
+
+@contextmanager
+def recorded_failures(fail: Callable[[str, str], object], path: Path, disk_remedy: str) -> Iterator[None]:
+    """Record, by ``fail`` with cause and message, what ends a run inside, and let it go on.
+
+    Raises RunError in place of an OSError of the run's directory ``path``. A RunError, after which the next run may
+    succeed, is the caller's to catch inside.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail("interrupted", "the run was interrupted by a signal")
+        raise
+    except OSError as error:
+        with suppress(OSError):  # the disk may be full for this, too
+            fail("disk", str(error))
+        raise RunError(f"{path}: {error}; {disk_remedy}", cause="disk") from error
+    except BaseException as error:
+        fail(type(error).__name__, str(error))
+        raise
 
 
 def begin_attempt(directory: RunDirectory) -> int:

@@ -107,14 +107,13 @@ class _ExperimentRun:
         self._cores = split_cores(self._settings.server.client_cores_kept, num_processes(count))
 
     def measure(self) -> RunRecord:
-        self._run.begin()
-        error = self._run.perform(
-            self._serve_and_measure(),
-            disk_remedy="free space or correct the permissions, then continue with --resume",
-        )
+        with self._run.begun("free space or correct the permissions, then continue with --resume"):
+            error = self._run.perform(self._serve_and_measure())
+            if error is None:
+                return self._end()
         if isinstance(error, ServerStartError) and error.is_profile_error:
             raise ServerRefusalError(f"{self._planned.run_id}: {error}", log_tail=error.log_tail) from error
-        return self._end() if error is None else self._journal.record
+        return self._journal.record
 
     async def _serve_and_measure(self) -> None:
         engine, settings = self._engine, self._settings

@@ -53,10 +53,10 @@ class _SimulatedRun:
         self._run: Final = MeasuredRun(context.profile, planned, directory, engine_for(context.profile.engine.kind))
 
     def simulate(self) -> RunRecord:
-        self._run.begin()
-        self._run.journal.update(time_scale=1.0)  # requests and steps are on one clock
-        error = self._run.perform(self._serve(), disk_remedy="free space or correct the permissions")
-        return self._end() if error is None else self._run.journal.record
+        with self._run.begun("free space or correct the permissions"):
+            self._run.journal.update(time_scale=1.0)  # requests and steps are on one clock
+            error = self._run.perform(self._serve())
+            return self._end() if error is None else self._run.journal.record
 
     async def _serve(self) -> None:
         profile, run = self._context.profile, self._run

@@ -7,7 +7,6 @@ A run below its floor is a failed one, whatever else is asked for: it measured s
 
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +17,7 @@ from benchctl.costs.shapes import shape_for
 from benchctl.engines.micro.options import MicroOptions
 from benchctl.engines.openai_server import own_options
 from benchctl.errors import RunError
-from benchctl.measure.journal import Journal, begin_attempt, utc_now
+from benchctl.measure.journal import Journal, begin_attempt, recorded_failures, utc_now
 from benchctl.measure.telemetry.gpu import SAMPLER_MISSING, open_gpu
 from benchctl.measure.telemetry.telemetry import SampledServer, sampling
 from benchctl.micro.floor import Peaks
@@ -38,6 +37,7 @@ from benchctl.units import us_from_ns
 
 BELOW_FLOOR: Final = "below-floor"
 """Cause of the failure of a run that is faster than its device."""
+_DISK_REMEDY: Final = "free space or correct the permissions, then continue with --resume"
 _NOT_OF_THE_POINT: Final = {"python", "replays", "warmups"}
 _OF_THE_MOMENT: Final = {"python", "free_bytes", "device_uuid"}
 """Values of a worker's description that do not change what it computes."""
@@ -95,34 +95,17 @@ class _Run:
 
     def measure(self) -> RunRecord:
         self._journal.update(attempt=begin_attempt(self._directory))
-        with self._recorded_failures():
-            times = self._replays()
-            self._write_steps(times)
-            return self._conclude(times)
-        return self._journal.record
+        with recorded_failures(self._fail, self._directory.path, _DISK_REMEDY):
+            try:
+                times = self._replays()
+                self._write_steps(times)
+                return self._conclude(times)
+            except RunError as error:  # after which the next run may succeed, with a worker of its own
+                self._shared.workers.end()
+                return self._fail(error.cause, str(error), error.log_tail)
 
-    @contextmanager
-    def _recorded_failures(self) -> Iterator[None]:
-        """Record how the run failed; a RunError, after which the next run may succeed, goes no further."""
-        try:
-            yield
-        except RunError as error:
-            self._shared.workers.end()
-            self._fail(error.cause, str(error), error.log_tail)
-        except KeyboardInterrupt:
-            self._fail("interrupted", "the run was interrupted by a signal")
-            raise
-        except OSError as error:
-            with suppress(OSError):  # the disk may be full for this, too
-                self._fail("disk", str(error))
-            remedy = "free space or correct the permissions, then continue with --resume"
-            raise RunError(f"{self._directory.path}: {error}; {remedy}", cause="disk") from error
-        except BaseException as error:
-            self._fail(type(error).__name__, str(error))
-            raise
-
-    def _fail(self, cause: str, message: str, log_tail: str = "") -> None:
-        self._journal.close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
+    def _fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
+        return self._journal.close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
 
     def _replays(self) -> ForwardTimes:
         worker = self._shared.workers.of(self._planned.block)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchctl.errors import UsageError
-from benchctl.measure.interrupt import run_interruptible
+from benchctl.measure.interrupt import interruptible, run_interruptible
 from benchctl.measure.result_directory import sole_writer
 
 
@@ -38,6 +38,24 @@ def test_a_signal_at_the_very_end_is_told_after_the_loop_has_closed():
 
     with pytest.raises(KeyboardInterrupt):
         run_interruptible(work())
+
+
+def test_code_without_a_loop_is_interrupted_by_the_first_signal_alone():
+    with interruptible():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_that_ended_a_coroutine_is_the_first_one_for_the_code_around_it():
+    async def work():
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(10)
+
+    with interruptible():
+        with pytest.raises(KeyboardInterrupt):
+            run_interruptible(work())
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_signal_that_is_ignored_stays_ignored():

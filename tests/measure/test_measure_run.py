@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from support.servers.paced_engine import PacedEngine, planned, profile, request
 
 from benchctl.engines.engine import raw_step_log
 from benchctl.errors import EngineUnavailableError, PortTakenError, RunError
+from benchctl.measure.measured_run import MeasuredRun
 from benchctl.measure.run import RunContext, measure_run, noise_seed
 from benchctl.measure.server.process import is_alive
 from benchctl.records.directory import RunDirectory
@@ -351,6 +353,25 @@ def test_an_interrupt_in_mid_run_leaves_records_and_no_process(tmp_path, number)
     assert loaded.record.num_sent == loaded.record.num_failed == 2
     assert loaded.record.times.stop_ns is not None
     assert loaded.steps
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_an_interrupt_before_the_verdict_is_recorded_and_one_after_it_leaves_it(tmp_path, number):
+    def interrupted(name, *states):
+        directory = RunDirectory(tmp_path / name)
+        run = MeasuredRun(profile(), planned(), directory, PacedEngine(truth=tmp_path / "truth.jsonl"))
+        with run.begun("free space"):
+            for state in states:
+                run.close(state)
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted("before")
+    with pytest.raises(KeyboardInterrupt):
+        interrupted("after", "done")
+    before, after = (RunDirectory(tmp_path / name).read() for name in ("before", "after"))
+    assert (before.state, before.failure.cause) == ("failed", "interrupted")
+    assert (after.state, after.failure) == ("done", None)
 
 
 def test_an_interrupt_while_the_server_is_still_starting_ends_it(tmp_path):

@@ -91,8 +91,8 @@ class _SingleLoad:
         return self._run.journal.record
 
     def measure(self) -> None:
-        self._run.begin()
-        self._run.perform(self._send(), disk_remedy="free space or correct the permissions")
+        with self._run.begun("free space or correct the permissions"):
+            self._run.perform(self._send())
 
     def result(self) -> LoadResult:
         figures, arrival = self._figures, self._profile.workload.arrival
