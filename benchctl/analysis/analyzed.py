@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from benchctl.analysis.bonus.results import MeasuredBonus, bonus_of
 from benchctl.analysis.compare.attribution import section_split
 from benchctl.analysis.experiment.experiment import Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders
@@ -54,6 +55,8 @@ class AnalyzedExperiment:
     ladders: tuple[Ladder, ...]
     passes: Passes | None
     """None for an experiment of requests."""
+    bonus: MeasuredBonus | None
+    """Which way of backfill is cheaper; None for an experiment that does not compare them."""
     findings: tuple[Finding, ...]
     warnings: tuple[ResultWarning, ...]
     damage: tuple[str, ...]
@@ -126,6 +129,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
         sweep=rows,
         ladders=divide_ladders(experiment, confidence),
         passes=None if has_requests(manifest) else summarise_passes(cells, pairs, confidence),
+        bonus=bonus_of(experiment),
         findings=(
             *collect_findings(cells, rows, manifest.baseline, sections),
             *draft_findings(runs, cells),

@@ -47,11 +47,13 @@ def in_one_row(table: "Table") -> "Table":
 
 
 def print_notes(console: "Console", analysis: "AnalyzedExperiment") -> None:
-    """Print the findings and the notes of a result directory, each under its title."""
+    """Print the verdicts on backfill, the findings and the notes of a result directory, each under its title."""
+    from benchctl.report.text.bonus_table import bonus_notes
     from benchctl.report.text.tables import footnote_lines
 
+    backfill = [(title, [f"* {sentence}" for sentence in sentences]) for title, sentences in bonus_notes(analysis)]
     findings = [f"* {finding.sentence} [{finding.code}]" for finding in analysis.findings]
-    for title, lines in (("What follows", findings), ("Notes", footnote_lines(analysis))):
+    for title, lines in (*backfill, ("What follows", findings), ("Notes", footnote_lines(analysis))):
         if lines:
             console.print()
             console.print(title, style="bold")

@@ -29,7 +29,7 @@ from benchctl.measure.run import RunContext
 from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.micro.floor import Peaks
 from benchctl.micro.peaks_of_device import peaks_of_device
-from benchctl.micro.run import BELOW_FLOOR, MeasuredPasses, point_of
+from benchctl.micro.run import BELOW_FLOOR, MeasuredPasses
 from benchctl.micro.worker import Worker, WorkerInfo, WorkerSettings, find_torch_python, started_worker
 from benchctl.micro.workers_of_blocks import PassWorker, WorkersOfBlocks, visible_devices
 from benchctl.profile.model import Profile
@@ -117,7 +117,7 @@ def resume_forward(
 def _checked(worker: PassWorker, profile: Profile) -> PassWorker:
     """The worker, which has memory for every pass. Raises UsageError where it has not."""
     options = (own_options(variant_settings(profile, *arm), MicroOptions) for arm in arms(profile))
-    worker.check_fits(list(dict.fromkeys(point_of(each) for each in options)))
+    worker.check_fits(list(dict.fromkeys(each.forward_pass[0] for each in options)))
     return worker
 
 

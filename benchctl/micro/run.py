@@ -21,9 +21,10 @@ from benchctl.measure.journal import Journal, begin_attempt, recorded_failures, 
 from benchctl.measure.telemetry.gpu import SAMPLER_MISSING, open_gpu
 from benchctl.measure.telemetry.telemetry import SampledServer, sampling
 from benchctl.micro.floor import Peaks
-from benchctl.micro.point import ForwardPoint, ForwardTimes
+from benchctl.micro.forward_times import ForwardTimes
 from benchctl.micro.worker import WorkerInfo
 from benchctl.micro.workers_of_blocks import WorkersOfBlocks, visible_devices
+from benchctl.profile.forward_pass import ForwardPoint
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import RunDirectory
@@ -41,16 +42,6 @@ _DISK_REMEDY: Final = "free space or correct the permissions, then continue with
 _NOT_OF_THE_POINT: Final = {"python", "replays", "warmups"}
 _OF_THE_MOMENT: Final = {"python", "free_bytes", "device_uuid"}
 """Values of a worker's description that do not change what it computes."""
-
-
-def point_of(options: MicroOptions) -> ForwardPoint:
-    """The pass that the options of a run describe."""
-    return ForwardPoint(
-        phase=options.phase,
-        batch_size=options.batch_size,
-        new_tokens=options.computed_tokens,
-        context_tokens=options.cached_tokens,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +73,7 @@ class _Run:
         self._directory = directory
         self._settings = variant_settings(profile, planned.variant, planned.cell)
         self._options = own_options(self._settings, MicroOptions)
-        self._point = point_of(self._options)
+        self._point, self._mode = self._options.forward_pass
         record = RunRecord(
             schema_version=SCHEMA_VERSION,
             **msgspec.structs.asdict(planned),
@@ -116,7 +107,7 @@ class _Run:
             sampled = SampledServer(server_pid=worker.pid, gpu=gpu, metrics_url=None)
             with sampling(self._directory.path, self._profile.telemetry, sampled) as sampler_warnings:
                 times = worker.measure(
-                    self._point, self._options.mode, warmups=self._options.warmups, replays=self._options.replays
+                    self._point, self._mode, warmups=self._options.warmups, replays=self._options.replays
                 )
         self._journal.warn(*sampler_warnings)
         self._note_replays(times)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol, Self
 
-from benchctl.micro.point import ForwardPoint, ForwardTimes, Mode
+from benchctl.micro.forward_times import ForwardTimes
 from benchctl.micro.worker import WorkerInfo
+from benchctl.profile.forward_pass import ForwardPoint, Mode
 
 
 class PassWorker(Protocol):

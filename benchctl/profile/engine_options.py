@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, field_validator
 from pydantic.fields import FieldInfo
 
+from benchctl.profile.forward_pass import ForwardPass
 from benchctl.profile.secret import SECRET_VALUE, is_secret_name, secret_options
 from benchctl.profile.section import Section
 
@@ -75,6 +76,11 @@ class ServerOptions(Section):
         """True for a server that drafts tokens; None where its options do not say."""
         has_option = "num_speculative_tokens" in type(self).model_fields
         return bool(getattr(self, "num_speculative_tokens")) if has_option else None  # noqa: B009
+
+    @property
+    def forward_pass(self) -> ForwardPass | None:
+        """The pass that a run measures; None for servers that answer requests."""
+        return None
 
     @property
     def request_model(self) -> str | None:

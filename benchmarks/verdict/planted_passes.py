@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.micro.bonus.design import BonusDesign, backfill_point, decode_point
-from benchctl.micro.bonus.verdict import BackfillVerdict, Comparison, judge_backfill
-from benchctl.micro.point import ForwardPoint, Mode, Phase
+from benchctl.analysis.bonus.design import BonusDesign, backfill_point, decode_point
+from benchctl.analysis.bonus.verdict import BackfillVerdict, Comparison, judge_backfill
+from benchctl.profile.forward_pass import ForwardPoint, Mode, Phase
 
 LAUNCH_NS: Final[Mapping[tuple[Phase, Mode], float]] = {
     ("decode", "graph"): 220_000.0,

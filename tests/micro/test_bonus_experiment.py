@@ -7,12 +7,12 @@ import pytest
 from support.cli import benchctl
 from support.fake_passes import FakeWorkers
 
+from benchctl.analysis.bonus.design import backfill_point, bonus_design
+from benchctl.analysis.bonus.results import measured_bonus
 from benchctl.errors import UsageError
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.result_directory import Origin
-from benchctl.micro.bonus.design import backfill_point, bonus_design
-from benchctl.micro.bonus.results import measured_bonus
 from benchctl.micro.experiment import measure_forward
 from benchctl.micro.forward_profile import PassSettings, forward_profile
 

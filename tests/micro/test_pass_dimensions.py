@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from benchctl.costs.shapes import BUILT_IN_SHAPES, shape_for
 from benchctl.errors import UsageError
 from benchctl.micro.inside.dimensions import Dimensions, PassPoint, kv_plan, pass_bytes, weight_bytes
-from benchctl.micro.point import ForwardPoint
 from benchctl.micro.worker import check_measurable
+from benchctl.profile.forward_pass import ForwardPoint
 
 DENSE = [shape for shape in BUILT_IN_SHAPES.values() if shape.moe is None and shape.latent is None]
 

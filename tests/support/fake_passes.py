@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from benchctl.errors import BenchctlError, UsageError
-from benchctl.micro.point import ForwardPoint, ForwardTimes, Mode
+from benchctl.micro.forward_times import ForwardTimes
 from benchctl.micro.worker import WorkerInfo
+from benchctl.profile.forward_pass import ForwardPoint, Mode
 from benchctl.profile.model import Profile
 from benchctl.workload.seeded import named_stream
 

@@ -33,6 +33,7 @@ from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
+from benchctl.records.manifest import PlannedRun
 from benchctl.records.peaks import PEAKS_FILE, MeasuredPeaks, load_peaks
 from benchctl.records.record import ResultWarning
 from benchctl.records.run import RunRecord
@@ -98,7 +99,7 @@ class Experiment:
         runs = tuple(run for run in self.results.runs if run.record.block < num_blocks)
         return replace(self, results=replace(self.results, plan=plan, runs=runs))
 
-    def settings(self, record: RunRecord) -> VariantSettings | None:
+    def settings(self, record: RunRecord | PlannedRun) -> VariantSettings | None:
         """Settings of the arm of a run; None where the profile does not have them."""
         settings_of_arms = self._derived.setdefault("settings", {})
         label, profile = arm_label(record.variant, record.cell), self.profile_or_none

@@ -24,7 +24,7 @@ from benchctl.cli.screen import print_json, uncollected
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from benchctl.micro.point import ForwardPoint
+    from benchctl.profile.forward_pass import ForwardPoint
 
 _INCONCLUSIVE: Final = 3
 
@@ -92,7 +92,7 @@ def bonus(
 
 def _points(batch_size: str, context: str, *, every_count: bool) -> "tuple[ForwardPoint, ...]":
     """The passes of every context."""
-    from benchctl.micro.bonus.design import bonus_design
+    from benchctl.analysis.bonus.design import bonus_design
 
     sizes = counts_of(batch_size, "--batch-size")
     designs = [
@@ -104,8 +104,9 @@ def _points(batch_size: str, context: str, *, every_count: bool) -> "tuple[Forwa
 
 def _print_verdict(path: Path, code: int, *, as_json: bool) -> bool:
     """Print what the passes say; true if every row has a verdict. Where runs failed, they may say nothing."""
-    from benchctl.cli.micro.bonus_output import bonus_document, print_bonus
-    from benchctl.micro.bonus.results import measured_bonus
+    from benchctl.analysis.bonus.results import measured_bonus
+    from benchctl.cli.micro.bonus_output import print_bonus
+    from benchctl.report.documents.bonus import bonus_document
 
     try:
         measured = measured_bonus(path)

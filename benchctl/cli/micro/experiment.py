@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchctl.measure.experiment import Listener
     from benchctl.micro.experiment import MicroOutcome
     from benchctl.micro.forward_profile import PassSettings
-    from benchctl.micro.point import Mode
+    from benchctl.profile.forward_pass import Mode
     from benchctl.profile.model import Profile
 
 WordT = TypeVar("WordT", bound=str)
@@ -67,7 +67,7 @@ def pass_settings(
 
     from benchctl.costs.hardware import hardware_or_none
     from benchctl.micro.forward_profile import PassSettings
-    from benchctl.micro.point import MODES, DataType, KvLayout
+    from benchctl.profile.forward_pass import MODES, DataType, KvLayout
 
     gpu = _gpu_name(device)
     where = device or ("cpu" if gpu is None else "cuda:0")

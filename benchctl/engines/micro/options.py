@@ -1,10 +1,9 @@
 """Options of the engine ``micro``: the device, the model's numbers, and the forward pass."""
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
 from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.forward_pass import DataType, ForwardPass, ForwardPoint, KvLayout, Mode, Phase
 from benchctl.profile.workload import MAX_TOKENS
 
 
@@ -17,13 +16,13 @@ class MicroOptions(ServerOptions):
     """Device as torch names it: ``cpu`` or ``cuda:0``."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads of an operator on a CPU; null: torch's own choice, one for each core."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    dtype: DataType = "bfloat16"
     """Type of weights, activations and key-value cache."""
-    kv_layout: Literal["contiguous", "paged"] = "contiguous"
+    kv_layout: KvLayout = "contiguous"
     """Layout of the key-value cache: one stretch for each sequence, or blocks in an order of their own."""
-    mode: Literal["eager", "graph"] = "eager"
+    mode: Mode = "eager"
     """``eager`` launches every kernel from the host; ``graph`` replays a captured CUDA graph."""
-    phase: Literal["decode", "prefill"] = "decode"
+    phase: Phase = "decode"
     """``decode`` computes one new token of each sequence, ``prefill`` several."""
     batch_size: int = Field(default=1, ge=1, le=65_536)
     """Sequences of a pass."""
@@ -54,3 +53,13 @@ class MicroOptions(ServerOptions):
     def cached_tokens(self) -> int:
         """Tokens of each sequence whose keys and values are in the cache before a pass."""
         return 0 if self.phase == "prefill" and self.new_tokens is None else self.length
+
+    @property
+    def forward_pass(self) -> ForwardPass:
+        point = ForwardPoint(
+            phase=self.phase,
+            batch_size=self.batch_size,
+            new_tokens=self.computed_tokens,
+            context_tokens=self.cached_tokens,
+        )
+        return point, self.mode

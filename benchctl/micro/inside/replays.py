@@ -61,7 +61,7 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class ReplayTimes:
-    """The replays in the order in which they ran: see ``benchctl.micro.point.ForwardTimes``."""
+    """The replays in the order in which they ran: see ``benchctl.micro.forward_times.ForwardTimes``."""
 
     clock: Literal["host", "device"]
     start_ns: list[int]

@@ -13,12 +13,16 @@ from benchctl.analysis.summary.sweep import SweepRow
 from benchctl.costs.hardware import Hardware
 from benchctl.interop.writers.vllm import bounds_document
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.documents.bonus import verdicts_document
 from benchctl.report.documents.comparison import drafts_document
 from benchctl.report.documents.decomposition import ratio_document
 
 
 def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
-    """``summary.json``: every run, every cell over its blocks, findings and all warnings."""
+    """``summary.json``: every run, every cell over its blocks, findings and all warnings.
+
+    ``bonus`` is there for experiments that compare ways of backfill.
+    """
     manifest = analysis.results.manifest
     return {
         "schema_version": SCHEMA_VERSION,
@@ -29,6 +33,7 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         "bounds": {run.record.run_id: bounds_document(run.bounds) for run in analysis.runs if run.bounds},
         "cells": [_cell(cell) for cell in analysis.cells],
         "ladders": msgspec.to_builtins(analysis.ladders),
+        **({} if analysis.bonus is None else {"bonus": verdicts_document(analysis.bonus)}),
         "findings": [
             {"code": finding.code, "sentence": finding.sentence, "numbers": dict(finding.numbers)}
             for finding in analysis.findings

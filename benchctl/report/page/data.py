@@ -6,6 +6,7 @@ from typing import Any
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.documents.bonus import verdicts_document
 from benchctl.report.documents.comparison import document_of
 from benchctl.report.page.charts.figure import Chart
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
@@ -53,4 +54,5 @@ def _directory(analysis: AnalyzedExperiment) -> dict[str, Any]:
         "request_set_sha256": manifest.request_set_sha256,
         "created_at": manifest.created_at,
         "runs": [dict(run.values) for run in analysis.runs],
+        **({} if analysis.bonus is None else {"bonus": verdicts_document(analysis.bonus)}),
     }

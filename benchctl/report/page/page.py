@@ -16,6 +16,7 @@ from benchctl import __version__
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.report.page.charts.figure import Chart
 from benchctl.report.page.data import data_document
+from benchctl.report.page.parts.bonus import bonus_values
 from benchctl.report.page.parts.definitions import definition_values
 from benchctl.report.page.parts.forest import forest_values
 from benchctl.report.page.parts.numbers import answer_values, table_values
@@ -59,6 +60,7 @@ def render(
         "verdict": verdict,
         "comparisons": _comparisons(verdict),
         "waterfalls": [waterfall_values(waterfall) for waterfall in _waterfalls(analyses, verdict)],
+        "backfills": [values for analysis in analyses if (values := bonus_values(analysis)) is not None],
         "passes": [values for analysis in analyses if (values := passes_values(analysis)) is not None],
         "charts": charts,
         "directories": [

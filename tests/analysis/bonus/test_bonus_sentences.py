@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from benchctl.micro.bonus import published
-from benchctl.micro.bonus.design import bonus_design, decode_point
-from benchctl.micro.bonus.sentences import published_limits, verdict_sentences
-from benchctl.micro.bonus.verdict import judge_backfill
+from benchctl.analysis.bonus import published
+from benchctl.analysis.bonus.design import bonus_design, decode_point
+from benchctl.analysis.bonus.sentences import published_limits, verdict_sentences
+from benchctl.analysis.bonus.verdict import judge_backfill
 from benchmarks.verdict.planted_passes import Planted
 
 CONTEXT = 256

@@ -2,11 +2,12 @@
 
 from typing import Final
 
+from benchctl.analysis.bonus.design import BonusDesign
+from benchctl.analysis.bonus.published import GUESSED_EXPANSION_MS, PASSES, least_noise_ms, published_expansion_ms
+from benchctl.analysis.bonus.verdict import BackfillVerdict, Comparison, cheaper_from
 from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
-from benchctl.formats import percentage
-from benchctl.micro.bonus.published import GUESSED_EXPANSION_MS, PASSES, least_noise_ms, published_expansion_ms
-from benchctl.micro.bonus.verdict import BackfillVerdict, Comparison, cheaper_from
-from benchctl.micro.point import Mode
+from benchctl.formats import percentage, range_of
+from benchctl.profile.forward_pass import Mode
 
 WAYS: Final = {"expansion": "batch expansion", "prefill": "a prefill pass"}
 _MODES: Final[dict[Mode, str]] = {"eager": "without graphs", "graph": "with graphs"}
@@ -18,15 +19,20 @@ def modes_in_words(decode_mode: Mode, prefill_mode: Mode) -> str:
     return f"decode {_MODES[decode_mode]}, prefill {_MODES[prefill_mode]}"
 
 
+def context_in_words(design: BonusDesign) -> str:
+    return f"{design.context_tokens} tokens in the cache of each sequence"
+
+
 def verdict_sentences(verdict: BackfillVerdict) -> list[str]:
-    """One sentence for each pair of modes, and one on how certain they are together."""
+    """One sentence for each pair of modes, and one on how certain they are together, and from how many blocks."""
     sentences = [
         f"{modes_in_words(*modes)}: {_cheaper_way(verdict.rows(*modes), verdict.rows(*modes, only_all=True))}"
         for modes in verdict.mode_pairs
     ]
+    blocks = range_of([row.num_blocks for row in verdict.comparisons])
     together = (
         f"all differences lie in their intervals together with {percentage(verdict.confidence)} confidence, "
-        f"which takes {percentage(verdict.row_confidence, 4)} of each"
+        f"which takes {percentage(verdict.row_confidence, 4)} of each, over {blocks} blocks"
     )
     return [*sentences, together]
 

@@ -1,4 +1,4 @@
-"""The forward pass that is measured, and the times of its replays."""
+"""The forward pass that a run of a micro-benchmark measures, as its settings describe it."""
 
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -34,22 +34,5 @@ class ForwardPoint(msgspec.Struct, frozen=True, kw_only=True):
         return self.batch_size * self.new_tokens
 
 
-class ForwardTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """The replays of one point in one mode, one value each, in the order in which they ran."""
-
-    clock: Literal["host", "device"]
-    """``device``: pairs of events on the stream of the replay; ``host``: the monotonic clock around each."""
-    start_ns: tuple[int, ...]
-    """Start of each replay on the host's monotonic clock."""
-    duration_ns: tuple[int, ...]
-    """Duration of each replay on ``clock``."""
-    wall_ns: int
-    """Time of all replays together on the host's monotonic clock, up to the last synchronisation."""
-    num_allocations: int = 0
-    """Pieces of memory that the device handed out during the replays; 0 where buffers hold everything."""
-    num_operators: int | None = None
-    """Operators that one pass calls: in mode ``eager`` about as many launches."""
-    output_difference: float | None = None
-    """Largest difference between the outputs of ``graph`` and ``eager``, in units of the largest; None for
-    ``eager``.
-    """
+ForwardPass: TypeAlias = tuple[ForwardPoint, Mode]
+"""A point, and the mode in which it is computed."""

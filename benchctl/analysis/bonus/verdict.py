@@ -18,13 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from benchctl.analysis.bonus.design import Backfill, BonusDesign, DesignRow, backfill_point, decode_point
 from benchctl.analysis.statistics.block_ratio import MIN_PAIRED_BLOCKS, RatioEstimate, estimate_paired
 from benchctl.analysis.statistics.multiplicity import BlockScores, joint_level
 from benchctl.errors import UsageError
-from benchctl.micro.bonus.design import Backfill, BonusDesign, backfill_point, decode_point
-from benchctl.micro.point import ForwardPoint, Mode
+from benchctl.profile.forward_pass import ForwardPass, Mode
 
-PassTimes: TypeAlias = Mapping[tuple[ForwardPoint, Mode], Mapping[int, float]]
+BlockTimes: TypeAlias = Mapping[ForwardPass, Mapping[int, float]]
 """Nanoseconds of one pass by point and mode, then by block."""
 
 
@@ -95,17 +95,12 @@ class BackfillVerdict:
         )
 
 
-def judge_backfill(times: PassTimes, design: BonusDesign, confidence: float = 0.95) -> BackfillVerdict:
+def judge_backfill(times: BlockTimes, design: BonusDesign, confidence: float = 0.95) -> BackfillVerdict:
     """The verdict of every batch size, number of bonus tokens and pair of modes of the design.
 
     Raises UsageError, with the passes that lack, where ``times`` does not hold the design in a common block.
     """
-    estimated = [
-        _comparison(times, design.context_tokens, batch_size, count, modes, confidence)
-        for modes in design.mode_pairs
-        for batch_size in design.batch_sizes
-        for count in design.counts[batch_size]
-    ]
+    estimated = [_comparison(times, row, confidence) for row in design.rows]
     scores = [_scores(blocks, estimate) for _, estimate, blocks in estimated if estimate.block_weights]
     level = joint_level(scores, 1 - confidence) if scores else 1 - confidence
     return BackfillVerdict(
@@ -142,10 +137,10 @@ def cost_over_blocks(values_ns: Sequence[float], confidence: float = 0.95) -> Co
 
 
 def _comparison(
-    times: PassTimes, context_tokens: int, batch_size: int, count: int, modes: tuple[Mode, Mode], confidence: float
+    times: BlockTimes, row: DesignRow, confidence: float
 ) -> tuple[Comparison, RatioEstimate, tuple[int, ...]]:
     """One row, the estimate of its difference, and the blocks that it is from."""
-    decode_mode, prefill_mode = modes
+    context_tokens, decode_mode, prefill_mode, batch_size, count = row
     keys = (
         (decode_point(batch_size, context_tokens), decode_mode),
         (decode_point(batch_size + count, context_tokens), decode_mode),
@@ -155,7 +150,7 @@ def _comparison(
     decode, expanded, prefill = ([times[key][block] for block in blocks] for key in keys)
     expansion = [after - before for before, after in zip(decode, expanded, strict=True)]
     difference = _estimate([x - p for x, p in zip(expansion, prefill, strict=True)], confidence)
-    row = Comparison(
+    comparison = Comparison(
         batch_size=batch_size,
         bonus_tokens=count,
         decode_mode=decode_mode,
@@ -166,10 +161,10 @@ def _comparison(
         prefill=cost_over_blocks(prefill, confidence),
         difference=_cost(difference, confidence),
     )
-    return row, difference, blocks
+    return comparison, difference, blocks
 
 
-def _common_blocks(times: PassTimes, keys: Sequence[tuple[ForwardPoint, Mode]]) -> tuple[int, ...]:
+def _common_blocks(times: BlockTimes, keys: Sequence[ForwardPass]) -> tuple[int, ...]:
     """Blocks in which all of these passes were measured."""
     blocks = set.intersection(*(set(times.get(key, {})) for key in keys))
     if not blocks:

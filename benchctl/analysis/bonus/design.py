@@ -3,12 +3,23 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from benchctl.errors import UsageError
-from benchctl.micro.point import MODES, ForwardPoint, Mode
+from benchctl.profile.forward_pass import MODES, ForwardPass, ForwardPoint, Mode
 
 Backfill: TypeAlias = Literal["expansion", "prefill"]
+
+
+class DesignRow(NamedTuple):
+    """One comparison of both ways."""
+
+    context_tokens: int
+    decode_mode: Mode
+    prefill_mode: Mode
+    batch_size: int
+    bonus_tokens: int
+    """Sequences of the batch that lack a bonus token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +57,16 @@ class BonusDesign:
         """
         return tuple(product(self.modes, self.modes))
 
+    @property
+    def rows(self) -> tuple[DesignRow, ...]:
+        """Every comparison, by modes, batch size and number of tokens."""
+        return tuple(
+            DesignRow(self.context_tokens, *modes, batch_size, count)
+            for modes in self.mode_pairs
+            for batch_size in self.batch_sizes
+            for count in self.counts[batch_size]
+        )
+
 
 def decode_point(batch_size: int, context_tokens: int) -> ForwardPoint:
     """One decode step of a batch."""
@@ -79,14 +100,16 @@ def bonus_design(
     )
 
 
-def measured_designs(passes: Iterable[tuple[ForwardPoint, Mode]]) -> tuple[BonusDesign, ...]:
+def measured_designs(passes: Iterable[ForwardPass]) -> tuple[BonusDesign, ...]:
     """The largest design that these passes hold at each context, in ascending order of contexts.
 
     A batch size counts if decodes at B and 2B and a prefill of B tokens are there in every mode of that context.
+    Passes behind an empty cache are none of a design: nothing comes before a bonus token there.
     """
     modes_of: dict[ForwardPoint, set[Mode]] = {}
     for point, mode in passes:
-        modes_of.setdefault(point, set()).add(mode)
+        if point.context_tokens:
+            modes_of.setdefault(point, set()).add(mode)
     designs = []
     for context in sorted({point.context_tokens for point in modes_of}):
         modes = {
