@@ -4,35 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from support.bonus_directory import BOTH, LAUNCHES_US, LISTENER, ROW_US, launch_bound, measured
 from support.cli import benchctl
 from support.fake_passes import FakeWorkers
 
 from benchctl.analysis.bonus.design import backfill_point, bonus_design
 from benchctl.analysis.bonus.results import measured_bonus
 from benchctl.errors import UsageError
-from benchctl.measure.experiment import Listener
-from benchctl.measure.measured_run import ignore
 from benchctl.measure.result_directory import Origin
 from benchctl.micro.experiment import measure_forward
 from benchctl.micro.forward_profile import PassSettings, forward_profile
-
-LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
-BOTH = ("eager", "graph")
-LAUNCHES_US = {"decode": {"eager": 870.0, "graph": 220.0}, "prefill": {"eager": 1000.0, "graph": 300.0}}
-ROW_US = 5.0
-
-
-def launch_bound(point, mode):
-    return LAUNCHES_US[point.phase][mode] + ROW_US * point.total_new_tokens
-
-
-def measured(path: Path, batch_sizes=(5, 10), modes=BOTH, contexts=(256,), workers=None, **changes) -> Path:
-    designs = [bonus_design(batch_sizes, context, modes) for context in contexts]
-    points = tuple(point for design in designs for point in design.points)
-    values = {"model": "llama-68m", "device": "cpu", "dtype": "float16", "modes": modes, "blocks": 6, "replays": 60}
-    profile = forward_profile(PassSettings(**(values | changes)), points, "bonus")
-    origin = Origin(output_root=path, argv=("benchctl", "micro", "bonus"))
-    return measure_forward(profile, origin, LISTENER, (workers or FakeWorkers(launch_bound)).start).path
 
 
 @pytest.fixture(name="both_modes", scope="module")
@@ -75,8 +56,17 @@ def test_passes_that_failed_take_their_rows_with_them_and_leave_the_others(tmp_p
         return 0.001 if point == backfill_point(10, 256) else launch_bound(point, mode)
 
     workers = FakeWorkers(too_fast, device_name="NVIDIA A100-SXM4-80GB")
-    ((design, _),) = measured_bonus(measured(tmp_path, workers=workers)).verdicts
+    path = measured(tmp_path, workers=workers)
+    bonus = measured_bonus(path)
+    ((design, verdict),) = bonus.verdicts
     assert design.batch_sizes == (5,)
+    assert all(row.cheaper == "expansion" for row in verdict.comparisons)
+    assert not bonus.is_decided
+    (sentence,) = bonus.missing
+    assert sentence.startswith("20 of 36 comparisons behind 256 tokens in the cache are missing, at batch 10: ")
+    done = benchctl("micro", "bonus", path)
+    assert done.returncode == 3
+    assert sentence in done.stdout
 
 
 def test_a_directory_of_requests_is_refused_by_the_name_of_its_engine():

@@ -61,7 +61,7 @@ class PageVerdict:
     deciding: tuple[ComparisonVerdict, ...]
     controls: tuple[ComparisonVerdict, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    """Limits that a reader must know before the verdict: unfinished, damaged."""
+    """Limits that a reader must know before the verdict: unfinished, damaged, about modes alone."""
 
     @property
     def all(self) -> tuple[ComparisonVerdict, ...]:
@@ -141,7 +141,7 @@ def _overall(one: ComparisonVerdict) -> OverallVerdict:
 
 
 def _notes(analyses: Iterable[AnalyzedExperiment]) -> tuple[str, ...]:
-    """Sentences about what is unfinished or damaged."""
+    """Sentences about what is unfinished or damaged, and what the verdict is not about."""
     notes = []
     for analysis in analyses:
         planned, manifest = analysis.results.plan.runs, analysis.results.manifest
@@ -154,5 +154,7 @@ def _notes(analyses: Iterable[AnalyzedExperiment]) -> tuple[str, ...]:
             if number := states.count(state):
                 verb = "run of" if number == 1 else "runs of"
                 notes.append(f"{number} {verb} {len(planned)} {'is' if number == 1 else 'are'} {state}.")
+        if analysis.bonus is not None:
+            notes.append("This verdict is on modes of a pass; that on ways of backfill has a section of its own.")
         notes += [f"Damaged: {message}" for message in analysis.damage]
     return tuple(notes)
