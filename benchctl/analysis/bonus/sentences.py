@@ -4,6 +4,7 @@ from typing import Final
 
 from benchctl.analysis.bonus.design import BonusDesign
 from benchctl.analysis.bonus.published import GUESSED_EXPANSION_MS, PASSES, least_noise_ms, published_expansion_ms
+from benchctl.analysis.bonus.results import MeasuredBonus
 from benchctl.analysis.bonus.verdict import BackfillVerdict, Comparison, cheaper_from
 from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
 from benchctl.formats import percentage, range_of
@@ -23,18 +24,35 @@ def context_in_words(design: BonusDesign) -> str:
     return f"{design.context_tokens} tokens in the cache of each sequence"
 
 
+def bonus_headline(bonus: MeasuredBonus) -> str:
+    """How many comparisons are decided, and the answer at each context for each pair of modes."""
+    rows = [row for _, verdict in bonus.verdicts for row in verdict.comparisons]
+    if not rows:
+        return "no comparison of ways of backfill has all its passes"
+    num_decided = sum(row.cheaper is not None for row in rows)
+    decided = "" if bonus.is_decided else f"{num_decided} of {len(rows)} comparisons are decided; "
+    answers = []
+    for design, verdict in bonus.verdicts:
+        context = f"behind {design.context_tokens} tokens, " if len(bonus.verdicts) > 1 else ""
+        answers += [f"{context}{sentence}" for sentence in _answers(verdict)]
+    return decided + "; ".join(answers)
+
+
 def verdict_sentences(verdict: BackfillVerdict) -> list[str]:
     """One sentence for each pair of modes, and one on how certain they are together, and from how many blocks."""
-    sentences = [
-        f"{modes_in_words(*modes)}: {_cheaper_way(verdict.rows(*modes), verdict.rows(*modes, only_all=True))}"
-        for modes in verdict.mode_pairs
-    ]
     blocks = range_of([row.num_blocks for row in verdict.comparisons])
     together = (
         f"all differences lie in their intervals together with {percentage(verdict.confidence)} confidence, "
         f"which takes {percentage(verdict.row_confidence, 4)} of each, over {blocks} blocks"
     )
-    return [*sentences, together]
+    return [*_answers(verdict), together]
+
+
+def _answers(verdict: BackfillVerdict) -> list[str]:
+    return [
+        f"{modes_in_words(*modes)}: {_cheaper_way(verdict.rows(*modes), verdict.rows(*modes, only_all=True))}"
+        for modes in verdict.mode_pairs
+    ]
 
 
 def _cheaper_way(rows: tuple[Comparison, ...], rows_of_all: tuple[Comparison, ...]) -> str:

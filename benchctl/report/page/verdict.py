@@ -4,10 +4,12 @@ A comparison that cannot be made does not prevent the page: the reason is at its
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
+from benchctl.analysis.bonus.results import MeasuredBonus
+from benchctl.analysis.bonus.sentences import bonus_headline
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_experiments
 from benchctl.analysis.compare.result import EXIT_CODES, Comparison, OverallVerdict, first_verdict
 from benchctl.analysis.compare.text import verdict_sentence
@@ -61,7 +63,9 @@ class PageVerdict:
     deciding: tuple[ComparisonVerdict, ...]
     controls: tuple[ComparisonVerdict, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    """Limits that a reader must know before the verdict: unfinished, damaged, about modes alone."""
+    """Limits that a reader must know before the verdict: unfinished, damaged."""
+    is_on_backfill: bool = False
+    """The word and the sentence are those on ways of backfill; ``deciding`` then compares modes of a pass."""
 
     @property
     def all(self) -> tuple[ComparisonVerdict, ...]:
@@ -85,7 +89,8 @@ def directory_verdict(analysis: AnalyzedExperiment, options: CompareOptions | No
         for name in variants
         if name != baseline
     ]
-    return _whole(verdicts, baseline, _notes([analysis]))
+    whole = _whole(verdicts, baseline, _notes([analysis]))
+    return whole if analysis.bonus is None else _on_backfill(whole, analysis.bonus)
 
 
 def sides_verdict(a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None = None) -> PageVerdict:
@@ -136,6 +141,12 @@ def _whole(verdicts: Sequence[ComparisonVerdict], baseline: str, notes: tuple[st
     )
 
 
+def _on_backfill(whole: PageVerdict, bonus: MeasuredBonus) -> PageVerdict:
+    """The same page with the verdict that was asked for, in the words and with the exit code of ``micro bonus``."""
+    word, exit_code = ("decided", 0) if bonus.is_decided else ("inconclusive", EXIT_CODES["inconclusive"])
+    return replace(whole, word=word, sentence=bonus_headline(bonus), exit_code=exit_code, is_on_backfill=True)
+
+
 def _overall(one: ComparisonVerdict) -> OverallVerdict:
     return one.comparison.verdict if one.comparison is not None else "invalid"
 
@@ -154,7 +165,5 @@ def _notes(analyses: Iterable[AnalyzedExperiment]) -> tuple[str, ...]:
             if number := states.count(state):
                 verb = "run of" if number == 1 else "runs of"
                 notes.append(f"{number} {verb} {len(planned)} {'is' if number == 1 else 'are'} {state}.")
-        if analysis.bonus is not None:
-            notes.append("This verdict is on modes of a pass; that on ways of backfill has a section of its own.")
         notes += [f"Damaged: {message}" for message in analysis.damage]
     return tuple(notes)

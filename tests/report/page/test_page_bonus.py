@@ -65,9 +65,22 @@ def test_the_page_has_every_row_and_every_sentence_of_the_verdict(page, director
     assert "llama-68m, float16, on AMD EPYC" in section
 
 
-def test_the_verdict_at_the_top_says_that_it_is_about_modes(page):
-    top = re.search(r"<header>(.*?)</header>", page, re.DOTALL)[1]
-    assert "This verdict is on modes of a pass; that on ways of backfill has a section of its own." in top
+def test_the_top_of_the_page_is_the_answer_on_backfill_with_the_exit_code_of_the_command(page, directory):
+    top = html.unescape(re.search(r"<header>(.*?)</header>", page, re.DOTALL)[1])
+    done = benchctl("micro", "bonus", directory)
+    assert f"exit code {done.returncode}" in top
+    ((_, verdict),) = measured_bonus(directory).verdicts
+    assert all(sentence.lower() in top.lower() for sentence in verdict_sentences(verdict)[:-1])
+    assert ("decided</span></h1>" in top) == (done.returncode == 0)
+    assert "graph" in re.findall(r'<ul class="each">(.*?)</ul>', top, re.DOTALL)[0], "modes are compared beside it"
+
+
+def test_too_few_blocks_leave_the_top_inconclusive_with_the_number_of_decided_rows(tmp_path):
+    path = measured(tmp_path, batch_sizes=(2,), modes=("eager",), blocks=2)
+    top = re.search(r"<header>(.*?)</header>", directory_page(analyze_directory(path)), re.DOTALL)[1]
+    assert "inconclusive</span></h1>" in top
+    assert "0 of 2 comparisons are decided; " in top
+    assert "exit code 3" in top
 
 
 def test_page_show_summary_and_command_have_the_same_rows(page, directory):

@@ -20,6 +20,7 @@ SIGNS: Final = {
 """The signs inside the outlines."""
 _KINDS: Final = {
     "equal": "equivalent",
+    "decided": "equivalent",
     "different": "invalid",
     "changed": "inconclusive",
     "unknown": "inconclusive",
