@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from benchctl.cli.outcome import warn
 from benchctl.formats import count_of, duration, four_digits, percentage
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def print_prediction(estimate: PlanEstimate) -> None:
     print(estimate.prediction.basis)
     for line in load_lines(estimate.prediction.runs):
         print(line)
+    for warning in estimate.prediction.warnings:
+        warn(warning.message)
 
 
 def load_lines(runs: "Mapping[str, PredictedRun]") -> "Iterator[str]":

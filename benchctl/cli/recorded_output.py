@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
+from benchctl.cli.outcome import warn
 from benchctl.cli.screen import print_json, uncollected, wide_console
 from benchctl.formats import short_number
 
@@ -28,6 +29,8 @@ def simulate_summary(profile: "Profile", output_root: "Path", *, as_json: bool) 
     """Simulate every run of the profile on its trace, one after the other; write ``metrics.json`` and print it."""
     import datetime as dt
 
+    import msgspec
+
     from benchctl.measure.recorded_run import simulate_recorded
     from benchctl.measure.result_directory import renamed_when_complete
     from benchctl.profile.load import dump_profile
@@ -35,6 +38,7 @@ def simulate_summary(profile: "Profile", output_root: "Path", *, as_json: bool) 
     from benchctl.records.directory import arm_label
     from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
     from benchctl.sim.settings import costs_in_words
+    from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
     from benchctl.workload.recorded import recorded_load
 
     load = recorded_load(profile)
@@ -44,7 +48,9 @@ def simulate_summary(profile: "Profile", output_root: "Path", *, as_json: bool) 
         costs = costs_in_words(variant_settings(profile, planned.variant, planned.cell))
         arm = {"run_id": planned.run_id, "arm": arm_label(planned.variant, planned.cell), "costs": costs}
         runs.append({**arm, "metrics": {name: value for name, value in metrics.items() if value is not None}})
+    warnings = profile_draft_warnings(profile)
     document = {"schema_version": 1, "profile": profile.name, "seed": profile.seed, "runs": runs}
+    document["warnings"] = msgspec.to_builtins(warnings)
     stem = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-summary"
     with renamed_when_complete(output_root / profile.name, stem) as (unfinished, finish):
         write_json_atomic(unfinished / "metrics.json", document)
@@ -54,6 +60,8 @@ def simulate_summary(profile: "Profile", output_root: "Path", *, as_json: bool) 
         print_json({"directory": str(directory), **document})
         return
     _print_table(runs)
+    for warning in warnings:
+        warn(warning.message)
     print(f"all times are simulated; every metric is in {directory / 'metrics.json'}")
 
 

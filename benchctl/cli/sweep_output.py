@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
+from benchctl.cli.outcome import warn
 from benchctl.formats import short_number
 
 if TYPE_CHECKING:
@@ -47,10 +48,14 @@ def print_sweep(sweep: "Sweep", profile: "Profile") -> None:
     for line in _sentences(sweep):
         console.print(line)
     console.print(f"all times are simulated, with {_costs(profile)}")
+    for warning in sweep.warnings:
+        warn(warning.message)
 
 
 def sweep_document(sweep: "Sweep", profile: "Profile") -> dict[str, Any]:
     """Everything of a sweep; ``largest`` and ``breaks`` enclose the capacity of an arm."""
+    import msgspec
+
     return {
         "schema_version": 1,
         "profile": profile.name,
@@ -75,6 +80,7 @@ def sweep_document(sweep: "Sweep", profile: "Profile") -> dict[str, Any]:
             {"arm": each.label, "largest": each.largest.holds, "breaks": each.largest.breaks}
             for each in sweep.capacities
         ],
+        "warnings": msgspec.to_builtins(sweep.warnings),
     }
 
 

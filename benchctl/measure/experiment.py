@@ -37,6 +37,7 @@ from benchctl.records.record import ResultWarning, RunState
 from benchctl.records.request import PreparedRequest
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.sim.settings import costs_in_words
+from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
 from benchctl.workload.prepare import PreparedSet
 
 OnLook: TypeAlias = Callable[[Look, StoppingRecord], None]
@@ -118,7 +119,8 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
     on_file = noise_on_file(
         profile, manifest.gpus, request_set_sha256=manifest.request_set_sha256, begins_at=manifest.created_at
     )
-    manifest = msgspec.structs.replace(manifest, warnings=(*manifest.warnings, *on_file.warnings))
+    warnings = (*manifest.warnings, *on_file.warnings, *profile_draft_warnings(profile))
+    manifest = msgspec.structs.replace(manifest, warnings=warnings)
     peaks = peaks_on_file(profile, [gpu.name for gpu in manifest.gpus])
     return create_results(profile, prepared, origin, manifest, on_file.noise, peaks)
 
@@ -135,7 +137,8 @@ def create_simulation(profile: Profile, prepared: PreparedSet, origin: Origin) -
     )
     note = ResultWarning(code="simulated", message=message)
     manifest = new_manifest(profile, prepared, origin.argv)
-    manifest = msgspec.structs.replace(manifest, label=origin.label, warnings=(*manifest.warnings, note))
+    warnings = (*manifest.warnings, note, *profile_draft_warnings(profile))
+    manifest = msgspec.structs.replace(manifest, label=origin.label, warnings=warnings)
     return create_results(profile, prepared, origin, manifest, peaks=peaks_on_file(profile, ()))
 
 

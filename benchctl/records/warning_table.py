@@ -289,6 +289,13 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "End other programs, and measure again.",
         ),
     },
+    "A step-time model": {
+        "drafts-not-fitted": _warning(
+            "Step times of drafts are those of a model that was fitted to steps with fewer query tokens for each "
+            "decoding sequence than a verification has, or whose file does not record it.",
+            "Fit the model to steps with as many drafts, or give the costs of drafts as constants.",
+        ),
+    },
     "The noise floor": {
         "noise-of-another-workload": _warning(
             "The noise floor was measured with another request set.", "Run this workload as an A/A experiment."

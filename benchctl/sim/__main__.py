@@ -5,6 +5,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Final, get_args
 
@@ -95,6 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         log.error("%s", error)  # noqa: TRY400 - one clear line, no traceback
         return 1
+    if config.num_speculative_tokens:
+        for warning in import_module("benchctl.sim.speculation.fitted_drafts").draft_warnings([config]):
+            log.warning("%s", warning.message)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(server.serve(host, port))
     if writer is not None:

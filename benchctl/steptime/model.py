@@ -82,6 +82,9 @@ class Provenance:
     held_out: tuple[HeldOutError, ...] = ()
     calibrated_from: str | None = None
     """Hardware of the model whose coefficients were scaled to this one's."""
+    most_query_tokens: int | None = None
+    """Largest number of query tokens of a decoding row that the coefficients were fitted to: 1 without drafts,
+    K + 1 with K of them, 0 without decoding rows. None in files that do not record it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,16 @@ def count_step_work(
     )
 
 
+def most_query_tokens(work: StepWork) -> int:
+    """Largest number of query tokens of a decoding row in these steps, 0 without decoding rows.
+
+    Counts are sums over a step, so that it is the largest mean of a step, rounded up: some row had at least that.
+    """
+    rows, tokens = np.broadcast_arrays(work.num_decodes, work.decode_tokens)
+    decodes = rows > 0
+    return int(np.ceil(tokens[decodes] / rows[decodes]).max(initial=0.0))
+
+
 def _ended(num_prefills: Floats, decoded: Floats, output_tokens: Floats | None) -> Floats:
     """Prompts that end in each step; all of them where the tokens that clients get are unknown."""
     if output_tokens is None:

@@ -65,11 +65,18 @@ def test_a_model_that_was_carried_over_predicts_the_other_device() -> None:
     assert np.abs(errors).mean() < 0.02
     assert carried.hardware == "a100-sxm"
     assert carried.provenance.calibrated_from == "h100-sxm"
+    assert carried.provenance.most_query_tokens == source.provenance.most_query_tokens == 1
     with pytest.raises(UsageError, match="of a100-sxm and the deployment of h100-sxm"):
         carried.predict_us(
             target.work,
             replace(target.deployment, hardware=hardware_for("h100-sxm")),
         )
+
+
+def test_steps_with_drafts_that_carry_a_model_over_do_not_teach_it_their_verification() -> None:
+    source = fit_model([planted_run("qwen2.5-7b", 1, PLANTED)], FitOptions(num_draws=5))
+    target = planted_run("qwen2.5-7b", 1, PLANTED, hardware="a100-sxm", row_tokens=5)
+    assert calibrate(source, [twenty_steps(target)])[0].provenance.most_query_tokens == 1
 
 
 def test_steps_that_no_positive_scales_explain_are_refused() -> None:

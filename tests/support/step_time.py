@@ -15,8 +15,11 @@ from benchctl.steptime.work import Deployment, ObservedSteps, StepWork
 MODELS = (("qwen2.5-7b", 1), ("qwen2.5-72b", 4), ("qwen2.5-14b", 2), ("qwen2.5-32b", 4), ("qwen2.5-1.5b", 1))
 
 
-def random_work(seed: int, num_steps: int) -> StepWork:
-    """Batches of up to 200 rows at contexts up to 8,000, a third of them with prompts."""
+def random_work(seed: int, num_steps: int, row_tokens: int = 1) -> StepWork:
+    """Batches of up to 200 rows at contexts up to 8,000, a third of them with prompts.
+
+    A row has ``row_tokens`` new tokens, all but one of them drafts.
+    """
     stream = np.random.default_rng(seed)
     num_decodes = stream.integers(1, 200, num_steps).astype(float)
     has_prompts = stream.random(num_steps) < 1 / 3
@@ -27,8 +30,9 @@ def random_work(seed: int, num_steps: int) -> StepWork:
         num_prefills=num_prefills,
         prefill_tokens=prefill_tokens,
         num_decodes=num_decodes,
-        decode_tokens=num_decodes,
-        context_after=context,
+        decode_tokens=num_decodes * row_tokens,
+        context_after=context + num_decodes * (row_tokens - 1),
+        draft_tokens=num_decodes * (row_tokens - 1),
     )
 
 
@@ -43,12 +47,13 @@ def planted_run(
     noise: float = 0.0,
     hardware: str = "h100-sxm",
     run: str = "",
+    row_tokens: int = 1,
 ) -> ObservedSteps:
     """Steps of one run whose times are the planted sum of features, times log-normal noise."""
     deployment = Deployment(
         shape=shape_for(model), hardware=hardware_for(hardware), tensor_parallel=tensor_parallel
     )
-    work = random_work(seed, num_steps)
+    work = random_work(seed, num_steps, row_tokens)
     columns = features(work, deployment, structure)
     times = sum(value * np.asarray(columns[name]) for name, value in coefficients.items()) * np.ones(num_steps)
     factors = np.exp(np.random.default_rng([seed, 1]).normal(0.0, noise, num_steps)) if noise else 1.0

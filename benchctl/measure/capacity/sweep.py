@@ -11,7 +11,10 @@ from benchctl.measure.capacity.point import LoadKind, LoadPoint, Metrics, is_idl
 from benchctl.measure.capacity.search import Largest, enclosed, find_largest
 from benchctl.measure.simulated_runs import simulating_processes
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import arms
+from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.records.record import ResultWarning
+from benchctl.sim.settings import config_of
+from benchctl.sim.speculation.fitted_drafts import draft_warnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class Sweep:
     kind: LoadKind | None
     points: tuple[SimulatedPoint, ...]
     capacities: tuple[ArmCapacity, ...]
+    warnings: tuple[ResultWarning, ...] = ()
 
 
 def sweep_points(
@@ -72,6 +76,9 @@ def run_sweep(points: Sequence[LoadPoint], objectives: Sequence[Objective], *, s
         kind=kind,
         points=tuple(each for group in groups for each in sorted(group, key=lambda each: each.point.size or 0)),
         capacities=capacities,
+        warnings=draft_warnings(
+            config_of(variant_settings(each.profile, each.variant, each.cell)) for each in points
+        ),
     )
 
 

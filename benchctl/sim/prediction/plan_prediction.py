@@ -18,8 +18,10 @@ from benchctl.formats import percentage, percentage_change
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.records.directory import arm_label
+from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
 from benchctl.sim.prediction.prediction import PredictedRun, StepTimes, predict_run
+from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import read_model
 from benchctl.workload.prompt_lengths import counted_prompts
@@ -43,6 +45,7 @@ class PlanPrediction:
     basis: str
     overhead_s: float | None = None
     """Seconds of a run beyond its load; None for engines whose starts only earlier runs can tell."""
+    warnings: tuple[ResultWarning, ...] = ()
 
 
 def predict_plan(
@@ -132,7 +135,9 @@ def _predict(
         basis += "; the value model of guided arms is not in them"
     if times is not None and speculates:
         basis += "; arms that speculate are predicted without their drafts"
-    return PlanPrediction(runs=runs, basis=basis, overhead_s=_overhead_s(profile))
+    return PlanPrediction(
+        runs=runs, basis=basis, overhead_s=_overhead_s(profile), warnings=profile_draft_warnings(profile)
+    )
 
 
 def _overhead_s(profile: Profile) -> float | None:

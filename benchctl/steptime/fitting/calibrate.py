@@ -81,7 +81,12 @@ def calibrate(
         tensor_parallel=tuple(sorted({run.deployment.tensor_parallel for run in design.runs})),
         compute_scale=model.compute_scale * scales.compute,
         memory_scale=model.memory_scale * scales.memory,
-        provenance=replace(origin, calibrated_from=model.hardware),
+        # Two scales of all steps alike teach the coefficients nothing about drafts: their own fit counts.
+        provenance=replace(
+            origin,
+            calibrated_from=model.hardware,
+            most_query_tokens=model.provenance.most_query_tokens,
+        ),
     )
     return calibrated, scales
 

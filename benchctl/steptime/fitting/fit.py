@@ -26,6 +26,7 @@ from benchctl.steptime.fitting.least_squares import (
     solve,
 )
 from benchctl.steptime.model import RESIDUAL_LEVELS, DataFile, Provenance, StepTimeModel
+from benchctl.steptime.step_counts import most_query_tokens
 from benchctl.steptime.structure import Coefficient, ExpertsRead, Structure
 from benchctl.steptime.work import ObservedSteps
 
@@ -201,6 +202,7 @@ def provenance_of(design: Design, observed: Sequence[ObservedSteps], fitted_on: 
         clock=_joined(origin.clock for origin in origins),
         fitted_on=fitted_on,
         benchctl_version=__version__,
+        most_query_tokens=max(most_query_tokens(run.work) for run in design.runs),
     )
 
 
