@@ -65,13 +65,41 @@ def test_a_rate_of_requests_adds_latency() -> None:
     assert rates[0]["loads"][0]["e2el_s"] > rates[0]["loads"][4]["e2el_s"]
 
 
-def test_a_fitted_model_prices_target_and_draft(tmp_path: Path) -> None:
+def fitted_file(directory: Path, num_draft_tokens: int = 0) -> Path:
+    """A model fitted to planted steps in which each decoding row verifies so many drafts."""
     tables = [
-        write_table(tmp_path / f"{i}.csv", planted_run(*deployment, PLANTED, seed=i, noise=0.02, num_steps=60))
+        write_table(
+            directory / f"{i}.csv",
+            planted_run(*deployment, PLANTED, seed=i, noise=0.02, num_steps=60, row_tokens=num_draft_tokens + 1),
+        )
         for i, deployment in enumerate(MODELS)
     ]
-    assert benchctl("steptime", "fit", *tables, "-o", tmp_path / "m.json").returncode == 0
-    server = ("--model", "qwen2.5-7b", "--draft-model", "qwen2.5-0.5b", "--step-time-model", tmp_path / "m.json")
+    file = directory / "m.json"
+    assert benchctl("steptime", "fit", *tables, "-o", file).returncode == 0
+    return file
+
+
+def test_a_model_fitted_without_drafts_is_said_not_to_know_their_verification(tmp_path: Path) -> None:
+    server = ("--model", "qwen2.5-7b", "--step-time-model", fitted_file(tmp_path), "--batch-size", "8")
+    (warning,) = document("--acceptance", "0.8", "--draft-tokens", "1,4", *server)["warnings"]
+    assert warning["code"] == "drafts-not-fitted"
+    assert "at most 1 query token for each decoding sequence" in warning["message"]
+    assert "a verification of 4 draft tokens has 5" in warning["message"]
+    assert "fit the model to steps with as many drafts" in warning["message"]
+    printed = benchctl("speculation", "--acceptance", "0.8", "--draft-tokens", "1,4", *server)
+    assert f"warning: {warning['message']}" in printed.stdout
+
+
+def test_a_model_fitted_to_as_many_drafts_has_no_such_warning_and_one_of_more_drafts_has(tmp_path: Path) -> None:
+    server = ("--model", "qwen2.5-7b", "--step-time-model", fitted_file(tmp_path, 4), "--batch-size", "8")
+    assert document("--acceptance", "0.8", "--draft-tokens", "1,4", *server)["warnings"] == []
+    (warning,) = document("--acceptance", "0.8", "--draft-tokens", "1,5", *server)["warnings"]
+    assert "at most 5 query tokens" in warning["message"]
+    assert document("--acceptance", "0.8", *SERVER)["warnings"] == []
+
+
+def test_a_fitted_model_prices_target_and_draft(tmp_path: Path) -> None:
+    server = ("--model", "qwen2.5-7b", "--draft-model", "qwen2.5-0.5b", "--step-time-model", fitted_file(tmp_path))
     load = document("--acceptance", "0.8", *server, "--batch-size", "1,8")["load"]
     assert load["step_times"].startswith("step-time model of qwen2.5-7b on h100-sxm")
     # Launches of its 24 layers make a pass of the small draft dear: fewer drafts are best than at the roofline.

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchctl.cli.screen import wide_console
+from benchctl.cli.screen import print_json, wide_console
 
 if TYPE_CHECKING:
     from benchctl.analysis.summary.speculation import MeasuredSpeculation
+    from benchctl.records.record import ResultWarning
     from benchctl.steptime.speculation.draft_length import SpeculationLaw
     from benchctl.steptime.speculation.served import ServedSpeculation
 
@@ -19,12 +20,27 @@ class SpeculationAnswer:
     law: "SpeculationLaw"
     served: "ServedSpeculation | None"
     measured: "MeasuredSpeculation | None"
+    warnings: "tuple[ResultWarning, ...]" = ()
+
+
+def show_answer(answer: SpeculationAnswer, picture: Path | None, *, as_json: bool) -> None:
+    """Print the answer as tables or as one JSON document, and write the picture where one is asked for."""
+    if picture is not None:
+        draw_answer(picture, answer)
+    if as_json:
+        from benchctl.report.documents.speculation import speculation_document
+
+        print_json(speculation_document(answer.law, answer.served, answer.measured, answer.warnings))
+        return
+    print_answer(answer)
+    if picture is not None:
+        print(f"picture: {picture}")
 
 
 def print_answer(answer: SpeculationAnswer) -> None:
     """Print the measurement, the law and, of a server, its goodput by batch and its latency by rate."""
     from benchctl.report.text.measured_speculation import measured_lines, measured_table
-    from benchctl.report.text.speculation import batch_lines, batch_table, law_lines, law_table, rate_table
+    from benchctl.report.text.speculation import law_lines, law_table
 
     console = wide_console()
     if answer.measured is not None:
@@ -35,15 +51,23 @@ def print_answer(answer: SpeculationAnswer) -> None:
     console.print(law_table(answer.law))
     for line in law_lines(answer.law):
         console.print(line)
-    if answer.served is None:
-        return
+    if answer.served is not None:
+        _print_served(answer.served)
+    for warning in answer.warnings:
+        print(f"warning: {warning.message}")
+
+
+def _print_served(served: "ServedSpeculation") -> None:
+    from benchctl.report.text.speculation import batch_lines, batch_table, rate_table
+
+    console = wide_console()
     console.print()
-    console.print(batch_table(answer.served))
-    for line in batch_lines(answer.served):
+    console.print(batch_table(served))
+    for line in batch_lines(served):
         console.print(line)
-    if answer.served.rates:
+    if served.rates:
         console.print()
-        console.print(rate_table(answer.served))
+        console.print(rate_table(served))
 
 
 def draw_answer(path: Path, answer: SpeculationAnswer) -> None:

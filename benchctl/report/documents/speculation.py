@@ -1,9 +1,13 @@
 """The law of speculation and its load as one JSON document."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from benchctl.analysis.summary.speculation import MeasuredSpeculation
+from benchctl.records.record import ResultWarning
 from benchctl.steptime.speculation.acceptance import LEVEL
 from benchctl.steptime.speculation.batch_load import BatchLoad, LoadPoint
 from benchctl.steptime.speculation.draft_length import LONGEST, SpeculationLaw, WholeEstimate
@@ -12,7 +16,10 @@ from benchctl.steptime.speculation.served import ServedSpeculation
 
 
 def speculation_document(
-    law: SpeculationLaw, served: ServedSpeculation | None, measured: MeasuredSpeculation | None = None
+    law: SpeculationLaw,
+    served: ServedSpeculation | None,
+    measured: MeasuredSpeculation | None = None,
+    warnings: Sequence[ResultWarning] = (),
 ) -> dict[str, Any]:
     """Every number of the tables; intervals have null bounds where the acceptance was stated, not counted."""
     acceptance = law.acceptance
@@ -31,6 +38,7 @@ def speculation_document(
         "longest": LONGEST,
         "load": None if served is None else _served_document(served),
         "measured": None if measured is None else _measured_document(measured),
+        "warnings": msgspec.to_builtins(warnings),
     }
 
 
