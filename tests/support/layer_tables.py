@@ -29,8 +29,16 @@ def step_us(layers: int, tokens: int, num_rows: int, attention: float) -> float:
     return once + layers * (per_layer + attention) + head
 
 
-def write_tables(folder: Path, *, measures_key: bool = False) -> Path:
-    """The three tables; the newer layout of attention with ``measures_key``. Chunks with rows stop at 8 x 256."""
+def verification_us(query_tokens: float, rows: float, context: float) -> float:
+    """Decoding rows alone with so many query tokens each."""
+    return attention_us(0, 0, rows, context) + (query_tokens - 1) * (0.001 * rows * context + 0.5 * rows)
+
+
+def write_tables(folder: Path, *, measures_key: bool = False, query_tokens: tuple[int, ...] = ()) -> Path:
+    """The three tables; the newer layout of attention with ``measures_key``. Chunks with rows stop at 8 x 256.
+
+    ``query_tokens`` adds decoding rows with so many query tokens each, in the newer layout.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "dense.csv", "layer,tokens,time_us", _lines(DENSE_US, (1, 8, 256)))
     _write(folder / "per_sequence.csv", "layer,sequences,time_us", _lines(PER_SEQUENCE_US, (1, 8)))
@@ -48,6 +56,8 @@ def write_tables(folder: Path, *, measures_key: bool = False) -> Path:
             )
         else:
             cells.append(f"{','.join(map(str, place))},{time_us}")
+    for number, rows, context in product(query_tokens, ROWS[1:], CONTEXTS):
+        cells.append(f"attention,0,0,{rows},{context},{number},{verification_us(number, rows, context)}")
     header = "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"
     if measures_key:
         header = "layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us"

@@ -31,8 +31,8 @@ def fitted_draft_warnings(model: "StepTimeModel", name: str, num_draft_tokens: i
     )
     drafts = count_of(num_draft_tokens, "draft token")
     message = (
-        f"{name}: {fit}, and a verification of {drafts} has {verified_tokens}: its time is an extrapolation; fit the "
-        "model to steps with as many drafts, or give the costs of drafts as constants ('benchctl speculation' with "
-        "--draft-cost and without --model)"
+        f"{name}: {fit}, and a verification of {drafts} has {verified_tokens}: its time is an extrapolation; fit "
+        "the model to steps with as many drafts, or give the costs of drafts as constants ('benchctl speculation' "
+        "with --draft-cost and without --model)"
     )
     return (ResultWarning(code="drafts-not-fitted", message=message, where="step-time model"),)

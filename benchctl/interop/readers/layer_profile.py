@@ -8,8 +8,9 @@ attention.csv     prefill_chunk,kv_prefill,n_decode,kv_decode,time_us
 moe.csv           tokens,activated_experts,time_us    (a model with experts: a whole block of them)
 
 Newer profiles replace ``kv_prefill``, the tokens cached before a chunk, by ``prefill_key``, the mean number of
-positions that its tokens attend to: ``kv_prefill`` + ``prefill_chunk`` / 2. They may have columns ``layer`` and
-``decode_q_len``, of which rows of the layer "attention" with one token per decoding row are taken.
+positions that its tokens attend to: ``kv_prefill`` + ``prefill_chunk`` / 2. They may have a column ``layer``, of
+which the rows of "attention" are taken, and ``decode_q_len``, the query tokens of each decoding row: rows of 1 are
+the grid of attention, and of more those without a prompt are what a verification of drafts takes.
 
 ``moe.csv`` may have a column ``ep``, the degree of expert parallelism; the rows of the run's ``ep_size`` or else of
 the lowest degree are taken.
@@ -35,6 +36,7 @@ from benchctl.steptime.layers.attention import AttentionCell, AttentionTable
 from benchctl.steptime.layers.line import Line, Surface
 from benchctl.steptime.layers.profile import LayerTables, Link
 from benchctl.steptime.layers.skew import SkewedBatch, SkewTable, fits
+from benchctl.steptime.layers.verification import VerificationTable
 from benchctl.units import GIB, NS_PER_US
 
 DENSE: Final = "dense.csv"
@@ -54,13 +56,15 @@ def read_layer_tables(directory: Path) -> LayerTables:
     config = _config(directory)
     folder = find_tables(directory)
     match = _DEGREE.fullmatch(folder.name)
-    attention = _attention(folder / ATTENTION)
+    cells = _attention_cells(folder / ATTENTION)
+    attention = _attention(folder / ATTENTION, cells.get(1.0, {}))
     return LayerTables(
         dense=_lines(folder / DENSE, "tokens"),
         per_sequence=_lines(folder / PER_SEQUENCE, "sequences"),
         attention=attention,
         experts=_experts(folder / EXPERTS, config.get("ep_size")),
         skew=_skew(folder / SKEW, attention),
+        verification=_verification(folder / ATTENTION, cells),
         tensor_parallel=int(match.group(1)) if match else 1,
         link=_link(config),
     )
@@ -144,22 +148,38 @@ def _skew(path: Path, attention: AttentionTable) -> SkewTable | None:
     return SkewTable(batches) if fits(batches, attention) else None
 
 
-def _attention(path: Path) -> AttentionTable:
+def _attention_cells(path: Path) -> dict[float, dict[AttentionCell, float]]:
+    """Measured times of attention by the query tokens of each decoding row."""
     columns = _header(path)
     reach = "prefill_key" if "prefill_key" in columns else "kv_prefill"
-    cells: dict[AttentionCell, float] = {}
+    cells: dict[float, dict[AttentionCell, float]] = {}
     for row, numbers in _rows(path, ("prefill_chunk", reach, "n_decode", "kv_decode", "time_us")):
-        if row.get("layer", "attention") != "attention" or float(row.get("decode_q_len") or 1) != 1:
+        if row.get("layer", "attention") != "attention":
             continue
         chunk, history, rows, context, time_us = numbers
         if reach == "prefill_key":
             history -= chunk / 2
         cell = AttentionCell(chunk, history if chunk else 0.0, rows, context if rows else 0.0)
-        cells[cell] = time_us
+        query_tokens = float(row.get("decode_q_len") or 1) if rows else 1.0
+        cells.setdefault(query_tokens, {})[cell] = time_us
+    return cells
+
+
+def _attention(path: Path, cells: Mapping[AttentionCell, float]) -> AttentionTable:
     try:
         return AttentionTable(cells)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def _verification(path: Path, cells: Mapping[float, Mapping[AttentionCell, float]]) -> VerificationTable | None:
+    """Decoding rows alone by their query tokens; None where none has several."""
+    rows_alone = {
+        query_tokens: {cell: time_us for cell, time_us in of_tokens.items() if not cell.chunk}
+        for query_tokens, of_tokens in cells.items()
+    }
+    tables = {query_tokens: _attention(path, alone) for query_tokens, alone in rows_alone.items() if alone}
+    return VerificationTable(tables) if max(tables, default=1.0) > 1 else None
 
 
 def _header(path: Path) -> list[str]:

@@ -28,6 +28,12 @@ def cost_model(config: SimConfig) -> CostModel:
             f"{config.layer_profile}: layers at tensor parallelism {tables.tensor_parallel}, and "
             f"tensor_parallel_size is {config.tensor_parallel_size}; name the tables of the same degree"
         )
+    if config.num_speculative_tokens and tables.verification is None and not tables.attention.has_prompts:
+        raise UsageError(
+            f"{config.layer_profile}: attention.csv has neither decoding rows of several query tokens "
+            "(decode_q_len) nor prompts, and either says how long the attention of a verification takes; measure "
+            "one of the two, or leave num_speculative_tokens out"
+        )
     profile = LayerProfile(tables, shape_for(config.model), captured_sizes(config.max_num_seqs))
 
     def price(batch: StepBatch) -> StepCost:

@@ -50,6 +50,11 @@ class AttentionTable:
         self._contexts: Final = _axis(cell.context for cell in times_us if cell.rows)
         self._times_us: Final = self._filled(times_us)
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether prompts were measured; without them a chunk takes no time."""
+        return len(self._chunks) > 1
+
     def at(self, chunk: float, history: float, rows: float, context: float) -> float:
         """Time of a step's attention in one layer, in microseconds; the module explains the arguments."""
         if chunk and history < self._histories[0]:

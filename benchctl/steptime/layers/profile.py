@@ -22,6 +22,7 @@ from benchctl.errors import UsageError
 from benchctl.steptime.layers.attention import AttentionTable
 from benchctl.steptime.layers.line import Line, Surface
 from benchctl.steptime.layers.skew import SkewTable
+from benchctl.steptime.layers.verification import VerificationTable, VerifyingRows, arithmetic_us
 from benchctl.units import US_PER_S
 
 ONCE: Final = frozenset({"embedding", "final_layernorm"})
@@ -50,7 +51,8 @@ class LayerTables:
     """Measured layers of one model on one kind of device, at one degree of tensor parallelism.
 
     ``dense`` has lines over tokens, ``per_sequence`` over rows, ``experts`` a surface over tokens and the distinct
-    experts that these choose; times in microseconds.
+    experts that these choose; times in microseconds. ``verification`` has decoding rows with several query tokens,
+    None where they were not measured.
     """
 
     dense: Mapping[str, Line]
@@ -58,6 +60,7 @@ class LayerTables:
     attention: AttentionTable
     experts: Surface | None = None
     skew: SkewTable | None = None
+    verification: VerificationTable | None = None
     tensor_parallel: int = 1
     link: Link | None = None
 
@@ -115,15 +118,17 @@ class LayerProfile:
         self._of_rows_us: Final[dict[int, float]] = {}
 
     def step_us(self, chunks: Chunks, decodes: DecodingRows, draft_tokens: int = 0) -> float:
-        """Time of one step, in which the decoding rows have so many drafted tokens besides their newest.
+        """Time of one step, in which the decoding rows have so many draft tokens besides their newest.
 
-        Each of these has logits. All tokens of a row read its keys and values in one pass, so that attention costs
-        what it does for one token at the end of its context.
+        Each of these is computed by every layer, has logits, and attends as ``verification.py`` says.
         """
+        attention_us = self._attention_us(chunks, decodes)
+        if draft_tokens:
+            attention_us = self._verification_us(attention_us, chunks, decodes, draft_tokens)
         return (
             self.of_tokens_us(chunks.tokens + decodes.number + draft_tokens)
             + self.of_rows_us(chunks.number + decodes.number + draft_tokens)
-            + self.shape.layers * self._attention_us(chunks, decodes)
+            + self.shape.layers * attention_us
         )
 
     def share_of_longest(self, chunk: int, decodes: DecodingRows) -> float:
@@ -139,6 +144,19 @@ class LayerProfile:
         if share := self.share_of_longest(chunks.tokens, decodes):
             time_us += share * (attention.at(*batch, decodes.longest) - time_us)
         return time_us
+
+    def _verification_us(self, single_us: float, chunks: Chunks, decodes: DecodingRows, draft_tokens: int) -> float:
+        """Attention of one layer with drafts; ``single_us`` is its time at one query token of each row."""
+        query_tokens = 1 + draft_tokens / decodes.number
+        if self.tables.verification is not None:
+            return single_us + self.tables.verification.added_us(query_tokens, decodes.number, decodes.mean)
+        rows = VerifyingRows(
+            number=decodes.number,
+            before=decodes.mean - query_tokens,
+            chunk_tokens=chunks.tokens,
+            chunk_positions=chunks.positions,
+        )
+        return max(single_us, arithmetic_us(self.tables.attention, rows, query_tokens))
 
     def of_tokens_us(self, tokens: int) -> float:
         """The part that depends on the number of tokens alone: projections, norms, experts, all-reduces."""
