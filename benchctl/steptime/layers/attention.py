@@ -52,7 +52,7 @@ class AttentionTable:
 
     @property
     def has_prompts(self) -> bool:
-        """Whether prompts were measured; without them a chunk takes no time."""
+        """True if prompts were measured; without them a chunk takes no time."""
         return len(self._chunks) > 1
 
     def at(self, chunk: float, history: float, rows: float, context: float) -> float:
