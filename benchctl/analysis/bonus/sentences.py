@@ -25,7 +25,7 @@ def context_in_words(design: BonusDesign) -> str:
 
 
 def bonus_headline(bonus: MeasuredBonus) -> str:
-    """How many comparisons are decided, and the answer at each context for each pair of modes."""
+    """The number of decided comparisons, and the answer at each context for each pair of modes."""
     rows = [row for _, verdict in bonus.verdicts for row in verdict.comparisons]
     if not rows:
         return "no comparison of ways of backfill has all its passes"
