@@ -44,22 +44,26 @@ def explain_difference(
     base: ModelShape,
     value_model: ModelShape | None,
     top_k: int,
+    draft_model: ModelShape | None = None,
 ) -> tuple[Correction, ...]:
     """Corrections that lead from ``published`` to ``observed_flops`` of the same run.
 
-    Invariant: ``published.total`` plus all ``flops`` is the observed total. Value-model corrections are left out
-    without a value model, ``convention`` if ``published`` follows the published rule.
+    Invariant: ``published.total`` plus all ``flops`` is the observed total. Corrections of a model are left out
+    without that model, ``verification`` without speculation, and ``convention`` if ``published`` follows the
+    published rule.
     """
     value = value_model.as_value_model() if value_model is not None else None
     output_tokens = lengths.totals().output_tokens
     corrections: list[Correction] = []
     reached = published.total
     for stage in _stages(lengths, counts, top_k):
-        total = price_work(stage.work, base, value, output_tokens).total
+        total = price_work(stage.work, base, value, output_tokens, draft_model=draft_model).total
         corrections.append(Correction(code=stage.code, meaning=stage.meaning, flops=total - reached))
         reached = total
     # A correction of 0 FLOPs is information, unless it could never apply.
     inapplicable = {"value-prefill", "value-extend", "candidates"} if value is None else set()
+    inapplicable |= {"verification"} if counts.verification_tokens is None else set()
+    inapplicable |= {"drafts"} if draft_model is None else set()
     inapplicable |= {"convention"} if corrections[0].flops == 0 else set()
     return tuple(correction for correction in corrections if correction.code not in inapplicable)
 
@@ -92,8 +96,11 @@ def _stages(lengths: RunLengths, counts: StepLogCounts, top_k: int) -> Iterator[
     )
     yield _Stage("head", "heads only where a token is sampled or a candidate scored", work)
 
-    work = replace(work, base_decode=observed.base_decode)
+    work = replace(work, base_decode=output_work(lengths.sequences, without_first=True))
     yield _Stage("first-token", "the first output token comes from prefill", work)
+
+    work = replace(work, base_decode=observed.base_decode)
+    yield _Stage("verification", "every draft token that the base model verified, also the rejected ones", work)
 
     work = replace(work, base_prefill=observed.base_prefill)
     yield _Stage("base-prefill", "prompt tokens that the base model prefilled, not one prompt per question", work)
@@ -106,3 +113,6 @@ def _stages(lengths: RunLengths, counts: StepLogCounts, top_k: int) -> Iterator[
 
     work = replace(work, value_candidates=observed.value_candidates)
     yield _Stage("candidates", "candidates scored, not top_k for each output token", work)
+
+    meaning = "the draft model's passes: prompts, proposed tokens, and those it had to catch up on"
+    yield _Stage("drafts", meaning, observed)

@@ -78,7 +78,8 @@ class FlopsAccount:
     """FLOPs of one run by model and phase; each phase by operator.
 
     Invariants: ``base.total`` is prefill plus decode, ``value.total`` is prefill plus extend plus candidates,
-    ``total`` is base plus value. ``value_extend`` keeps the value model's prefix up to date with the output,
+    ``draft.total`` is prefill plus decode, ``total`` is base plus value plus draft. ``base_decode`` has the
+    verification of drafts. ``value_extend`` keeps the value model's prefix up to date with the output,
     ``value_candidates`` scores the candidates.
     """
 
@@ -88,6 +89,8 @@ class FlopsAccount:
     value_extend: OperatorFlops
     value_candidates: OperatorFlops
     output_tokens: int
+    draft_prefill: OperatorFlops = OperatorFlops()
+    draft_decode: OperatorFlops = OperatorFlops()
 
     @property
     def base(self) -> OperatorFlops:
@@ -98,21 +101,27 @@ class FlopsAccount:
         return self.value_prefill + self.value_extend + self.value_candidates
 
     @property
+    def draft(self) -> OperatorFlops:
+        return self.draft_prefill + self.draft_decode
+
+    @property
     def total(self) -> int:
-        return self.base.total + self.value.total
+        return self.base.total + self.value.total + self.draft.total
 
     @property
     def ratio(self) -> float | None:
-        """Total over base: the factor by which the value model multiplies the computation, at these lengths."""
+        """Total over base: the factor by which the models beside the base multiply the computation, at these
+        lengths.
+        """
         return self.total / self.base.total if self.base.total else None
 
     @property
     def flops_per_output_token(self) -> float | None:
-        """Decode, extend and candidates over output tokens; prefill is left out, tokens are not rounded."""
+        """Decode, extend, candidates and drafts over output tokens; prefill is left out, tokens are not rounded."""
         if not self.output_tokens:
             return None
-        per_token_work = self.base_decode.total + self.value_extend.total + self.value_candidates.total
-        return per_token_work / self.output_tokens
+        per_token_work = self.base_decode + self.value_extend + self.value_candidates + self.draft_decode
+        return per_token_work.total / self.output_tokens
 
     @property
     def gflops_per_output_token(self) -> float | None:
@@ -120,7 +129,14 @@ class FlopsAccount:
         return None if flops is None else flops / GIGA
 
 
-def price_work(work: RunWork, base: ModelShape, value_model: ModelShape | None, output_tokens: int) -> FlopsAccount:
+def price_work(
+    work: RunWork,
+    base: ModelShape,
+    value_model: ModelShape | None,
+    output_tokens: int,
+    *,
+    draft_model: ModelShape | None = None,
+) -> FlopsAccount:
     """FLOPs of counted work: linear · tokens + attention · positions + head · heads, for each phase."""
     return FlopsAccount(
         base_prefill=_price(work.base_prefill, base),
@@ -129,6 +145,8 @@ def price_work(work: RunWork, base: ModelShape, value_model: ModelShape | None, 
         value_extend=_price(work.value_extend, value_model, is_decode=True),
         value_candidates=_price(work.value_candidates, value_model, is_decode=True),
         output_tokens=output_tokens,
+        draft_prefill=_price(work.draft_prefill, draft_model),
+        draft_decode=_price(work.draft_decode, draft_model, is_decode=True),
     )
 
 
@@ -220,17 +238,24 @@ def _nominal_params(shape: ModelShape) -> int:
 
 
 def observed_flops(
-    sequences: Sequence[Lengths], counts: StepLogCounts, *, base: ModelShape, value_model: ModelShape | None = None
+    sequences: Sequence[Lengths],
+    counts: StepLogCounts,
+    *,
+    base: ModelShape,
+    value_model: ModelShape | None = None,
+    draft_model: ModelShape | None = None,
 ) -> FlopsAccount:
     """FLOPs of the forwarded tokens; ``observed_work`` states the conventions and those that it rejects.
 
-    The value model is charged its value head whatever its shape says, because scoring uses no other.
+    The value model is charged its value head whatever its shape says, because scoring uses no other. Drafts without
+    a ``draft_model`` cost what their verification does.
     """
     return price_work(
         observed_work(sequences, counts),
         base,
         value_model.as_value_model() if value_model is not None else None,
         sum(output for _, output in sequences),
+        draft_model=draft_model,
     )
 
 

@@ -41,13 +41,15 @@ class TokenWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunWork:
-    """Work of the base model and the value model in one run; that of an absent value model is empty."""
+    """Work of the base model, the value model and the draft model in one run; that of an absent model is empty."""
 
     base_prefill: TokenWork
     base_decode: TokenWork
     value_prefill: TokenWork = TokenWork()
     value_extend: TokenWork = TokenWork()
     value_candidates: TokenWork = TokenWork()
+    draft_prefill: TokenWork = TokenWork()
+    draft_decode: TokenWork = TokenWork()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,15 @@ class StepLogCounts:
     value_prefill_tokens: int = 0
     value_extend_tokens: int = 0
     candidates: int = 0
+    verification_tokens: int | None = None
+    """Tokens that the base model forwarded for decoding sequences, with all drafts that it verified; None for a
+    server that did not speculate."""
+    draft_prefill_tokens: int = 0
+    """Prompt tokens that the draft model prefilled."""
+    draft_tokens: int = 0
+    """Tokens that the draft model proposed."""
+    catch_up_tokens: int = 0
+    """Tokens that it forwarded besides, because they were missing in its cache."""
 
 
 def prefill_work(prompt_tokens: int) -> TokenWork:
@@ -152,7 +163,11 @@ def observed_work(sequences: Sequence[Lengths], counts: StepLogCounts) -> RunWor
     * value-model prefill as logged: it shares no prefixes among samples, so one for each prompt is too little;
     * value-model extends and candidates as logged, not one and k for each output token: filters leave fewer than
       k, a row with one candidate is not scored, a greedy step scores nothing;
-    * the value head at each candidate only: the values of prompt and prefix are not used.
+    * the value head at each candidate only: the values of prompt and prefix are not used;
+    * of a server that speculates, the tokens that the base model verified, with logits at each, not one for each
+      output token: a rejected draft is computed like an accepted one;
+    * one token of the draft model for each token that it proposes, with logits (of K passes the first takes the
+      newest token, the others the draft before), and the tokens that it has to catch up on, without.
 
     Logged tokens are assumed to attend to as many positions on average as all prompt (output) tokens; a log has no
     finer count, and attention is about one percent of the whole.
@@ -160,12 +175,15 @@ def observed_work(sequences: Sequence[Lengths], counts: StepLogCounts) -> RunWor
     prompts = prompt_work(prompt for prompt, _ in sequences)
     outputs = output_work(sequences)
     num_first_tokens = sum(1 for _, output in sequences if output > 0)
+    decoded, verified = output_work(sequences, without_first=True), counts.verification_tokens
     return RunWork(
         base_prefill=prompts.resized(counts.base_prefill_tokens, heads=num_first_tokens),
-        base_decode=output_work(sequences, without_first=True),
+        base_decode=decoded if verified is None else decoded.resized(verified, heads=verified),
         value_prefill=prompts.resized(counts.value_prefill_tokens, heads=0),
         value_extend=outputs.resized(counts.value_extend_tokens, heads=0),
         value_candidates=outputs.resized(counts.candidates, heads=counts.candidates),
+        draft_prefill=prompts.resized(counts.draft_prefill_tokens, heads=0),
+        draft_decode=decoded.resized(counts.draft_tokens + counts.catch_up_tokens, heads=counts.draft_tokens),
     )
 
 

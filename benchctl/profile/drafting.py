@@ -1,8 +1,24 @@
-"""Options of speculative decoding that the simulator has in profiles and as flags, and what they exclude."""
+"""Options of speculative decoding: the source of drafts, and what the options of the simulator exclude."""
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from benchctl.profile.choices import COST_MODELS, CostModelChoice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSource:
+    """The source of a server's drafts.
+
+    Without ``model`` and ``problem`` they are looked up in text, which takes no pass of a model.
+    """
+
+    model: str | None = None
+    """Name or directory of the model whose passes are drafts."""
+    problem: str | None = None
+    """The reason why no such model can be named."""
+    catches_up: bool = True
+    """The model also forwards the last of its drafts, where all of them were accepted and a bonus token follows."""
 
 
 class DraftOptions(Protocol):

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, field_validator
 from pydantic.fields import FieldInfo
 
+from benchctl.profile.drafting import DraftSource
 from benchctl.profile.forward_pass import ForwardPass
 from benchctl.profile.secret import SECRET_VALUE, is_secret_name, secret_options
 from benchctl.profile.section import Section
@@ -81,6 +82,11 @@ class ServerOptions(Section):
     def forward_pass(self) -> ForwardPass | None:
         """The pass that a run measures; None for servers that answer requests."""
         return None
+
+    @property
+    def draft_source(self) -> DraftSource:
+        """The source of its drafts, if it speculates."""
+        return DraftSource(problem="the options do not say what drafts")
 
     @property
     def request_model(self) -> str | None:

@@ -237,7 +237,12 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Send each sample as its own request (samples_as: requests).",
         ),
         "drafts-not-charged": _warning(
-            "Observed FLOPs leave out draft tokens, both proposed and verified.", _NOTHING
+            "Observed FLOPs leave out a part of what drafts cost: the draft model's shape or a count is unknown.",
+            "Read the message; draft_model takes a model of the built-in table, or a directory with a config.json.",
+        ),
+        "drafts-without-model": _note(
+            "Drafts are looked up in text (ngram, suffix) and cost no FLOPs of a model; verification is charged.",
+            _NOTHING,
         ),
         "base-prefill-assumed": _warning(
             "The step log does not count prefill tokens; one prompt per question is assumed.", _NOTHING

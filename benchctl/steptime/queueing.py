@@ -146,10 +146,13 @@ def _predicted_load(
     )
 
 
-def kv_capacity_tokens(deployment: Deployment, memory_share: float = MEMORY_SHARE) -> float:
+def kv_capacity_tokens(
+    deployment: Deployment, memory_share: float = MEMORY_SHARE, *, draft: Deployment | None = None
+) -> float:
     """Tokens of key-value cache beside the weights; 0 where the weights alone do not fit.
 
-    (share x memory x devices - weights) / bytes of a token, without activations and graphs. Raises UsageError for
+    (share x memory x devices - weights) / bytes of a token, without activations and graphs. A ``draft`` model
+    on the same devices has weights of its own, and keys and values of each token too. Raises UsageError for
     hardware whose memory is unknown.
     """
     hardware = deployment.hardware
@@ -158,6 +161,8 @@ def kv_capacity_tokens(deployment: Deployment, memory_share: float = MEMORY_SHAR
             f"hardware {hardware.name!r}: its memory is unknown; state it after the bandwidth, in GB, such as "
             "cpu:1.5:80:64"
         )
-    memory = memory_share * hardware.memory_bytes * deployment.tensor_parallel
-    free = memory - deployment.shape.weight_bytes(deployment.weight_bytes_per_param)
-    return max(0.0, free / deployment.shape.kv_bytes_per_token(deployment.kv_bytes_per_element))
+    models = [each for each in (deployment, draft) if each is not None]
+    weights = sum(each.shape.weight_bytes(each.weight_bytes_per_param) for each in models)
+    token_bytes = sum(each.shape.kv_bytes_per_token(each.kv_bytes_per_element) for each in models)
+    free = memory_share * hardware.memory_bytes * deployment.tensor_parallel - weights
+    return max(0.0, free / token_bytes)

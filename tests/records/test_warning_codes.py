@@ -96,10 +96,14 @@ def emitted_warnings() -> set[str]:
 
 
 def flops_codes() -> set[str]:
-    path = PACKAGE / "analysis" / "attribution" / "flops.py"
-    tree = ast.parse(path.read_text())
-    calls = (node for node in code_arguments(tree, "setdefault") if isinstance(node, ast.Constant))
-    return {pattern for node in calls for pattern in literals(path, node)}
+    paths = [PACKAGE / "analysis" / "attribution" / name for name in ("flops.py", "drafter.py")]
+    return {
+        pattern
+        for path in paths
+        for node in code_arguments(ast.parse(path.read_text()), "setdefault")
+        if isinstance(node, ast.Constant)
+        for pattern in literals(path, node)
+    }
 
 
 def is_in_table(pattern: str) -> bool:

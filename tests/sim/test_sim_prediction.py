@@ -73,6 +73,41 @@ def test_limits_of_the_engine_are_those_of_the_prediction_and_memory_is_that_of_
     assert config.num_kv_blocks * config.block_size == pytest.approx((0.9 * 160e9 - 15.2e9) / 57_344, rel=0.02)
 
 
+DRAFTS = {"num_speculative_tokens": 3, "draft_model": "llama-68m"}
+
+
+def blocks_with(options, model="llama-160m", hardware="rtx4090:82.6:1008:1"):
+    """Blocks of 16 tokens that a device of 1 GB holds for a server with these options."""
+    profile = profile_of({"kind": "burst"}, {"kind": "vllm", "options": options})
+    settings = variant_settings(profile, "baseline", {}).model_copy(update={"model": model})
+    return emulated_config(settings, StepTimes(hardware=hardware)).num_kv_blocks
+
+
+def test_a_draft_model_leaves_fewer_blocks_by_its_weights_and_its_own_keys_and_values():
+    # 0.9 GB less 162,417,408 parameters of two bytes, at 2 * 12 layers * 12 heads * 64 * 2 bytes a token
+    assert blocks_with({}) == int((900_000_000 - 324_834_816) / 36_864) // 16 == 975
+    # less 68,030,208 parameters too, and 2 layers more for each token
+    assert blocks_with(DRAFTS) == int((900_000_000 - 324_834_816 - 136_060_416) / 43_008) // 16 == 638
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_speculative_tokens": 3, "speculative_method": "ngram"},
+        {**DRAFTS, "num_speculative_tokens": 0},
+        {**DRAFTS, "draft_model": "nobody/knows"},
+    ],
+)
+def test_drafts_without_a_model_of_known_shape_take_no_memory(options):
+    assert blocks_with(options) == 975
+
+
+def test_blocks_that_the_options_state_stay_as_stated_beside_a_draft_model():
+    drafting = {"num_speculative_tokens": 3, "acceptance": 0.8, "draft_model": "qwen2.5-0.5b", "num_kv_blocks": 77}
+    profile = profile_of({"kind": "burst"}, {"kind": "sim", "options": drafting})
+    assert emulated_config(variant_settings(profile, "baseline", {}), H100).num_kv_blocks == 77
+
+
 def test_counts_of_the_server_s_own_tokenizer_replace_those_of_the_workload():
     profile = profile_of({"kind": "closed-loop", "max_concurrency": 1}, num_prompts=4)
     requests, settings = prepare_requests(profile).requests, variant_settings(profile, "baseline", {})

@@ -2,7 +2,8 @@
 
 Published FLOPs follow from totals and the requested top_k; they charge a requested value model whether it ran or
 not. Observed FLOPs follow from each sequence's length and the counts of the step log, so a greedy or unguided run
-costs nothing extra. Without these counts they are None, and a warning gives the reason.
+costs nothing extra. Without these counts they are None, and a warning gives the reason. Drafts are charged in the
+observed FLOPs alone; the published rule knows none.
 """
 
 from collections import Counter
@@ -12,6 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from benchctl.analysis.attribution.drafter import Drafter, with_drafts
 from benchctl.analysis.metrics.request_timing import choice_tokens, is_completed, measured
 from benchctl.analysis.metrics.run_metrics import load_window_ns
 from benchctl.analysis.metrics.unknown import known_values, total
@@ -47,6 +49,11 @@ class RunFlops:
     hardware: Hardware | None
     warnings: tuple[ResultWarning, ...]
 
+    @property
+    def charges_drafts(self) -> bool:
+        """False where a part of what drafts cost is left out of ``observed``."""
+        return all(warning.code != "drafts-not-charged" for warning in self.warnings)
+
     def achieved_flops_per_s(self, account: FlopsAccount | None) -> float | None:
         """FLOP/s over this run's wall time."""
         return None if account is None else achieved_flops_per_s(account.total, self.wall_s)
@@ -64,15 +71,22 @@ def count_run_flops(
     top_k: int,
     hardware: Hardware | None,
     prepared: Sequence[PreparedRequest],
+    drafter: Drafter | None = None,
 ) -> RunFlops:
-    """Count the FLOPs of the completed requests of a run; ``value_model`` is None without guidance."""
+    """Count the FLOPs of the completed requests of a run.
+
+    ``value_model`` is None without guidance, ``drafter`` without speculation.
+    """
     messages: dict[str, str] = {}
     published = observed = None
     corrections: tuple[Correction, ...] = ()
     lengths = _run_lengths(run, prepared, messages)
     if lengths is not None:
         counts = _counts_of_steps(run, lengths, messages, has_value_model=value_model is not None)
-        published, observed, corrections = _priced(lengths, counts, base, value_model, top_k)
+        if counts is not None:
+            counts = with_drafts(counts, run, lengths, drafter, messages)
+        draft_model = None if drafter is None else drafter.shape
+        published, observed, corrections = _priced(lengths, counts, base, value_model, draft_model, top_k)
     window = load_window_ns(run)
     return RunFlops(
         published=published,
@@ -88,15 +102,28 @@ def count_run_flops(
 
 @lru_cache(maxsize=16)
 def _priced(
-    lengths: RunLengths, counts: StepLogCounts | None, base: ModelShape, value_model: ModelShape | None, top_k: int
+    lengths: RunLengths,
+    counts: StepLogCounts | None,
+    base: ModelShape,
+    value_model: ModelShape | None,
+    draft_model: ModelShape | None,
+    top_k: int,
 ) -> tuple[FlopsAccount, FlopsAccount | None, tuple[Correction, ...]]:
     """Published and observed FLOPs and corrections; runs of an arm with forced lengths share them."""
     published = published_flops(lengths.totals(), base=base, value_model=value_model, top_k=top_k)
     if counts is None:
         return published, None, ()
-    observed = observed_flops(lengths.sequences, counts, base=base, value_model=value_model)
+    observed = observed_flops(
+        lengths.sequences, counts, base=base, value_model=value_model, draft_model=draft_model
+    )
     corrections = explain_difference(
-        published, lengths=lengths, counts=counts, base=base, value_model=value_model, top_k=top_k
+        published,
+        lengths=lengths,
+        counts=counts,
+        base=base,
+        value_model=value_model,
+        draft_model=draft_model,
+        top_k=top_k,
     )
     return published, observed, corrections
 
@@ -171,10 +198,6 @@ def _counts_of_steps(
 ) -> StepLogCounts | None:
     """Counts of the step log; None if the value model's candidates are unknown."""
     steps = run.columns
-    if steps.known_values("draft_tokens").any():
-        messages.setdefault(
-            "drafts-not-charged", "observed FLOPs: draft tokens are not charged, neither proposed nor verified"
-        )
     base_prefill_tokens = steps.total("num_prefill_tokens")
     if base_prefill_tokens is None:
         base_prefill_tokens = sum(lengths.question_prompts)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from benchctl.analysis.attribution.drafter import drafter_of
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.analysis.attribution.roofline import peaks_of, work_model
 from benchctl.analysis.attribution.run_time import Latency, RunTimeBreakdown, break_down_run_time, request_latencies
@@ -168,6 +169,7 @@ class Experiment:
             top_k=settings.sampling.top_k,
             hardware=self.hardware,
             prepared=self.results.requests,
+            drafter=drafter_of(settings.server),
         )
         return flops, flops.warnings
 

@@ -49,6 +49,7 @@ _FLOPS_COLUMNS: Final = (
 _OBSERVED_COLUMNS: Final = (
     "observed_base_pflops",
     "observed_lvm_pflops",
+    "observed_draft_pflops",
     "observed_pflops_total",
     "observed_gflops_per_output_token",
     "observed_achieved_tflops_per_s",
@@ -150,6 +151,7 @@ def _observed_columns(account: FlopsAccount | None, wall_s: float | None) -> dic
     return {
         "observed_base_pflops": account.base.total / PETA,
         "observed_lvm_pflops": account.value.total / PETA,
+        "observed_draft_pflops": account.draft.total / PETA,
         "observed_pflops_total": account.total / PETA,
         "observed_gflops_per_output_token": account.gflops_per_output_token,
         "observed_achieved_tflops_per_s": _tera(achieved_flops_per_s(account.total, wall_s)),

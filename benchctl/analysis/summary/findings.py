@@ -6,7 +6,7 @@ counts) there is no finding. A finding carries its numbers.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Final
 
@@ -42,16 +42,24 @@ def collect_findings(
     greedy_labels = {cell.label for cell in greedy}
     active = [row for row in rows if row.label not in greedy_labels]
     by_variant = [list(group) for _, group in itertools.groupby(active, key=lambda row: row.variant)]
-    drafting = {cell.label for cell in cells if cell.speculates}  # the FLOPs of drafts are not charged
+    drafting = {cell.label for cell in cells if cell.speculates}
+    uncharged = {cell.label for cell in cells if cell.label in drafting and not _charges_drafts(cell)}
     findings = [
         *(_greedy_path(cell) for cell in greedy),
         *(_factor_effect(group) for group in by_variant),
-        *(_unexplained([row for row in group if row.label not in drafting]) for group in by_variant),
+        *(_unexplained([row for row in group if row.label not in uncharged], drafting) for group in by_variant),
         *_added_time(active, sections),
         _baseline_noise(cells, baseline, greedy_labels),
         *_lazy_loads([run for cell in cells for run in cell.runs]),
     ]
     return tuple(finding for finding in findings if finding is not None)
+
+
+def _charges_drafts(cell: CellSummary) -> bool:
+    """True if the observed FLOPs of all runs include all that drafts cost."""
+    return all(
+        run.flops is not None and run.flops.observed is not None and run.flops.charges_drafts for run in cell.runs
+    )
 
 
 def _took_greedy_path(cell: CellSummary) -> bool:
@@ -143,11 +151,16 @@ def _numeric_factor(rows: Sequence[SweepRow]) -> str | None:
     return varied[0] if are_numbers else None
 
 
-def _unexplained(rows: Sequence[SweepRow]) -> Finding | None:
-    """The part of a slowdown that more FLOPs do not explain, by observed FLOPs if known."""
+def _unexplained(rows: Sequence[SweepRow], drafting: Collection[str]) -> Finding | None:
+    """The part of a slowdown that more FLOPs do not explain, by observed FLOPs if known.
+
+    The published rule charges no drafts, so it says nothing about the ``drafting`` arms.
+    """
     slow = [row for row in rows if (row.number("wall_ratio_ci_low") or 0) > 1 + SLOWDOWN_FRAC]
     kind = "observed" if all(row.number("unexplained_frac_observed") is not None for row in slow) else "published"
     suffix = "_observed" if kind == "observed" else ""
+    if kind == "published":
+        slow = [row for row in slow if row.label not in drafting]
     shares = [share for row in slow if (share := row.number(f"unexplained_frac{suffix}")) is not None]
     if not slow or len(shares) != len(slow) or min(shares) <= 0:
         return None

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
-from benchctl.profile.drafting import drafting_error
+from benchctl.profile.drafting import DraftSource, drafting_error
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.section import LEAST, MOST
 from benchctl.steptime.speculation.server_steps import Backfill
@@ -111,3 +111,9 @@ class SimOptions(ServerOptions):
     @property
     def guides_with(self) -> str | None:
         return self.value_model
+
+    @property
+    def draft_source(self) -> DraftSource:
+        if self.draft_model is None:
+            return DraftSource(problem="draft_cost states the time of its passes alone")
+        return DraftSource(model=self.draft_model, catches_up=self.bonus_token and self.backfill != "none")

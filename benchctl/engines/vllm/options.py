@@ -5,9 +5,12 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
+from benchctl.profile.drafting import DraftSource
 from benchctl.profile.engine_options import Flag, PythonOptions
 
 _METHODS_WITH_DRAFT: Final = frozenset({"draft_model", "eagle", "eagle3", "medusa"})
+_METHODS_WITHOUT_PASSES: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
+"""Methods that look their drafts up in text."""
 
 
 class VllmOptions(PythonOptions):
@@ -62,6 +65,18 @@ class VllmOptions(PythonOptions):
     def speculates(self) -> bool:
         """True for a server that drafts tokens."""
         return bool(self.num_speculative_tokens) or self.speculative_config is not None
+
+    @property
+    def draft_source(self) -> DraftSource:
+        """The heads of eagle, medusa and mtp read states of the served model, and no shape describes them."""
+        document = self.speculative_config or {}
+        method = document.get("method", self.speculative_method or (self.draft_model and "draft_model"))
+        model = document.get("model", self.draft_model)
+        if method in _METHODS_WITHOUT_PASSES:
+            return DraftSource()
+        if method == "draft_model" and isinstance(model, str):
+            return DraftSource(model=model)
+        return DraftSource(problem=f"{method or 'speculative_config without a method'} names no model of its own")
 
     @model_validator(mode="after")
     def _says_once_what_is_speculated(self) -> "VllmOptions":

@@ -134,7 +134,10 @@ def _predict(
     if times is not None and any(variant.guidance is not None for variant in profile.variants.values()):
         basis += "; the value model of guided arms is not in them"
     if times is not None and speculates:
-        basis += "; arms that speculate are predicted without their drafts"
+        basis += (
+            "; arms that speculate are predicted without their drafts, and with the memory that a draft model of "
+            "known shape takes"
+        )
     return PlanPrediction(
         runs=runs, basis=basis, overhead_s=_overhead_s(profile), warnings=profile_draft_warnings(profile)
     )

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from benchctl.analysis.attribution.drafter import drafter_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.profile.model import VariantSettings
@@ -136,7 +137,10 @@ def _together(hardware: str, devices: int) -> str:
 
 
 def _kv_blocks(settings: VariantSettings, times: StepTimes) -> tuple[int, int]:
-    """Blocks of the cache and tokens of a block: as the options say, else what the device's memory holds."""
+    """Blocks of the cache and tokens of a block: as the options say, else what the device's memory holds.
+
+    A draft model of known shape takes its share of that memory; one of unknown shape takes none.
+    """
     options = settings.server
     block_size = getattr(options, "block_size", None) or _BLOCK_SIZE
     if (blocks := getattr(options, "num_kv_blocks", None)) is not None:
@@ -146,7 +150,10 @@ def _kv_blocks(settings: VariantSettings, times: StepTimes) -> tuple[int, int]:
         return _UNLIMITED_BLOCKS, block_size
     tensor_parallel: int = getattr(options, "tensor_parallel_size", 1)
     deployment = Deployment(shape=shape_for(settings.model), hardware=hardware, tensor_parallel=tensor_parallel)
-    return max(1, int(kv_capacity_tokens(deployment)) // block_size), block_size
+    drafter = drafter_of(options)
+    shape = None if drafter is None else drafter.shape
+    draft = None if shape is None else dataclasses.replace(deployment, shape=shape)
+    return max(1, int(kv_capacity_tokens(deployment, draft=draft)) // block_size), block_size
 
 
 def _emulated_request(request: PreparedRequest, settings: VariantSettings, prompt_tokens: int) -> Request:

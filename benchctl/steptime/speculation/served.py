@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.steptime.queueing import MEMORY_SHARE
+from benchctl.steptime.queueing import kv_capacity_tokens
 from benchctl.steptime.serving_times import RequestSize, ServerLimits
 from benchctl.steptime.speculation.batch_load import BatchLoad, Speculation
 from benchctl.steptime.speculation.rate_load import RateLoad, load_with_drafts
@@ -69,13 +69,8 @@ def serve(
 def rows_that_fit(target: Deployment, draft: Deployment | None, context: float) -> int | None:
     """Sequences of ``context`` tokens that fit beside the weights of both models; None for unknown memory.
 
-    (share x memory - weights of both) / (bytes of a token in both caches x context), without activations.
+    ``kv_capacity_tokens`` over the context.
     """
-    hardware = target.hardware
-    if hardware.memory_bytes is None:
+    if target.hardware.memory_bytes is None:
         return None
-    models = [deployment for deployment in (target, draft) if deployment is not None]
-    weights = sum(each.shape.weight_bytes(each.weight_bytes_per_param) for each in models)
-    token_bytes = sum(each.shape.kv_bytes_per_token(each.kv_bytes_per_element) for each in models)
-    free = MEMORY_SHARE * hardware.memory_bytes * target.tensor_parallel - weights
-    return max(0, int(free / token_bytes / max(context, 1.0)))
+    return int(kv_capacity_tokens(target, draft=draft) / max(context, 1.0))
