@@ -19,10 +19,10 @@ from typing import Final
 from benchctl.analysis.attribution.estimate import PairDesign, select_known_runs
 from benchctl.analysis.attribution.factors import NO_RATIOS, Ratios, WallSplit, split_wall
 from benchctl.analysis.attribution.latency import LatencySplit, split_latency
-from benchctl.analysis.attribution.roofline import FlooredRun, WorkSplit, split_work
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.attribution.step_time_model import ModelledRun, ModelSplit, SourcedModel, split_by_model
 from benchctl.analysis.attribution.steps import BatchSplit, SectionSplit, split_batches, split_sections
+from benchctl.analysis.attribution.work_split import FlooredRun, WorkSplit, split_work
 from benchctl.analysis.statistics.side_ratio import SideRatio
 from benchctl.records.manifest import StopMode
 from benchctl.units import MS_PER_S

@@ -6,17 +6,18 @@ guided (``costs/roofline.py``). With T new tokens in a batch of mean context c, 
 the whole. The base model writes its new tokens: K = context + T. The value model reads the guided rows' contexts
 and writes its own T = prefill + extend + candidates; prefixes are as long as the mean row.
 
-The difference of the floors is explained by more FLOPs and bytes; the rest is launches, host work, synchronisation
-and kernels below the peaks.
+Of a server that speculates, T contains the drafts that the base model verifies. A draft model's passes add theirs:
+one over the step's prompts and decoding rows, and K - 1 over the rows that draft on, K = draft tokens / drafts
+rounded up. What it catches up on is left out, as are passes of a draft model of unknown shape: still a floor.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from benchctl.analysis.attribution.estimate import Contribution, PairDesign, estimate_levels
+from benchctl.analysis.attribution.drafter import drafter_of
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.costs.roofline import forward_bytes, forward_flops
 from benchctl.costs.shapes import ModelShape, shape_for
@@ -35,11 +36,15 @@ _VALUE_COUNTS: Final = ("guided_rows", "value_prefill_tokens", "value_extend_tok
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkModel:
-    """Models and device of a run's steps. ``value`` is None for a run without guidance."""
+    """Models and device of a run's steps.
+
+    ``value`` is None for a run without guidance, ``draft`` without speculation by a model of known shape.
+    """
 
     base: ModelShape
     value: ModelShape | None
     hardware: Hardware
+    draft: ModelShape | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,40 +55,11 @@ class Floor:
     value_s: float
     compute_frac: float
     hardware: str
+    draft_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.base_s + self.value_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkSplit:
-    """Mean time of a step: ``base`` and ``value`` model at their floors and the ``rest`` add up to ``whole``.
-
-    ``hardware`` names the device whose peaks the model uses, and says when they were measured if they were.
-    """
-
-    whole: Contribution
-    base: Contribution
-    value: Contribution
-    rest: Contribution
-    hardware: str
-    a_compute_frac: float
-    b_compute_frac: float
-
-    @property
-    def parts(self) -> tuple[Contribution, ...]:
-        return self.base, self.value, self.rest
-
-    @property
-    def work(self) -> Contribution:
-        """Both models at their floors."""
-        return Contribution(name="FLOPs and bytes", added_s=self.base.added_s + self.value.added_s)
-
-    @property
-    def unexplained_frac(self) -> float | None:
-        """Share of the difference that neither FLOPs nor bytes explain; None without a difference."""
-        return self.rest.share_of(self.whole)
+        return self.base_s + self.value_s + self.draft_s
 
 
 def peaks_of(
@@ -137,7 +113,8 @@ def work_model(settings: VariantSettings | None, hardware: Hardware | None) -> W
     devices: int = getattr(settings.server, "tensor_parallel_size", 1)
     if devices > 1:
         hardware = hardware.times(devices)
-    return WorkModel(base=base, value=value, hardware=hardware)
+    drafter = drafter_of(settings.server)
+    return WorkModel(base=base, value=value, hardware=hardware, draft=None if drafter is None else drafter.shape)
 
 
 def floor_of(columns: StepColumns, work: WorkModel) -> Floor | str:
@@ -147,16 +124,25 @@ def floor_of(columns: StepColumns, work: WorkModel) -> Floor | str:
     counts = _counted(columns, _BASE_COUNTS, None)
     if isinstance(counts, str):
         return counts
-    base_s, base_compute_s = _base_floor(columns, counts, work)
-    value_s = value_compute_s = 0.0
+    base_work = _base_work(columns, counts)
+    base_s, base_compute_s = _pass_floor(base_work, work, work.base)
+    value_s = value_compute_s = draft_s = draft_compute_s = 0.0
     if work.value is not None:
         value_floor = _value_floor(columns, counts[-1], work.value, work)
         if isinstance(value_floor, str):
             return value_floor
         value_s, value_compute_s = value_floor
-    n, whole = len(columns), base_s + value_s
-    compute = (base_compute_s + value_compute_s) / whole if whole else 0.0
-    return Floor(base_s=base_s / n, value_s=value_s / n, compute_frac=compute, hardware=work.hardware.title)
+    if work.draft is not None:
+        draft_s, draft_compute_s = _draft_floor(columns, base_work, work.draft, work)
+    n, whole = len(columns), base_s + value_s + draft_s
+    compute = (base_compute_s + value_compute_s + draft_compute_s) / whole if whole else 0.0
+    return Floor(
+        base_s=base_s / n,
+        value_s=value_s / n,
+        draft_s=draft_s / n,
+        compute_frac=compute,
+        hardware=work.hardware.title,
+    )
 
 
 def _counted(columns: StepColumns, names: Sequence[str], idle: Floats | None) -> list[Floats] | str:
@@ -173,20 +159,67 @@ def _counted(columns: StepColumns, names: Sequence[str], idle: Floats | None) ->
     return counts
 
 
-def _base_floor(columns: StepColumns, counts: Sequence[Floats], work: WorkModel) -> tuple[float, float]:
+class _Passes(NamedTuple):
+    """Counts of one pass in each step."""
+
+    prefill: Floats
+    decode: Floats
+    """Tokens of decoding rows."""
+    context: Floats
+    mean_context: Floats
+    prompt_positions: Floats
+    heads: Floats
+
+
+def _base_work(columns: StepColumns, counts: Sequence[Floats]) -> _Passes:
+    """The base model's pass, which has logits at each draft that it verifies."""
     prefill, decode, context = counts
+    drafts, accepted = (_or_zero(columns, name) for name in ("draft_tokens", "accepted_tokens"))
     rows = np.maximum(columns.num_seqs.astype(np.float64), 1.0)
     mean_context = context / rows
-    prefill_rows = np.where(prefill > 0, np.maximum(rows - decode, 1.0), 1.0)
+    prefill_rows = np.where(prefill > 0, np.maximum(rows - (decode - drafts), 1.0), 1.0)
     new = prefill / prefill_rows
     seen_by_prompt = np.maximum(mean_context - (new - 1) / 2, (new + 1) / 2)
     output = columns.optional("output_tokens")
     heads = rows if output is None else np.where(np.isnan(output), rows, output)
-    tokens = prefill + decode
+    return _Passes(prefill, decode, context, mean_context, prefill * seen_by_prompt, heads + drafts - accepted)
+
+
+def _pass_floor(
+    counts: _Passes, work: WorkModel, shape: ModelShape, times: Floats | float = 1.0
+) -> tuple[float, float]:
+    """The floor of one pass in each step, or of ``times`` such passes."""
+    tokens = counts.prefill + counts.decode
     flops = forward_flops(
-        work.base, tokens, prefill * seen_by_prompt, heads, decode_positions=decode * mean_context
+        shape,
+        tokens,
+        counts.prompt_positions,
+        counts.heads,
+        decode_positions=counts.decode * counts.mean_context,
     )
-    return _roofline_s(flops, forward_bytes(work.base, context + tokens, tokens), work, work.base)
+    return _roofline_s(flops, forward_bytes(shape, counts.context + tokens, tokens), work, shape, times)
+
+
+def _draft_floor(columns: StepColumns, base: _Passes, shape: ModelShape, work: WorkModel) -> tuple[float, float]:
+    """The first pass as the base model's without drafts, the others over equal parts of the other draft tokens."""
+    tokens, drafts = _or_zero(columns, "draft_tokens"), _or_zero(columns, "drafts")
+    first = base._replace(
+        decode=base.decode - tokens, context=base.context - tokens, heads=np.maximum(base.heads - tokens, 0.0)
+    )
+    first_s, first_compute_s = _pass_floor(first, work, shape)
+    num_more = np.where(drafts > 0, np.ceil(tokens / np.maximum(drafts, 1.0)) - 1, 0.0)
+    is_more = num_more > 0
+    rows, context = (tokens - drafts)[is_more] / num_more[is_more], base.mean_context[is_more]
+    none = np.zeros(len(rows))
+    more_s, more_compute_s = _pass_floor(
+        _Passes(none, rows, rows * context, context, none, rows), work, shape, num_more[is_more]
+    )
+    return first_s + more_s, first_compute_s + more_compute_s
+
+
+def _or_zero(columns: StepColumns, name: str) -> Floats:
+    values = columns.optional(name)
+    return np.zeros(len(columns)) if values is None else np.nan_to_num(values)
 
 
 def _value_floor(
@@ -211,35 +244,10 @@ def _value_floor(
     return _roofline_s(flops, forward_bytes(shape, guided * mean_context + tokens, tokens), work, shape)
 
 
-def _roofline_s(flops: Floats, num_bytes: Floats, work: WorkModel, shape: ModelShape) -> tuple[float, float]:
+def _roofline_s(
+    flops: Floats, num_bytes: Floats, work: WorkModel, shape: ModelShape, times: Floats | float = 1.0
+) -> tuple[float, float]:
     """Sum over passes of the larger of both times, and the part of it in passes where FLOPs take longer."""
-    compute_s = flops / work.hardware.peak_of(shape.precision)
-    memory_s = num_bytes / work.hardware.bandwidth_bytes_per_s
+    compute_s = flops / work.hardware.peak_of(shape.precision) * times
+    memory_s = num_bytes / work.hardware.bandwidth_bytes_per_s * times
     return float(np.maximum(compute_s, memory_s).sum()), float(compute_s[compute_s > memory_s].sum())
-
-
-@dataclass(frozen=True, slots=True)
-class FlooredRun:
-    """Mean step time of a run and its floor."""
-
-    step_s: float
-    floor: Floor
-
-
-def split_work(a: Sequence[FlooredRun], b: Sequence[FlooredRun], design: PairDesign) -> WorkSplit:
-    """The difference of mean step times, by model: more FLOPs and bytes, and the rest."""
-
-    def values(run: FlooredRun) -> tuple[float, ...]:
-        return run.step_s, run.floor.base_s, run.floor.value_s, run.step_s - run.floor.total_s
-
-    names = ("step", "base model's FLOPs and bytes", "value model's FLOPs and bytes", "rest")
-    whole, base, value, rest = estimate_levels(names, a, b, values, design)
-    return WorkSplit(
-        whole=whole,
-        base=base,
-        value=value,
-        rest=rest,
-        hardware=" and ".join(sorted({run.floor.hardware for run in (*a, *b)})),
-        a_compute_frac=float(np.mean([run.floor.compute_frac for run in a])),
-        b_compute_frac=float(np.mean([run.floor.compute_frac for run in b])),
-    )

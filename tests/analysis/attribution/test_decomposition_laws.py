@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -180,6 +181,35 @@ def test_the_floor_of_a_step_is_the_time_of_an_engine_that_is_nothing_but_a_roof
         assert ours_s == pytest.approx(simulated_s, rel=0.01)
         assert ours_s > 0
     assert 0 <= floor.compute_frac <= 1
+
+
+@pytest.mark.parametrize("num_requests", [1, 4])
+@pytest.mark.parametrize("acceptance", [0.0, 0.7, 1.0])
+def test_the_floor_of_drafts_is_the_time_of_an_ideal_engine_that_speculates(
+    num_requests: int, acceptance: float
+) -> None:
+    simulation = run(
+        [request_of(f"r{i}", prompt_tokens=100 + 20 * i, max_tokens=30) for i in range(num_requests)],
+        model="qwen2.5-7b",
+        draft_model="qwen2.5-0.5b",
+        num_speculative_tokens=3,
+        acceptance=(acceptance,),
+        hardware="h100-sxm",
+        cost_model="roofline",
+        noise="none",
+    )
+    steps = simulation.measured_steps()
+    drafting = replace(WORK, value=None, draft=shape_for("qwen2.5-0.5b"))
+    floor = floor_of(columns_from(steps), drafting)
+    assert isinstance(floor, Floor)
+    verify_s, draft_s = (
+        sum(step.sections_ns.get(name, 0) for step in steps) / len(steps) / 1e9
+        for name in ("model_forward", "draft")
+    )
+    assert floor.base_s == pytest.approx(verify_s, rel=0.01)
+    assert 0.98 * draft_s < floor.draft_s <= draft_s  # a simulated pass also samples
+    assert floor.total_s == floor.base_s + floor.draft_s
+    assert floor_of(columns_from(steps), replace(drafting, draft=None)).base_s == floor.base_s
 
 
 @pytest.mark.parametrize(
