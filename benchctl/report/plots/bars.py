@@ -6,7 +6,7 @@ from typing import Final
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.costs.flops import FlopsAccount
-from benchctl.report.charts.palette import BLUE, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from benchctl.report.charts.palette import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from benchctl.report.charts.sections import NO_SECTIONS, NO_STEPS, SectionPart, guidance_parts, section_bars
 from benchctl.report.plots.style import Part, Plot, stacked_bars
 from benchctl.units import PETA, TERA
@@ -18,6 +18,7 @@ _FLOPS_PARTS: Final = (
     ("value model: prefill", YELLOW),
     ("value model: extend prefixes", ORANGE),
     ("value model: score candidates", VERMILION),
+    ("draft model", GREEN),
 )
 
 
@@ -97,6 +98,7 @@ def _mean_parts(accounts: Sequence[FlopsAccount]) -> tuple[float, ...]:
             account.value_prefill.total,
             account.value_extend.total,
             account.value_candidates.total,
+            account.draft.total,
         )
         for account in accounts
     ]
