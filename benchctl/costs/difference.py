@@ -114,5 +114,5 @@ def _stages(lengths: RunLengths, counts: StepLogCounts, top_k: int) -> Iterator[
     work = replace(work, value_candidates=observed.value_candidates)
     yield _Stage("candidates", "candidates scored, not top_k for each output token", work)
 
-    meaning = "the draft model's passes: prompts, proposed tokens, and those it had to catch up on"
+    meaning = "the draft model's passes: prompts, proposed tokens, and the backfill of bonus tokens"
     yield _Stage("drafts", meaning, observed)

@@ -116,8 +116,8 @@ class StepLogCounts:
     """Prompt tokens that the draft model prefilled."""
     draft_tokens: int = 0
     """Tokens that the draft model proposed."""
-    catch_up_tokens: int = 0
-    """Tokens that it forwarded besides, because they were missing in its cache."""
+    backfill_tokens: int = 0
+    """Tokens that it forwarded besides, because a bonus token came after them and its cache lacked them."""
 
 
 def prefill_work(prompt_tokens: int) -> TokenWork:
@@ -167,7 +167,7 @@ def observed_work(sequences: Sequence[Lengths], counts: StepLogCounts) -> RunWor
     * of a server that speculates, the tokens that the base model verified, with logits at each, not one for each
       output token: a rejected draft is computed like an accepted one;
     * one token of the draft model for each token that it proposes, with logits (of K passes the first takes the
-      newest token, the others the draft before), and the tokens that it has to catch up on, without.
+      newest token, the others the draft before), and those of its backfill, without.
 
     Logged tokens are assumed to attend to as many positions on average as all prompt (output) tokens; a log has no
     finer count, and attention is about one percent of the whole.
@@ -183,7 +183,7 @@ def observed_work(sequences: Sequence[Lengths], counts: StepLogCounts) -> RunWor
         value_extend=outputs.resized(counts.value_extend_tokens, heads=0),
         value_candidates=outputs.resized(counts.candidates, heads=counts.candidates),
         draft_prefill=prompts.resized(counts.draft_prefill_tokens, heads=0),
-        draft_decode=decoded.resized(counts.draft_tokens + counts.catch_up_tokens, heads=counts.draft_tokens),
+        draft_decode=decoded.resized(counts.draft_tokens + counts.backfill_tokens, heads=counts.draft_tokens),
     )
 
 

@@ -17,7 +17,7 @@ class DraftSource:
     """Name or directory of the model whose passes are drafts."""
     problem: str | None = None
     """The reason why no such model can be named."""
-    catches_up: bool = True
+    has_backfill: bool = True
     """The model also forwards the last of its drafts, where all of them were accepted and a bonus token follows."""
 
 

@@ -19,14 +19,14 @@ POSITIONS = 8 * 10 + 8 * 9 // 2
 """Of the 8 tokens that a sequence of a prompt of 10 and 9 output tokens decodes after its first."""
 
 
-def of_steps(num_steps: int, num_drafts: int, catch_up: int = 0) -> StepLogCounts:
+def of_steps(num_steps: int, num_drafts: int, backfill: int = 0) -> StepLogCounts:
     """Counts of one sequence in steps of so many draft tokens each."""
     return StepLogCounts(
         base_prefill_tokens=10,
         verification_tokens=num_steps * (num_drafts + 1),
         draft_prefill_tokens=10,
         draft_tokens=num_steps * num_drafts,
-        catch_up_tokens=catch_up,
+        backfill_tokens=backfill,
     )
 
 
@@ -53,8 +53,8 @@ def test_rejected_drafts_are_verified_at_the_price_of_accepted_ones() -> None:
     assert decode.attention == 4 * POSITIONS * BASE_POSITION
 
 
-def test_a_draft_costs_a_token_of_its_model_for_each_proposal_and_for_each_that_it_catches_up_on() -> None:
-    drafted = account(of_steps(num_steps=2, num_drafts=3, catch_up=2))
+def test_a_draft_costs_a_token_of_its_model_for_each_proposal_and_for_each_that_it_has_backfill_on() -> None:
+    drafted = account(of_steps(num_steps=2, num_drafts=3, backfill=2))
     assert drafted.draft_prefill.total == 10 * DRAFT_LINEAR + 55 * DRAFT_POSITION
     assert drafted.draft_decode.total == 8 * DRAFT_LINEAR + POSITIONS * DRAFT_POSITION + 6 * LOGITS
     assert drafted.total == drafted.base.total + drafted.draft.total
@@ -72,10 +72,10 @@ sequences = st.lists(st.builds(Lengths, st.integers(1, 200), st.integers(2, 200)
 
 
 @given(
-    sequences=sequences, rejected=st.integers(0, 5000), proposed=st.integers(0, 5000), catch_up=st.integers(0, 99)
+    sequences=sequences, rejected=st.integers(0, 5000), proposed=st.integers(0, 5000), backfill=st.integers(0, 99)
 )
 def test_an_output_token_never_costs_less_with_speculation_than_without(
-    sequences: list[Lengths], rejected: int, proposed: int, catch_up: int
+    sequences: list[Lengths], rejected: int, proposed: int, backfill: int
 ) -> None:
     prompts, decoded = sum(prompt for prompt, _ in sequences), sum(output - 1 for _, output in sequences)
     counts = StepLogCounts(
@@ -83,20 +83,20 @@ def test_an_output_token_never_costs_less_with_speculation_than_without(
         verification_tokens=decoded + rejected,
         draft_prefill_tokens=prompts,
         draft_tokens=proposed,
-        catch_up_tokens=catch_up,
+        backfill_tokens=backfill,
     )
     drafted = observed_flops(sequences, counts, base=BASE, draft_model=DRAFT).flops_per_output_token
     plain = observed_flops(sequences, StepLogCounts(base_prefill_tokens=prompts), base=BASE).flops_per_output_token
     assert drafted is not None
     assert plain is not None
-    assert drafted > plain if rejected or proposed or catch_up else drafted == plain
+    assert drafted > plain if rejected or proposed or backfill else drafted == plain
 
 
 @given(sequences=sequences, num_steps=st.integers(1, 500), num_drafts=st.integers(1, 8), top_k=st.integers(0, 5))
 def test_the_corrections_lead_from_published_flops_to_those_of_drafts(
     sequences: list[Lengths], num_steps: int, num_drafts: int, top_k: int
 ) -> None:
-    counts = of_steps(num_steps, num_drafts, catch_up=num_steps // 2)
+    counts = of_steps(num_steps, num_drafts, backfill=num_steps // 2)
     lengths = RunLengths(question_prompts=tuple(p for p, _ in sequences), sequences=tuple(sequences))
     published = published_flops(lengths.totals(), base=BASE, top_k=top_k)
     corrections = explain_difference(

@@ -24,6 +24,9 @@ ACCOUNT_KEYS = {
     "value_extend_flops",
     "value_candidates_flops",
     "value_total_flops",
+    "draft_prefill_flops",
+    "draft_decode_flops",
+    "draft_total_flops",
     "total_flops",
     "ratio",
     "flops_per_output_token",
@@ -92,6 +95,8 @@ def test_the_json_keys_are_stable_and_carry_units() -> None:
         "top_k",
         "candidate_cost",
         "observed_candidates_per_token",
+        "draft_model",
+        "acceptance",
         "wall_s",
         "hardware",
         "peak_flops_per_s",
@@ -117,6 +122,34 @@ def test_observed_candidates_are_shown_beside_the_published_ones() -> None:
 def test_no_observed_candidates_mean_no_value_model_at_work() -> None:
     observed = document("--observed-candidates", "0")["observed"]
     assert observed["value_total_flops"] == 0
+
+
+DRAFTED = (
+    "--base", "llama-160m", "--value-model", "none", "--questions", "1", "--samples", "1", "--prompt-tokens", "10",
+    "--output-tokens", "9", "--draft-tokens", "3",
+)  # fmt: skip
+
+
+def test_drafts_that_are_all_accepted_add_nothing_but_the_passes_of_their_model() -> None:
+    read = document(*DRAFTED, "--acceptance", "1", "--draft-model", "llama-68m")
+    observed = read["observed"]
+    # 8 tokens in two steps: 6 drafts with logits, and the backfill of the last of each draft
+    assert observed["draft_decode_flops"] == 8 * 37_748_736 + 116 * 6_144 + 6 * 49_152_000
+    assert observed["base_decode_flops"] == 8 * (226_492_416 + 49_152_000) + 116 * 36_864
+    by_code = {correction["code"]: correction["flops"] for correction in read["corrections"]}
+    assert by_code["verification"] == 0
+    assert by_code["drafts"] == observed["draft_total_flops"]
+    assert (read["draft_model"], read["acceptance"]) == ("llama-68m", [1.0, 1.0, 1.0])
+
+
+def test_rejected_drafts_from_text_cost_their_verification() -> None:
+    observed = document(*DRAFTED, "--acceptance", "0")["observed"]
+    assert observed["base_decode_flops"] == 32 * (226_492_416 + 49_152_000) + 4 * 116 * 36_864
+    assert observed["draft_total_flops"] == 0
+    table = invoke(*DRAFTED, "--acceptance", "0").stdout
+    assert "llama-160m with 3 draft tokens from text, accepted with 0, 0, 0" in table
+    assert cells(table, "draft model total, PFLOP") == ["0", "0"]
+    assert "draft model" not in invoke().stdout
 
 
 @pytest.mark.parametrize(("convention", "ratio"), [("two-n", 2.188), ("lm-head-value-model", 2.295)])
@@ -154,6 +187,12 @@ def test_another_device_and_model_directory_are_read(tmp_path: Path) -> None:
         (["--observed-candidates", "6"], "--observed-candidates is 6.0; it is a mean per output token"),
         (["--observed-candidates", "nan"], "--observed-candidates is nan"),
         (["--observed-candidates", "1", "--value-model", "none"], "--observed-candidates needs a value model"),
+        (["--draft-tokens", "2", "--acceptance", "0.8"], "--draft-tokens needs --value-model none"),
+        (["--draft-tokens", "2"], "both --draft-tokens and --acceptance"),
+        (["--draft-model", "llama-68m"], "both --draft-tokens and --acceptance"),
+        ([*DRAFTED, "--acceptance", "2"], "acceptance 2 at position 1: it is a probability"),
+        ([*DRAFTED, "--acceptance", "1", "--observed-candidates", "1"], "without --observed-candidates"),
+        ([*DRAFTED, "--acceptance", "0.5", "--draft-model", "gpt"], "unknown model 'gpt'"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_remedy(options: list[str], message: str) -> None:

@@ -17,7 +17,7 @@ class Drafter:
     shape: ModelShape | None = None
     problem: str | None = None
     """The reason why the shape of the model is unknown."""
-    catches_up: bool = True
+    has_backfill: bool = True
     """See ``DraftSource``."""
     is_in_use: bool = True
     """The options say that the server speculates; False where they do not say."""
@@ -34,7 +34,7 @@ def drafter_of(server: ServerOptions) -> Drafter | None:
         shape = shape_for(source.model)
     except UsageError as error:
         return Drafter(problem=str(error), is_in_use=is_in_use)
-    return Drafter(shape=shape, catches_up=source.catches_up, is_in_use=is_in_use)
+    return Drafter(shape=shape, has_backfill=source.has_backfill, is_in_use=is_in_use)
 
 
 def with_drafts(
@@ -81,7 +81,7 @@ def _with_passes(
     """The counts with the draft model's passes.
 
     It forwards the prompts that the base model prefills, and a token for each that it proposes. Of a draft accepted
-    whole, the last token is not in its cache when a bonus token follows: it has to catch up on that.
+    whole, the last token is not in its cache when a bonus token follows: a backfill computes it.
     """
     if drafter.problem is not None:
         messages.setdefault(
@@ -96,15 +96,14 @@ def _with_passes(
         )
         return counts
     by_position = drafts.accepted_by_position
-    if drafter.catches_up and by_position is None:
+    if drafter.has_backfill and by_position is None:
         messages.setdefault(
             "drafts-not-charged",
-            "observed FLOPs: acceptance by position is unknown, so the tokens that the draft model had to catch up "
-            "on are not charged",
+            "observed FLOPs: acceptance by position is unknown, so the backfill of bonus tokens is not charged",
         )
     return replace(
         counts,
         draft_prefill_tokens=counts.base_prefill_tokens,
         draft_tokens=drafts.draft_tokens or 0,
-        catch_up_tokens=by_position[-1] if drafter.catches_up and by_position else 0,
+        backfill_tokens=by_position[-1] if drafter.has_backfill and by_position else 0,
     )

@@ -8,7 +8,7 @@ and writes its own T = prefill + extend + candidates; prefixes are as long as th
 
 Of a server that speculates, T contains the drafts that the base model verifies. A draft model's passes add theirs:
 one over the step's prompts and decoding rows, and K - 1 over the rows that draft on, K = draft tokens / drafts
-rounded up. What it catches up on is left out, as are passes of a draft model of unknown shape: still a floor.
+rounded up. Its backfill is left out, as are passes of a draft model of unknown shape: still a floor.
 """
 
 from collections.abc import Sequence

@@ -1,44 +1,17 @@
 """``benchctl flops``: the FLOPs of a run, computed from its totals alone."""
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from benchctl.costs.difference import Correction
-    from benchctl.costs.flops import FlopsAccount
-    from benchctl.costs.hardware import Hardware
-    from benchctl.costs.shapes import ModelShape
-    from benchctl.costs.work import RunLengths, RunTotals, StepLogCounts
+    from benchctl.cli.flops_output import Drafting, FlopsAnswer, FlopsRequest
+    from benchctl.costs.work import RunLengths, StepLogCounts
 
 NO_MODEL = "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FlopsRequest:
-    """The command line, resolved."""
-
-    base: "ModelShape"
-    value_model: "ModelShape | None"
-    totals: "RunTotals"
-    top_k: int
-    candidate_cost: float
-    convention: Literal["published", "two-n", "lm-head-value-model"]
-    wall_s: float | None
-    hardware: "Hardware"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """The FLOPs count; with observed candidates also theirs, and the corrections between the two."""
-
-    account: "FlopsAccount"
-    observed: "FlopsAccount | None" = None
-    corrections: "tuple[Correction, ...]" = ()
 
 
 _Base = Annotated[
@@ -78,6 +51,29 @@ _ObservedCandidates = Annotated[
         help="Candidates scored per output token; adds the account of what was computed.",
     ),
 ]
+_DraftTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--draft-tokens",
+        metavar="K",
+        min=1,
+        help="Tokens drafted for each sequence in each step; adds the account of what was computed.",
+    ),
+]
+_Acceptance = Annotated[
+    str | None,
+    typer.Option(
+        "--acceptance",
+        metavar="LIST",
+        help="Acceptance of a draft token, given that all before it were: one number, or one for each position.",
+    ),
+]
+_DraftModel = Annotated[
+    str,
+    typer.Option(
+        "--draft-model", metavar="MODEL", help=f"Model that drafts; '{NO_MODEL}' for drafts looked up in text."
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of the table.")]
 
 
@@ -94,9 +90,13 @@ def flops(
     candidate_cost: _CandidateCost = 1.0,
     convention: _ConventionName = "published",
     observed_candidates: _ObservedCandidates = None,
+    draft_tokens: _DraftTokens = None,
+    acceptance: _Acceptance = None,
+    draft_model: _DraftModel = NO_MODEL,
     as_json: _AsJson = False,
 ) -> None:
     """FLOPs of a run from its totals. The defaults are those of a published run: 50 questions, 16 samples."""
+    from benchctl.cli.flops_output import FlopsRequest, print_json, print_tables
     from benchctl.costs.hardware import hardware_for
     from benchctl.costs.shapes import shape_for
     from benchctl.costs.work import RunTotals
@@ -104,7 +104,7 @@ def flops(
 
     if wall is not None and not (math.isfinite(wall) and wall > 0):
         raise UsageError(f"--wall is {wall}; give the seconds that the run took, more than 0")
-    request = _FlopsRequest(
+    request = FlopsRequest(
         base=shape_for(base),
         value_model=None if value_model.lower() == NO_MODEL else shape_for(value_model),
         totals=RunTotals(
@@ -118,15 +118,35 @@ def flops(
         convention=convention,
         wall_s=wall,
         hardware=hardware_for(resolved_hardware(hardware)),
+        observed_candidates=observed_candidates,
+        drafting=_drafting(draft_tokens, acceptance, draft_model),
     )
-    answer = _account(request, observed_candidates)
+    answer = _account(request)
     if as_json:
-        _print_json(request, answer, observed_candidates)
+        print_json(request, answer)
     else:
-        _print_tables(request, answer)
+        print_tables(request, answer)
 
 
-def _account(request: _FlopsRequest, observed_candidates: float | None) -> _Answer:
+def _drafting(draft_tokens: int | None, acceptance: str | None, draft_model: str) -> "Drafting | None":
+    """Speculation as the options state it; None without any."""
+    from benchctl.cli.flops_output import Drafting
+    from benchctl.cli.speculation.options import read_acceptance
+    from benchctl.costs.shapes import shape_for
+
+    has_model = draft_model.lower() != NO_MODEL
+    if draft_tokens is None and acceptance is None and not has_model:
+        return None
+    if draft_tokens is None or acceptance is None:
+        raise UsageError("FLOPs of speculation need both --draft-tokens and --acceptance; state them")
+    return Drafting(
+        acceptance=read_acceptance(acceptance, None, None).of(draft_tokens),
+        model=shape_for(draft_model) if has_model else None,
+    )
+
+
+def _account(request: "FlopsRequest") -> "FlopsAnswer":
+    from benchctl.cli.flops_output import FlopsAnswer
     from benchctl.costs.difference import explain_difference
     from benchctl.costs.flops import observed_flops, published_flops
 
@@ -139,20 +159,54 @@ def _account(request: _FlopsRequest, observed_candidates: float | None) -> _Answ
         candidate_cost=request.candidate_cost,
         convention=request.convention,
     )
-    if observed_candidates is None:
-        return _Answer(account=account)
     lengths = request.totals.evenly()
-    counts = _assumed_counts(request, lengths, observed_candidates)
-    return _Answer(
+    draft_model = None
+    if request.drafting is not None:
+        counts, draft_model = _drafted_counts(request, request.drafting, lengths), request.drafting.model
+    elif request.observed_candidates is not None:
+        counts = _assumed_counts(request, lengths, request.observed_candidates)
+    else:
+        return FlopsAnswer(account=account)
+    return FlopsAnswer(
         account=account,
-        observed=observed_flops(lengths.sequences, counts, base=base, value_model=value_model),
+        observed=observed_flops(
+            lengths.sequences, counts, base=base, value_model=value_model, draft_model=draft_model
+        ),
         corrections=explain_difference(
-            account, lengths=lengths, counts=counts, base=base, value_model=value_model, top_k=request.top_k
+            account,
+            lengths=lengths,
+            counts=counts,
+            base=base,
+            value_model=value_model,
+            draft_model=draft_model,
+            top_k=request.top_k,
         ),
     )
 
 
-def _assumed_counts(request: _FlopsRequest, lengths: "RunLengths", candidates_per_token: float) -> "StepLogCounts":
+def _drafted_counts(request: "FlopsRequest", drafting: "Drafting", lengths: "RunLengths") -> "StepLogCounts":
+    """Expected counts of a server with bonus tokens, each sequence to its own end."""
+    from benchctl.costs.work import StepLogCounts
+    from benchctl.steptime.speculation.law import steps_by_length, survival
+
+    if request.value_model is not None or request.observed_candidates is not None:
+        raise UsageError(
+            "--draft-tokens needs --value-model none, without --observed-candidates: a value model guides one "
+            "token at a time and cannot score drafts"
+        )
+    decoded = [max(output - 1, 0) for _, output in lengths.sequences]
+    steps = steps_by_length(max(decoded), drafting.acceptance, bonus=True)
+    num_steps, num_drafts = sum(steps[tokens] for tokens in decoded), len(drafting.acceptance)
+    return StepLogCounts(
+        base_prefill_tokens=request.totals.prompt_tokens,
+        verification_tokens=round(num_steps * (num_drafts + 1)),
+        draft_prefill_tokens=request.totals.prompt_tokens,
+        draft_tokens=round(num_steps * num_drafts),
+        backfill_tokens=round(num_steps * survival(drafting.acceptance)[-1]),
+    )
+
+
+def _assumed_counts(request: "FlopsRequest", lengths: "RunLengths", candidates_per_token: float) -> "StepLogCounts":
     from benchctl.costs.work import StepLogCounts
 
     if request.value_model is None:
@@ -169,113 +223,3 @@ def _assumed_counts(request: _FlopsRequest, lengths: "RunLengths", candidates_pe
         value_extend_tokens=sum(max(output - 1, 0) for _, output in lengths.sequences) if is_scored else 0,
         candidates=round(candidates_per_token * request.totals.output_tokens),
     )
-
-
-def _print_tables(request: _FlopsRequest, answer: _Answer) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from benchctl.formats import four_digits
-    from benchctl.units import PETA, TERA
-
-    accounts = [answer.account] + ([answer.observed] if answer.observed is not None else [])
-    headings: list[str] = [request.convention, "observed"][: len(accounts)]
-    table = Table("", *headings)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    columns = [_readable(account, request) for account in accounts]
-    for label in columns[0]:
-        table.add_row(label, *(column[label] for column in columns), end_section=label.endswith("total, PFLOP"))
-    console = Console(highlight=False)
-    guided = f" guided by {request.value_model.name}, top_k {request.top_k}" if request.value_model else ""
-    totals = request.totals
-    console.print(
-        f"{request.base.name}{guided}: {totals.num_sequences} outputs of {totals.num_questions} prompts, "
-        f"{totals.output_tokens} output tokens"
-    )
-    console.print(table)
-    if request.wall_s is not None:
-        console.print(
-            f"peak: {four_digits(request.hardware.peak_flops_per_s / TERA)} TFLOP/s, {_origin(request.hardware)}"
-        )
-    if answer.corrections:
-        corrections = Table("correction", "PFLOP", "because")
-        corrections.columns[1].justify = "right"
-        for correction in answer.corrections:
-            corrections.add_row(correction.code, f"{correction.flops / PETA:+.4g}", correction.meaning)
-        console.print(
-            f"From {headings[0]} to observed, which assumes equal lengths and prompts prefilled once by the base "
-            "model, but once for each sample by the value model:"
-        )
-        console.print(corrections)
-
-
-def _origin(hardware: "Hardware") -> str:
-    """The origin of peaks in words."""
-    return hardware.title if hardware.measured_at else f"{hardware.source}"
-
-
-def _readable(account: "FlopsAccount", request: _FlopsRequest) -> dict[str, str]:
-    """One column of the table; labels carry the units that people read."""
-    return {
-        label: "needs --wall" if number is None else f"{number / unit:.4g}"
-        for _, label, unit, number in _numbers(account, request)
-    }
-
-
-def _document(account: "FlopsAccount", request: _FlopsRequest) -> dict[str, float | None]:
-    return {key: number for key, _, _, number in _numbers(account, request)}
-
-
-def _numbers(account: "FlopsAccount", request: _FlopsRequest) -> list[tuple[str, str, float, float | None]]:
-    """Key in the document, label of the row, the unit of that label, and the number in base units."""
-    from benchctl.costs.flops import achieved_flops_per_s, utilization_frac
-    from benchctl.units import GIGA, PETA, TERA
-
-    achieved = achieved_flops_per_s(account.total, request.wall_s)
-    utilization = utilization_frac(account.total, request.wall_s, request.hardware)
-    return [
-        ("base_prefill_flops", "base prefill, PFLOP", PETA, account.base_prefill.total),
-        ("base_decode_flops", "base decode, PFLOP", PETA, account.base_decode.total),
-        ("base_linear_flops", "  of both: linear", PETA, account.base.linear),
-        ("base_attention_flops", "  of both: attention", PETA, account.base.attention),
-        ("base_head_flops", "  of both: head", PETA, account.base.head),
-        ("base_total_flops", "base total, PFLOP", PETA, account.base.total),
-        ("value_prefill_flops", "value model prefill, PFLOP", PETA, account.value_prefill.total),
-        ("value_extend_flops", "value model extend, PFLOP", PETA, account.value_extend.total),
-        ("value_candidates_flops", "value model candidates, PFLOP", PETA, account.value_candidates.total),
-        ("value_total_flops", "value model total, PFLOP", PETA, account.value.total),
-        ("total_flops", "total, PFLOP", PETA, account.total),
-        ("ratio", "total / base", 1, account.ratio),
-        ("flops_per_output_token", "GFLOP per output token", GIGA, account.flops_per_output_token),
-        ("achieved_flops_per_s", "achieved TFLOP/s", TERA, achieved),
-        ("utilization_frac", f"% of {request.hardware.device}'s peak", 0.01, utilization),
-    ]
-
-
-def _print_json(request: _FlopsRequest, answer: _Answer, observed_candidates: float | None) -> None:
-    import json
-
-    document: dict[str, Any] = {
-        "base": request.base.name,
-        "value_model": request.value_model.name if request.value_model else None,
-        "num_questions": request.totals.num_questions,
-        "num_sequences": request.totals.num_sequences,
-        "prompt_tokens": request.totals.prompt_tokens,
-        "output_tokens": request.totals.output_tokens,
-        "top_k": request.top_k,
-        "candidate_cost": request.candidate_cost,
-        "observed_candidates_per_token": observed_candidates,
-        "wall_s": request.wall_s,
-        "hardware": request.hardware.name,
-        "peak_flops_per_s": request.hardware.peak_flops_per_s,
-        "peak_source": request.hardware.source,
-        "convention": request.convention,
-        "account": _document(answer.account, request),
-        "observed": _document(answer.observed, request) if answer.observed is not None else None,
-        "corrections": [
-            {"code": correction.code, "flops": correction.flops, "meaning": correction.meaning}
-            for correction in answer.corrections
-        ],
-    }
-    print(json.dumps(document, indent=1))

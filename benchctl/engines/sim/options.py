@@ -116,4 +116,4 @@ class SimOptions(ServerOptions):
     def draft_source(self) -> DraftSource:
         if self.draft_model is None:
             return DraftSource(problem="draft_cost states the time of its passes alone")
-        return DraftSource(model=self.draft_model, catches_up=self.bonus_token and self.backfill != "none")
+        return DraftSource(model=self.draft_model, has_backfill=self.bonus_token and self.backfill != "none")

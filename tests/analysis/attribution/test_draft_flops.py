@@ -27,7 +27,7 @@ PASSES = replace(
     COUNTS,
     draft_prefill_tokens=20 * NUM_SEQS,
     draft_tokens=len(ACCEPTED) * 3 * NUM_SEQS,
-    catch_up_tokens=2 * NUM_SEQS,
+    backfill_tokens=2 * NUM_SEQS,
 )
 
 
@@ -53,9 +53,9 @@ def test_verification_and_the_passes_of_a_known_draft_model_are_charged(run: Loa
     assert found.warnings == ()
 
 
-def test_a_draft_that_never_catches_up_is_charged_its_proposals_alone(run: LoadedRun) -> None:
-    found = count(run, Drafter(shape=DRAFT, catches_up=False))
-    counts = replace(PASSES, catch_up_tokens=0)
+def test_a_draft_that_never_has_backfill_is_charged_its_proposals_alone(run: LoadedRun) -> None:
+    found = count(run, Drafter(shape=DRAFT, has_backfill=False))
+    counts = replace(PASSES, backfill_tokens=0)
     assert found.observed == observed_flops(SEQUENCES, counts, base=BASE, draft_model=DRAFT)
 
 
@@ -123,11 +123,11 @@ SIM = {"num_speculative_tokens": 3, "acceptance": 0.8, "cost_model": "roofline"}
     ("options", "drafter"),
     [
         (SimOptions(), None),
-        (SimOptions(**SIM, draft_model="llama-68m"), Drafter(shape=DRAFT, catches_up=False)),
+        (SimOptions(**SIM, draft_model="llama-68m"), Drafter(shape=DRAFT, has_backfill=False)),
         (SimOptions(**SIM, draft_model="llama-68m", backfill="expansion"), Drafter(shape=DRAFT)),
         (
             SimOptions(**SIM, draft_model="llama-68m", backfill="expansion", bonus_token=False),
-            Drafter(shape=DRAFT, catches_up=False),
+            Drafter(shape=DRAFT, has_backfill=False),
         ),
         (VllmOptions(), None),
         (VllmOptions(num_speculative_tokens=2, draft_model="JackFram/llama-68m"), Drafter(shape=DRAFT)),
