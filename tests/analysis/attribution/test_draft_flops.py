@@ -53,7 +53,7 @@ def test_verification_and_the_passes_of_a_known_draft_model_are_charged(run: Loa
     assert found.warnings == ()
 
 
-def test_a_draft_that_never_has_backfill_is_charged_its_proposals_alone(run: LoadedRun) -> None:
+def test_a_draft_without_backfill_is_charged_its_proposals_alone(run: LoadedRun) -> None:
     found = count(run, Drafter(shape=DRAFT, has_backfill=False))
     counts = replace(PASSES, backfill_tokens=0)
     assert found.observed == observed_flops(SEQUENCES, counts, base=BASE, draft_model=DRAFT)

@@ -78,3 +78,15 @@ def test_acceptance_of_an_arm_is_that_of_all_its_runs_with_an_interval_over_them
     assert all(at.survival_interval == pytest.approx((at.pooled.survival,) * 2) for at in drafts.positions)
     assert cell.mean("tokens_per_step") == pytest.approx(drafts.acceptance_length)
     assert analysis.cells[0].drafts() is None
+
+
+@pytest.mark.parametrize(("draft", "is_charged"), [("draft_model: llama-68m", True), ("draft_cost: 0.05", False)])
+def test_flops_explain_a_slowdown_by_drafts_only_where_all_that_drafts_cost_is_charged(tmp_path, draft, is_charged):
+    results = write_drafted(tmp_path / "r", ((0, 1, 0, 0), (1, 0, 0, 0), (0, 0, 1, 0)), step_factor=9.0)
+    results.write_profile((results.path / "profile.yaml").read_text().replace("draft_cost: 0.05", draft))
+    found = {finding.code: finding for finding in analyze_directory(results.path).findings}
+    assert ("unexplained-by-flops" in found) == is_charged
+    if is_charged:
+        # 20 prompt tokens beside 16 verified ones in place of 5 decoded ones; the draft adds about 1 %
+        ratio = found["unexplained-by-flops"].numbers["flops_ratio_observed"]
+        assert ratio == pytest.approx(36 / 25, rel=0.05)
