@@ -197,7 +197,8 @@ def sweep_table(analysis: AnalyzedExperiment) -> Table | None:
         interval = f" [{three_digits(low)}, {three_digits(high)}]" if low is not None and high is not None else ""
         wall = UNKNOWN if ratio is None else f"{three_digits(ratio)}{interval}"
         share = row.number("unexplained_frac_observed")
-        left = UNKNOWN if share is None else f"{share:.0%}"
+        # A share below 0 has no size: FLOPs grew more than time, as where a step waits for memory.
+        left = UNKNOWN if share is None else f"{share:.0%}" if share >= 0 else "<0%"
         numbers = [four_digits(row.number(column)) for column in _SWEEP_COLUMNS.values()]
         table.add_row(row.label, str(row.values["n_blocks"]), wall, *numbers, left)
     for cell in analysis.infeasible:
