@@ -23,6 +23,11 @@ class _Counter(TorchDispatchMode):
         super().__init__()
         self.count = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: nothing here is compiled, and to skip the compiler torch would first import it, for a second."""
+        return False
+
     def __torch_dispatch__(
         self, operator: torch._ops.OpOverload, _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
