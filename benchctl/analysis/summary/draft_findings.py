@@ -57,8 +57,8 @@ def _cannot_win(cell: CellSummary, tokens_per_step: float, drafts: ArmDrafts) ->
     yield Finding(
         code="speculation-cannot-win",
         sentence=(
-            f"{cell.label} cannot win by its drafts: a sequence gains {tokens_per_step:.3g} tokens per step, no "
-            f"more than without them, and every draft costs time{reason}."
+            f"{cell.label} cannot win by its drafts: the tokens per step of a sequence are {tokens_per_step:.3g}, "
+            f"no more than without them, and every draft costs time{reason}."
         ),
         numbers={"tokens_per_step": tokens_per_step, **_rates(drafts)},
     )
