@@ -29,7 +29,7 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
     allow_many_open_files()
     cancels: list[Callable[[], object]] = []
 
-    def cancel(_is_first: bool) -> None:
+    def cancel() -> None:
         while cancels:
             cancels.pop()()
 
@@ -67,18 +67,17 @@ def interruptible() -> Iterator[None]:
     Only the first signal does, also where a coroutine inside took it: later ones would interrupt the clean-up.
     """
 
-    def interrupt(is_first: bool) -> None:
-        if is_first:
-            raise KeyboardInterrupt
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
     with _Handler(interrupt).installed():
         yield
 
 
 class _Handler:
-    """Calls ``act`` on each signal, with whether it is the first; the handlers around it learn that one came."""
+    """Calls ``act`` on the first signal; the handlers around it learn that one came, and do not act on another."""
 
-    def __init__(self, act: Callable[[bool], object]) -> None:
+    def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
         self.has_come = False
         self._before: dict[int, Any] = {}
@@ -86,7 +85,8 @@ class _Handler:
     def __call__(self, number: int, _frame: object) -> None:
         is_first = not self.has_come
         self.note(number)
-        self._act(is_first)
+        if is_first:
+            self._act()
 
     def note(self, number: int) -> None:
         self.has_come = True

@@ -7,13 +7,13 @@ import datetime as dt
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from benchctl.errors import BenchctlError, RunError
 from benchctl.load.tally import LoadSummary
+from benchctl.measure.interrupt import interruptible
 from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity.digests import digests_of_run
 from benchctl.records.record import ResultWarning, RunState
@@ -36,6 +36,40 @@ class Journal:
         self.record = record
         self.is_suspect = False
         """Whether a warning keeps the run from counting as done."""
+
+    def begin(self) -> None:
+        """Begin an attempt at the run."""
+        self.update(attempt=begin_attempt(self._directory))
+
+    @contextmanager
+    def begun(self, fail: Callable[[str, str], object], *, can_resume: bool = True) -> Iterator[None]:
+        """Begin an attempt. Inside, signals interrupt it, and what ends it before its verdict is recorded by
+        ``fail``, with cause and message, and goes on.
+
+        Raises RunError when the disk is full or refuses, KeyboardInterrupt after SIGINT or SIGTERM, and any other
+        error as it is. A RunError, after which the next run may succeed, is the caller's to catch inside.
+        """
+
+        def fail_unless_closed(cause: str, message: str) -> None:
+            if self.record.state == "running":
+                fail(cause, message)
+
+        with interruptible():
+            try:
+                self.begin()
+                yield
+            except KeyboardInterrupt:
+                fail_unless_closed("interrupted", "the run was interrupted by a signal")
+                raise
+            except OSError as error:
+                with suppress(OSError):  # the disk may be full for this, too
+                    fail_unless_closed("disk", str(error))
+                remedy = "free space or correct the permissions"
+                remedy += ", then continue with --resume" if can_resume else ""
+                raise RunError(f"{self._directory.path}: {error}; {remedy}", cause="disk") from error
+            except BaseException as error:
+                fail_unless_closed(type(error).__name__, str(error))
+                raise
 
     def update(self, **changes: Any) -> None:
         self.record = msgspec.structs.replace(self.record, **changes)
@@ -71,27 +105,6 @@ class Journal:
         files = digests_of_run(self._directory)
         self.update(state=state, failure=failure, warnings=by_severity(self.record.warnings), files=files)
         return self.record
-
-
-@contextmanager
-def recorded_failures(fail: Callable[[str, str], object], path: Path, disk_remedy: str) -> Iterator[None]:
-    """Record, by ``fail`` with cause and message, what ends a run inside, and let it go on.
-
-    Raises RunError in place of an OSError of the run's directory ``path``. A RunError, after which the next run may
-    succeed, is the caller's to catch inside.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        fail("interrupted", "the run was interrupted by a signal")
-        raise
-    except OSError as error:
-        with suppress(OSError):  # the disk may be full for this, too
-            fail("disk", str(error))
-        raise RunError(f"{path}: {error}; {disk_remedy}", cause="disk") from error
-    except BaseException as error:
-        fail(type(error).__name__, str(error))
-        raise
 
 
 def begin_attempt(directory: RunDirectory) -> int:

@@ -8,8 +8,8 @@
 import itertools
 import platform
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
@@ -25,8 +25,8 @@ from benchctl.load.driver import Load
 from benchctl.load.process import steady_interpreter
 from benchctl.load.tally import LoadSummary, Tally
 from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
-from benchctl.measure.interrupt import interruptible, run_interruptible
-from benchctl.measure.journal import Journal, begin_attempt, recorded_failures, utc_now
+from benchctl.measure.interrupt import run_interruptible
+from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.sending import ServerUnderTest, send_requests
 from benchctl.profile.model import PriorityOption, Profile
 from benchctl.profile.planning.plan import variant_settings
@@ -92,19 +92,9 @@ class MeasuredRun:
         """True when requests were sent and all of them failed."""
         return 0 < self.load_summary.num_sent == self.load_summary.num_failed
 
-    def begin(self) -> None:
-        self.journal.update(attempt=begin_attempt(self._directory))
-
-    @contextmanager
-    def begun(self, disk_remedy: str) -> Iterator[None]:
-        """Begin the run. Inside, signals interrupt it, and what ends it is recorded before it goes on.
-
-        Raises RunError when the disk is full or refuses, KeyboardInterrupt after SIGINT or SIGTERM, and any other
-        error as it is.
-        """
-        with interruptible(), recorded_failures(self._fail_unless_closed, self._directory.path, disk_remedy):
-            self.begin()
-            yield
+    def begun(self, *, can_resume: bool = True) -> AbstractContextManager[None]:
+        """See ``Journal.begun``; what ends the run is recorded with the counts of its load."""
+        return self.journal.begun(self.fail, can_resume=can_resume)
 
     def perform(self, main: Coroutine[Any, Any, None]) -> RunError | None:
         """Run ``main`` to its end; record and return the RunError with which it failed, if it did."""
@@ -228,10 +218,6 @@ class MeasuredRun:
 
     def fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
         return self.close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
-
-    def _fail_unless_closed(self, cause: str, message: str) -> None:
-        if self.journal.record.state == "running":
-            self.fail(cause, message)
 
     def close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:
         self.journal.count(self.load_summary)

@@ -79,7 +79,7 @@ def decline_run(
     run = MeasuredRun(
         context.profile, planned, directory, context.engine or engine_for(context.profile.engine.kind)
     )
-    run.begin()
+    run.journal.begin()
     return run.close("failed", failure)
 
 
@@ -107,7 +107,7 @@ class _ExperimentRun:
         self._cores = split_cores(self._settings.server.client_cores_kept, num_processes(count))
 
     def measure(self) -> RunRecord:
-        with self._run.begun("free space or correct the permissions, then continue with --resume"):
+        with self._run.begun():
             error = self._run.perform(self._serve_and_measure())
             if error is None:
                 return self._end()

@@ -53,7 +53,7 @@ class _SimulatedRun:
         self._run: Final = MeasuredRun(context.profile, planned, directory, engine_for(context.profile.engine.kind))
 
     def simulate(self) -> RunRecord:
-        with self._run.begun("free space or correct the permissions"):
+        with self._run.begun(can_resume=False):
             self._run.journal.update(time_scale=1.0)  # requests and steps are on one clock
             error = self._run.perform(self._serve())
             return self._end() if error is None else self._run.journal.record

@@ -17,7 +17,7 @@ from benchctl.costs.shapes import shape_for
 from benchctl.engines.micro.options import MicroOptions
 from benchctl.engines.openai_server import own_options
 from benchctl.errors import RunError
-from benchctl.measure.journal import Journal, begin_attempt, recorded_failures, utc_now
+from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.telemetry.gpu import SAMPLER_MISSING, open_gpu
 from benchctl.measure.telemetry.telemetry import SampledServer, sampling
 from benchctl.micro.floor import Peaks
@@ -38,7 +38,6 @@ from benchctl.units import us_from_ns
 
 BELOW_FLOOR: Final = "below-floor"
 """Cause of the failure of a run that is faster than its device."""
-_DISK_REMEDY: Final = "free space or correct the permissions, then continue with --resume"
 _NOT_OF_THE_POINT: Final = {"python", "replays", "warmups"}
 _OF_THE_MOMENT: Final = {"python", "free_bytes", "device_uuid"}
 """Values of a worker's description that do not change what it computes."""
@@ -85,8 +84,7 @@ class _Run:
         self._journal = Journal(directory, record)
 
     def measure(self) -> RunRecord:
-        self._journal.update(attempt=begin_attempt(self._directory))
-        with recorded_failures(self._fail, self._directory.path, _DISK_REMEDY):
+        with self._journal.begun(self._fail):
             try:
                 times = self._replays()
                 self._write_steps(times)

@@ -5,7 +5,6 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Final, get_args
 
@@ -97,7 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.error("%s", error)  # noqa: TRY400 - one clear line, no traceback
         return 1
     if config.num_speculative_tokens:
-        for warning in import_module("benchctl.sim.speculation.fitted_drafts").draft_warnings([config]):
+        from benchctl.sim.speculation.fitted_drafts import draft_warnings  # noqa: PLC0415 - profiles, where there are drafts
+
+        for warning in draft_warnings([config]):
             log.warning("%s", warning.message)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(server.serve(host, port))

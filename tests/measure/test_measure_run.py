@@ -360,7 +360,7 @@ def test_an_interrupt_before_the_verdict_is_recorded_and_one_after_it_leaves_it(
     def interrupted(name, *states):
         directory = RunDirectory(tmp_path / name)
         run = MeasuredRun(profile(), planned(), directory, PacedEngine(truth=tmp_path / "truth.jsonl"))
-        with run.begun("free space"):
+        with run.begun():
             for state in states:
                 run.close(state)
             os.kill(os.getpid(), number)

@@ -91,7 +91,7 @@ class _SingleLoad:
         return self._run.journal.record
 
     def measure(self) -> None:
-        with self._run.begun("free space or correct the permissions"):
+        with self._run.begun(can_resume=False):
             self._run.perform(self._send())
 
     def result(self) -> LoadResult:

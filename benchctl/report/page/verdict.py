@@ -152,7 +152,7 @@ def _overall(one: ComparisonVerdict) -> OverallVerdict:
 
 
 def _notes(analyses: Iterable[AnalyzedExperiment]) -> tuple[str, ...]:
-    """Sentences about what is unfinished or damaged, and what the verdict is not about."""
+    """Sentences about what is unfinished or damaged."""
     notes = []
     for analysis in analyses:
         planned, manifest = analysis.results.plan.runs, analysis.results.manifest
