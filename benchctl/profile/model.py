@@ -10,6 +10,7 @@ from pydantic import Field, SerializeAsAny, field_validator
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.guidance import Guidance
+from benchctl.profile.request import RequestOptions
 from benchctl.profile.section import MOST, Section
 from benchctl.profile.workload import Workload
 from benchctl.records.manifest import StopMode
@@ -67,6 +68,8 @@ class Variant(Section):
     """Engine options that replace those of the profile."""
     sampling: dict[str, Any] = {}
     """Sampling parameters that replace those of the profile."""
+    request: dict[str, Any] = {}
+    """Fields of requests that replace those of the profile."""
     guidance: Guidance | None = None
     """Guidance of its requests by the value model; a variant with this section is guided."""
     swept: bool | tuple[str, ...] = True
@@ -184,6 +187,8 @@ class Profile(Section):
     """Request set and arrival schedule."""
     sampling: Sampling = Sampling()
     """Sampling parameters that all variants share."""
+    request: RequestOptions = RequestOptions()
+    """Fields of requests that all variants share."""
     variants: dict[Name, Variant] = Field(min_length=1)
     """Named server configurations."""
     baseline: Name = "baseline"
@@ -222,4 +227,5 @@ class VariantSettings(Section):
     server: SerializeAsAny[ServerOptions]
     """Of the options class of the engine's kind."""
     sampling: Sampling
+    request: RequestOptions = RequestOptions()
     guidance: Guidance | None

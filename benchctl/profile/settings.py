@@ -3,6 +3,7 @@
 model     profile.model
 server    engine.options    <  variant.server
 sampling  profile.sampling  <  variant.sampling
+request   profile.request   <  variant.request
 guidance  variant.guidance
 and at last each factor of the cell, at the setting it stands for
 """
@@ -21,6 +22,7 @@ from benchctl.profile.engine_table import guiding_kinds, options_class
 from benchctl.profile.errors import validate
 from benchctl.profile.guidance import Guidance
 from benchctl.profile.model import Profile, Sampling, VariantSettings
+from benchctl.profile.request import RequestOptions
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, LocatedList, Location, merge
 from benchctl.records.record import Cell
@@ -117,6 +119,7 @@ def _values(profile: LocatedDict, variant: str, cell: Cell) -> LocatedDict:
     layers = {
         "server": [(engine, "options"), (own, "server")],
         "sampling": [(profile, "sampling"), (own, "sampling")],
+        "request": [(profile, "request"), (own, "request")],
     }
     for name, sections in layers.items():
         value, location = LocatedDict({}, own.location), own.location
@@ -193,6 +196,7 @@ def _settings_of_kind(kind: str) -> tuple[str, ...]:
     fields = {
         "server": options_class(kind).model_fields,
         "sampling": Sampling.model_fields,
+        "request": RequestOptions.model_fields,
         "guidance": Guidance.model_fields,
     }
     return ("model", *(f"{section}.{key}" for section, keys in fields.items() for key in keys))

@@ -96,6 +96,13 @@ class Workload(Section):
     lengths_from: str | None = None
     """Result directory of the same prompts with stop mode ``natural``; its baseline gives the natural length of
     each answer. null: ``replay-natural`` measures it first; with other modes it stays unknown."""
+    tokenizer: str | None = None
+    """Tokenizer that counts prompts and writes those of a planned length: a directory with tokenizer.json, or a
+    repository of the model hub. null: that of the model, where it is on this machine; else the server's; else an
+    estimate."""
+    chat: bool = False
+    """Sends each prompt that is plain text as a chat with one message of the user; a planned length includes the
+    chat template."""
     arrival: Arrival
     """Schedule of the requests."""
     num_warmups: int = Field(default=1, ge=0, le=10_000)

@@ -1,8 +1,11 @@
 """Requests: as prepared before the load, and as the client saw them."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from benchctl.records.record import Record
+
+ESTIMATE: Final = "estimate"
+"""Source of a number of prompt tokens that no tokenizer counted."""
 
 
 class Message(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,7 +35,9 @@ class PreparedRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
     prompt: str | None = None
     """Prompt as plain text."""
     prompt_tokens: int
-    """Length of the prompt as known or estimated by the workload; the engine's own count is in ``usage``."""
+    """Length of the prompt as counted or estimated before the load; the engine's own count is in ``usage``."""
+    prompt_tokens_from: str = ESTIMATE
+    """Source of ``prompt_tokens``: ``tokenizer <sha256>`` of a file, ``server``, or ``estimate``."""
     max_tokens: int
     """Limit in tokens of each choice; with ``ignore_eos`` their exact length."""
     ignore_eos: bool = False

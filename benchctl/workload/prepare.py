@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from benchctl.errors import DatasetError, ProfileError
 from benchctl.profile.model import Profile
@@ -25,6 +25,9 @@ from benchctl.workload.datasets.prompt import Prompt, Selection
 from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
 from benchctl.workload.natural_lengths import natural_lengths, needs_lengths, with_lengths
 from benchctl.workload.seeded import distinct_seeds, draw_lengths, named_stream
+from benchctl.workload.tokenizers.tokenizer import Estimate, Tokenizer
+
+_ESTIMATE: Final = Estimate()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +48,17 @@ _Chosen: TypeAlias = tuple[str, tuple[Prompt, ...], tuple[ResultWarning, ...]]
 
 
 def prepare_requests(
-    profile: Profile, directory: Path | None = None, *, lengths_from: Path | None = None
+    profile: Profile,
+    directory: Path | None = None,
+    *,
+    lengths_from: Path | None = None,
+    tokenizer: Tokenizer = _ESTIMATE,
 ) -> PreparedSet:
     """Prepare the request set of a profile; ``directory`` replaces the data directory.
 
-    ``lengths_from`` is where natural lengths are read when the profile itself does not name a result directory.
-    Raises DatasetError when the dataset cannot be had or is damaged, ProfileError when the profile asks for
-    what the dataset or the natural lengths do not have.
+    ``tokenizer`` counts the prompts as the server will. ``lengths_from`` is where natural lengths are read when the
+    profile itself does not name a result directory. Raises DatasetError when the dataset cannot be had or is
+    damaged, ProfileError when the profile asks for what the dataset or the natural lengths do not have.
     """
     if profile.workload.lengths_from is not None:
         lengths_from = Path(profile.workload.lengths_from)
@@ -60,7 +67,7 @@ def prepare_requests(
             f"stop is replay-natural, but {LENGTHS_KEY} names no result directory with the lengths of the answers; "
             "measure them with stop: natural, or let 'benchctl run' do it"
         )
-    dataset, prompts, warnings = _choose_prompts(profile, directory or data_directory())
+    dataset, prompts, warnings = _choose_prompts(profile, directory or data_directory(), tokenizer)
     if profile.workload.arrival.kind == "trace":
         prompts = tuple(sorted(prompts, key=lambda prompt: prompt.arrival_ns or 0))
     requests = tuple(_requests(profile, prompts))
@@ -91,19 +98,19 @@ def _cut_lengths(num_cut: int, num_lengths: int) -> tuple[ResultWarning, ...]:
     return (ResultWarning(code="natural-lengths-cut", message=message, where=LENGTHS_KEY),)
 
 
-def _choose_prompts(profile: Profile, directory: Path) -> _Chosen:
+def _choose_prompts(profile: Profile, directory: Path, tokenizer: Tokenizer) -> _Chosen:
     workload, seed = profile.workload, profile.seed
     dataset = dataset_named(workload.dataset)
     _check_keys_apply(workload, dataset)
     if isinstance(dataset, MadeDataset):
-        return workload.dataset, dataset.make(workload, seed), ()
+        return workload.dataset, dataset.make(workload, seed, tokenizer), ()
     source = find_source(dataset.file, workload.path, directory)
     if source is None:
         return _substitute(workload, dataset, seed, directory)
     selection = Selection(
         num_prompts=workload.num_prompts, method=workload.selection, seed=seed, repeats=workload.repeat
     )
-    return source.dataset, dataset.read(source, selection), ()
+    return source.dataset, dataset.read(source, selection, tokenizer), ()
 
 
 def _check_keys_apply(workload: Workload, dataset: Dataset) -> None:
@@ -160,6 +167,7 @@ def _requests(profile: Profile, prompts: tuple[Prompt, ...]) -> Iterator[Prepare
                 messages=prompt.messages,
                 prompt=prompt.text,
                 prompt_tokens=prompt.prompt_tokens,
+                prompt_tokens_from=prompt.prompt_tokens_from,
                 max_tokens=limits[i],
                 ignore_eos=profile.stop != "natural",
                 n=workload.samples_per_prompt if as_one else 1,

@@ -13,6 +13,7 @@ from benchctl.workload.datasets.gsm8k import gold_answer, gsm8k_prompts
 from benchctl.workload.datasets.prompt import Selection, SourceFile
 from benchctl.workload.datasets.sharegpt import sharegpt_prompts
 from benchctl.workload.datasets.tokens import count_chat_tokens
+from benchctl.workload.tokenizers.tokenizer import Estimate
 
 GSM8K_FILE = dataset_file("gsm8k")
 
@@ -31,7 +32,7 @@ def write_gsm8k(path: Path, num_rows: int = 5) -> Path:
 
 
 def test_gsm8k_gives_the_first_questions_in_file_order_as_a_chat_with_gold_answer(tmp_path: Path) -> None:
-    prompts = gsm8k_prompts(source(write_gsm8k(tmp_path / "test.jsonl"), "gsm8k"), first(2))
+    prompts = gsm8k_prompts(source(write_gsm8k(tmp_path / "test.jsonl"), "gsm8k"), first(2), Estimate())
     assert [prompt.prompt_id for prompt in prompts] == ["gsm8k-00000", "gsm8k-00001"]
     assert [prompt.answer for prompt in prompts] == ["0", "2"]
     assert prompts[1].source == "gsm8k:1"
@@ -64,14 +65,14 @@ def test_a_truncated_line_is_named_with_file_line_and_remedy(tmp_path: Path) -> 
     path = write_gsm8k(tmp_path / "test.jsonl")
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DatasetError, match=r"test\.jsonl:5: .*the line begins .*benchctl data fetch"):
-        gsm8k_prompts(source(path, "gsm8k"), first(2))
+        gsm8k_prompts(source(path, "gsm8k"), first(2), Estimate())
 
 
 def test_line_numbers_count_blank_lines(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl"
     path.write_text('{"question": "q", "answer": "#### 1"}\n\n{"question": "q", "answer": "unmarked"}\n')
     with pytest.raises(DatasetError, match=r"test\.jsonl:3: the answer has no gold value after '####'"):
-        gsm8k_prompts(source(path, "gsm8k"), first(1))
+        gsm8k_prompts(source(path, "gsm8k"), first(1), Estimate())
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_a_row_of_another_shape_is_refused(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "test.jsonl"
     path.write_bytes(line + b"\n")
     with pytest.raises(DatasetError, match=r"test\.jsonl:1: .*another format"):
-        gsm8k_prompts(source(path, "gsm8k"), first(1))
+        gsm8k_prompts(source(path, "gsm8k"), first(1), Estimate())
 
 
 def test_fewer_rows_than_asked_are_refused_with_the_number_there_is(tmp_path: Path) -> None:
@@ -89,20 +90,22 @@ def test_fewer_rows_than_asked_are_refused_with_the_number_there_is(tmp_path: Pa
     with pytest.raises(
         DatasetError, match=r"6 prompts are asked for, but gsm8k has only 5 .*num_prompts to at most 5"
     ):
-        gsm8k_prompts(source(path, "gsm8k"), first(6))
+        gsm8k_prompts(source(path, "gsm8k"), first(6), Estimate())
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"cannot be read: Is a directory; correct workload\.path"):
-        gsm8k_prompts(source(tmp_path, "gsm8k"), first(1))
+        gsm8k_prompts(source(tmp_path, "gsm8k"), first(1), Estimate())
 
 
 def test_a_sample_is_seeded_and_grows_without_changing_what_it_had(tmp_path: Path) -> None:
     file = source(write_gsm8k(tmp_path / "test.jsonl", 50), "gsm8k")
-    small, large, other = (gsm8k_prompts(file, chosen) for chosen in (sample(5), sample(20), sample(5, seed=1)))
+    small, large, other = (
+        gsm8k_prompts(file, chosen, Estimate()) for chosen in (sample(5), sample(20), sample(5, seed=1))
+    )
     assert large[:5] == small
     assert small != other
-    assert small != gsm8k_prompts(file, first(5))
+    assert small != gsm8k_prompts(file, first(5), Estimate())
     assert len({prompt.prompt_id for prompt in large}) == 20
 
 
@@ -111,7 +114,7 @@ def test_the_real_gsm8k_is_the_pinned_file_and_its_prompts_are_as_long_as_publis
     file = find_source(GSM8K_FILE, None, DATA)
     assert file is not None
     assert file.dataset == "gsm8k/test"
-    prompts = gsm8k_prompts(file, first(1319))
+    prompts = gsm8k_prompts(file, first(1319), Estimate())
     assert prompts[0].answer == "18"
     assert prompts[2].answer == "70000"
     # 102 to 106 tokens a prompt over the first 50 questions is what was measured with Qwen's tokenizer.
@@ -151,17 +154,17 @@ GOOD = conversation(("human", "Tell me a story please"), ("gpt", "Once upon a ti
 )
 def test_sharegpt_leaves_out_conversations_beyond_the_limits(tmp_path: Path, bad: dict[str, object]) -> None:
     file = write_sharegpt(tmp_path / "s.json", [bad, GOOD])
-    (prompt,) = sharegpt_prompts(file, first(1))
+    (prompt,) = sharegpt_prompts(file, first(1), Estimate())
     assert (prompt.prompt_id, prompt.source) == ("sharegpt-00001", "sharegpt:1")
     assert prompt.text == "Tell me a story please"
     assert (prompt.prompt_tokens, prompt.output_tokens) == (5, 6)
     with pytest.raises(DatasetError, match="only 1 usable rows"):
-        sharegpt_prompts(file, first(2))
+        sharegpt_prompts(file, first(2), Estimate())
 
 
 def test_sharegpt_keeps_conversations_at_the_limits(tmp_path: Path) -> None:
     words = conversation(("human", " ".join(["word"] * 1024)), ("gpt", " ".join(["word"] * 1024)))
-    (prompt,) = sharegpt_prompts(write_sharegpt(tmp_path / "s.json", [words]), first(1))
+    (prompt,) = sharegpt_prompts(write_sharegpt(tmp_path / "s.json", [words]), first(1), Estimate())
     assert (prompt.prompt_tokens, prompt.output_tokens) == (1024, 1024)
 
 
@@ -172,7 +175,7 @@ def test_sharegpt_of_another_shape_is_refused_with_remedy(tmp_path: Path, conten
     path = tmp_path / "s.json"
     path.write_text(content)
     with pytest.raises(DatasetError, match=r"s\.json: .*JSON list of objects.*data fetch sharegpt"):
-        sharegpt_prompts(source(path, "sharegpt"), first(1))
+        sharegpt_prompts(source(path, "sharegpt"), first(1), Estimate())
 
 
 # Files

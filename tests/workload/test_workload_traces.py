@@ -14,6 +14,7 @@ from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.replay import replay_prompts
 from benchctl.workload.datasets.synthetic import NUM_WORDS, synthetic_prompts, text_of_length, word
 from benchctl.workload.datasets.tokens import count_tokens
+from benchctl.workload.tokenizers.tokenizer import Estimate
 
 # Replay
 
@@ -31,7 +32,7 @@ def write_replay(path: Path, rows: list[dict[str, object]]) -> SourceFile:
 def test_replay_keeps_lengths_arrivals_and_shared_prefixes(tmp_path: Path) -> None:
     ids = [5971, 2927, 220, 128_000]
     rows = [replay_row(ids), replay_row([*ids, 7], arrival=9), replay_row([*ids[:2], 1, 1]), replay_row(None)]
-    one, two, three, no_ids = replay_prompts(write_replay(tmp_path / "r.jsonl", rows), first(4))
+    one, two, three, no_ids = replay_prompts(write_replay(tmp_path / "r.jsonl", rows), first(4), Estimate())
     texts = [_text(prompt) for prompt in (one, two, three, no_ids)]
     assert [count_tokens(text) for text in texts] == [4, 5, 4, 9]
     assert [prompt.prompt_tokens for prompt in (one, two, three, no_ids)] == [4, 5, 4, 9]
@@ -51,14 +52,14 @@ def test_replay_keeps_lengths_arrivals_and_shared_prefixes(tmp_path: Path) -> No
 )
 def test_replay_refuses_rows_that_contradict_themselves(tmp_path: Path, row: dict[str, object], fault: str) -> None:
     with pytest.raises(DatasetError, match=rf"r\.jsonl:2: .*{fault}"):
-        replay_prompts(write_replay(tmp_path / "r.jsonl", [replay_row([1]), row]), first(1))
+        replay_prompts(write_replay(tmp_path / "r.jsonl", [replay_row([1]), row]), first(1), Estimate())
 
 
 @needs_data
 def test_the_real_replay_has_exact_prompt_lengths() -> None:
     file = find_source(dataset_file("sharegpt-replay"), None, DATA)
     assert file is not None
-    prompts = replay_prompts(file, first(300))
+    prompts = replay_prompts(file, first(300), Estimate())
     assert [count_tokens(_text(prompt)) for prompt in prompts] == [prompt.prompt_tokens for prompt in prompts]
     assert sum(prompt.prompt_tokens for prompt in prompts) == 257_239
     assert prompts[-1].arrival_ns == 29_183_763_203
@@ -85,7 +86,7 @@ def test_azure_timestamps_keep_their_seven_decimals() -> None:
 
 
 def test_azure_gives_lengths_and_arrivals_from_the_first_row(tmp_path: Path) -> None:
-    one, two = azure_prompts(write_azure(tmp_path / "a.csv", AZURE), first(2))
+    one, two = azure_prompts(write_azure(tmp_path / "a.csv", AZURE), first(2), Estimate())
     assert (one.arrival_ns, two.arrival_ns) == (0, 4_314_579_000)
     assert (two.prompt_tokens, two.output_tokens) == (396, 109)
     assert count_tokens(_text(two)) == 396
@@ -105,7 +106,7 @@ def test_azure_gives_lengths_and_arrivals_from_the_first_row(tmp_path: Path) -> 
 )
 def test_azure_refuses_damaged_rows_with_their_line(tmp_path: Path, row: str, fault: str) -> None:
     with pytest.raises(DatasetError, match=rf"a\.csv:4: .*{fault}"):
-        azure_prompts(write_azure(tmp_path / "a.csv", f"{AZURE}{row}\r\n"), first(1))
+        azure_prompts(write_azure(tmp_path / "a.csv", f"{AZURE}{row}\r\n"), first(1), Estimate())
 
 
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n"])
@@ -113,14 +114,14 @@ def test_azure_refuses_another_header(tmp_path: Path, content: str) -> None:
     with pytest.raises(
         DatasetError, match=r"a\.csv:1: the header is .*not 'TIMESTAMP,ContextTokens,GeneratedTokens'"
     ):
-        azure_prompts(write_azure(tmp_path / "a.csv", content), first(1))
+        azure_prompts(write_azure(tmp_path / "a.csv", content), first(1), Estimate())
 
 
 @needs_data
 def test_the_real_azure_trace_spans_an_hour() -> None:
     file = find_source(dataset_file("azure-trace"), None, DATA)
     assert file is not None
-    prompts = azure_prompts(file, Selection(num_prompts=500, method="sample", seed=0))
+    prompts = azure_prompts(file, Selection(num_prompts=500, method="sample", seed=0), Estimate())
     assert all(count_tokens(_text(prompt)) == prompt.prompt_tokens for prompt in prompts[:50])
     assert max(prompt.arrival_ns or 0 for prompt in prompts) < 3600 * 10**9
 

@@ -54,6 +54,7 @@ def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSetti
         "model": profile.model,
         "engine": profile.engine.model_dump(mode="json"),
         "sampling": profile.sampling.model_dump(mode="json"),
+        "request": profile.request.model_dump(mode="json"),
         "variants": {variant: profile.variants[variant].model_dump(mode="json")},
     }
     tree = located(values, Location(f"profile {profile.name}"))
@@ -107,6 +108,6 @@ def undeclared_differences(profile: Profile) -> tuple[str, ...]:
 
 def _flat(settings: VariantSettings) -> dict[str, Any]:
     """Settings by dotted path, as the effective configuration of a run names them."""
-    document = settings.model_dump(include={"server", "sampling", "guidance"})
+    document = settings.model_dump(include={"server", "sampling", "request", "guidance"})
     flat = {f"{name}.{key}": value for name, section in document.items() for key, value in (section or {}).items()}
     return {"model": settings.model, **flat}

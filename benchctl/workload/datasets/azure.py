@@ -20,6 +20,7 @@ from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.recorded_load import RecordedLoad
 from benchctl.workload.datasets.rows import damaged_row, read_bytes
 from benchctl.workload.datasets.synthetic import text_of_length
+from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 HEADER: Final = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(\d{1,9}))?")
@@ -32,7 +33,11 @@ class _Row:
     generated_tokens: int
 
 
-def azure_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]:
+def azure_prompts(
+    file: SourceFile,
+    selection: Selection,
+    tokenizer: Tokenizer,  # noqa: ARG001
+) -> tuple[Prompt, ...]:
     """The selected rows. Arrivals count from the first row of the file, whichever rows are taken."""
     rows = _read(file)
     prompts = (

@@ -15,6 +15,7 @@ from benchctl.profile.workload import Workload
 from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.recorded_load import RecordedLoad
+from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class FileDataset:
     """A published file, and the reader of its prompts."""
 
     file: DatasetFile
-    read: Callable[[SourceFile, Selection], tuple[Prompt, ...]]
+    read: Callable[[SourceFile, Selection, Tokenizer], tuple[Prompt, ...]]
     has_output_lengths: bool = False
     """Whether each prompt has the length of its output."""
     has_arrivals: bool = False
@@ -37,7 +38,7 @@ class FileDataset:
 class MadeDataset:
     """Prompts made from a seed, without a file."""
 
-    make: Callable[[Workload, int], tuple[Prompt, ...]]
+    make: Callable[[Workload, int, Tokenizer], tuple[Prompt, ...]]
     """Takes the workload, for its ``num_prompts`` and lengths, and the seed of the profile."""
     needs_input_len: bool = False
     """Whether ``workload.input_len`` must be set; for all other datasets it must not."""

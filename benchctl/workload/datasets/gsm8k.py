@@ -15,6 +15,7 @@ from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
 from benchctl.workload.datasets.tokens import count_chat_tokens
+from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 INSTRUCTION = r"Solve this problem step by step, and give the final answer within \boxed{}."
@@ -27,7 +28,11 @@ class Gsm8kRow(msgspec.Struct, frozen=True):
     answer: str
 
 
-def gsm8k_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]:
+def gsm8k_prompts(
+    file: SourceFile,
+    selection: Selection,
+    tokenizer: Tokenizer,  # noqa: ARG001
+) -> tuple[Prompt, ...]:
     """The selected questions with their gold answers."""
     problems: list[tuple[str, str]] = []
     for number, row in read_jsonl_rows(file.path, Gsm8kRow):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchctl.errors import DatasetError
-from benchctl.records.request import Message
+from benchctl.records.request import ESTIMATE, Message
 from benchctl.workload.seeded import named_stream
 
 
@@ -25,6 +25,8 @@ class Prompt:
     messages: tuple[Message, ...] | None = None
     text: str | None = None
     prompt_tokens: int
+    prompt_tokens_from: str = ESTIMATE
+    """Source of that number, as in ``PreparedRequest``."""
     output_tokens: int | None = None
     """Output length that the dataset recorded."""
     answer: str | None = None

@@ -15,6 +15,7 @@ from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.recorded_load import RecordedLoad
 from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
 from benchctl.workload.datasets.synthetic import text_from_numbers, text_of_length
+from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 
 class ReplayRow(msgspec.Struct, frozen=True):
@@ -26,7 +27,11 @@ class ReplayRow(msgspec.Struct, frozen=True):
     input_tok_ids: tuple[int, ...] | None = None
 
 
-def replay_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]:
+def replay_prompts(
+    file: SourceFile,
+    selection: Selection,
+    tokenizer: Tokenizer,  # noqa: ARG001
+) -> tuple[Prompt, ...]:
     """The selected requests. Arrivals count from the beginning of the recording, whichever rows are taken."""
     rows = _checked_rows(file)
     prompts = (

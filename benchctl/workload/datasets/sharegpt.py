@@ -17,6 +17,7 @@ from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.rows import read_bytes
 from benchctl.workload.datasets.tokens import count_tokens
+from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 MIN_TOKENS = 4
 MAX_PROMPT_TOKENS = 1024
@@ -36,7 +37,11 @@ class Conversation(msgspec.Struct, frozen=True):
     conversations: tuple[Turn, ...] = ()
 
 
-def sharegpt_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]:
+def sharegpt_prompts(
+    file: SourceFile,
+    selection: Selection,
+    tokenizer: Tokenizer,  # noqa: ARG001
+) -> tuple[Prompt, ...]:
     """The selected usable conversations. Lengths are counted only until enough are selected."""
     content = read_bytes(file.path)
     try:

@@ -13,6 +13,7 @@ from benchctl.profile.workload import Length, Workload
 from benchctl.workload.datasets.dataset import MadeDataset
 from benchctl.workload.datasets.prompt import Prompt
 from benchctl.workload.seeded import draw_lengths, named_stream
+from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 _CONSONANTS = "bcdfghjklmnpqrstvwxyz"
 _VOWELS = "aeiou"
@@ -63,7 +64,7 @@ def synthetic_prompts(input_len: Length, num_prompts: int, seed: int) -> tuple[P
     )
 
 
-def _make(workload: Workload, seed: int) -> tuple[Prompt, ...]:
+def _make(workload: Workload, seed: int, tokenizer: Tokenizer) -> tuple[Prompt, ...]:  # noqa: ARG001
     if workload.input_len is None:
         raise ProfileError("workload.input_len is null with dataset synthetic, which needs it; set a length")
     return synthetic_prompts(workload.input_len, workload.num_prompts, seed)

@@ -1,0 +1,1 @@
+"""Tokenizers: the number of tokens that a server makes of a prompt."""
