@@ -1,0 +1,143 @@
+"""Chat templates of models, rendered as ``transformers`` renders them, in Jinja's sandbox.
+
+The rules are those of ``render_jinja_template`` in transformers 5: a line that holds only a block leaves no blank
+line, loops may be left early, ``tojson`` escapes nothing, and marks around what an assistant wrote are left out.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from benchctl.errors import UsageError
+from benchctl.records.request import Message
+
+TEMPLATE_FILES: Final = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
+"""Files of a model that may hold its template; the first that has one counts."""
+TOKEN_FILES: Final = ("special_tokens_map.json", "tokenizer_config.json")
+"""Files of a model that name its special tokens; the last that names one counts."""
+_TOKEN_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """Template of one model, with its special tokens and the variables that every chat is given."""
+
+    def __init__(self, directory: Path, variables: Mapping[str, Any] | None = None) -> None:
+        """Reads the files of ``directory``; ``variables`` are those of the template's author, and count over ours.
+
+        Raises UsageError where no file has a template, or none that Jinja understands.
+        """
+        source, self._path = _template_in(directory)
+        self._variables = {**_special_tokens(directory), **(variables or {})}
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise UsageError(f"{self._path}: the chat template is damaged: {error}; get the file again") from error
+
+    def render(self, chat: Sequence[Message]) -> str:
+        """The text that a server encodes for ``chat``, up to where the answer begins.
+
+        Raises UsageError where the template refuses the chat.
+        """
+        messages = [{"role": message.role, "content": message.content} for message in chat]
+        known = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        try:
+            return self._template.render(known | self._variables)
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            roles = ", ".join(message.role for message in chat)
+            raise UsageError(
+                f"{self._path}: the chat template refuses a chat of {roles}: {error}; its servers refuse it too, "
+                "so ask in a form that the model knows, or correct request.chat_template_kwargs"
+            ) from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model; empty without the file. Raises UsageError for a damaged one."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}; get the file again") from error
+    if not isinstance(document, dict):
+        raise UsageError(f"{path} holds no JSON object; get the file again")
+    return document
+
+
+def _template_in(directory: Path) -> tuple[str, Path]:
+    for name in TEMPLATE_FILES:
+        path = directory / name
+        if path.suffix == ".jinja":
+            template: Any = path.read_text(encoding="utf-8") if path.is_file() else None
+        else:
+            template = _default_of(read_object(path).get("chat_template"))
+        if isinstance(template, str):
+            return template, path
+    raise UsageError(
+        f"the tokenizer in {directory} has no chat template (none of {', '.join(TEMPLATE_FILES)} holds one), and "
+        "the workload asks in chats; name the directory or repository of an instruct model in workload.tokenizer, "
+        "or choose a dataset of plain prompts"
+    )
+
+
+def _default_of(template: object) -> object:
+    """The template for chats without tools: of several, the one named ``default``."""
+    if isinstance(template, list):
+        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        return named.get("default")
+    return template
+
+
+def _special_tokens(directory: Path) -> dict[str, str]:
+    """Texts of the special tokens that a template may write, by name."""
+    stated: dict[str, Any] = {}
+    for file in TOKEN_FILES:
+        document = read_object(directory / file)
+        stated |= {name: document[name] for name in _TOKEN_NAMES if document.get(name) is not None}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in stated.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+class _Generation(Extension):
+    """The block ``{% generation %}``, which marks what an assistant wrote: its content as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> jinja2.Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005 - servers write the date of their own clock

@@ -1,0 +1,82 @@
+"""Tokenizers in files: ``tokenizer.json`` of a model, and the chat template beside it."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchctl.errors import UsageError
+from benchctl.workload.tokenizers.chat_template import ChatTemplate
+from benchctl.workload.tokenizers.tokenizer import Chat
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+_BATCH: Final = 256
+"""Texts encoded at once: enough for all cores, while the encodings of thousands of long prompts fill gigabytes."""
+
+
+class LocalTokenizer:
+    """Tokenizer in a directory with ``tokenizer.json``; counts as a server that loads the same files."""
+
+    def __init__(self, directory: Path, chat_template_kwargs: Mapping[str, Any] | None = None) -> None:
+        """``chat_template_kwargs`` are variables of the chat template, as requests send them.
+
+        Raises UsageError where the file is missing or damaged, and without the package ``tokenizers``.
+        """
+        self._directory = directory
+        self._chat_template_kwargs = chat_template_kwargs
+        content = _content_of(directory / TOKENIZER_FILE)
+        self.source = f"tokenizer {hashlib.sha256(content).hexdigest()}"
+        self._tokenizer = _tokenizer_of(content, directory / TOKENIZER_FILE)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._directory, self._chat_template_kwargs)
+
+    def count_texts(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Tokens of each text as the prompt of a completion, with those that every text is given, such as BOS."""
+        return tuple(self._counts(texts, add_special_tokens=True))
+
+    def count_chats(self, chats: Sequence[Chat]) -> tuple[int, ...]:
+        """Tokens of each chat: a template writes all special tokens itself, and servers add none to it.
+
+        Raises UsageError for a model without a chat template.
+        """
+        if not chats:
+            return ()
+        return tuple(self._counts(map(self._template.render, chats), add_special_tokens=False))
+
+    def _counts(self, texts: Iterable[str], *, add_special_tokens: bool) -> Iterator[int]:
+        rest = iter(texts)
+        while batch := list(islice(rest, _BATCH)):
+            yield from map(len, self._tokenizer.encode_batch_fast(batch, add_special_tokens=add_special_tokens))
+
+
+def _content_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}; name a directory that has the file {path.name}"
+        ) from error
+
+
+def _tokenizer_of(content: bytes, path: Path) -> "tokenizers.Tokenizer":
+    try:
+        from tokenizers import Tokenizer  # noqa: PLC0415 - an optional package, and its import takes a while
+    except ImportError as error:
+        raise UsageError(
+            f"{path} is there to count prompts, but the package tokenizers, which reads it, is not installed; run: "
+            "python -m pip install tokenizers"
+        ) from error
+    try:
+        tokenizer: tokenizers.Tokenizer = Tokenizer.from_buffer(content)
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged or no tokenizer: {error}; get the file again") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

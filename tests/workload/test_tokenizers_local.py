@@ -1,0 +1,190 @@
+"""Tokenizers in files count as the servers that load the same files."""
+
+import hashlib
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.servers.real_engines import tiny_model
+
+from benchctl.errors import UsageError
+from benchctl.records.request import Message
+from benchctl.workload.tokenizers.chat_template import ChatTemplate
+from benchctl.workload.tokenizers.local import LocalTokenizer
+
+tokenizers = pytest.importorskip("tokenizers")
+USER = (Message(role="user", content="What is 17 plus 25?"),)
+CONVERSATION = (
+    Message(role="system", content="Answer in one word."),
+    *USER,
+    Message(role="assistant", content="42"),
+    Message(role="user", content="And 1 more?\n\n"),
+)
+
+
+@pytest.fixture(name="model", scope="module")
+def _model(tmp_path_factory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(name="copy")
+def _copy(model, tmp_path) -> Path:
+    """The tokenizer of a model without weights, to be altered."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(model / name, tmp_path)
+    return tmp_path
+
+
+def with_template(directory: Path, template: object, **tokens: object) -> Path:
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, **tokens}))
+    return directory
+
+
+def with_bos(directory: Path) -> Path:
+    """The tokenizer puts <|endoftext|> before every text, as those of Llama put their BOS."""
+    document = json.loads((directory / "tokenizer.json").read_text())
+    document["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(document))
+    return directory
+
+
+def test_the_source_of_a_count_is_the_hash_of_the_file(model):
+    content = (model / "tokenizer.json").read_bytes()
+    assert LocalTokenizer(model).source == f"tokenizer {hashlib.sha256(content).hexdigest()}"
+
+
+def test_a_chat_is_counted_as_its_template_writes_it(model):
+    tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    written = "<|im_start|>user\nWhat is 17 plus 25?<|im_end|>\n<|im_start|>assistant\n"
+    assert ChatTemplate(model).render(USER) == written
+    assert LocalTokenizer(model).count_chats([USER]) == (len(tokenizer.encode(written).ids),)
+
+
+def test_tokens_that_every_completion_is_given_count_once_and_not_in_chats(copy):
+    texts = ["one two", "", "three"]
+    plain, chat = LocalTokenizer(copy).count_texts(texts), LocalTokenizer(copy).count_chats([USER])
+    with_bos(copy)
+    assert LocalTokenizer(copy).count_texts(texts) == tuple(count + 1 for count in plain)
+    assert LocalTokenizer(copy).count_chats([USER]) == chat
+
+
+def test_a_tokenizer_that_was_saved_with_truncation_and_padding_counts_whole_prompts(copy):
+    texts = ["word " * 100, "a"]
+    whole = LocalTokenizer(copy).count_texts(texts)
+    saved = tokenizers.Tokenizer.from_file(str(copy / "tokenizer.json"))
+    saved.enable_truncation(16)
+    saved.enable_padding(length=64)
+    saved.save(str(copy / "tokenizer.json"))
+    assert LocalTokenizer(copy).count_texts(texts) == whole
+
+
+@settings(max_examples=30, deadline=None)
+@given(texts=st.lists(st.text(max_size=60), max_size=12), cut=st.integers(0, 12))
+def test_a_text_has_the_same_count_in_every_batch(model, texts, cut):
+    tokenizer = LocalTokenizer(model)
+    together = tokenizer.count_texts(texts)
+    assert together == tokenizer.count_texts(texts[:cut]) + tokenizer.count_texts(texts[cut:])
+    chats = [(Message(role="user", content=text),) for text in texts]
+    assert tokenizer.count_chats(chats) == tuple(tokenizer.count_chats([chat])[0] for chat in chats)
+
+
+def test_more_texts_than_one_batch_holds_keep_their_order(model):
+    texts = [" a" * (number % 7) for number in range(1000)]
+    tokenizer = LocalTokenizer(model)
+    assert tokenizer.count_texts(texts) == tokenizer.count_texts(texts[:7]) * 142 + tokenizer.count_texts(texts[:6])
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        ("{%- for m in messages -%}\n  [{{ m.role }}]\n{%- endfor %}", "[system][user][assistant][user]"),
+        ("  {% if add_generation_prompt %}\nyes\n  {% endif %}\n", "yes\n"),
+        ("{{ messages[1] | tojson }}", '{"role": "user", "content": "What is 17 plus 25?"}'),
+        ("{% generation %}{{ messages[2].content }}{% endgeneration %}", "42"),
+        ("{% for m in messages %}{{ m.role }}{% break %}{% endfor %}", "system"),
+        ("{{ bos_token }}{{ eos_token }}{% if tools %}tools{% endif %}", "<s></s>"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        (
+            "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+            "4",
+        ),
+        ([{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}], "plain"),
+    ],
+    ids=["whitespace", "blocks", "tojson", "generation", "break", "tokens", "date", "namespace", "default"],
+)
+def test_templates_are_rendered_as_transformers_renders_them(copy, template, written):
+    with_template(copy, template, bos_token={"content": "<s>", "lstrip": False}, eos_token="</s>")
+    assert ChatTemplate(copy).render(CONVERSATION) == written
+
+
+def test_a_template_in_a_file_of_its_own_takes_precedence(copy):
+    (copy / "chat_template.jinja").write_text("of its own")
+    assert ChatTemplate(with_template(copy, "of the configuration")).render(USER) == "of its own"
+
+
+def test_a_template_beside_a_processor_counts_where_there_is_no_other(copy):
+    with_template(copy, None)
+    (copy / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    assert ChatTemplate(copy).render(USER) == "of the processor"
+
+
+def test_variables_of_a_request_reach_its_template(copy):
+    with_template(copy, "{{ messages[0].content }}{% if enable_thinking %} Think about it.{% endif %}")
+    plain, thinking = (LocalTokenizer(copy, kwargs) for kwargs in (None, {"enable_thinking": True}))
+    assert thinking.count_chats([USER]) > plain.count_chats([USER])
+
+
+def test_a_model_without_a_template_counts_completions_and_refuses_chats(copy):
+    tokenizer = LocalTokenizer(with_template(copy, None))
+    assert tokenizer.count_texts(["hello"]) > (0,)
+    assert tokenizer.count_chats([]) == ()
+    with pytest.raises(UsageError, match=r"has no chat template .* instruct model in workload\.tokenizer"):
+        tokenizer.count_chats([USER])
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% if %}", "the chat template is damaged"),
+        ("{{ raise_exception('no system role') }}", "refuses a chat of user: no system role"),
+        ("{{ messages[7].content }}", "refuses a chat of user"),
+        ("{{ messages.__class__.__mro__ }}", "refuses a chat of user"),
+        ("{{ messages[0].pop('role') }}", "refuses a chat of user"),
+    ],
+    ids=["damaged", "refusal", "missing", "escape", "change"],
+)
+def test_templates_that_fail_are_named_with_their_file(copy, template, message):
+    tokenizer = LocalTokenizer(with_template(copy, template))
+    with pytest.raises(UsageError, match=rf"tokenizer_config\.json: .*{re.escape(message)}"):
+        tokenizer.count_chats([USER])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot be read"), ("{", "is damaged or no tokenizer"), ("{}", "is damaged or no tokenizer")],
+    ids=["missing", "cut", "other"],
+)
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UsageError, match=rf"tokenizer\.json {message}"):
+        LocalTokenizer(tmp_path)
+
+
+def test_without_the_package_the_error_says_what_to_install(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UsageError, match=r"python -m pip install tokenizers"):
+        LocalTokenizer(model)
