@@ -14,13 +14,10 @@ from benchctl.errors import UsageError
 from benchctl.profile.engine_table import options_class
 from benchctl.profile.load import parse_profile
 from benchctl.profile.sources.yaml_text import dump_document
-from benchctl.records.loaded import load_results
 from benchctl.steptime.diagnosis.run_to_add import RunToAdd, num_requests
 from benchctl.steptime.work import ObservedSteps
 
 _BASE: Final = "steptime-w1"
-_FEW_TOKENS: Final = 0.01
-"""Part of a token a word that is not worth a correction."""
 _UNLIMITED_ENGINES: Final = ("transformers", "attach")
 """Engines without a limit of the batch."""
 
@@ -44,25 +41,6 @@ def measured_engine(sources: Sequence[Path]) -> dict[str, Any] | None:
     return None
 
 
-def tokens_per_word(sources: Sequence[Path]) -> float:
-    """Tokens that the measured engines made of each token that a prompt was to have; 1 where that is unknown.
-
-    A prompt is as long as asked under the simulator's count, of a token a word; a real tokenizer divides words.
-    """
-    planned_tokens = prompt_tokens = 0
-    for directory in sources:
-        if not (directory / "profile.yaml").is_file():
-            continue
-        results = load_results(directory)
-        planned = {request.request_id: request.prompt_tokens for request in results.requests}
-        for run in results.runs:
-            for record in run.requests:
-                if record.prompt_tokens and not record.is_warmup and planned.get(record.request_id):
-                    planned_tokens += planned[record.request_id] or 0
-                    prompt_tokens += record.prompt_tokens
-    return prompt_tokens / planned_tokens if planned_tokens else 1.0
-
-
 def named_as_measured(runs: Sequence[RunToAdd], observed: Sequence[ObservedSteps]) -> tuple[RunToAdd, ...]:
     """Runs whose models are called as those of the measured runs: by a directory, not its last name."""
     names = {run.deployment.shape.name: run.model for run in observed}
@@ -75,13 +53,12 @@ def profile_text_of_runs(
     engine: str | Mapping[str, Any] | None = None,
     model: str | None = None,
     seed: int = 0,
-    tokens_a_word: float = 1.0,
 ) -> str:
     """The profile of ``runs`` as YAML, on top of ``steptime-w1``; each run with its reason as a comment.
 
     ``engine``, a name or kind and options, and ``model`` replace those of ``steptime-w1``. Runs of several
     models, or on several numbers of devices, become values of a sweep. ``seed`` makes the prompts differ from
-    those measured before; ``tokens_a_word`` are those of ``tokens_per_word``. Raises UsageError without runs.
+    those measured before. Raises UsageError without runs.
     """
     if not runs:
         raise UsageError("no runs to add: the diagnosis asks for none, so there is no profile to write")
@@ -90,9 +67,6 @@ def profile_text_of_runs(
         size = f"prompts of {run.prompt_tokens}, outputs of {run.output_tokens}, {run.concurrency} open"
         names = f" ({', '.join(run.coefficients)})" if run.coefficients else ""
         lines.append(f"# * {size}: {run.reason}{names}")
-    if abs(tokens_a_word - 1) > _FEW_TOKENS:
-        lines.append(f"# Lengths of prompts are in words, of which each was {tokens_a_word:.2f} tokens.")
-        runs = [replace(run, prompt_tokens=max(1, round(run.prompt_tokens / tokens_a_word))) for run in runs]
     return "\n".join(lines) + "\n" + dump_document(_document(runs, engine, model, seed))
 
 

@@ -18,6 +18,7 @@ from benchctl.records.jsonl import encode
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
 from benchctl.workload.arrival import arrival_offsets_ns, trace_offsets_ns
+from benchctl.workload.counted_prompts import counted_prompts
 from benchctl.workload.datasets.dataset import Dataset, FileDataset, MadeDataset, dataset_named, names_of_datasets
 from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE, data_directory, find_source
 from benchctl.workload.datasets.generated import generated_prompts
@@ -70,7 +71,7 @@ def prepare_requests(
     dataset, prompts, warnings = _choose_prompts(profile, directory or data_directory(), tokenizer)
     if profile.workload.arrival.kind == "trace":
         prompts = tuple(sorted(prompts, key=lambda prompt: prompt.arrival_ns or 0))
-    requests = tuple(_requests(profile, prompts))
+    requests = tuple(_requests(profile, prompts, tokenizer))
     if lengths_from is not None:
         lengths = natural_lengths(lengths_from, profile, requests)
         is_forced_to = profile.stop == "replay-natural"
@@ -103,7 +104,7 @@ def _choose_prompts(profile: Profile, directory: Path, tokenizer: Tokenizer) -> 
     dataset = dataset_named(workload.dataset)
     _check_keys_apply(workload, dataset)
     if isinstance(dataset, MadeDataset):
-        return workload.dataset, dataset.make(workload, seed, tokenizer), ()
+        return workload.dataset, dataset.make(workload, seed), ()
     source = find_source(dataset.file, workload.path, directory)
     if source is None:
         return _substitute(workload, dataset, seed, directory)
@@ -150,8 +151,9 @@ def _substitute(workload: Workload, dataset: FileDataset, seed: int, directory: 
     return "generated", generated_prompts(workload.num_prompts, seed), (warning,)
 
 
-def _requests(profile: Profile, prompts: tuple[Prompt, ...]) -> Iterator[PreparedRequest]:
+def _requests(profile: Profile, prompts: tuple[Prompt, ...], tokenizer: Tokenizer) -> Iterator[PreparedRequest]:
     workload = profile.workload
+    counted = counted_prompts(prompts, tokenizer, chat=workload.chat)
     as_one = workload.samples_as == "one-request"
     copies = 1 if as_one else workload.samples_per_prompt
     offsets = _offsets_ns(workload.arrival, prompts, copies, profile.seed)
@@ -164,10 +166,10 @@ def _requests(profile: Profile, prompts: tuple[Prompt, ...]) -> Iterator[Prepare
                 request_id=prompt.prompt_id if copies == 1 else f"{prompt.prompt_id}-s{sample:02d}",
                 index=index,
                 arrival_ns=offsets[index],
-                messages=prompt.messages,
-                prompt=prompt.text,
-                prompt_tokens=prompt.prompt_tokens,
-                prompt_tokens_from=prompt.prompt_tokens_from,
+                messages=counted[i].messages,
+                prompt=counted[i].text,
+                prompt_tokens=counted[i].num_tokens,
+                prompt_tokens_from=tokenizer.source,
                 max_tokens=limits[i],
                 ignore_eos=profile.stop != "natural",
                 n=workload.samples_per_prompt if as_one else 1,

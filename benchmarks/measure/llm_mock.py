@@ -19,9 +19,10 @@ import numpy as np
 
 from benchctl.report.charts.palette import BLUE, SLATE, VERMILION
 from benchctl.report.plots.style import legend_beside, new_figure, png_bytes, tidy
+from benchctl.workload.alphabet import alphabet_of
 from benchctl.workload.datasets.files import data_directory
 from benchctl.workload.datasets.sharegpt import is_usable
-from benchctl.workload.datasets.synthetic import text_from_numbers
+from benchctl.workload.tokenizers.tokenizer import Estimate
 from benchmarks.common.table import show
 from benchmarks.measure.llm_mock_loop import cached_lengths, serve
 
@@ -80,7 +81,8 @@ def write_prompts(directory, sources, prompts):
     served = [
         {"input_toks": len(ids), "output_toks": 1, "arrival_time_ns": 0, "input_tok_ids": ids} for ids in prompts
     ]
-    cached = [{"prompt": text_from_numbers(ids)} for ids in sources]
+    alphabet = alphabet_of(Estimate().count_texts)
+    cached = [{"prompt": alphabet.text(ids)} for ids in sources]
     for name, rows in (("served", served), ("cached", cached)):
         path = directory / f"llm-mock-{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -1,6 +1,5 @@
 """Runs to add as a profile: valid, ready, and with every run that was asked for."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from benchctl.profile.planning.plan import arms, undeclared_differences, variant
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.step import StepRecord
 from benchctl.steptime.diagnosis.run_to_add import RunToAdd
-from benchctl.workload.next_runs import profile_text_of_runs, tokens_per_word
+from benchctl.workload.next_runs import profile_text_of_runs
 from benchctl.workload.prepare import prepare_requests
 
 runs_strategy = st.lists(
@@ -123,18 +122,3 @@ def test_diagnose_writes_the_profile_for_the_engine_that_was_measured(tmp_path: 
     assert simulated.returncode == 0, simulated.stderr
     both = ["results/steptime-w1/latest", "results/next/latest"]
     assert benchctl("steptime", "fit", *both, "-o", "model.json", cwd=tmp_path).returncode == 0
-
-
-def test_prompts_are_shorter_by_what_a_real_tokenizer_adds(tmp_path: Path) -> None:
-    run = RunToAdd(prompt_tokens=1000, output_tokens=8, concurrency=2, reason="few steps")
-    text = profile_text_of_runs([run], tokens_a_word=3.7)
-    assert yaml.safe_load(text)["workload"]["input_len"] == [270]
-    assert "each was 3.70 tokens" in text
-    measured = ["simulate", "--profile", "steptime-w1", "--set", "workload.num_prompts=6", "--quiet"]
-    assert benchctl(*measured, cwd=tmp_path).returncode == 0
-    latest = tmp_path / "results" / "steptime-w1" / "latest"
-    assert tokens_per_word([latest, tmp_path]) == 1.0
-    log = next(latest.glob("runs/*/requests.jsonl"))
-    doubled = [json.loads(line) for line in log.read_text().splitlines()]
-    log.write_text("".join(json.dumps(row | {"prompt_tokens": 2 * row["prompt_tokens"]}) + "\n" for row in doubled))
-    assert tokens_per_word([latest]) == 2.0

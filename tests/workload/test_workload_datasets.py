@@ -12,7 +12,6 @@ from benchctl.workload.datasets.files import data_directory, file_state, find_so
 from benchctl.workload.datasets.gsm8k import gold_answer, gsm8k_prompts
 from benchctl.workload.datasets.prompt import Selection, SourceFile
 from benchctl.workload.datasets.sharegpt import sharegpt_prompts
-from benchctl.workload.datasets.tokens import count_chat_tokens
 from benchctl.workload.tokenizers.tokenizer import Estimate
 
 GSM8K_FILE = dataset_file("gsm8k")
@@ -44,7 +43,6 @@ def test_gsm8k_gives_the_first_questions_in_file_order_as_a_chat_with_gold_answe
     assert "step by step" in instruction
     assert r"\boxed{}" in instruction
     assert question == "What is 1 + 1?"
-    assert prompts[1].prompt_tokens == count_chat_tokens(prompts[1].messages)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,9 @@ def test_the_real_gsm8k_is_the_pinned_file_and_its_prompts_are_as_long_as_publis
     assert prompts[0].answer == "18"
     assert prompts[2].answer == "70000"
     # 102 to 106 tokens a prompt over the first 50 questions is what was measured with Qwen's tokenizer.
-    assert sum(prompt.prompt_tokens for prompt in prompts[:50]) / 50 == pytest.approx(104, abs=2)
+    assert sum(Estimate().count_chats([prompt.messages or () for prompt in prompts[:50]])) / 50 == pytest.approx(
+        104, abs=2
+    )
     assert all(prompt.answer and prompt.answer.lstrip("-").replace(".", "").isdigit() for prompt in prompts)
 
 
@@ -157,7 +157,7 @@ def test_sharegpt_leaves_out_conversations_beyond_the_limits(tmp_path: Path, bad
     (prompt,) = sharegpt_prompts(file, first(1), Estimate())
     assert (prompt.prompt_id, prompt.source) == ("sharegpt-00001", "sharegpt:1")
     assert prompt.text == "Tell me a story please"
-    assert (prompt.prompt_tokens, prompt.output_tokens) == (5, 6)
+    assert (prompt.text_tokens, prompt.output_tokens) == (5, 6)
     with pytest.raises(DatasetError, match="only 1 usable rows"):
         sharegpt_prompts(file, first(2), Estimate())
 
@@ -165,7 +165,7 @@ def test_sharegpt_leaves_out_conversations_beyond_the_limits(tmp_path: Path, bad
 def test_sharegpt_keeps_conversations_at_the_limits(tmp_path: Path) -> None:
     words = conversation(("human", " ".join(["word"] * 1024)), ("gpt", " ".join(["word"] * 1024)))
     (prompt,) = sharegpt_prompts(write_sharegpt(tmp_path / "s.json", [words]), first(1), Estimate())
-    assert (prompt.prompt_tokens, prompt.output_tokens) == (1024, 1024)
+    assert (prompt.text_tokens, prompt.output_tokens) == (1024, 1024)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.tokenizer_kinds import byte_level
 
 from benchctl.errors import DatasetError, ProfileError
 from benchctl.profile.model import Profile
@@ -62,7 +63,7 @@ MIXED = {
     ("workload", "stop", "sha256"),
     [
         ({"num_prompts": 50}, "natural", "a779bfc5385398ea97886d725e107eb9faefd37aa20d895e00f2b5df4ff48da8"),
-        (MIXED, "forced", "0478561b7a16b445f63ed7148a11b133d335926b0c40b18b4afb8071bb4eed35"),
+        (MIXED, "forced", "dae35b7ee288b27575553802e6a93a2c8c08830cc4677f524906d92b2af67cf9"),
     ],
 )
 def test_the_bytes_are_the_same_on_every_machine(workload: dict[str, Any], stop: str, sha256: str) -> None:
@@ -245,6 +246,22 @@ def test_synthetic_prompts_are_plain_text_of_the_length_asked_for() -> None:
     assert prepared.dataset == "synthetic"
     assert [request.prompt_tokens for request in prepared.requests] == [9, 9, 9]
     assert all(request.prompt is not None and request.messages is None for request in prepared.requests)
+
+
+def test_a_chat_of_a_planned_length_is_one_message_of_the_user() -> None:
+    prepared = prepare({"dataset": "synthetic", "input_len": 40, "output_len": 4, "chat": True}, stop="forced")
+    assert [request.prompt_tokens for request in prepared.requests] == [40, 40, 40]
+    assert all(request.prompt is None for request in prepared.requests)
+    assert [[turn.role for turn in request.messages or ()] for request in prepared.requests] == [["user"]] * 3
+
+
+def test_every_request_says_who_counted_it() -> None:
+    tokenizer = byte_level(512)
+    prepared = prepare_requests(profile_of({}), Path("/no/data"), tokenizer=tokenizer)
+    assert {request.prompt_tokens_from for request in prepared.requests} == {tokenizer.source}
+    chats = [request.messages or () for request in prepared.requests]
+    assert tuple(request.prompt_tokens for request in prepared.requests) == tokenizer.count_chats(chats)
+    assert {request.prompt_tokens_from for request in prepare({}).requests} == {"estimate"}
 
 
 def test_lists_of_lengths_pair_prompts_with_outputs() -> None:

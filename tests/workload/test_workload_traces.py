@@ -7,13 +7,13 @@ import pytest
 from support.datasets import DATA, first, needs_data, source
 
 from benchctl.errors import DatasetError
+from benchctl.workload.counted_prompts import counted_prompts
 from benchctl.workload.datasets.azure import azure_prompts, timestamp_ns
 from benchctl.workload.datasets.dataset import dataset_file
 from benchctl.workload.datasets.files import find_source
-from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
+from benchctl.workload.datasets.prompt import Selection, SourceFile
 from benchctl.workload.datasets.replay import replay_prompts
-from benchctl.workload.datasets.synthetic import NUM_WORDS, synthetic_prompts, text_of_length, word
-from benchctl.workload.datasets.tokens import count_tokens
+from benchctl.workload.datasets.synthetic import numbers_of_prompt, synthetic_prompts
 from benchctl.workload.tokenizers.tokenizer import Estimate
 
 # Replay
@@ -29,16 +29,12 @@ def write_replay(path: Path, rows: list[dict[str, object]]) -> SourceFile:
     return source(path, "sharegpt-replay")
 
 
-def test_replay_keeps_lengths_arrivals_and_shared_prefixes(tmp_path: Path) -> None:
+def test_replay_keeps_token_ids_lengths_and_arrivals(tmp_path: Path) -> None:
     ids = [5971, 2927, 220, 128_000]
-    rows = [replay_row(ids), replay_row([*ids, 7], arrival=9), replay_row([*ids[:2], 1, 1]), replay_row(None)]
-    one, two, three, no_ids = replay_prompts(write_replay(tmp_path / "r.jsonl", rows), first(4), Estimate())
-    texts = [_text(prompt) for prompt in (one, two, three, no_ids)]
-    assert [count_tokens(text) for text in texts] == [4, 5, 4, 9]
-    assert [prompt.prompt_tokens for prompt in (one, two, three, no_ids)] == [4, 5, 4, 9]
-    assert texts[1].startswith(texts[0])
-    assert texts[2].split()[:2] == texts[0].split()[:2]
-    assert texts[2].split()[2] != texts[0].split()[2]
+    rows = [replay_row(ids), replay_row([*ids, 7], arrival=9), replay_row(None)]
+    one, two, no_ids = replay_prompts(write_replay(tmp_path / "r.jsonl", rows), first(3), Estimate())
+    assert (one.token_numbers, two.token_numbers) == (tuple(ids), (*ids, 7))
+    assert no_ids.token_numbers == numbers_of_prompt(9, 2, seed=0)
     assert (two.output_tokens, two.arrival_ns) == (7, 9)
 
 
@@ -60,8 +56,9 @@ def test_the_real_replay_has_exact_prompt_lengths() -> None:
     file = find_source(dataset_file("sharegpt-replay"), None, DATA)
     assert file is not None
     prompts = replay_prompts(file, first(300), Estimate())
-    assert [count_tokens(_text(prompt)) for prompt in prompts] == [prompt.prompt_tokens for prompt in prompts]
-    assert sum(prompt.prompt_tokens for prompt in prompts) == 257_239
+    counted = counted_prompts(prompts, Estimate(), chat=False)
+    assert [prompt.num_tokens for prompt in counted] == [len(prompt.token_numbers or ()) for prompt in prompts]
+    assert sum(prompt.num_tokens for prompt in counted) == 257_239
     assert prompts[-1].arrival_ns == 29_183_763_203
 
 
@@ -88,8 +85,7 @@ def test_azure_timestamps_keep_their_seven_decimals() -> None:
 def test_azure_gives_lengths_and_arrivals_from_the_first_row(tmp_path: Path) -> None:
     one, two = azure_prompts(write_azure(tmp_path / "a.csv", AZURE), first(2), Estimate())
     assert (one.arrival_ns, two.arrival_ns) == (0, 4_314_579_000)
-    assert (two.prompt_tokens, two.output_tokens) == (396, 109)
-    assert count_tokens(_text(two)) == 396
+    assert (len(two.token_numbers or ()), two.output_tokens) == (396, 109)
     assert two.prompt_id == "azure-trace-00001"
 
 
@@ -122,30 +118,15 @@ def test_the_real_azure_trace_spans_an_hour() -> None:
     file = find_source(dataset_file("azure-trace"), None, DATA)
     assert file is not None
     prompts = azure_prompts(file, Selection(num_prompts=500, method="sample", seed=0), Estimate())
-    assert all(count_tokens(_text(prompt)) == prompt.prompt_tokens for prompt in prompts[:50])
+    counted = counted_prompts(prompts[:50], Estimate(), chat=False)
+    assert all(one.num_tokens == len(each.token_numbers or ()) for one, each in zip(counted, prompts, strict=False))
     assert max(prompt.arrival_ns or 0 for prompt in prompts) < 3600 * 10**9
 
 
 # Synthetic
 
 
-def test_words_are_one_token_each_and_distinct_over_a_models_vocabulary() -> None:
-    assert len({word(i) for i in range(0, NUM_WORDS, 5)}) == NUM_WORDS // 5
-    assert all(count_tokens(word(i)) == 1 for i in range(0, NUM_WORDS, 997))
-    assert word(NUM_WORDS) == word(0)
-
-
-@pytest.mark.parametrize("num_tokens", [1, 2, 17, 4000])
-def test_synthetic_text_is_exactly_as_long_as_asked(num_tokens: int) -> None:
-    assert count_tokens(text_of_length(num_tokens, index=3, seed=0)) == num_tokens
-
-
-def test_synthetic_prompts_share_no_prefix() -> None:
-    texts = [_text(prompt) for prompt in synthetic_prompts(3, 200, seed=0)]
-    assert len({text.split()[0] for text in texts}) == 200
+def test_synthetic_prompts_share_no_beginning() -> None:
+    prompts = synthetic_prompts(3, 200, seed=0)
+    assert len({(prompt.token_numbers or ())[0] for prompt in prompts}) == 200
     assert synthetic_prompts(3, 5, seed=1) != synthetic_prompts(3, 5, seed=0)
-
-
-def _text(prompt: Prompt) -> str:
-    assert prompt.text is not None
-    return prompt.text

@@ -268,20 +268,10 @@ def diagnose(
 def _write_profile(
     path: Path, sources: "Sequence[Path]", steps: "StepSources", diagnosis: "Diagnosis", engine: str | None
 ) -> None:
-    from benchctl.workload.next_runs import (
-        measured_engine,
-        named_as_measured,
-        profile_text_of_runs,
-        tokens_per_word,
-    )
+    from benchctl.workload.next_runs import measured_engine, named_as_measured, profile_text_of_runs
 
     runs = named_as_measured(diagnosis.runs_to_add, steps.observed)
-    text = profile_text_of_runs(
-        runs,
-        engine=engine or measured_engine(sources),
-        seed=len(steps.observed),
-        tokens_a_word=tokens_per_word(sources),
-    )
+    text = profile_text_of_runs(runs, engine=engine or measured_engine(sources), seed=len(steps.observed))
     path.write_text(text, encoding="utf-8")
 
 

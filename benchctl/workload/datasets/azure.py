@@ -19,7 +19,7 @@ from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.recorded_load import RecordedLoad
 from benchctl.workload.datasets.rows import damaged_row, read_bytes
-from benchctl.workload.datasets.synthetic import text_of_length
+from benchctl.workload.datasets.synthetic import numbers_of_prompt
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 HEADER: Final = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
@@ -33,19 +33,14 @@ class _Row:
     generated_tokens: int
 
 
-def azure_prompts(
-    file: SourceFile,
-    selection: Selection,
-    tokenizer: Tokenizer,  # noqa: ARG001
-) -> tuple[Prompt, ...]:
+def azure_prompts(file: SourceFile, selection: Selection, _tokenizer: Tokenizer) -> tuple[Prompt, ...]:
     """The selected rows. Arrivals count from the first row of the file, whichever rows are taken."""
     rows = _read(file)
     prompts = (
         Prompt(
             prompt_id=f"azure-trace-{i:05d}",
             source=f"{file.dataset}:{i}",
-            text=text_of_length(rows[i].context_tokens, i, selection.seed),
-            prompt_tokens=rows[i].context_tokens,
+            token_numbers=numbers_of_prompt(rows[i].context_tokens, i, selection.seed),
             output_tokens=rows[i].generated_tokens,
             arrival_ns=rows[i].arrival_ns - rows[0].arrival_ns,
         )

@@ -24,6 +24,7 @@ class FileDataset:
 
     file: DatasetFile
     read: Callable[[SourceFile, Selection, Tokenizer], tuple[Prompt, ...]]
+    """Takes the tokenizer for rules on lengths; prompts need no count here."""
     has_output_lengths: bool = False
     """Whether each prompt has the length of its output."""
     has_arrivals: bool = False
@@ -38,7 +39,7 @@ class FileDataset:
 class MadeDataset:
     """Prompts made from a seed, without a file."""
 
-    make: Callable[[Workload, int, Tokenizer], tuple[Prompt, ...]]
+    make: Callable[[Workload, int], tuple[Prompt, ...]]
     """Takes the workload, for its ``num_prompts`` and lengths, and the seed of the profile."""
     needs_input_len: bool = False
     """Whether ``workload.input_len`` must be set; for all other datasets it must not."""

@@ -91,4 +91,4 @@ def generated_prompts(num_prompts: int, seed: int) -> tuple[Prompt, ...]:
     )
 
 
-DATASET: Final = MadeDataset(make=lambda workload, seed, _tokenizer: generated_prompts(workload.num_prompts, seed))
+DATASET: Final = MadeDataset(make=lambda workload, seed: generated_prompts(workload.num_prompts, seed))

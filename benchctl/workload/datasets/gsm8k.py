@@ -14,7 +14,6 @@ from benchctl.workload.datasets.dataset import FileDataset
 from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
-from benchctl.workload.datasets.tokens import count_chat_tokens
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
@@ -28,11 +27,7 @@ class Gsm8kRow(msgspec.Struct, frozen=True):
     answer: str
 
 
-def gsm8k_prompts(
-    file: SourceFile,
-    selection: Selection,
-    tokenizer: Tokenizer,  # noqa: ARG001
-) -> tuple[Prompt, ...]:
+def gsm8k_prompts(file: SourceFile, selection: Selection, _tokenizer: Tokenizer) -> tuple[Prompt, ...]:
     """The selected questions with their gold answers."""
     problems: list[tuple[str, str]] = []
     for number, row in read_jsonl_rows(file.path, Gsm8kRow):
@@ -63,7 +58,6 @@ def question_prompt(question: str, *, prompt_id: str, source: str, answer: str) 
         prompt_id=prompt_id,
         source=source,
         messages=messages,
-        prompt_tokens=count_chat_tokens(messages),
         answer=answer,
     )
 

@@ -4,4 +4,4 @@ from typing import Final
 
 from benchctl.workload.datasets.dataset import MadeDataset
 
-DATASET: Final = MadeDataset(make=lambda _workload, _seed, _tokenizer: ())
+DATASET: Final = MadeDataset(make=lambda _workload, _seed: ())

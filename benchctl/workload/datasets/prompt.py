@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Literal
 
 from benchctl.errors import DatasetError
-from benchctl.records.request import ESTIMATE, Message
+from benchctl.records.request import Message
 from benchctl.workload.seeded import named_stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt with everything that its dataset records. Exactly one of ``messages`` and ``text`` is set."""
+    """One prompt with everything that its dataset records.
+
+    Exactly one of ``messages``, ``text`` and ``token_numbers`` is set.
+    """
 
     prompt_id: str
     """Stable over selections and sizes, for example ``gsm8k-00017``."""
@@ -24,9 +27,10 @@ class Prompt:
     """Dataset and row, for example ``gsm8k/test:17``; rows count from 0."""
     messages: tuple[Message, ...] | None = None
     text: str | None = None
-    prompt_tokens: int
-    prompt_tokens_from: str = ESTIMATE
-    """Source of that number, as in ``PreparedRequest``."""
+    text_tokens: int | None = None
+    """Tokens of ``text`` by the tokenizer of the request set, where the dataset had to count them."""
+    token_numbers: tuple[int, ...] | None = None
+    """A number for each token of a text that is to be written; equal numbers stand for equal tokens."""
     output_tokens: int | None = None
     """Output length that the dataset recorded."""
     answer: str | None = None

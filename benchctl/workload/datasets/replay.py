@@ -14,7 +14,7 @@ from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.recorded_load import RecordedLoad
 from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
-from benchctl.workload.datasets.synthetic import text_from_numbers, text_of_length
+from benchctl.workload.datasets.synthetic import numbers_of_prompt
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 
@@ -27,19 +27,14 @@ class ReplayRow(msgspec.Struct, frozen=True):
     input_tok_ids: tuple[int, ...] | None = None
 
 
-def replay_prompts(
-    file: SourceFile,
-    selection: Selection,
-    tokenizer: Tokenizer,  # noqa: ARG001
-) -> tuple[Prompt, ...]:
+def replay_prompts(file: SourceFile, selection: Selection, _tokenizer: Tokenizer) -> tuple[Prompt, ...]:
     """The selected requests. Arrivals count from the beginning of the recording, whichever rows are taken."""
     rows = _checked_rows(file)
     prompts = (
         Prompt(
             prompt_id=f"sharegpt-replay-{i:05d}",
             source=f"{file.dataset}:{i}",
-            text=_text(rows[i], i, selection.seed),
-            prompt_tokens=rows[i].input_toks,
+            token_numbers=rows[i].input_tok_ids or numbers_of_prompt(rows[i].input_toks, i, selection.seed),
             output_tokens=rows[i].output_toks,
             arrival_ns=rows[i].arrival_time_ns,
         )
@@ -66,12 +61,6 @@ def _checked_rows(file: SourceFile) -> list[ReplayRow]:
             raise damaged_row(file.path, number, problem)
         rows.append(row)
     return rows
-
-
-def _text(row: ReplayRow, index: int, seed: int) -> str:
-    if row.input_tok_ids is None:
-        return text_of_length(row.input_toks, index, seed)
-    return text_from_numbers(row.input_tok_ids)
 
 
 def _problem(row: ReplayRow) -> str | None:

@@ -3,10 +3,11 @@
 The first turn is the prompt, the second gives the length of the output. Rows are kept by the rules of
 ``vllm bench serve``: at least two turns, prompt and output of at least 4 tokens each, a prompt of at most 1,024
 and both together at most 2,048; beyond these, the first two turns must be those of a human and of the model.
-Lengths are those of ``count_tokens``, so the rows kept can differ from those kept with a model's tokenizer.
+Lengths are those of the tokenizer of the request set; an estimate can keep other rows than the model's tokenizer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -16,12 +17,13 @@ from benchctl.workload.datasets.dataset import FileDataset
 from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.rows import read_bytes
-from benchctl.workload.datasets.tokens import count_tokens
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 MIN_TOKENS = 4
 MAX_PROMPT_TOKENS = 1024
 MAX_TOTAL_TOKENS = 2048
+_COUNTED_TOGETHER: Final = 64
+"""Conversations whose lengths are counted in one call."""
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -37,11 +39,7 @@ class Conversation(msgspec.Struct, frozen=True):
     conversations: tuple[Turn, ...] = ()
 
 
-def sharegpt_prompts(
-    file: SourceFile,
-    selection: Selection,
-    tokenizer: Tokenizer,  # noqa: ARG001
-) -> tuple[Prompt, ...]:
+def sharegpt_prompts(file: SourceFile, selection: Selection, tokenizer: Tokenizer) -> tuple[Prompt, ...]:
     """The selected usable conversations. Lengths are counted only until enough are selected."""
     content = read_bytes(file.path)
     try:
@@ -51,23 +49,33 @@ def sharegpt_prompts(
             f"{file.path}: {error}. Expected a JSON list of objects with 'conversations' of 'from' and 'value': "
             "fetch the file again with 'benchctl data fetch sharegpt', or correct workload.path"
         ) from error
-    return selection.take(_usable(rows, selection.row_order(len(rows)), file.dataset), file)
+    answered = ((i, *_prompt_and_answer(rows[i])) for i in selection.row_order(len(rows)) if _is_answered(rows[i]))
+    return selection.take(_usable(answered, file.dataset, tokenizer), file)
 
 
-def _usable(rows: Sequence[Conversation], order: Sequence[int], dataset: str) -> Iterator[Prompt]:
-    for i in order:
-        turns = rows[i].conversations[:2]
-        if [turn.speaker for turn in turns] != ["human", "gpt"]:
-            continue
-        prompt_tokens, output_tokens = (count_tokens(turn.value) for turn in turns)
-        if is_usable(prompt_tokens, output_tokens):
-            yield Prompt(
-                prompt_id=f"sharegpt-{i:05d}",
-                source=f"{dataset}:{i}",
-                text=turns[0].value,
-                prompt_tokens=prompt_tokens,
-                output_tokens=output_tokens,
-            )
+def _is_answered(row: Conversation) -> bool:
+    return [turn.speaker for turn in row.conversations[:2]] == ["human", "gpt"]
+
+
+def _prompt_and_answer(row: Conversation) -> tuple[str, str]:
+    return row.conversations[0].value, row.conversations[1].value
+
+
+def _usable(rows: Iterable[tuple[int, str, str]], dataset: str, tokenizer: Tokenizer) -> Iterator[Prompt]:
+    """Prompts of the rows whose lengths are within the rules, counted batch by batch."""
+    remaining = iter(rows)
+    while batch := list(islice(remaining, _COUNTED_TOGETHER)):
+        counts = iter(tokenizer.count_texts([text for _, *texts in batch for text in texts]))
+        for i, prompt, _ in batch:
+            prompt_tokens, output_tokens = next(counts), next(counts)
+            if is_usable(prompt_tokens, output_tokens):
+                yield Prompt(
+                    prompt_id=f"sharegpt-{i:05d}",
+                    source=f"{dataset}:{i}",
+                    text=prompt,
+                    text_tokens=prompt_tokens,
+                    output_tokens=output_tokens,
+                )
 
 
 def is_usable(prompt_tokens: int, output_tokens: int) -> bool:
