@@ -1,6 +1,6 @@
 """The table of commands."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -10,6 +10,7 @@ from benchctl.cli.commands import (
     compare,
     data,
     doctor,
+    engines,
     export,
     flops,
     import_results,
@@ -35,7 +36,6 @@ app = typer.Typer(
     name="benchctl",
     help="What does a change to the decode path of an LLM server cost, where does the cost sit, and is it real?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -56,28 +56,37 @@ def options(
     """Options before the command."""
 
 
-app.command("run")(run.run)
-app.command("load")(load.load)
-app.command("compare")(compare.compare)
-app.command("show")(show.show)
-app.command("list")(list_results.list_results)
-app.command("verify")(verify.verify)
-app.command("report")(report.report)
-app.command("export")(export.export)
-app.command("flops")(flops.flops)
-app.command("speculation")(speculation.speculation)
-app.command("doctor")(doctor.doctor)
-app.command("reference")(reference.reference)
+_SET_UP: Final = "Set up"
+_MEASURE: Final = "Measure"
+_JUDGE: Final = "Judge"
+_EXPLAIN: Final = "Explain"
+
+app.command("run", rich_help_panel=_MEASURE)(run.run)
+app.command("load", rich_help_panel=_MEASURE)(load.load)
 simulate.app.command("sweep")(simulate_sweep.sweep)
-app.add_typer(simulate.app, name="simulate")
-app.add_typer(profiles.app, name="profiles")
-app.add_typer(workloads.app, name="workloads")
-app.add_typer(data.app, name="data")
-app.add_typer(noise.app, name="noise")
-app.add_typer(models.app, name="models")
+app.add_typer(simulate.app, name="simulate", rich_help_panel=_MEASURE)
 micro.app.command("forward")(forward.forward)
 micro.app.command("bonus")(bonus.bonus)
 micro.app.command("roofline")(roofline.roofline)
-app.add_typer(micro.app, name="micro")
-app.add_typer(steptime.app, name="steptime")
-app.add_typer(import_results.app, name="import")
+app.add_typer(micro.app, name="micro", rich_help_panel=_MEASURE)
+
+app.command("compare", rich_help_panel=_JUDGE)(compare.compare)
+app.command("show", rich_help_panel=_JUDGE)(show.show)
+app.command("list", rich_help_panel=_JUDGE)(list_results.list_results)
+app.command("report", rich_help_panel=_JUDGE)(report.report)
+app.add_typer(noise.app, name="noise", rich_help_panel=_JUDGE)
+app.command("verify", rich_help_panel=_JUDGE)(verify.verify)
+app.command("export", rich_help_panel=_JUDGE)(export.export)
+app.add_typer(import_results.app, name="import", rich_help_panel=_JUDGE)
+
+app.add_typer(steptime.app, name="steptime", rich_help_panel=_EXPLAIN)
+app.command("speculation", rich_help_panel=_EXPLAIN)(speculation.speculation)
+app.command("flops", rich_help_panel=_EXPLAIN)(flops.flops)
+app.add_typer(workloads.app, name="workloads", rich_help_panel=_EXPLAIN)
+app.command("reference", rich_help_panel=_EXPLAIN)(reference.reference)
+
+app.add_typer(profiles.app, name="profiles", rich_help_panel=_SET_UP)
+app.command("doctor", rich_help_panel=_SET_UP)(doctor.doctor)
+app.add_typer(engines.app, name="engines", rich_help_panel=_SET_UP)
+app.add_typer(models.app, name="models", rich_help_panel=_SET_UP)
+app.add_typer(data.app, name="data", rich_help_panel=_SET_UP)

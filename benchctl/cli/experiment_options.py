@@ -1,19 +1,31 @@
 """Options of the commands that take a profile."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-RESULTS = Path("results")
+from benchctl.cli.completion import complete_engine, complete_profile
+
+RESULTS = Path(os.environ.get("BENCHCTL_RESULTS") or "results")
 """Parent of result directories where nothing else is named."""
 
 ProfileName = Annotated[
     str | None,
-    typer.Option("--profile", "-p", metavar="NAME|PATH", help="Profile of the experiment (not a torch profile)."),
+    typer.Option(
+        "--profile",
+        "-p",
+        metavar="NAME|PATH",
+        help="Profile of the experiment (not a torch profile).",
+        autocompletion=complete_profile,
+    ),
 ]
 EnginePreset = Annotated[
-    str | None, typer.Option("--engine", help="Engine preset or kind instead of the profile's.")
+    str | None,
+    typer.Option(
+        "--engine", help="Engine preset or kind instead of the profile's.", autocompletion=complete_engine
+    ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override one setting; repeat as needed.")

@@ -1,8 +1,8 @@
 """Environments of engines: each engine has a Python environment that shares nothing with benchctl's.
 
 ``PythonServer`` is the base of engines that have one. Searched in this order: the interpreter that the profile
-names, the environment that ``scripts/engines`` installs (``$BENCHCTL_ENGINES_DIR/<kind>``, by default in the user's
-cache directory), benchctl's own environment.
+names, the environment that ``benchctl engines install`` makes (``$BENCHCTL_ENGINES_DIR/<kind>``, by default in the
+user's cache directory), benchctl's own environment.
 """
 
 import json
@@ -40,7 +40,7 @@ class PythonServer(OpenAiServer):
     """The base of engines that are Python programs."""
 
     environment: str
-    """The environment that ``scripts/engines`` installs for it."""
+    """The environment that ``benchctl engines install`` makes for it."""
     distributions: tuple[str, ...]
     """Names of packages that contain it."""
     needed_packages: tuple[str, ...] = ("torch",)
@@ -65,7 +65,7 @@ class PythonServer(OpenAiServer):
 
 
 def engines_directory() -> Path:
-    """The directory of the environments that ``scripts/engines`` installs, one for each kind."""
+    """The directory of the environments that ``benchctl engines install`` makes, one for each kind."""
     named = os.environ.get("BENCHCTL_ENGINES_DIR")
     return Path(named).expanduser() if named else user_cache_path("benchctl") / "engines"
 
@@ -84,7 +84,7 @@ def interpreter_for(kind: str, named: str | None, distributions: Sequence[str]) 
             return python
     raise EngineUnavailableError(
         f"engine {kind!r} is not installed: neither {own} nor benchctl's own environment has {alternatives}; "
-        f"run scripts/engines/install_{kind}.sh, or name the interpreter of an environment that has it: "
+        f"run 'benchctl engines install {kind}', or name the interpreter of an environment that has it: "
         "--set engine.python=/path/to/venv/bin/python"
     )
 

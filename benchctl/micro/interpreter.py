@@ -27,7 +27,8 @@ def find_torch_python(named: Path | None) -> Path:
         return having[0][1]
     raise EngineUnavailableError(
         f"torch is not installed: neither {sys.executable} nor an engine's environment in {directory} has it; run "
-        "pip install 'benchctl[micro]', or name an interpreter that has it with --python /path/to/venv/bin/python"
+        "'benchctl engines install transformers', or name an interpreter that has it with "
+        "--python /path/to/venv/bin/python"
     )
 
 

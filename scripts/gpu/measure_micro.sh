@@ -88,6 +88,6 @@ if [ -x "$python" ]; then
   measure speculation benchctl run --profile speculation --quiet "${served[@]}" "${speculation[@]}"
   [ -z "$results" ] || section micro.md benchctl show "$results"
 else
-  printf '\nvLLM is not installed here; scripts/engines/install_vllm.sh installs it.\n' >>"$directory/micro.md"
+  printf '\nvLLM is not installed here; benchctl engines install vllm installs it.\n' >>"$directory/micro.md"
 fi
 echo "in $directory: micro.md results/"

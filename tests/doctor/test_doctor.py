@@ -95,7 +95,7 @@ def test_a_machine_without_engines_and_gpu_is_ready_for_the_simulator(tmp_path):
     assert list(dict.fromkeys(topic for topic, _ in checks)) == TOPICS
     assert checks["engine", "sim"]["state"] == "ok"
     assert checks["engine", "vllm"]["state"] == "missing"
-    assert checks["engine", "vllm"]["remedy"] == "scripts/engines/install_vllm.sh"
+    assert checks["engine", "vllm"]["remedy"] == "benchctl engines install vllm"
     assert checks["gpu", "device"]["state"] == "missing"
     assert checks["data", "gsm8k"]["remedy"] == "benchctl data fetch gsm8k"
     assert checks["machine", "clock"]["facts"]["resolution_ns"] >= 1
@@ -151,7 +151,7 @@ def test_a_build_for_the_cpu_beside_a_gpu_is_a_warning(tmp_path, monkeypatch):
     }
     assert states[False].state == "ok"
     assert states[True].state == "warning"
-    assert states[True].remedy == "BENCHCTL_ENGINES_DEVICE=cuda scripts/engines/install_vllm.sh"
+    assert states[True].remedy == "benchctl engines install vllm --device cuda"
 
 
 def test_the_interpreter_and_the_program_that_a_profile_names_are_looked_at(tmp_path):

@@ -40,7 +40,7 @@ def test_an_installed_environment_comes_before_our_own():
 
 def test_an_engine_that_is_nowhere_is_told_with_what_brings_it():
     with pytest.raises(
-        EngineUnavailableError, match=r"neither .*abacus nor .* run scripts/engines/install_abacus\.sh"
+        EngineUnavailableError, match=r"neither .*abacus nor .* run 'benchctl engines install abacus'"
     ):
         interpreter_for("abacus", None, ["absent-package"])
 

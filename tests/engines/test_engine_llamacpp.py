@@ -202,7 +202,7 @@ def test_the_program_is_found_where_the_installation_script_puts_it(elsewhere):
 
 def test_a_program_that_is_nowhere_is_told_with_what_brings_it(elsewhere):
     with pytest.raises(
-        EngineUnavailableError, match=r"neither on PATH nor in .*run scripts/engines/install_llamacpp"
+        EngineUnavailableError, match=r"neither on PATH nor in .*run 'benchctl engines install llamacpp'"
     ):
         ENGINE.check_available(settings_of("m"))
     with pytest.raises(
@@ -322,7 +322,7 @@ class TestRealServers:
         [
             (lambda gguf: gguf[: len(gguf) // 2], "bad-model", "is cut off"),
             (lambda gguf: b"", "bad-model", "is empty"),
-            (lambda gguf: b"PK" * 500, "bad-model", "is no GGUF"),
+            (lambda gguf: b"PK" * 500, "bad-model", "is not in GGUF format"),
             (lambda gguf: gguf.replace(b"llama", b"lamma"), "bad-model", "does not know the model's architecture"),
         ],
     )

@@ -198,7 +198,7 @@ def test_requests_that_the_server_would_refuse_are_refused_before_it_starts(mode
 
 def test_an_environment_without_it_is_refused_with_what_brings_it(tmp_path, monkeypatch, model):
     monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path / "none"))
-    with pytest.raises(EngineUnavailableError, match=r"run scripts/engines/install_sglang\.sh"):
+    with pytest.raises(EngineUnavailableError, match=r"run 'benchctl engines install sglang'"):
         ENGINE.check_available(settings_of(model))
 
 

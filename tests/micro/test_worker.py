@@ -137,7 +137,9 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_allocated(settings):
 )
 def test_an_interpreter_without_torch_is_named_with_the_remedy():
     with (
-        pytest.raises(EngineUnavailableError, match=r"cannot import torch .*benchctl\[micro\].*--python") as caught,
+        pytest.raises(
+            EngineUnavailableError, match=r"cannot import torch .*pip install .torch.*--python"
+        ) as caught,
         started_worker(WorkerSettings(python=Path(sys.executable), shape=TINY)),
     ):
         pass

@@ -75,7 +75,7 @@ def _math_verify() -> Judge:
         from math_verify import parse, verify  # noqa: PLC0415  # an extra, and slow to load
     except ImportError as error:
         raise UsageError(
-            "the judge math-verify is not installed; pip install 'benchctl[judge]', or use --judge numeric"
+            "the judge math-verify is not installed; pip install 'math-verify[antlr4_13_2]', or use --judge numeric"
         ) from error
 
     @lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from benchctl.cli.experiment_options import RESULTS
 from benchctl.cli.screen import print_json
 from benchctl.errors import UsageError
 from benchctl.formats import count_of
@@ -29,7 +30,7 @@ def doctor(
     gpu: Annotated[bool, typer.Option("--gpu", help="Require a GPU.")] = False,
     output_dir: Annotated[
         Path, typer.Option("--output-dir", "-o", help="Directory for results, whose free space is checked.")
-    ] = Path("results"),
+    ] = RESULTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
     """Check this machine: processor, clock, disk space, GPUs, measured peaks, engines, datasets.

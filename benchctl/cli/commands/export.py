@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from benchctl.cli.completion import complete_results
 from benchctl.errors import RecordError
 
 
@@ -18,7 +19,10 @@ class Form(StrEnum):
 
 
 def export(
-    results: Annotated[Path, typer.Argument(metavar="DIR", help="A result directory, finished or not.")],
+    results: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A result directory, finished or not.", autocompletion=complete_results),
+    ],
     form: Annotated[
         Form,
         typer.Option(
@@ -34,8 +38,8 @@ def export(
 ) -> None:
     """Write each finished run in the format of another tool, one directory for each arm.
 
-    'benchctl compare OUT/baseline OUT/guided-top_k5' reads these files, without blocks. Mapping of fields:
-    docs/interop.md. Damaged files are named on stderr, with exit code 4 after the rest is written.
+    'benchctl compare OUT/baseline OUT/guided-top_k5' reads these files, without blocks. Damaged files are
+    named on stderr, with exit code 4 after the rest is written.
     """
     from benchctl.analysis.analyzed import analyze_directory
     from benchctl.interop.writers.export import write_foreign

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from benchctl.cli.experiment_options import RESULTS
 from benchctl.cli.screen import print_json
 from benchctl.errors import UsageError
 from benchctl.profile.choices import DatasetName
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from benchctl.measure.single_load.single_load import LoadResult
     from benchctl.profile.model import Profile
 
-_RESULTS: Final = Path("results")
 _OUTPUT_TOKENS: Final = 128
 """Length of an output if neither the command line nor the dataset sets it."""
 _NAME: Final = "load"
@@ -221,7 +221,7 @@ def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> 
 
     profile = profile_from_plain(plain, "the command line")
     _check_key(profile)
-    origin = Origin(output_root=_RESULTS, directory=output_dir, argv=("benchctl", *sys.argv[1:]))
+    origin = Origin(output_root=RESULTS, directory=output_dir, argv=("benchctl", *sys.argv[1:]))
     results = create_load_directory(profile, prepare_requests(profile), origin)
     try:
         with _progress(profile.workload.num_prompts, is_quiet=is_quiet) as on_progress:

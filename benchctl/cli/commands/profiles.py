@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchctl.cli.completion import complete_profile
+from benchctl.cli.experiment_options import EnginePreset
 from benchctl.errors import ProfileError, UsageError
 
 if TYPE_CHECKING:
@@ -12,9 +14,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="List, show and validate profiles.")
 
-EngineOption = Annotated[
-    str | None, typer.Option("--engine", help="Engine preset or kind instead of the profile's.")
-]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -44,8 +43,8 @@ def list_known() -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="Name or path of a profile.")],
-    engine: EngineOption = None,
+    name: Annotated[str, typer.Argument(help="Name or path of a profile.", autocompletion=complete_profile)],
+    engine: EnginePreset = None,
     overrides: SetOption = None,
 ) -> None:
     """Print a complete profile as YAML, with inherited values and defaults."""
@@ -56,8 +55,11 @@ def show(
 
 @app.command("validate")
 def validate(
-    names: Annotated[list[str], typer.Argument(help="Names or paths of profiles.", metavar="NAME...")],
-    engine: EngineOption = None,
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Names or paths of profiles.", metavar="NAME...", autocompletion=complete_profile),
+    ],
+    engine: EnginePreset = None,
     overrides: SetOption = None,
 ) -> None:
     """Check profiles and report every error with its line. Exit code: 2 with errors, else 0."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchctl.cli.completion import complete_results
 from benchctl.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def report(
-    a: Annotated[str, typer.Argument(metavar="DIR", help="Result directory, finished or not.")],
+    a: Annotated[
+        str,
+        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
+    ],
     b: Annotated[
         str | None,
         typer.Argument(

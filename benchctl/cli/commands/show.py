@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchctl.cli.completion import complete_results
 from benchctl.cli.screen import print_json, uncollected
 from benchctl.errors import RecordError
 
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
 @uncollected()
 def show(
-    results: Annotated[Path, typer.Argument(metavar="DIR", help="Result directory, finished or not.")],
+    results: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
+    ],
     allow_suspect: Annotated[
         bool, typer.Option("--allow-suspect", help="Include suspect runs in means and ratios.")
     ] = False,

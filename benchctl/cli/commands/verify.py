@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from benchctl.cli.completion import complete_results
 from benchctl.formats import megabytes
 
 if TYPE_CHECKING:
@@ -14,7 +15,10 @@ _ALTERED: Final = 4
 
 
 def verify(
-    results: Annotated[Path, typer.Argument(metavar="DIR", help="Result directory, finished or not.")],
+    results: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Read every file of a result directory and report alterations since the measurement.

@@ -14,5 +14,5 @@ SPEC: Final = EngineSpec(
         open_requests=("llamacpp:requests_processing", "llamacpp:requests_deferred"),
     ),
     coded_options={"--cache-ram": ("enable_prefix_caching",), "--ctx-size": ("max_model_len", "max_num_seqs")},
-    installed_by="scripts/engines/install_llamacpp.sh",
+    installed_by="benchctl engines install llamacpp",
 )

@@ -187,7 +187,7 @@ def program_of(options: LlamaCppOptions) -> Path:
             for program in sorted(environment.glob(f"{directory}/{_PROGRAM}")):
                 if os.access(program, os.X_OK) and not _is_script(program):
                     return program
-    missing = f"{_PROGRAM} is neither on PATH nor in {environments[0]}; run scripts/engines/install_llamacpp.sh"
+    missing = f"{_PROGRAM} is neither on PATH nor in {environments[0]}; run 'benchctl engines install llamacpp'"
     if options.python is not None:
         missing = f"engine.python is {options.python!r}, whose environment has no {_PROGRAM}; leave it out"
     raise EngineUnavailableError(

@@ -16,6 +16,6 @@ SPEC: Final = EngineSpec(
         drafts=("sglang:spec_verify_calls_total",),  # its lengths and rates are gauges over a few last steps
         open_requests=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
     ),
-    installed_by="scripts/engines/install_sglang.sh",
+    installed_by="benchctl engines install sglang",
     needs_gpu=True,
 )

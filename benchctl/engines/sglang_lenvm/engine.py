@@ -105,8 +105,8 @@ class SglangLenvmEngine(SglangEngine):
             raise UnsupportedError(
                 f"engine {_KIND!r}, variant {settings.variant!r}: the meaning of these requests depends on the "
                 f"revision of the fork:\n{listed}\n"
-                "Say which is installed: --set engine.options.revision=V0, or V1 to V4 (docs/engines.md tells them "
-                "apart)"
+                "Say which is installed: --set engine.options.revision=V0 for the released code, V1 to V4 for "
+                "its later branches"
             )
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:

@@ -56,7 +56,8 @@ class SimEngine(OpenAiServer):
         """Raises EngineUnavailableError when the simulator cannot serve these settings here."""
         for package in ("aiohttp", "uvloop"):
             if importlib.util.find_spec(package) is None:
-                raise EngineUnavailableError(f"engine 'sim' needs {package}; run: pip install {package}")
+                install = f"{sys.executable} -m pip install {package}"
+                raise EngineUnavailableError(f"engine 'sim' needs {package}; run: {install}")
         options = own_options(settings, SimOptions)
         if not COST_MODELS[options.cost_model].uses_shapes:
             return

@@ -4,6 +4,7 @@ It does not depend on the seed of the weights: models of one vocabulary size sha
 or a value model must with its base.
 """
 
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -98,5 +99,5 @@ def package_missing(package: str) -> UsageError:
     """The error for an optional package that is not installed."""
     return UsageError(
         f"the package {package} is not installed here, and models cannot be made without it; "
-        f"run: python -m pip install {package}"
+        f"run: {sys.executable} -m pip install {package}"
     )

@@ -13,5 +13,5 @@ SPEC: Final = EngineSpec(
         "--no-prefix-caching": ("enable_prefix_caching",),
         "--step-log": ("step_log", "continuous_batching"),
     },
-    installed_by="scripts/engines/install_transformers.sh",
+    installed_by="benchctl engines install transformers",
 )

@@ -32,5 +32,5 @@ SPEC: Final = EngineSpec(
         "HF_HUB_OFFLINE": ("draft_model",),
         "BENCHCTL_CORRECTS_CPU_SAMPLING": ("num_speculative_tokens", "speculative_config", "correct_cpu_sampling"),
     },
-    installed_by="scripts/engines/install_vllm.sh",
+    installed_by="benchctl engines install vllm",
 )

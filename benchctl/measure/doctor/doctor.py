@@ -74,7 +74,7 @@ def _software() -> tuple[Check, ...]:
         _check(
             name="models",
             finding=f"'benchctl models make-tiny' needs {' and '.join(absent) or 'no other package'}",
-            remedy="pip install 'benchctl[models]', or '.[models]' in a checkout" if absent else None,
+            remedy=f"{sys.executable} -m pip install {' '.join(absent)}" if absent else None,
             is_missing=bool(absent),
         ),
     )

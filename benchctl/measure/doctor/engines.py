@@ -56,10 +56,10 @@ def _python_check(spec: EngineSpec, installation: Installation, *, is_needed: bo
     finding, remedy = f"{installation.version}, torch {torch or 'missing'} ({installation.program})", None
     if missing:
         finding += f"; it does not start without {', '.join(missing)}"
-        remedy = spec.installed_by
+        remedy = f"{spec.installed_by} --force"
     elif has_gpu and torch is not None and torch.endswith("+cpu"):
         finding += "; it computes on the CPU although a GPU is available"
-        remedy = f"BENCHCTL_ENGINES_DEVICE=cuda {spec.installed_by}"
+        remedy = f"{spec.installed_by} --device cuda"
     return _check(
         name=spec.kind,
         finding=finding,
@@ -75,7 +75,7 @@ def _program_check(spec: EngineSpec, installation: Installation, *, is_needed: b
     return _check(
         name=spec.kind,
         finding=f"{version or 'of unknown version'} ({program})",
-        remedy=None if version else f"'{program} --version' fails; run {spec.installed_by}",
+        remedy=None if version else f"'{program} --version' fails; run '{spec.installed_by} --force'",
         is_missing=version is None,
         is_needed=is_needed,
         facts={"version": version, "program": program},

@@ -36,9 +36,7 @@ _LEAST_FREE_BYTES: Final = GIB
 _LEAST_SHARED_BYTES: Final = 512 * MIB
 """Containers begin with 64 MiB; engines of several processes pass tensors through shared memory."""
 _LEAST_OPEN_FILES: Final = 4_096
-_TO_GET_PRIORITY: Final = (
-    "sudo prlimit --pid $$ --rtprio=1 in this shell; docker run --cap-add SYS_NICE; more: docs/engines.md, Priority"
-)
+_TO_GET_PRIORITY: Final = "sudo prlimit --pid $$ --rtprio=1 in this shell; docker run --cap-add SYS_NICE"
 
 
 def host_checks(results: Path) -> tuple[Check, ...]:

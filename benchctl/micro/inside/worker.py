@@ -66,7 +66,7 @@ def _check_torch() -> None:
     except Exception as error:
         raise WorkerError(
             "torch",
-            f"{sys.executable} cannot import torch ({error}); install it there (pip install 'benchctl[micro]'), or "
+            f"{sys.executable} cannot import torch ({error}); install it there (pip install 'torch>=2.6'), or "
             "name an interpreter that has it with --python",
         ) from error
 

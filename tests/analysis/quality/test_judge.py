@@ -252,7 +252,7 @@ def test_math_verify_judges_when_it_is_asked_by_name() -> None:
 
 def test_a_judge_that_is_not_installed_is_refused_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
-    with pytest.raises(UsageError, match=r"pip install 'benchctl\[judge\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'math-verify"):
         judge_named("math-verify")
 
 

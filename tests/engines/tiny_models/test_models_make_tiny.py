@@ -316,7 +316,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, 
         check=False,
     )
     assert made.returncode == 2
-    assert f"run: python -m pip install {package}" in made.stderr
+    assert f"run: {sys.executable} -m pip install {package}" in made.stderr
     assert list(tmp_path.iterdir()) == []
 
 

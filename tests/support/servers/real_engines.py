@@ -24,12 +24,12 @@ from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES, SUSPECT_CODES
 
 
 def needs(kind: str) -> pytest.MarkDecorator:
-    """Skips a test where ``scripts/engines/install_<kind>.sh`` has not been run.
+    """Skips a test where the engine has not been installed.
 
     ``scripts/test`` installs engines and names them in BENCHCTL_DEMANDED_ENGINES: their tests must not be skipped.
     """
     python = engines_directory() / kind / "bin" / "python"
-    reason = f"engine {kind} is not installed at {python}; run scripts/engines/install_{kind}.sh"
+    reason = f"engine {kind} is not installed at {python}; run 'benchctl engines install {kind}'"
     is_demanded = kind in os.environ.get("BENCHCTL_DEMANDED_ENGINES", "").split()
     return pytest.mark.skipif(not is_demanded and not os.access(python, os.X_OK), reason=reason)
 
