@@ -47,6 +47,11 @@ def signed_three_digits(value: float) -> str:
     return f"{value:+.{min(decimals, 3)}f}"
 
 
+def in_a_row(words: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join(", ".join(words).rsplit(", ", 1))
+
+
 def short_number(value: float) -> str:
     """Three significant digits without an exponent, thousands grouped; for labels inside pictures."""
     if value >= 100:

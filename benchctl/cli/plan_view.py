@@ -71,8 +71,10 @@ def print_power(profile: "Profile", noise: "NoiseFloor | None") -> None:
     """Print the power of the experiment with its blocks, and its stopping rule."""
     from benchctl.analysis.planning.power import estimate_power, power_lines
     from benchctl.analysis.planning.stopping_rule import stopping_rule
+    from benchctl.engines.engine import engine_for
 
-    power, rule = estimate_power(profile, noise), stopping_rule(profile)
+    has_steps = engine_for(profile.engine.kind).has_steps
+    power, rule = estimate_power(profile, noise, has_steps), stopping_rule(profile)
     for line in () if power is None else power_lines(power):
         print(line)
     if rule is not None:

@@ -203,7 +203,8 @@ class Profile(Section):
     allowed_differences: tuple[str, ...] = ()
     """Settings in which variants may differ, as dotted paths; ``guidance.*`` covers all below ``guidance``."""
     primary_metrics: tuple[str, ...] = ("step_ms", "tpot_ms", "wall_s")
-    """Metrics that decide the verdict of a comparison; all others are exploratory."""
+    """Metrics that decide the verdict of a comparison, as far as the servers of both sides record them; all others
+    are exploratory."""
     comparison: ComparisonRules = ComparisonRules()
     """Rules of the verdict."""
     gates: tuple[Gate, ...] = ("throttling", "foreign-gpu-process")

@@ -179,6 +179,19 @@ def test_two_servers_are_compared_by_turns_and_the_key_is_in_no_file(tmp_path):
 
 
 @pytest.mark.slow
+def test_two_equal_servers_of_others_are_called_equivalent(tmp_path):
+    with sim_server(tmp_path / "a", time_scale=1.0) as a, sim_server(tmp_path / "b", time_scale=1.0) as b:
+        urls = {"engine.options.url": a.client.base_url, "variants.again.server.url": b.client.base_url}
+        done = benchctl(tmp_path, "allowed_differences=[server.url]", **urls, blocks=6)
+    assert done.returncode == 0, done.stdout + done.stderr
+    path = tmp_path / "results" / "aa" / "latest"
+    compared = cli.benchctl("compare", f"{path}:baseline", f"{path}:again", "--threshold", "20%", cwd=tmp_path)
+    assert compared.returncode == 0, compared.stdout + compared.stderr
+    assert compared.stdout.startswith("equivalent: again against baseline: 2 of 2 comparisons inside")
+    assert "step_ms is not recorded by this server; tpot_ms and wall_s decide" in compared.stdout
+
+
+@pytest.mark.slow
 def test_two_addresses_that_the_profile_does_not_declare_are_told_before_the_run(tmp_path):
     with sim_server(tmp_path / "a", time_scale=50.0) as a, sim_server(tmp_path / "b", time_scale=50.0) as b:
         urls = {"engine.options.url": a.client.base_url, "variants.again.server.url": b.client.base_url}

@@ -6,7 +6,7 @@ A pure function of the directories: no clock, no randomness, and the same number
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchctl.analysis.compare.answers import AnswerOptions, with_answers
@@ -16,6 +16,7 @@ from benchctl.analysis.compare.correction import correct_for_multiple_tests
 from benchctl.analysis.compare.metric_comparison import Rules, roles_of
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.warnings import measurement_warnings, statistical_warnings, suspect_warnings
+from benchctl.analysis.experiment.deciding import DecidingMetrics, deciding_between
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import CellPair, Side, match_cells, parse_side
@@ -53,7 +54,7 @@ class CompareOptions:
     estimator: Estimator | None = None
     """None: that of the profile."""
     metrics: tuple[str, ...] = ()
-    """Deciding metrics; none: the primary metrics of the profile."""
+    """Deciding metrics; none: the primary metrics of the profile that both sides record."""
     allow: tuple[str, ...] = ()
     """Differences that are allowed beside those that both profiles allow."""
     allow_failed: bool = False
@@ -105,7 +106,7 @@ def compare_experiments(
     Suspect runs count where the experiment was loaded with ``allow_suspect``.
     """
     (a, a_side), (b, b_side) = reference, other
-    deciding = deciding_metrics(options.metrics or a.profile.primary_metrics)
+    named = deciding_metrics(options.metrics or a.profile.primary_metrics)
     pairs = match_cells(a, a_side, b, b_side)
     altered, allowed = _require_comparable((a, b), pairs, options)
     num_looks = num_looks_of(a.results.manifest, b.results.manifest)
@@ -118,14 +119,20 @@ def compare_experiments(
         equivalence_margin_frac=options.equivalence_margin_frac,
         estimator=options.estimator or a.estimator,
     )
-    roles = roles_of(deciding, is_forced=a.results.manifest.stop != "natural")
+    is_forced = a.results.manifest.stop != "natural"
     paired_runs = [PairedRuns.of(pair, (a, b)) for pair in pairs]
-    uncorrected = [compare_cell(cell, roles, rules, allow_failed=options.allow_failed) for cell in paired_runs]
+    uncorrected = []
+    for cell in paired_runs:
+        deciding = DecidingMetrics(named) if options.metrics else deciding_between(named, cell.pair, (a, b))
+        roles = roles_of(deciding.names, is_forced=is_forced)
+        compared = compare_cell(cell, roles, rules, allow_failed=options.allow_failed)
+        uncorrected.append(replace(compared, unrecorded=deciding.unrecorded))
     answers = AnswerOptions(judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence)
     cells = with_answers(correct_for_multiple_tests(uncorrected, confidence), pairs, (a, b), answers)
     model = explaining_model((a, b), [run for pair in pairs for run in pair.a_runs], options.step_time_model)
     cells = with_decompositions(cells, paired_runs, confidence, rules.estimator, model)
     checks = [(run, check) for cell in paired_runs for run, check in cell.checks()]
+    decided_by = {metric.metric.name for cell in cells for metric in cell.deciding}
     names = side_names(a_side, b_side)
     suspects = suspect_warnings(pairs, names) if a.allow_suspect or b.allow_suspect else ()
     return Comparison(
@@ -144,7 +151,7 @@ def compare_experiments(
             *measurement_warnings(a.results, b.results, pairs, checks),
             *statistical_warnings(cells),
         ),
-        noise={name: noise for name, noise in rules.noise.items() if name in deciding},
+        noise={name: noise for name, noise in rules.noise.items() if name in decided_by},
     )
 
 

@@ -57,6 +57,8 @@ class CellComparison:
     divergence: DivergenceComparison | None = None
     decomposition: Decomposition | None = None
     """Parts of the difference of the wall times; None where no block has a wall time on both sides."""
+    unrecorded: tuple[str, ...] = ()
+    """Primary metrics that a server of either side does not record: they decide nothing."""
     a_drafts: ArmDrafts | None = None
     """Speculative decoding of A; None where no token was drafted."""
     b_drafts: ArmDrafts | None = None

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.experiment.deciding import unrecorded_text
 from benchctl.analysis.quality.text import accuracy_sentence
 from benchctl.formats import percentage, percentage_change
 
@@ -58,6 +59,20 @@ def floors_text(comparison: Comparison) -> str:
     )
 
 
+def unrecorded_lines(comparison: Comparison) -> tuple[str, ...]:
+    """One line for each set of primary metrics that a server does not record, with those that decide instead."""
+    cells_of: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for cell in comparison.cells:
+        if cell.unrecorded:
+            deciding = tuple(metric.metric.name for metric in cell.deciding)
+            cells_of.setdefault((cell.unrecorded, deciding), []).append(cell.label)
+    return tuple(
+        unrecorded_text(unrecorded, deciding)
+        + ("" if len(labels) == len(comparison.cells) else f" ({'; '.join(labels)})")
+        for (unrecorded, deciding), labels in cells_of.items()
+    )
+
+
 def has_two_margins(metrics: Iterable[MetricComparison]) -> bool:
     """True where the change margin of any metric differs from its equivalence margin."""
     return any(len(metric.margins.log_bands) > 1 for metric in metrics)
@@ -81,6 +96,8 @@ def verdict_sentence(comparison: Comparison) -> str:
     deciding = [(c, m) for c in comparison.cells for m in c.deciding if _decides(m, verdict)]
     if not deciding and (qualities := _deciding_qualities(comparison.cells, verdict)):
         return f"{verdict}: {sides}: {qualities[0]}"
+    if not deciding and comparison.num_tests == 0 and (lines := unrecorded_lines(comparison)):
+        return f"inconclusive: {sides}: nothing to judge: {lines[0]}"
     if not deciding:
         return (
             f"inconclusive: {sides}: nothing to judge, because exact metrics can only be equal or make "

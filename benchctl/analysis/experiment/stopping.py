@@ -20,6 +20,7 @@ experiment ended early.
 import math
 from collections.abc import Collection, Sequence
 
+from benchctl.analysis.experiment.deciding import deciding_between
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import Side, match_cells
@@ -46,8 +47,8 @@ def take_look(
 ) -> Look:
     """The precision of the primary ``metrics`` after ``num_blocks`` blocks.
 
-    A block counts where it counts in a comparison. Cells in ``left_out`` (by label) and metrics that no run knows
-    are ignored; where none remain, the look is not precise.
+    A block counts where it counts in a comparison, and so does a metric (``deciding_between``). Cells in
+    ``left_out`` (by label) are ignored; where nothing remains, the look is not precise.
     """
     so_far = experiment.first_blocks(num_blocks)
     results, baseline = so_far.results, so_far.results.manifest.baseline
@@ -58,7 +59,7 @@ def take_look(
         for a, b in sides
         for pair in match_cells(so_far, a, so_far, b)
         if pair.b.label not in left_out
-        for name in metrics
+        for name in deciding_between(metrics, pair, (so_far, so_far)).names
         if (width := _half_width(PairedRuns.of(pair, (so_far, so_far)), name, rule.confidence)) is not None
     )
     is_precise = bool(widths) and all(_width(width) <= rule.precision_frac for width in widths)
@@ -77,10 +78,10 @@ def _width(width: HalfWidth) -> float:
 def _half_width(paired: PairedRuns, name: str, confidence: float) -> HalfWidth | None:
     """exp(half the interval of the logarithms) - 1; unknown below six blocks.
 
-    None where runs count and none of them knows the metric.
+    None where all runs know the metric and it has no ratio, such as a count that is zero.
     """
     ratio = paired.ratio(name, confidence)
-    if ratio is None and paired.pair.a_runs:
+    if ratio is None and paired.pair.a_runs and all(m[name] is not None for side in paired.metrics() for m in side):
         return None
     num_blocks = 0 if ratio is None else ratio.estimate.num_blocks
     half = ratio.estimate.half_width if ratio is not None and num_blocks >= MIN_PAIRED_BLOCKS else None

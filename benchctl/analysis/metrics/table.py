@@ -209,6 +209,12 @@ METRICS: Final[dict[str, Metric]] = {
     for metric in [*_LOAD_METRICS, *_CLIENT_METRICS, *_LATENCY_METRICS, *_STEP_METRICS, *_DEVICE_METRICS]
 }
 
+OF_STEPS: Final = frozenset(metric.name for metric in _STEP_METRICS if metric.needs != _DRAFTS)
+"""Metrics that only a step log gives; drafts are in a server's counters as well."""
+
+SERVER_RECORDED: Final = frozenset(metric.name for metric in (*_STEP_METRICS, *_DEVICE_METRICS))
+"""Metrics from what the server or its devices record beside the answers; not every server does."""
+
 CLIENT_TIMED: Final = frozenset(
     {"wall_s", "client_wall_s", "output_throughput", "request_throughput"}
     | {name for name in METRICS if name.endswith(tuple(f"{latency}_ms" for latency in LATENCIES))}

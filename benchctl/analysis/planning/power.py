@@ -1,9 +1,11 @@
 """The power of an experiment before it is measured: minimum detectable effects, and the blocks that they take."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from benchctl.analysis.compare.metric_comparison import roles_of
+from benchctl.analysis.experiment.deciding import deciding_in_plan, unrecorded_text
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.planning.noise_floor import is_repeated_baseline
 from benchctl.analysis.planning.stopping_rule import stopping_rule
@@ -17,7 +19,7 @@ from benchctl.analysis.statistics.sample_size import (
 )
 from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
 from benchctl.formats import percentage
-from benchctl.profile.model import Profile
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import arms
 from benchctl.records.noise import NoiseFloor
 
@@ -51,6 +53,8 @@ class ExperimentPower:
     """Deciding metrics times cells of the variant that has the most."""
     metrics: tuple[MetricPower, ...]
     noise: NoiseFloor | None
+    unrecorded: tuple[str, ...] = ()
+    """Primary metrics that the engine does not record: they decide nothing."""
     measures_noise: bool = False
     """An A/A experiment, which measures the noise and assumes none."""
 
@@ -59,13 +63,22 @@ class ExperimentPower:
         return self.num_blocks < MIN_PAIRED_BLOCKS
 
 
-def estimate_power(profile: Profile, noise: NoiseFloor | None) -> ExperimentPower | None:
-    """The power of ``profile`` on a machine with the scatter of ``noise``; None where it compares nothing."""
+def estimate_power(
+    profile: Profile,
+    noise: NoiseFloor | None,
+    has_steps: Callable[[VariantSettings], bool] = lambda _settings: True,
+) -> ExperimentPower | None:
+    """The power of ``profile`` on a machine with the scatter of ``noise``; None where it compares nothing.
+
+    ``has_steps`` tells for which settings the engine records steps: metrics that it does not record decide nothing.
+    """
     cells = [variant for variant, _ in arms(profile) if variant != profile.baseline]
     roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
-    names = [name for name, role in roles.items() if role == "deciding" and name in METRICS]
-    if not cells or not names:
+    primary = [name for name, role in roles.items() if role == "deciding" and name in METRICS]
+    if not cells or not primary:
         return None
+    deciding = deciding_in_plan(primary, profile, has_steps)
+    names = deciding.names
     num_tests = len(names) * max(cells.count(variant) for variant in set(cells))
     rule = stopping_rule(profile)
     num_looks = 1 if rule is None else len(rule.look_blocks)
@@ -76,6 +89,7 @@ def estimate_power(profile: Profile, noise: NoiseFloor | None) -> ExperimentPowe
             _metric(name, noise, profile.blocks, num_tests * num_looks, profile.comparison.estimator)
             for name in names
         ),
+        unrecorded=deciding.unrecorded,
         noise=noise,
         measures_noise=is_repeated_baseline(profile),
     )
@@ -101,10 +115,17 @@ def _metric(
 
 
 def power_lines(power: ExperimentPower) -> tuple[str, ...]:
-    """The minimum detectable effect of each metric, and the blocks that the most demanding one takes, in words."""
+    """The minimum detectable effect of each metric, and the blocks that the most demanding one takes."""
+    unrecorded = (
+        () if not power.unrecorded else (unrecorded_text(power.unrecorded, [m.name for m in power.metrics]),)
+    )
     if power.is_screening:
         number = "1 block gives" if power.num_blocks == 1 else f"{power.num_blocks} blocks give"
-        return (f"a screening: {number} no verdict; at least {MIN_PAIRED_BLOCKS} are needed",)
+        return (f"a screening: {number} no verdict; at least {MIN_PAIRED_BLOCKS} are needed", *unrecorded)
+    return unrecorded if not power.metrics else (*_power_lines(power), *unrecorded)
+
+
+def _power_lines(power: ExperimentPower) -> tuple[str, str]:
     tests = "one test" if power.num_tests == 1 else f"{power.num_tests} corrected tests"
     names_by_effect: dict[str, list[str]] = {}
     for metric in power.metrics:

@@ -54,7 +54,10 @@ _EstimatorName = Annotated[
 _Confidence = Annotated[float, typer.Option("--confidence", help="Confidence level of the intervals.")]
 _Metrics = Annotated[
     str | None,
-    typer.Option("--metrics", help="Deciding metrics, separated by commas; by default those of the profile."),
+    typer.Option(
+        "--metrics",
+        help="Deciding metrics, separated by commas; by default those of the profile that both sides record.",
+    ),
 ]
 _AllowDifference = Annotated[
     list[str] | None,

@@ -73,6 +73,7 @@ def _cell_document(cell: CellComparison) -> dict[str, Any]:
         "positions": cell.design.positions,
         "verdict": cell.verdict,
         "errors": list(cell.errors),
+        "unrecorded_metrics": list(cell.unrecorded),
         "decomposition": decomposition_document(cell.decomposition),
         "drafts": {"a": drafts_document(cell.a_drafts), "b": drafts_document(cell.b_drafts)},
         "quality": quality_document(cell),

@@ -14,6 +14,7 @@ from benchctl.analysis.compare.compare import CompareOptions, Side, compare_expe
 from benchctl.analysis.compare.result import EXIT_CODES, Comparison, OverallVerdict, first_verdict
 from benchctl.analysis.compare.text import verdict_sentence
 from benchctl.errors import InvalidDataError, NotComparableError, UsageError
+from benchctl.formats import in_a_row
 
 AnalyzedSide: TypeAlias = tuple[AnalyzedExperiment, Side]
 
@@ -133,9 +134,8 @@ def _whole(verdicts: Sequence[ComparisonVerdict], baseline: str, notes: tuple[st
     else:
         overall = first_verdict(_overall(one) for one in deciding)
         names = [one.b_name for one in deciding if _overall(one) == overall]
-        listed = " and ".join(", ".join(names).rsplit(", ", 1))
         word, exit_code = overall, EXIT_CODES[overall]
-        sentence = f"{len(names)} of {len(deciding)} variants against {baseline}: {listed}"
+        sentence = f"{len(names)} of {len(deciding)} variants against {baseline}: {in_a_row(names)}"
     return PageVerdict(
         word=word, sentence=sentence, exit_code=exit_code, deciding=deciding, controls=controls, notes=notes
     )

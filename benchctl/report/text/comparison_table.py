@@ -7,7 +7,14 @@ from typing import Final
 from benchctl.analysis.attribution.text import sentence, wall_line
 from benchctl.analysis.compare.metric_comparison import MetricComparison, spread_of_blocks
 from benchctl.analysis.compare.result import Comparison
-from benchctl.analysis.compare.text import change_text, floors_text, reasons_of, speed_line, threshold_text
+from benchctl.analysis.compare.text import (
+    change_text,
+    floors_text,
+    reasons_of,
+    speed_line,
+    threshold_text,
+    unrecorded_lines,
+)
 from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.quality.text import divergence_sentence, quality_lines
 from benchctl.formats import NOT_AVAILABLE, p_value, percentage, percentage_change, range_of, scatter
@@ -80,6 +87,7 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
             yield f"{cell.label}: {line}"
     yield from _answer_lines(comparison)
     yield _blocks_line(comparison)
+    yield from unrecorded_lines(comparison)
     yield from _margin_lines(comparison)
     if comparison.num_looks > 1:
         yield (

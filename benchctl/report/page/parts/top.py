@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.analysis.compare.text import floors_text, threshold_text
+from benchctl.analysis.compare.text import floors_text, threshold_text, unrecorded_lines
 from benchctl.formats import minus_in_numbers, percentage, range_of
 from benchctl.report.page.verdict import PageVerdict
 from benchctl.report.text.tables import device_of_passes
@@ -44,6 +44,7 @@ def _rules(verdict: PageVerdict) -> list[str]:
     return [
         *rules,
         f"decided by {', '.join(names) or 'nothing'}",
+        *dict.fromkeys(line for comparison in comparisons for line in unrecorded_lines(comparison)),
         minus_in_numbers(threshold_text(first)),
         *([f"noise floor {floors_text(first)}"] if first.noise else []),
         f"{percentage(first.confidence)} intervals over {blocks} {_PAIRING[first.pairing]}",
