@@ -135,7 +135,12 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
             *draft_findings(runs, cells),
             *speculation_findings(cells, rows, manifest.baseline),
         ),
-        warnings=(*integrity_warnings(path), *manifest.warnings, *experiment.warnings),
+        warnings=(
+            *integrity_warnings(path),
+            *manifest.warnings,
+            *experiment.warnings,
+            *(warning for paired in pairs for warning in paired.prompt_differences()),
+        ),
         damage=tuple(damage),
     )
 

@@ -39,6 +39,7 @@ from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.samples import ClientSample
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.warning_codes import SUSPECT_CODES
 
 
 def ignore(*_values: object) -> None:
@@ -193,6 +194,17 @@ class MeasuredRun:
 
         for check in failed_checks(loaded, self.profile, requests):
             self.journal.suspect(check.code, check.message)
+        self.judge_prompts(requests, loaded.requests)
+
+    def judge_prompts(self, requests: Iterable[PreparedRequest], records: Iterable[RequestRecord]) -> None:
+        """Hold the prompt tokens that the server counted against those of the request set."""
+        from benchctl.analysis.validity.prompt_tokens import count_prompts, prompt_warnings  # noqa: PLC0415 - as above
+
+        for warning in prompt_warnings(count_prompts(requests, records)):
+            if warning.code in SUSPECT_CODES:
+                self.journal.suspect(warning.code, warning.message)
+            else:
+                self.journal.warn(warning)
 
     def judge_client(self, loaded: LoadedRun, bounds: Mapping[str, Bounds] | None = None) -> None:
         """Warn of what the client itself did to the times that it took."""

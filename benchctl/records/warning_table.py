@@ -120,6 +120,15 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Two independent records of the run contradict each other, so its numbers are invalid.",
             "Read the message: it names the reconciliation check (see below) and both values.",
         ),
+        "prompt-tokens-differ": _suspect(
+            "The server counted other prompt lengths than were asked for or counted beforehand, or two servers "
+            "count the same prompts differently. A run of an older version counts all the same.",
+            "Count and write prompts with the model's own tokenizer (workload.tokenizer), and measure again.",
+        ),
+        "prompt-tokens-unconfirmed": _note(
+            "Planned prompt lengths were estimated and the server counts others, or no usage says what it counted.",
+            "Name the model's tokenizer in workload.tokenizer where predictions shall rest on these lengths.",
+        ),
         "steps-damaged": _suspect(
             "The engine's step log cannot be read to its end.",
             "Keep the log (steps.raw.*), report it with the engine's version, and measure again.",

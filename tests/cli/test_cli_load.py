@@ -33,7 +33,8 @@ from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.loaded import load_results
-from benchctl.records.request import ChoiceRecord, PreparedRequest, RequestError, RequestRecord
+from benchctl.records.request import ChoiceRecord, Message, PreparedRequest, RequestError, RequestRecord
+from benchctl.workload.datasets.tokens import count_chat_tokens, count_tokens
 
 KEY = "not-to-be-written-anywhere-0815"
 
@@ -58,6 +59,8 @@ class Answers:
     failing: frozenset[int] = frozenset()
     models: tuple[str, ...] = ("theirs",)
     delay_s: float = 0.0
+    tokens_per_word: int = 1
+    """Tokens that it counts where the rule of benchctl counts one."""
     asked: list[tuple[dict[str, Any], str | None]] = field(default_factory=list)
     """Body and key of each request for an answer."""
 
@@ -77,9 +80,16 @@ class Answers:
             if i + 1 == body["max_tokens"]:
                 choice["finish_reason"] = "length"
             self.event(handler, {"choices": [choice]})
-        usage = {"prompt_tokens": 7, "completion_tokens": body["max_tokens"]}
+        prompt_tokens = self.count(body) * self.tokens_per_word
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": body["max_tokens"]}
         self.event(handler, {"choices": [], "usage": usage})
         handler.wfile.write(b"data: [DONE]\n\n")
+
+    def count(self, body: dict[str, Any]) -> int:
+        """Tokens of the prompt by the rule that plans them."""
+        if "messages" in body:
+            return count_chat_tokens([Message(**message) for message in body["messages"]])
+        return count_tokens(body["prompt"])
 
     def event(self, handler: BaseHTTPRequestHandler, event: dict[str, Any]) -> None:
         handler.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
@@ -143,6 +153,23 @@ def test_the_tokens_of_a_load_are_those_that_the_server_made(
     assert sum(request.completion_tokens or 0 for request in run.requests) == 24 * 12
     assert run.record.state == "done"
     assert result["model_id"] == run.record.effective_config["server.served_model"]
+
+
+@pytest.mark.parametrize(("tokens_per_word", "state"), [(1, "done"), (2, "suspect")])
+def test_a_server_that_counts_other_prompts_than_planned_makes_the_load_suspect(
+    tmp_path: Path, tokens_per_word: int, state: str
+) -> None:
+    with answering(Answers(tokens_per_word=tokens_per_word)) as url:
+        args = ["--num-prompts", "4", "--input-len", "50", "--output-len", "3", "--num-warmups", "0"]
+        done = benchctl(tmp_path, "load", url, *args)
+    (run,) = load_results(only_load(tmp_path)).runs
+    assert run.record.state == state
+    assert done.returncode == (0 if state == "done" else 4), done.stderr
+    told = (
+        "prompt-tokens-differ: the server counted 100.0 tokens in a prompt on average, and 50.0 were planned (by "
+        "benchctl's own rule; ratio 2.000): 4 of 4 requests differ by more than 4 tokens and 2%"
+    )
+    assert (told in done.stderr) == (state == "suspect")
 
 
 def test_figures_taken_in_passing_are_those_of_the_records_on_disk(

@@ -131,7 +131,6 @@ def compare_experiments(
     cells = with_answers(correct_for_multiple_tests(uncorrected, confidence), pairs, (a, b), answers)
     model = explaining_model((a, b), [run for pair in pairs for run in pair.a_runs], options.step_time_model)
     cells = with_decompositions(cells, paired_runs, confidence, rules.estimator, model)
-    checks = [(run, check) for cell in paired_runs for run, check in cell.checks()]
     decided_by = {metric.metric.name for cell in cells for metric in cell.deciding}
     names = side_names(a_side, b_side)
     suspects = suspect_warnings(pairs, names) if a.allow_suspect or b.allow_suspect else ()
@@ -148,7 +147,7 @@ def compare_experiments(
         warnings=(
             *altered,
             *suspects,
-            *measurement_warnings(a.results, b.results, pairs, checks),
+            *measurement_warnings(a.results, b.results, paired_runs),
             *statistical_warnings(cells),
         ),
         noise={name: noise for name, noise in rules.noise.items() if name in decided_by},

@@ -7,11 +7,11 @@ from typing import Final, TypeAlias
 
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import CellComparison
+from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import CellPair, unmatched_arms
 from benchctl.analysis.quality.divergence import Divergence
 from benchctl.analysis.statistics.fisher import Share, fisher_one_sided
 from benchctl.analysis.validity.comparability import machine_warnings
-from benchctl.analysis.validity.reconcile import Check
 from benchctl.analysis.validity.usability import decisive_warnings
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.record import ResultWarning
@@ -30,10 +30,11 @@ def warning_kind(warning: ResultWarning) -> WarningKind:
 
 
 def measurement_warnings(
-    a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair], checks: Iterable[tuple[LoadedRun, Check]]
+    a: LoadedResults, b: LoadedResults, cells: Sequence[PairedRuns]
 ) -> tuple[ResultWarning, ...]:
     """Warnings of the experiments, of their pairing and their machines, of failed checks and of the runs."""
     experiments = (a,) if a.path.resolve() == b.path.resolve() else (a, b)
+    pairs = [cell.pair for cell in cells]
     runs = {id(run): run for pair in pairs for run in (*pair.a_runs, *pair.b_runs)}
     return _merge_warnings(
         [
@@ -43,10 +44,12 @@ def measurement_warnings(
             *(() if len(experiments) == 1 else machine_warnings(a, b)),
             *(
                 ResultWarning(code=f"check-{check.name}", message=check.detail, where=run.record.run_id)
-                for run, check in checks
+                for cell in cells
+                for run, check in cell.checks()
                 if check.ok is False and not check.is_fatal
             ),
             *(warning for run in runs.values() for warning in _run_warnings(run)),
+            *(warning for cell in cells for warning in cell.prompt_warnings()),
         ]
     )
 

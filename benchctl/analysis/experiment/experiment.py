@@ -23,6 +23,7 @@ from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.table import CLIENT_TIMED, POSITION_ADJUSTED
 from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, Estimator, PooledSlope
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
+from benchctl.analysis.validity.prompt_tokens import unreported_prompt_warnings
 from benchctl.analysis.validity.reconcile import Check, expected_of, reconcile
 from benchctl.analysis.validity.usability import Usability, usability_of
 from benchctl.costs.hardware import Hardware
@@ -139,6 +140,11 @@ class Experiment:
             settings = variant_settings(self.profile, run.record.variant, run.record.cell)
         manifest = self.results.manifest
         return reconcile(run, expected_of(self.profile, settings, self.results.requests, manifest.stop))
+
+    @_derive_once
+    def prompt_warnings(self, run: LoadedRun) -> tuple[ResultWarning, ...]:
+        """The warning about the prompt tokens of a run that does not carry it."""
+        return unreported_prompt_warnings(run, self.results.requests)
 
     @_derive_once
     def usability(self, run: LoadedRun) -> Usability:

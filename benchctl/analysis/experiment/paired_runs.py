@@ -7,8 +7,10 @@ from benchctl.analysis.experiment.experiment import Experiment, Metrics
 from benchctl.analysis.experiment.pairing import CellPair
 from benchctl.analysis.statistics.block_ratio import Estimator, PooledSlope
 from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign, SideRatio, metric_ratio, side_ratio
+from benchctl.analysis.validity.prompt_tokens import differing_counts
 from benchctl.analysis.validity.token_checks import Check
 from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import ResultWarning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,16 @@ class PairedRuns:
         is_adjusted = is_adjusted and (slope is not None or not self.a.is_pooled)
         design = self.design if is_adjusted else self.design.without_positions
         return side_ratio(a, b, design, slope, confidence, self.a.estimator)
+
+    def prompt_warnings(self) -> Iterator[ResultWarning]:
+        """Warnings about the prompt tokens of single runs, and of one side against the other."""
+        yield from (warning for run in self.pair.a_runs for warning in self.a.prompt_warnings(run))
+        yield from (warning for run in self.pair.b_runs for warning in self.b.prompt_warnings(run))
+        yield from self.prompt_differences()
+
+    def prompt_differences(self) -> tuple[ResultWarning, ...]:
+        """A warning where the two sides count the same prompts differently."""
+        return differing_counts(self.pair.a_runs, self.pair.b_runs, (self.pair.a.label, self.pair.b.label))
 
     def checks(self) -> Iterator[tuple[LoadedRun, Check]]:
         """The checks of every run of both sides."""

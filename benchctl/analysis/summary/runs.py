@@ -175,7 +175,12 @@ def _summarise(run: LoadedRun, experiment: Experiment) -> RunSummary:
         values=summary_row(run, experiment.metrics(run), settings, flops),
         tally=tally_steps(run.columns, covers_steps=run.record.times_whole_steps),
         step_scale=experiment.position_scale(run, "step_ms"),
-        warnings=(*run.warnings, *(() if is_reported else bounds_warnings(bounds)), *warnings),
+        warnings=(
+            *run.warnings,
+            *(() if is_reported else bounds_warnings(bounds)),
+            *experiment.prompt_warnings(run),
+            *warnings,
+        ),
     )
 
 

@@ -164,7 +164,9 @@ class _SingleLoad:
                 "of a warm cache; another --seed asks other prompts"
             )
             journal.warn(ResultWarning(code="prefix-cache", message=message))
-        self._run.judge_client(self._evidence.as_run(journal.record), self._evidence.bounds())
+        collected = self._evidence.as_run(journal.record)
+        self._run.judge_prompts(self._results.stored_requests(), collected.requests)
+        self._run.judge_client(collected, self._evidence.bounds())
         if ids := figures.miscounted:
             examples = ", ".join(ids[:3]) + (" and others" if len(ids) > 3 else "")
             message = f"usage and what arrived count different tokens in {len(ids)} requests: {examples}"
