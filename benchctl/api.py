@@ -38,7 +38,7 @@ def load_results(path: str | Path, *, allow_suspect: bool = False) -> AnalyzedEx
     """A result directory with everything that is derived from it: runs, cells, sweep, ladders, findings, warnings.
 
     A damaged or unfinished directory is read as far as possible; ``damage`` lists the rest. Suspect runs count
-    only with ``allow_suspect``. Raises RecordError if ``path`` is not a result directory.
+    only with ``allow_suspect``. Raises UsageError if ``path`` is not a result directory.
     """
     return analyze_directory(Path(path), allow_suspect=allow_suspect)
 

@@ -154,6 +154,14 @@ def shortened(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
+def shortened_inside(text: str, length: int) -> str:
+    """The text, cut to ``length`` characters by an ellipsis before its last two thirds, which tell names apart."""
+    if len(text) <= length:
+        return text
+    end = 2 * length // 3
+    return f"{text[: length - 1 - end]}…{text[len(text) - end :]}"
+
+
 def minus(text: str) -> str:
     """The text with true minus signs for hyphens, if it holds a digit."""
     return text.replace("-", MINUS) if any(character.isdigit() for character in text) else text

@@ -109,7 +109,7 @@ class AnalyzedExperiment:
 def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExperiment:
     """Open, load and analyse a result directory; suspect runs count only with ``allow_suspect``.
 
-    Raises RecordError when ``path`` is not one, SchemaVersionError when its schema is newer; all other damage
+    Raises UsageError when ``path`` is not one, SchemaVersionError when its schema is newer; all other damage
     is reported in ``damage``.
     """
     results, damage = _load(open_results(path))

@@ -12,9 +12,9 @@ from rich.table import Table
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import verdict_sentence
-from benchctl.analysis.compare.unpaired_sides import is_unpaired
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.errors import InvalidDataError, UsageError
+from benchctl.interop.readers.files import is_foreign
 from benchctl.records.jsonl import write_bytes_atomic
 from benchctl.report.documents.comparison import document_of, refusal_document
 from benchctl.report.text.acceptance_table import TITLE, acceptance_headings, acceptance_rows, compared_drafts
@@ -28,10 +28,10 @@ _SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 _LEAST_WIDTH: Final = 150
 
 
-def checked_outputs(outputs: Sequence[Path], sides: tuple[str, str]) -> tuple[Path, ...]:
+def checked_outputs(outputs: Sequence[Path], sides: Sequence[str]) -> tuple[Path, ...]:
     """Check the paths before any work. Raises UsageError for an unknown suffix or a missing directory."""
     for path in outputs:
-        if path.suffix == PAGE and is_unpaired(*sides):
+        if path.suffix == PAGE and any(map(is_foreign, sides)):
             raise UsageError(
                 f"--output {path}: a page shows runs and steps, which files of other tools do not contain; name a "
                 f"file that ends in {', '.join(suffix for suffix in SUFFIXES if suffix != PAGE)}"

@@ -92,13 +92,17 @@ def create(
     output_dir: "Path",
     label: str | None,
     *,
+    directory: "Path | None" = None,
     is_simulated: bool = False,
 ) -> "ResultDirectory":
-    """A new result directory, which holds all that is known before the first run."""
+    """A new result directory, which holds all that is known before the first run: ``directory`` where it is given,
+    else one below ``output_dir``.
+    """
     from benchctl.measure.experiment import create_experiment, create_simulation
     from benchctl.measure.result_directory import Origin
 
-    origin = Origin(output_root=output_dir, label=label, argv=("benchctl", *sys.argv[1:]))
+    argv = ("benchctl", *sys.argv[1:])
+    origin = Origin(output_root=output_dir, label=label, argv=argv, directory=directory)
     return (create_simulation if is_simulated else create_experiment)(profile, prepared, origin)
 
 

@@ -7,10 +7,17 @@ from typing import Annotated
 import typer
 
 from benchctl.cli.completion import complete_engine, complete_profile
+from benchctl.errors import UsageError
 
 RESULTS = Path(os.environ.get("BENCHCTL_RESULTS") or "results")
 """Parent of result directories where nothing else is named."""
 
+ProfileArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]", help="Profile of the experiment, by the name in 'benchctl profiles list' or by its file."
+    ),
+]
 ProfileName = Annotated[
     str | None,
     typer.Option(
@@ -32,7 +39,24 @@ Overrides = Annotated[
 ]
 Blocks = Annotated[int | None, typer.Option("--blocks", min=1, help="Number of blocks, the complete replicates.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of all random choices.")]
-OutputDir = Annotated[Path, typer.Option("--output-dir", "-o", help="Parent of new result directories.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="DIR",
+        help="The result directory itself, new or empty; by default <output-dir>/<profile>/<utc>-<hash8>.",
+        show_default=False,
+    ),
+]
+OutputDir = Annotated[Path, typer.Option("--output-dir", help="Parent of new result directories.")]
 Label = Annotated[str | None, typer.Option("--label", help="Remark for the manifest.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="One line per run instead of bars, for CI.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+
+
+def chosen_profile(name: str | None, option: str | None) -> str | None:
+    """The profile that the command line names. Raises UsageError where argument and ``--profile`` differ."""
+    if name is not None and option is not None and name != option:
+        raise UsageError(f"two profiles are named, {name!r} and --profile {option!r}; give one of the two")
+    return option if name is None else name

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from benchctl.analysis.summary.runs import RunSummary
     from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
+    from benchctl.report.page.verdict import PageVerdict
 
 
-def print_outcome(path: "Path", outcome: "Outcome") -> None:
-    """Print what an experiment came to, and warn of suspect runs."""
-    analysis = _print_results(path)
+def print_outcome(path: "Path", outcome: "Outcome") -> "tuple[AnalyzedExperiment, PageVerdict]":
+    """Print what an experiment came to and its verdicts, and warn of suspect runs; returns what was printed."""
+    from benchctl.cli.verdict_output import print_verdicts
+
+    analysis, verdict = _print_results(path)
     counts = {
         "done": outcome.num_done,
         "suspect": outcome.num_suspect,
@@ -31,6 +34,8 @@ def print_outcome(path: "Path", outcome: "Outcome") -> None:
         warn(f"{outcome.num_failed} runs failed; repeat them with: benchctl run --resume {shlex.quote(str(path))}")
     for line in suspects_lines(analysis):
         warn(line)
+    print_verdicts(analysis, verdict)
+    return analysis, verdict
 
 
 def print_tables(analysis: "AnalyzedExperiment") -> None:
@@ -49,7 +54,7 @@ def print_tables(analysis: "AnalyzedExperiment") -> None:
     print_notes(console, analysis)
 
 
-def _print_results(path: "Path") -> "AnalyzedExperiment":
+def _print_results(path: "Path") -> "tuple[AnalyzedExperiment, PageVerdict]":
     from benchctl.analysis.analyzed import analyze_directory
     from benchctl.report.export import write_derived
 
@@ -62,7 +67,7 @@ def _print_results(path: "Path") -> "AnalyzedExperiment":
     for picture in files.written:
         if picture.suffix == ".png":
             print(f"picture: {picture}")
-    return analysis
+    return analysis, files.verdict
 
 
 def store_noise(path: "Path", profile: "Profile") -> None:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from benchctl.formats import percentage
+from benchctl.formats import count_of, percentage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,8 @@ def print_plan(
         table.add_row(planned.run_id, *position, planned.variant, cell_name(planned.cell), *last)
     wide_console().print(table)
     what = (
-        f"{len(plan.runs)} runs in {profile.blocks} blocks of {len(arms(profile))}, {len(requests)} requests each"
+        f"{count_of(len(plan.runs), 'run')} in {count_of(profile.blocks, 'block')} of {len(arms(profile))}, "
+        f"{count_of(len(requests), 'request')} each"
     )
     print(f"{what}; {duration_text(profile, estimate)}")
     print_prediction(estimate)

@@ -157,7 +157,7 @@ def run_experiment(
     """Run everything that is not done, in plan order, until the last run or until the stopping rule ends it.
 
     ``measure`` does one run: with a server, unless it is another function. A KeyboardInterrupt passes through
-    after the manifest says ``failed``; what was measured is kept. Raises
+    after the manifest says ``interrupted``; what was measured is kept. Raises
     UsageError when another benchctl measures into the directory.
     """
     with sole_writer(results.path):
@@ -199,10 +199,10 @@ def _run_pending(
             _warn_of_version(results, noise, record)
             listener.on_run_end(planned, record)
         else:
-            looks.take(profile.blocks, infeasible)
-    except BaseException:
+            looks.take(results.manifest().blocks, infeasible)
+    except BaseException as error:
         with suppress(OSError):  # a full disk is reported as the failure of the run
-            set_state(results, "failed")
+            set_state(results, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
     set_state(results, "failed" if states["failed"] else "suspect" if states["suspect"] else "done")
     return Outcome(

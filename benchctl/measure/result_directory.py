@@ -23,7 +23,7 @@ from benchctl.records.integrity.digests import begin_digests, digest_of, read_di
 from benchctl.records.manifest import Manifest
 from benchctl.records.noise import NOISE_FILE, NoiseFloor, write_noise
 from benchctl.records.peaks import PEAKS_FILE, MeasuredPeaks, write_peaks
-from benchctl.records.record import RunState
+from benchctl.records.record import ExperimentState
 from benchctl.records.request import PreparedRequest
 from benchctl.workload.prepare import PreparedSet
 
@@ -132,7 +132,7 @@ def _point_latest(path: Path) -> None:
         link.replace(path.with_name("latest"))
 
 
-def set_state(results: ResultDirectory, state: RunState) -> None:
+def set_state(results: ResultDirectory, state: ExperimentState) -> None:
     results.write_manifest(msgspec.structs.replace(results.manifest(), state=state))
 
 
@@ -168,7 +168,7 @@ class ReopenedExperiment:
 
 
 def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment:
-    """Reopen a directory for resuming.
+    """Reopen a directory for resuming; the number of blocks of ``profile`` does not matter, that of the plan does.
 
     Raises NotComparableError when ``profile`` is given and is not the one the directory began with, and
     RecordError when the stored profile, plan or request set was changed since.
@@ -181,7 +181,7 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
         raise UsageError(f"{path} was imported from {manifest.imported.source}: there is nothing to resume")
     profile_path, requests_path, text = path / "profile.yaml", path / "requests.jsonl", results.profile_yaml()
     stored = parse_profile(text, str(profile_path))
-    if profile is not None and profile_sha256(profile) != profile_sha256(stored):
+    if profile is not None and profile_sha256(_with_blocks(profile, stored)) != profile_sha256(stored):
         raise NotComparableError(
             f"{path} was begun with another profile: its sha256 is {profile_sha256(stored)[:12]}…, that of "
             f"{profile.name!r} as given now is {profile_sha256(profile)[:12]}…. Resume without --profile and --set "
@@ -196,6 +196,11 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
     if recorded is not None and recorded.sha256 != digest_of(plan_path).sha256:
         raise _altered(plan_path)
     return ReopenedExperiment(results=results, profile=stored, requests=results.prepared_requests())
+
+
+def _with_blocks(profile: Profile, stored: Profile) -> Profile:
+    """``profile`` with as many blocks as the stored one had when the experiment began."""
+    return profile.model_copy(update={"blocks": stored.blocks})
 
 
 def _altered(path: Path) -> RecordError:

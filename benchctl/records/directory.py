@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from benchctl.errors import RecordError
+from benchctl.errors import RecordError, UsageError
 from benchctl.records.jsonl import JsonlWriter, read_jsonl, write_bytes_atomic, write_json_atomic
 from benchctl.records.manifest import Manifest, Plan
 from benchctl.records.record import Cell
@@ -157,11 +157,19 @@ def as_ended(plan: Plan, manifest: Manifest) -> Plan:
 def open_results(path: Path) -> ResultDirectory:
     """Open a result directory for reading.
 
-    Raises RecordError when ``path`` is not one, SchemaVersionError when it is of a newer schema.
+    Raises UsageError when ``path`` is not one, RecordError when it is one without a manifest, SchemaVersionError
+    when it is of a newer schema.
     """
     if not (path / "manifest.json").is_file():
-        raise RecordError(
-            f"{path} is not a result directory: it has no manifest.json. "
+        if any((path / name).exists() for name in ("plan.json", "runs")):
+            raise RecordError(
+                f"{path} has no manifest.json: the result directory is incomplete; copy it again whole"
+            )
+        problem = "it has no manifest.json" if path.is_dir() else "it does not exist"
+        if path.is_file():
+            problem = "it is a file"
+        raise UsageError(
+            f"{path} is not a result directory: {problem}. "
             "Name a directory that 'benchctl run' wrote; 'benchctl list' shows them"
         )
     results = ResultDirectory(path)

@@ -2,7 +2,7 @@
 
 from typing import Literal, TypeAlias
 
-from benchctl.records.record import Cell, Record, ResultWarning, RunState
+from benchctl.records.record import Cell, ExperimentState, Record, ResultWarning
 
 StopMode: TypeAlias = Literal["forced", "natural", "replay-natural"]
 """End of an output: its planned length, the model's choice, or the length that the baseline's model gave it."""
@@ -122,6 +122,21 @@ class StoppingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
         return ended[0] if ended and ended[0] < self.look_blocks[-1] else None
 
 
+class Extension(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Blocks that were added to an experiment after it had begun."""
+
+    extended_at: str
+    """UTC, ISO 8601."""
+    from_blocks: int
+    """Planned blocks before."""
+    to_blocks: int
+    """Planned blocks from then on."""
+    num_done: int
+    """Runs that were done by then, whose results could be seen."""
+    num_looks: int
+    """Looks at the data by which intervals are corrected from then on: one more than there are extensions."""
+
+
 class Imported(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The origin of results that benchctl did not measure; the files themselves are kept with its records."""
 
@@ -140,7 +155,7 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     schema_version: int
     """Version of the result format."""
-    state: RunState
+    state: ExperimentState
     """State of the whole experiment."""
     profile: str
     """Name of the profile."""
@@ -153,7 +168,7 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     seed: int
     """Seed of every random stream."""
     blocks: int
-    """Planned blocks."""
+    """Planned blocks, with those that were added."""
     baseline: str
     """Name of the variant that the others are compared with."""
     stop: StopMode
@@ -162,6 +177,8 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Result directory in which the natural lengths of the request set were measured."""
     stopping: StoppingRecord | None = None
     """The rule that may end the experiment early; None where the number of blocks is fixed."""
+    extensions: tuple[Extension, ...] = ()
+    """Additions of blocks to the experiment after it had begun, in order."""
     engine: str
     """Kind of server software."""
     label: str | None = None

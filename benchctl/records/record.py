@@ -10,6 +10,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 RunState: TypeAlias = Literal["planned", "running", "done", "failed", "suspect"]
+ExperimentState: TypeAlias = Literal["planned", "running", "done", "failed", "suspect", "interrupted"]
+"""``interrupted``: Ctrl-C or SIGTERM ended it; directories of older versions say ``failed``."""
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """A number that fits into a column of 64 bits; a line with a larger one cannot be read."""
 Cell: TypeAlias = dict[str, str | int | float | bool | None]

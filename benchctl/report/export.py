@@ -15,6 +15,7 @@ from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
 from benchctl.report.documents.csv_files import csv_bytes
 from benchctl.report.documents.experiment import summary_document, sweep_document
 from benchctl.report.page.build import directory_page
+from benchctl.report.page.verdict import PageVerdict, directory_verdict
 from benchctl.report.plots.table import draw_plots
 
 PAGE_NAME: Final = "report.html"
@@ -22,11 +23,14 @@ PAGE_NAME: Final = "report.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFiles:
-    """The files of a report, the reason for each skipped picture, and messages about files that are not whole."""
+    """The files of a report, the reason for each skipped picture, messages about files that are not whole, and the
+    verdict of the page.
+    """
 
     written: tuple[Path, ...]
     skipped: tuple[str, ...]
     damage: tuple[str, ...]
+    verdict: PageVerdict
 
 
 def write_report(results_path: Path, *, allow_suspect: bool = False) -> ReportFiles:
@@ -34,7 +38,7 @@ def write_report(results_path: Path, *, allow_suspect: bool = False) -> ReportFi
 
     Suspect runs count only with ``allow_suspect``; tables and page then say so.
 
-    Raises RecordError when ``results_path`` is not a result directory, SchemaVersionError when it is newer.
+    Raises UsageError when ``results_path`` is not a result directory, SchemaVersionError when it is newer.
     """
     return write_derived(analyze_directory(results_path, allow_suspect=allow_suspect))
 
@@ -49,13 +53,14 @@ def write_derived(analysis: AnalyzedExperiment) -> ReportFiles:
             directory.mkdir(exist_ok=True)
             write_bytes_atomic(directory / plot.name, plot.png)
             written.append(directory / plot.name)
-    page = analysis.results.path / PAGE_NAME
-    write_bytes_atomic(page, directory_page(analysis).encode())
+    page, verdict = analysis.results.path / PAGE_NAME, directory_verdict(analysis)
+    write_bytes_atomic(page, directory_page(analysis, verdict=verdict).encode())
     written.append(page)
     return ReportFiles(
         written=tuple(written),
         skipped=tuple(f"{plot.name}: {plot.skipped}" for plot in plots if plot.skipped is not None),
         damage=analysis.damage,
+        verdict=verdict,
     )
 
 

@@ -59,8 +59,9 @@ def lengths_profile(profile: Profile) -> Profile:
 def natural_lengths(path: Path, profile: Profile, requests: Sequence[PreparedRequest]) -> tuple[NaturalLength, ...]:
     """The natural length of each of ``requests``, as the baseline of ``path`` measured it.
 
-    Raises RecordError when ``path`` is damaged or not a result directory, ProfileError when it did not measure
-    these answers: other prompts, another model or sampling, forced lengths, or no length for some request.
+    Raises UsageError when ``path`` is not a result directory, RecordError when it is damaged, ProfileError when it
+    did not measure these answers: other prompts, another model or sampling, forced lengths, or no length for some
+    request.
     """
     results = open_results(path)
     _check_same_baseline(path, results, profile)

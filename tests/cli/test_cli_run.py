@@ -268,11 +268,13 @@ def bad_inputs() -> Sequence[tuple[str, list[str], int, str]]:
         ("engine not installed", [*run, "ci-smoke", "--engine", "sglang-lenvm"], 2, "sglang-lenvm"),
         ("unknown engine", [*run, "ci-smoke", "--engine", "simm"], 2, "sim"),
         ("quick and blocks", [*run, "ci-smoke", "--quick", "--blocks", "3"], 2, "--quick"),
-        ("no profile", ["run"], 2, "--profile"),
-        ("settings without profile", ["run", "--set", "a=1"], 2, "--profile"),
+        ("no profile", ["run"], 2, "name a profile"),
+        ("settings without profile", ["run", "--set", "a=1"], 2, "name it"),
         ("output is a file", [*run, "ci-smoke", "-o", "a-file"], 2, "a-file"),
-        ("no result directory", ["compare", "here", "there"], 4, "here"),
-        ("resume of nothing", ["run", "--resume", "nowhere"], 4, "nowhere"),
+        ("no result directory", ["compare", "here", "there"], 2, "here"),
+        ("resume of nothing", ["run", "--resume", "nowhere"], 2, "nowhere"),
+        ("two profiles", ["run", "aa", "--profile", "ci-smoke"], 2, "two profiles are named"),
+        ("JSON of a plan", ["run", "ci-smoke", "--dry-run", "--json"], 2, "--dry-run"),
         ("unknown option", ["run", "--frobnicate"], 2, "frobnicate"),
     ]
 

@@ -38,7 +38,7 @@ def test_show_prints_headline_runs_cells_sections_sweep_and_findings(tmp_path):
     assert result.exit_code == 0
     text = words(result.output)
     for part in (
-        "built · done · 9 of 9 runs done · 3 blocks · baseline baseline",
+        "built · done · 9 of 9 runs done · 3 blocks",
         "engine sim · 4 requests of generated (ee043d0879) · stop forced · seed 7",
         "000-b0-baseline done 0.08000 800.0 10.00 1.000 10.00 10.00 0",
         "guided top_k=5 3 0.1240 ± 0.0%",
@@ -169,7 +169,7 @@ def test_show_as_json_is_one_document_even_of_damaged_results(tmp_path):
 @pytest.mark.parametrize("command", ["show", "report"])
 def test_what_is_no_result_directory_is_refused(tmp_path, command):
     result = call(command, tmp_path)
-    assert isinstance(result.exception, RecordError)
+    assert isinstance(result.exception, UsageError)
     assert "has no manifest.json" in str(result.exception)
 
 

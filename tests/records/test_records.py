@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results.builders import PROFILE_YAML, write_results
 
-from benchctl.errors import RecordError, SchemaVersionError
+from benchctl.errors import RecordError, SchemaVersionError, UsageError
 from benchctl.records.directory import cell_name, open_results, run_directory_name
 from benchctl.records.jsonl import JsonlWriter, encode, read_jsonl, read_whole, write_bytes_atomic
 from benchctl.records.loaded import load_results
@@ -111,7 +111,12 @@ def test_a_line_of_the_wrong_shape_names_the_field(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_manifest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="not a result directory"):
+    with pytest.raises(UsageError, match="not a result directory"):
+        open_results(tmp_path)
+    with pytest.raises(UsageError, match="it does not exist"):
+        open_results(tmp_path / "nowhere")
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(RecordError, match=r"has no manifest\.json: .*copy"):
         open_results(tmp_path)
 
 

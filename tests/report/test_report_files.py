@@ -8,7 +8,7 @@ import pytest
 from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.errors import RecordError, SchemaVersionError
+from benchctl.errors import SchemaVersionError, UsageError
 from benchctl.records.request import RequestError
 from benchctl.report.export import write_report
 from benchctl.report.plots.style import Part, stacked_bars
@@ -233,7 +233,7 @@ def test_time_that_no_section_names_is_drawn_too(tmp_path):
 
 
 def test_a_directory_that_is_no_result_directory_is_refused(tmp_path):
-    with pytest.raises(RecordError, match=r"is not a result directory: it has no manifest\.json"):
+    with pytest.raises(UsageError, match=r"is not a result directory: it has no manifest\.json"):
         write_report(tmp_path)
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from support.results.builders import edit_manifest, edit_requests, edit_run, write_results
 
-from benchctl.errors import ProfileError, RecordError
+from benchctl.errors import ProfileError, UsageError
 from benchctl.profile.load import parse_profile, profile_from_plain
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
@@ -175,7 +175,7 @@ def test_lengths_of_another_model_or_sampling_are_refused(tmp_path: Path, line: 
 
 
 def test_a_place_without_results_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="is not a result directory"):
+    with pytest.raises(UsageError, match="is not a result directory"):
         prepare_requests(profile_of("replay-natural", tmp_path / "nothing"))
 
 

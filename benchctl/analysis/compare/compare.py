@@ -20,7 +20,7 @@ from benchctl.analysis.experiment.deciding import DecidingMetrics, deciding_betw
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import CellPair, Side, match_cells, parse_side
-from benchctl.analysis.experiment.stopping import num_looks_of
+from benchctl.analysis.experiment.stopping import num_extensions_of, num_looks_of
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.block_ratio import Estimator
 from benchctl.analysis.step_time.explain import explaining_model
@@ -142,6 +142,7 @@ def compare_experiments(
         equivalence_margin_frac=options.equivalence_margin_frac,
         confidence=confidence,
         num_looks=num_looks,
+        num_extensions=num_extensions_of(a.results.manifest, b.results.manifest),
         cells=cells,
         allowed=allowed,
         warnings=(

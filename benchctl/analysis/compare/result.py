@@ -106,6 +106,8 @@ class Comparison:
     """The equivalence margin that was named; None: the threshold."""
     num_looks: int = 1
     """Number of looks at which the experiment could have ended; 1 where the number of blocks was fixed."""
+    num_extensions: int = 0
+    """Number of times that blocks were added after the experiment had begun; each is one of the looks."""
 
     @property
     def verdict(self) -> OverallVerdict:

@@ -1,12 +1,13 @@
 """A comparison in sentences: the verdict and its reasons."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.experiment.deciding import unrecorded_text
 from benchctl.analysis.quality.text import accuracy_sentence
+from benchctl.analysis.statistics.margins import Margins
 from benchctl.formats import percentage, percentage_change
 
 
@@ -73,6 +74,19 @@ def unrecorded_lines(comparison: Comparison) -> tuple[str, ...]:
     )
 
 
+def looks_lines(comparison: Comparison) -> Iterator[str]:
+    """The cost of each way in which the experiment could have ended earlier than it did."""
+    confidence = percentage(comparison.confidence, 4)
+    if (times := comparison.num_extensions) > 0:
+        how_often = {1: "once", 2: "twice"}.get(times, f"{times} times")
+        yield f"blocks were added {how_often} after results were seen: intervals are those of {confidence}"
+    elif comparison.num_looks > 1:
+        yield (
+            f"declared stopping rule: the experiment could end at {comparison.num_looks} looks; intervals are at "
+            f"{confidence} and every verdict is corrected for them"
+        )
+
+
 def has_two_margins(metrics: Iterable[MetricComparison]) -> bool:
     """True where the change margin of any metric differs from its equivalence margin."""
     return any(len(metric.margins.log_bands) > 1 for metric in metrics)
@@ -112,6 +126,19 @@ def verdict_sentence(comparison: Comparison) -> str:
     )
 
 
+def cell_sentence(cell: CellComparison) -> str:
+    """One cell: its verdict, the strongest change that decided it, and the reason where nothing was decided."""
+    if cell.verdict == "invalid":
+        return f"invalid: {cell.errors[0]}"
+    deciding = [metric for metric in cell.deciding if _decides(metric, cell.verdict)]
+    if not deciding:
+        qualities = _deciding_qualities([cell], cell.verdict)
+        return f"{cell.verdict}: {qualities[0] if qualities else 'nothing to judge'}"
+    metric = max(deciding, key=_strength)
+    reason = f": {metric.reason}" if metric.reason and cell.verdict == "inconclusive" else ""
+    return f"{cell.verdict}, {metric.metric.name} {change_text(metric)}{reason}"
+
+
 _OUTCOME = {
     "regression": "worse by more than",
     "improvement": "better by more than",
@@ -123,14 +150,22 @@ _OUTCOME = {
 def _margins_used(metrics: Sequence[MetricComparison], verdict: str) -> str:
     """The margins that the verdict rests on: those of a change, of equivalence, or both where neither was left."""
     margins = [metric.margins for metric in metrics if metric.estimate is not None]
-    changes = _reach(m.change_frac for m in margins)
-    equivalences = _reach(m.equivalence_frac for m in margins)
-    floor = ", the noise floor" if any(m.is_noise_floor for m in margins) else ""
+    changes, equivalences = _change_margins(margins), _reach(m.equivalence_frac for m in margins)
     if verdict == "equivalent":
         return f"a margin of {equivalences}"
-    if verdict != "inconclusive" or changes == equivalences:
-        return f"a margin of {changes}{floor}"
-    return f"a margin of {equivalences} for equivalence and of {changes} for a change{floor}"
+    if verdict != "inconclusive" or changes == f"a margin of {equivalences}":
+        return changes
+    return f"a margin of {equivalences} for equivalence and {changes} for a change"
+
+
+def _change_margins(margins: Sequence[Margins]) -> str:
+    """The threshold, the noise floors above it, or both where metrics differ in what decides them."""
+    floors = [m.change_frac for m in margins if m.is_noise_floor]
+    thresholds = [m.change_frac for m in margins if not m.is_noise_floor]
+    floor = f"{'a' if len(set(floors)) > 1 else 'the'} noise floor of {_reach(floors)}"
+    if not floors:
+        return f"a margin of {_reach(thresholds)}"
+    return f"a margin of {_reach(thresholds)} or {floor}" if thresholds else floor
 
 
 def _reach(margins_frac: Iterable[float]) -> str:

@@ -31,10 +31,19 @@ from benchctl.records.manifest import HalfWidth, Look, Manifest, StoppingRecord
 def num_looks_of(a: Manifest, b: Manifest) -> int:
     """Number of looks at which two compared experiments could have ended; 1 where their blocks were fixed.
 
-    Of two experiments the numbers are multiplied, because each end of one may meet each end of the other.
+    Who adds blocks to an experiment could have ended it before: every extension is one more look, whether or not
+    anybody looked. Of two experiments the numbers are multiplied, because each end of one may meet each end of the
+    other.
     """
     manifests = (a,) if a == b else (a, b)
-    return math.prod(len(m.stopping.look_blocks) for m in manifests if m.stopping is not None)
+    return math.prod(
+        len(m.stopping.look_blocks) if m.stopping is not None else 1 + len(m.extensions) for m in manifests
+    )
+
+
+def num_extensions_of(a: Manifest, b: Manifest) -> int:
+    """Number of times that blocks were added to either of two experiments."""
+    return len(a.extensions) + (0 if a == b else len(b.extensions))
 
 
 def take_look(

@@ -23,10 +23,16 @@ _A = Annotated[
     typer.Argument(
         metavar="A",
         help="The reference: DIR, or DIR:variant; or result files of vLLM, SGLang, AIPerf or GuideLLM: FILE, "
-        "FILE,FILE, or a DIR of such files.",
+        "FILE,FILE, or a DIR of such files. Alone, DIR compares every variant with its baseline.",
     ),
 ]
-_B = Annotated[str, typer.Argument(metavar="B", help="The side to judge, given in the same way.")]
+_B = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[B]",
+        help="The side to judge, given in the same way; without it, every variant of A against its baseline.",
+    ),
+]
 _Threshold = Annotated[
     str,
     typer.Option(
@@ -130,7 +136,7 @@ _AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the table a
 @uncollected()
 def compare(
     a: _A,
-    b: _B,
+    b: _B = None,
     threshold: _Threshold = "1%",
     equivalence_margin: _EquivalenceMargin = None,
     estimator: _EstimatorName = None,
@@ -152,8 +158,9 @@ def compare(
 ) -> None:
     """Compare two sides block by block. The verdict is regression, improvement, equivalent or inconclusive.
 
-    Exit code: 0 improvement or equivalent, 1 regression, 2 wrong usage, 3 inconclusive, 4 not comparable or
-    invalid. Example: benchctl compare results/x:baseline results/x:guided
+    With one directory, every other variant is compared with its baseline, as on its page. Exit code: 0 improvement
+    or equivalent, 1 regression, 2 wrong usage, 3 inconclusive, 4 not comparable or invalid; of several comparisons
+    4 if any has it, then 1, 3 and 0. Example: benchctl compare results/x:baseline results/x:guided
     """
     from benchctl.analysis.compare.compare import CompareOptions
     from benchctl.cli.comparison_output import (
@@ -168,7 +175,13 @@ def compare(
 
     if as_json and as_markdown:
         raise UsageError("--json and --markdown exclude each other; give one of the two")
-    outputs, summary = checked_outputs(output or (), (a, b)), summary_path() if github_summary else None
+    if b is None:
+        from benchctl.cli.directory_comparison import baseline_side, compare_directory
+
+        if (baseline := baseline_side(a)) is not None:
+            a, b = baseline, a
+    sides = (a,) if b is None else (a, b)
+    outputs, summary = checked_outputs(output or (), sides), summary_path() if github_summary else None
     options = CompareOptions(
         margin_frac=parse_threshold(threshold),
         equivalence_margin_frac=(
@@ -186,6 +199,9 @@ def compare(
         quality_margin_points=quality_margin,
         step_time_model=step_time_model,
     )
+    if b is None:
+        form = "json" if as_json else "markdown" if as_markdown else "table"
+        raise typer.Exit(compare_directory(Path(a), options, outputs, summary, form=form, show_all=show_all))
     comparison = _compare_or_write_refusal(a, b, options, outputs, summary, as_json=as_json)
     for path in outputs:
         if path.suffix == PAGE:

@@ -1,7 +1,9 @@
 """``benchctl list``: the result directories under a root."""
 
+import shutil
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -11,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchctl.report.catalog import Entry
+
+_COLUMNS: Final = ("directory", "created", "profile", "engine", "state", "runs", "remarks")
+_LEAST_WIDTHS: Final = {0: 18, 2: 8, 6: 8}
+"""Characters that are left of each column that a narrow terminal shortens, by the column's number."""
 
 
 def list_results(
@@ -34,16 +40,37 @@ def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
 
     from benchctl.cli.screen import wide_console
 
+    rows = [_row(root, entry) for entry in entries]
+    if sys.stdout.isatty():
+        rows = _fitted(rows, shutil.get_terminal_size().columns)
     table = Table(box=None, pad_edge=False)
-    for column in ("directory", "created", "profile", "engine", "state", "runs", "remarks"):
+    for column in _COLUMNS:
         table.add_column(column, justify="right" if column == "runs" else "left", no_wrap=True)
-    for entry in entries:
-        name = str(entry.path.relative_to(root)) if entry.path != root else str(root)
-        if entry.problem is not None:
-            table.add_row(name, "", "", "", "unreadable", "", entry.problem)
-            continue
-        runs = f"{entry.num_done}/{entry.num_planned}"
-        remarks = " · ".join(filter(None, (entry.label, entry.altered)))
-        fields = (entry.created_at, entry.profile, entry.engine, entry.state, runs, remarks)
-        table.add_row(name, *(field or "" for field in fields))
+    for row in rows:
+        table.add_row(*row)
     wide_console().print(table)
+
+
+def _row(root: Path, entry: "Entry") -> "list[str]":
+    name = str(entry.path.relative_to(root)) if entry.path != root else str(root)
+    if entry.problem is not None:
+        return [name, "", "", "", "unreadable", "", entry.problem]
+    remarks = " · ".join(filter(None, (entry.label, entry.altered)))
+    fields = (entry.created_at, entry.profile, entry.engine, entry.state)
+    return [name, *(field or "" for field in fields), f"{entry.num_done}/{entry.num_planned}", remarks]
+
+
+def _fitted(rows: "Sequence[list[str]]", width: int) -> "list[list[str]]":
+    """The rows with the longest names and remarks shortened until the table has ``width`` columns, if that is
+    possible.
+    """
+    from benchctl.formats import shortened, shortened_inside
+
+    columns = list(zip(_COLUMNS, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    while sum(widths) + len(widths) - 1 > width:
+        widest = max(_LEAST_WIDTHS, key=lambda column: widths[column] - _LEAST_WIDTHS[column])
+        if widths[widest] <= _LEAST_WIDTHS[widest]:
+            break
+        widths[widest] -= 1
+    return [[shortened_inside(row[0], widths[0]), *map(shortened, row[1:], widths[1:])] for row in rows]

@@ -8,6 +8,7 @@ import typer
 from benchctl.cli.completion import complete_profile
 from benchctl.cli.experiment_options import EnginePreset
 from benchctl.errors import ProfileError, UsageError
+from benchctl.formats import count_of
 
 if TYPE_CHECKING:
     from benchctl.profile.model import Profile
@@ -72,7 +73,8 @@ def validate(
             profile = load_profile(name, engine=engine, overrides=overrides or [])
             check_names(profile)
             num_runs = len(plan_runs(profile).runs)
-            print(f"ok {name}: {num_runs} runs in {profile.blocks} blocks on {profile.engine.kind}")
+            plan = f"{count_of(num_runs, 'run')} in {count_of(profile.blocks, 'block')}"
+            print(f"ok {name}: {plan} on {profile.engine.kind}")
             for path in undeclared_differences(profile):
                 remark = "differs from the baseline and allowed_differences does not list it: compare will refuse"
                 print(f"warning {name}: {path} {remark}")

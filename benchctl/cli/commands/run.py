@@ -1,6 +1,9 @@
-"""``benchctl run``: measure an experiment, or resume one."""
+"""``benchctl run``: measure an experiment, resume one, or add blocks to one."""
 
 import shlex
+import sys
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,11 +23,14 @@ from benchctl.cli.experiment_options import (
     Blocks,
     EnginePreset,
     Label,
+    Output,
     OutputDir,
     Overrides,
+    ProfileArgument,
     ProfileName,
     Quiet,
     Seed,
+    chosen_profile,
 )
 from benchctl.cli.outcome import print_outcome, store_noise, warn
 from benchctl.errors import UsageError
@@ -60,14 +66,38 @@ _StepTimeModel = Annotated[
     ),
 ]
 _ResumeDir = Annotated[
-    Path | None, typer.Option("--resume", metavar="DIR", help="Continue DIR: measure the runs that are not done.")
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="DIR",
+        help="Continue DIR: measure the runs that are not done. With --blocks N, add blocks until there are N; "
+        "each addition is a look at the results and widens the intervals.",
+    ),
 ]
 _NoStoreNoise = Annotated[
     bool, typer.Option("--no-store-noise", help="Do not store the noise of an A/A experiment.")
 ]
+_AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON document at the end: directory, page, runs by state, verdicts, warnings; all else "
+        "goes to stderr.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Manner:
+    """Choices about the outcome: its form on the screen, and whether noise is stored."""
+
+    is_quiet: bool
+    stores_noise: bool
+    as_json: bool
 
 
 def run(  # the parameters are the command line
+    name: ProfileArgument = None,
     profile: ProfileName = None,
     engine: EnginePreset = None,
     overrides: Overrides = None,
@@ -75,6 +105,7 @@ def run(  # the parameters are the command line
     until_precision: _UntilPrecision = None,
     quick: _Quick = False,
     seed: Seed = None,
+    output: Output = None,
     output_dir: OutputDir = RESULTS,
     label: Label = None,
     dry_run: _DryRun = False,
@@ -82,30 +113,44 @@ def run(  # the parameters are the command line
     resume: _ResumeDir = None,
     no_store_noise: _NoStoreNoise = False,
     quiet: Quiet = False,
+    as_json: _AsJson = False,
 ) -> None:
-    """Measure an experiment: every variant in every cell, in blocks, each run on a fresh server."""
+    """Measure an experiment: every variant in every cell, in blocks, each run on a fresh server.
+
+    It ends with the verdict on every arm, which does not change the exit code: 0 every run is done, 4 a run is
+    suspect, 5 a run failed. The verdict is the exit code of 'benchctl compare DIR'. Example: benchctl run ci-smoke
+    """
     if quick and blocks is not None:
         raise UsageError(f"--quick means --blocks {QUICK_BLOCKS}; give one of the two")
-    changes = [*(overrides or []), *_stopping(until_precision)]
-    chosen = _load(profile, engine, changes, QUICK_BLOCKS if quick else blocks, seed)
+    if as_json and dry_run:
+        raise UsageError("--json prints what was measured, and --dry-run measures nothing; leave one of them out")
+    profile_name, manner = (
+        chosen_profile(name, profile),
+        _Manner(is_quiet=quiet or as_json, stores_noise=not no_store_noise, as_json=as_json),
+    )
+    num_blocks, changes = QUICK_BLOCKS if quick else blocks, [*(overrides or []), *_stopping(until_precision)]
     if resume is not None:
-        if dry_run or label is not None or output_dir != RESULTS:
+        if dry_run or label is not None or output is not None or output_dir != RESULTS:
             raise UsageError(
-                f"--resume continues {resume} as it was begun: leave out --dry-run, --label and --output-dir"
+                f"--resume continues {resume} as it was begun: leave out --dry-run, --label, --output and "
+                "--output-dir"
             )
-        _resume(resume, chosen, is_quiet=quiet, stores_noise=not no_store_noise)
+        _resume(resume, _load(profile_name, engine, changes, None, seed), num_blocks, manner)
         return
+    chosen = _load(profile_name, engine, changes, num_blocks, seed)
     if chosen is None:
-        raise UsageError("name a profile with --profile; 'benchctl profiles list' lists them")
+        raise UsageError("name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them")
     check_experiment(chosen, is_plan=dry_run)
     if dry_run:
         _print_plan(chosen, step_time_model)
         return
     if step_time_model is not None:
         raise UsageError("--step-time-model predicts a plan: add --dry-run; 'compare' has the same option")
-    lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=quiet)
-    prepared = prepare_experiment(chosen, lengths_from)
-    _measure_new(chosen, prepared, output_dir, label, is_quiet=quiet, stores_noise=not no_store_noise)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=manner.is_quiet)
+        prepared = prepare_experiment(chosen, lengths_from)
+        results = create(chosen, prepared, output_dir, label, directory=output)
+    _measure_new(results, chosen, prepared, manner)
 
 
 def _stopping(until_precision: str | None) -> list[str]:
@@ -123,8 +168,8 @@ def _load(
     if name is None:
         if engine or overrides or blocks or seed is not None:
             raise UsageError(
-                "--engine, --set, --blocks, --until-precision, --quick and --seed change a profile: name it with "
-                "--profile"
+                "--engine, --set, --blocks, --until-precision, --quick and --seed change a profile: name it, as in "
+                "'benchctl run ci-smoke'"
             )
         return None
     from benchctl.profile.load import load_profile
@@ -153,22 +198,14 @@ def _print_plan(profile: "Profile", step_time_model: Path | None) -> None:
     print_plan(profile, requests, on_file.noise, step_time_model)
 
 
-def _measure_new(
-    profile: "Profile",
-    prepared: "PreparedSet",
-    output_dir: Path,
-    label: str | None,
-    *,
-    is_quiet: bool,
-    stores_noise: bool,
-) -> None:
+def _measure_new(results: "ResultDirectory", profile: "Profile", prepared: "PreparedSet", manner: _Manner) -> None:
     from benchctl.cli.plan_view import print_duration
 
-    results = create(profile, prepared, output_dir, label)
-    print(f"results in {results.path}", flush=True)
-    _print_expectations(results, profile)
-    print_duration(profile, prepared.requests)
-    _measure_and_report(results, profile, prepared.requests, is_quiet=is_quiet, stores_noise=stores_noise)
+    with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
+        print(f"results in {results.path}", flush=True)
+        _print_expectations(results, profile)
+        print_duration(profile, prepared.requests)
+    _measure_and_report(results, profile, prepared.requests, manner)
 
 
 def _print_expectations(results: "ResultDirectory", profile: "Profile") -> None:
@@ -182,29 +219,38 @@ def _print_expectations(results: "ResultDirectory", profile: "Profile") -> None:
             warn(warning.message)
 
 
-def _resume(path: Path, profile: "Profile | None", *, is_quiet: bool, stores_noise: bool) -> None:
+def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manner: _Manner) -> None:
+    """Measure the runs of ``path`` that are not done, after its plan was extended to ``num_blocks`` where given."""
+    from benchctl.measure.extension import extend_experiment
     from benchctl.measure.result_directory import reopen_experiment
 
     reopened = reopen_experiment(path, profile)
-    print(f"continuing {path}", flush=True)
-    results, requests = reopened.results, reopened.requests
-    _measure_and_report(results, reopened.profile, requests, is_quiet=is_quiet, stores_noise=stores_noise)
+    extension = None if num_blocks is None else extend_experiment(reopened, num_blocks)
+    with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
+        print(f"continuing {path}", flush=True)
+        if extension is not None:
+            added = extension.to_blocks - extension.from_blocks
+            warn(
+                f"{added} {'block is' if added == 1 else 'blocks are'} added to {extension.from_blocks}; "
+                f"all verdicts are corrected for {extension.num_looks} looks at the results"
+            )
+    _measure_and_report(reopened.results, reopened.profile, reopened.requests, manner)
 
 
 def _measure_and_report(
-    results: "ResultDirectory",
-    profile: "Profile",
-    requests: "tuple[PreparedRequest, ...]",
-    *,
-    is_quiet: bool,
-    stores_noise: bool,
+    results: "ResultDirectory", profile: "Profile", requests: "tuple[PreparedRequest, ...]", manner: _Manner
 ) -> None:
+    from benchctl.cli.screen import print_json
+    from benchctl.cli.verdict_output import outcome_document
+
     next_step = f"Continue with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
-    outcome = measure(results, profile, requests, next_step, is_quiet=is_quiet)
-    print_outcome(results.path, outcome)
-    if stores_noise:
-        store_noise(results.path, profile)
-    if outcome.num_failed:
-        raise typer.Exit(A_RUN_FAILED)
-    if outcome.num_suspect:
-        raise typer.Exit(A_RUN_IS_SUSPECT)
+    with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
+        outcome = measure(results, profile, requests, next_step, is_quiet=manner.is_quiet)
+        analysis, verdict = print_outcome(results.path, outcome)
+        if manner.stores_noise:
+            store_noise(results.path, profile)
+    code = A_RUN_FAILED if outcome.num_failed else A_RUN_IS_SUSPECT if outcome.num_suspect else 0
+    if manner.as_json:
+        print_json(outcome_document(analysis, outcome, verdict, code))
+    if code:
+        raise typer.Exit(code)

@@ -21,7 +21,7 @@ from benchctl.records.schema import RENAMED_STOP_MODES, SCHEMA_VERSION, upgrade
 
 DIGESTS_FILE: Final = "digests.json"
 WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
-"""Files of the experiment that are written before the first run and never again."""
+"""Files of the experiment that are written before the first run; the plan again when blocks are added."""
 _CHANGING: Final = frozenset({"state", "stopping", "warnings"})
 """Fields of a manifest that change during an experiment."""
 _FIRST_SCHEMA: Final = {"schema_version": 1}
@@ -105,6 +105,14 @@ def _new_digests(results: ResultDirectory) -> DirectoryDigests:
         manifest_sha256=manifest_sha256(results.path),
         files={name: digest_of(results.path / name) for name in WHOLE_FILES},
     )
+
+
+def renew_digests(results: ResultDirectory) -> None:
+    """Record plan and manifest anew, after blocks were added to the experiment; digests of other files stay."""
+    digests = read_digests(results.path) or _new_digests(results)
+    files = digests.files | {"plan.json": digest_of(results.path / "plan.json")}
+    sha256 = manifest_sha256(results.path)
+    _write(results, msgspec.structs.replace(digests, manifest_sha256=sha256, files=files))
 
 
 def forget_run(results: ResultDirectory, run_id: str) -> None:

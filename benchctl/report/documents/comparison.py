@@ -34,6 +34,7 @@ def document_of(comparison: Comparison) -> dict[str, Any]:
         ),
         "confidence": comparison.confidence,
         "num_looks": comparison.num_looks,
+        "num_extensions": comparison.num_extensions,
         "pairing": comparison.pairing,
         "num_tests": comparison.num_tests,
         "screening": comparison.is_screening,

@@ -44,5 +44,15 @@ def csv_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, Value]]) -> by
 
 def comparison_csv(comparison: Comparison) -> bytes:
     """One line for each metric in each cell; ratios are b / a."""
+    return csv_bytes(_COLUMNS, _rows(comparison))
+
+
+def comparisons_csv(comparisons: Mapping[str, Comparison]) -> bytes:
+    """The lines of several comparisons; the first column is the name of each."""
+    rows = [{"sides": name, **row} for name, comparison in comparisons.items() for row in _rows(comparison)]
+    return csv_bytes(("sides", *_COLUMNS), rows)
+
+
+def _rows(comparison: Comparison) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = document_of(comparison)["metrics"]
-    return csv_bytes(_COLUMNS, rows)
+    return rows

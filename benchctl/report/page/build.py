@@ -11,11 +11,20 @@ from benchctl.report.page.page import render
 from benchctl.report.page.verdict import AnalyzedSide, PageVerdict, directory_verdict, sides_verdict
 
 
-def directory_page(analysis: AnalyzedExperiment, options: CompareOptions | None = None) -> str:
-    """The page of one directory, to be written into it: every other variant against its baseline."""
-    verdict = directory_verdict(analysis, options)
+def directory_page(
+    analysis: AnalyzedExperiment,
+    options: CompareOptions | None = None,
+    *,
+    verdict: PageVerdict | None = None,
+    is_inside: bool = True,
+) -> str:
+    """The page of one directory: every other variant against its baseline.
+
+    ``verdict`` is that of the directory where it is known already; ``is_inside``: the page is written into it.
+    """
+    verdict = directory_verdict(analysis, options) if verdict is None else verdict
     title = f"{verdict.word}: {analysis.results.manifest.profile}"
-    return render(title, (analysis,), verdict, _charts(analysis, verdict), is_inside=True)
+    return render(title, (analysis,), verdict, _charts(analysis, verdict), is_inside=is_inside)
 
 
 def sides_page(a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None = None) -> str:

@@ -7,9 +7,9 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.documents.bonus import verdicts_document
-from benchctl.report.documents.comparison import document_of
+from benchctl.report.documents.verdict import comparison_document
 from benchctl.report.page.charts.figure import Chart
-from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
+from benchctl.report.page.verdict import PageVerdict
 
 
 def data_document(
@@ -19,7 +19,7 @@ def data_document(
     return {
         "schema_version": SCHEMA_VERSION,
         "verdict": {"verdict": verdict.word, "exit_code": verdict.exit_code, "summary": verdict.sentence},
-        "comparisons": [_comparison(one) for one in verdict.all],
+        "comparisons": [comparison_document(one) for one in verdict.all],
         "directories": [_directory(analysis) for analysis in analyses],
         "charts": [
             {"id": chart.id, "title": chart.title, "definition": chart.definition, "figure": chart.figure}
@@ -27,21 +27,6 @@ def data_document(
             if chart.figure is not None
         ],
         "definitions": {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()},
-    }
-
-
-def _comparison(one: ComparisonVerdict) -> dict[str, Any]:
-    if one.comparison is not None:
-        return document_of(one.comparison)
-    return {
-        "verdict": one.word,
-        "exit_code": one.exit_code,
-        "summary": one.sentence,
-        "reasons": list(one.differences) or [one.problem],
-        "a": one.a_name,
-        "b": one.b_name,
-        "cells": [],
-        "metrics": [],
     }
 
 

@@ -47,6 +47,11 @@ class ComparisonVerdict:
         return self.comparison.exit_code if self.comparison is not None else self.problem_exit_code
 
     @property
+    def sides(self) -> str:
+        """Both sides in words: ``guided against baseline``."""
+        return f"{self.b_name} against {self.a_name}"
+
+    @property
     def sentence(self) -> str:
         """The verdict sentence without the word that it begins with."""
         if self.comparison is None:
@@ -157,7 +162,7 @@ def _notes(analyses: Iterable[AnalyzedExperiment]) -> tuple[str, ...]:
     for analysis in analyses:
         planned, manifest = analysis.results.plan.runs, analysis.results.manifest
         states = [run.record.state for run in analysis.runs]
-        if manifest.state in {"planned", "running"}:
+        if manifest.state in {"planned", "running", "interrupted"}:
             notes.append(
                 f"Unfinished: {states.count('done')} of {len(planned)} runs of {manifest.profile} are done."
             )

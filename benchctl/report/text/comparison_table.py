@@ -10,6 +10,7 @@ from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import (
     change_text,
     floors_text,
+    looks_lines,
     reasons_of,
     speed_line,
     threshold_text,
@@ -89,11 +90,7 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
     yield _blocks_line(comparison)
     yield from unrecorded_lines(comparison)
     yield from _margin_lines(comparison)
-    if comparison.num_looks > 1:
-        yield (
-            f"declared stopping rule: the experiment could end at {comparison.num_looks} looks; intervals are at "
-            f"{percentage(comparison.confidence, 4)} and every verdict is corrected for them"
-        )
+    yield from looks_lines(comparison)
     yield from _order_lines(comparison)
     yield from bounds_lines(comparison)
     if equal := _equal_everywhere(comparison):

@@ -89,8 +89,7 @@ def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:
         **_offered(client),
         "arrival times": f"{_share(figures.kernel_stamp_frac)} of the chunks stamped by the kernel; "
         f"{_share(figures.coalesced_chunk_frac)} read together with the next one (an upper bound)",
-        "client": f"{four_digits(client.metrics['client_cpu_cores'])} cores; its loop at most "
-        f"{four_digits(client.metrics['max_loop_lag_ms'])} ms late",
+        **_client(client),
     }
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -98,6 +97,16 @@ def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:
     for row in rows.items():
         table.add_row(*row)
     return table
+
+
+def _client(client: ClientQuality) -> dict[str, str]:
+    """Processor time and delay of the load generator, as far as they were sampled; of a short load neither is."""
+    cores, late_ms = client.metrics["client_cpu_cores"], client.metrics["max_loop_lag_ms"]
+    parts = [
+        *([] if cores is None else [f"{four_digits(cores)} cores"]),
+        *([] if late_ms is None else [f"its loop at most {four_digits(late_ms)} ms late"]),
+    ]
+    return {"client": "; ".join(parts) or "not sampled: the load was too short"}
 
 
 def _offered(client: ClientQuality) -> dict[str, str]:

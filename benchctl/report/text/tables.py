@@ -13,7 +13,16 @@ from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.summary.flops_bridge import flops_bridge
 from benchctl.analysis.summary.runs import CellSummary, Spread
 from benchctl.costs.hardware import Hardware
-from benchctl.formats import UNKNOWN, first_of, four_digits, percentage, signed_four_digits, three_digits, whole
+from benchctl.formats import (
+    UNKNOWN,
+    count_of,
+    first_of,
+    four_digits,
+    percentage,
+    signed_four_digits,
+    three_digits,
+    whole,
+)
 from benchctl.records.manifest import Manifest
 from benchctl.records.record import ResultWarning
 from benchctl.records.warning_codes import by_severity
@@ -61,9 +70,10 @@ def headline(analysis: AnalyzedExperiment) -> str:
         if analysis.passes is None
         else passes_text(analysis)
     )
+    baseline = "" if manifest.baseline == "baseline" else f" · baseline {manifest.baseline}"
     return (
         f"{manifest.profile}{label} · {manifest.state} · {num_done} of {num_planned} runs done · "
-        f"{blocks_text(manifest)} · baseline {manifest.baseline}\n"
+        f"{blocks_text(manifest)}{baseline}\n"
         f"engine {manifest.engine} · {work} · seed {manifest.seed}\n"
         f"{manifest.created_at} · {code} · {manifest.host.hostname}, {devices}"
     )
@@ -88,10 +98,11 @@ def _config_of_passes(analysis: AnalyzedExperiment) -> Mapping[str, Any]:
 
 
 def blocks_text(manifest: Manifest) -> str:
-    """``8 blocks``, or how a stopping rule ended the experiment."""
+    """``8 blocks``, with those that were added, or how a stopping rule ended the experiment."""
     rule = manifest.stopping
     if rule is None:
-        return f"{manifest.blocks} blocks"
+        added = sum(extension.to_blocks - extension.from_blocks for extension in manifest.extensions)
+        return count_of(manifest.blocks, "block") + (f", {added} of them added" if added else "")
     if rule.ended_after is None:
         return f"at most {manifest.blocks} blocks (wanted ±{percentage(rule.precision_frac)})"
     return f"{rule.ended_after} of at most {manifest.blocks} blocks (±{percentage(rule.precision_frac)} reached)"

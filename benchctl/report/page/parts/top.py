@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.analysis.compare.text import floors_text, threshold_text, unrecorded_lines
+from benchctl.analysis.compare.text import floors_text, looks_lines, threshold_text, unrecorded_lines
 from benchctl.formats import minus_in_numbers, percentage, range_of
 from benchctl.report.page.verdict import PageVerdict
 from benchctl.report.text.tables import device_of_passes
@@ -48,6 +48,7 @@ def _rules(verdict: PageVerdict) -> list[str]:
         minus_in_numbers(threshold_text(first)),
         *([f"noise floor {floors_text(first)}"] if first.noise else []),
         f"{percentage(first.confidence)} intervals over {blocks} {_PAIRING[first.pairing]}",
+        *looks_lines(first),
     ]
 
 
