@@ -15,7 +15,9 @@ RESULTS = Path(os.environ.get("BENCHCTL_RESULTS") or "results")
 ProfileArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[NAME]", help="Profile of the experiment, by the name in 'benchctl profiles list' or by its file."
+        metavar="[NAME]",
+        help="Profile of the experiment, by the name in 'benchctl profiles list' or by its file.",
+        autocompletion=complete_profile,
     ),
 ]
 ProfileName = Annotated[
