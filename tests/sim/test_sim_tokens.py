@@ -36,6 +36,40 @@ def test_words_digits_and_punctuation_are_counted(text: str, count: int) -> None
     assert count_tokens(text) == count
 
 
+@pytest.mark.parametrize(
+    ("text", "fewest", "most"),
+    [  # counts of Llama 3.1, Qwen3, Gemma 3, DeepSeek-V3, GPT-4o and Mistral-Nemo lie between
+        ("人人生而自由,在尊严和权利上一律平等。他们赋有理性和良心,并应以兄弟关系的精神相对待。", 27, 39),
+        (
+            (
+                "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。人間は、理性と良心とを"
+                "授けられており、互いに同胞の精神をもって行動しなければならない。"
+            ),
+            46,
+            72,
+        ),
+        (
+            (
+                "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다. 인간은 천부적으로 이성과 양심을 "
+                "부여받았으며 서로 형제애의 정신으로 행동하여야 한다."
+            ),
+            46,
+            57,
+        ),
+        (
+            (
+                "All human beings are born free and equal in dignity and rights. They are endowed with reason and "
+                "conscience and should act towards one another in a spirit of brotherhood."
+            ),
+            32,
+            34,
+        ),
+    ],
+)
+def test_the_estimate_is_among_the_counts_of_real_tokenizers(text: str, fewest: int, most: int) -> None:
+    assert fewest <= count_tokens(text) <= most
+
+
 def test_a_chat_prompt_counts_five_tokens_around_each_message_and_three_for_the_answer() -> None:
     assert count_chat_tokens([]) == 3
     assert count_chat_tokens([Message(role="user", content="Hello world")]) == 3 + 5 + 2
