@@ -23,7 +23,7 @@ __all__ = ["Profile", "__version__", "compare", "load_profile", "load_results"] 
 
 
 def __getattr__(name: str) -> Any:
-    """Import the Python interface on first use: numpy, scipy and polars come with it."""
+    """Import the Python interface on first use: numpy and scipy come with it."""
     if name not in __all__:
         raise AttributeError(f"module 'benchctl' has no attribute {name!r}")
     return getattr(import_module("benchctl.api"), name)

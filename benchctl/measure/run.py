@@ -42,7 +42,7 @@ from benchctl.measure.telemetry.telemetry import SampledServer, sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name
-from benchctl.records.loaded import load_run, write_step_table
+from benchctl.records.loaded import copy_long_steps, load_run
 from benchctl.records.manifest import PlannedRun
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
@@ -253,7 +253,7 @@ class _ExperimentRun:
             return self._run.conclude()
         self._journal.count(self._run.load_summary)
         loaded = load_run(self._directory)
-        write_step_table(loaded)
+        copy_long_steps(loaded)
         self._run.judge_records(loaded, self._context.requests)
         self._run.judge_client(loaded)
         self._journal.warn(*underfilled_batch_warnings(loaded), *clock_warnings(loaded))

@@ -28,7 +28,7 @@ from benchctl.profile.forward_pass import ForwardPoint
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import RunDirectory
-from benchctl.records.loaded import load_run, write_step_table
+from benchctl.records.loaded import copy_long_steps, load_run
 from benchctl.records.manifest import PlannedRun
 from benchctl.records.record import ResultWarning
 from benchctl.records.run import RunFailure, RunRecord
@@ -147,7 +147,7 @@ class _Run:
         self._journal.time(first_send_ns=times.start_ns[0], last_token_ns=times.start_ns[0] + times.wall_ns)
 
     def _conclude(self, times: ForwardTimes) -> RunRecord:
-        write_step_table(load_run(self._directory))
+        copy_long_steps(load_run(self._directory))
         problem = self._problem(times)
         if problem is None:
             return self._journal.close("done")

@@ -82,13 +82,19 @@ def read_whole(path: Path, kind: type[R]) -> tuple[R, ...] | None:
     ``read_jsonl`` then says which line is damaged. A missing file has no records.
     """
     try:
-        content = path.read_bytes()
-        records = msgspec.json.Decoder(kind).decode_lines(content)
+        records = decode_whole(path.read_bytes(), kind)
     except FileNotFoundError:
         return ()
+    return None if records is None else tuple(records)
+
+
+def decode_whole(lines: bytes, kind: type[R]) -> list[R] | None:
+    """All records of these lines at once; None unless every line is one whole record."""
+    try:
+        records = msgspec.json.Decoder(kind).decode_lines(lines)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return tuple(records) if len(records) == content.count(b"\n") else None
+    return records if len(records) == lines.count(b"\n") else None
 
 
 def decode_lines(lines: Iterable[bytes], path: Path, kind: type[R], first_line: int = 1) -> Iterator[R]:

@@ -1,7 +1,5 @@
 """A result directory in memory: every run with its records, and a warning for each damaged file."""
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
@@ -19,14 +17,12 @@ from benchctl.records.samples import ClientSample, GpuSample, HostSample, Promet
 from benchctl.records.step import StepRecord
 
 if TYPE_CHECKING:
-    from benchctl.records.columns.step_columns import DecodedSteps, StepColumns
+    from benchctl.records.columns.step_columns import StepColumns
     from benchctl.records.columns.step_log import StepLog
 
-    Steps: TypeAlias = tuple[StepRecord, ...] | DecodedSteps | StepLog
+    Steps: TypeAlias = tuple[StepRecord, ...] | StepLog
 
 T = TypeVar("T", bound=msgspec.Struct)
-_NUM_AT_ONCE: Final = 2
-"""Logs read at a time: polars has threads of its own for one, and a second fills their idle time."""
 DAMAGED_LINE: Final = "damaged-line"
 """Code of the warning that a file of a run ends with a line that cannot be read."""
 
@@ -37,12 +33,10 @@ class ReadLimits:
 
     kept_steps: int = 1 << 13
     """The steps of a log up to this size stay in memory as records, those of a longer one only as columns."""
-    few_steps: int = 1 << 18
-    """A log up to this size is decoded faster than polars is imported and started."""
     few_requests: int = 1 << 16
     """Requests up to this size are decoded about as fast as a copy of their numbers is read."""
-    steps_block: int = 8 << 20
-    """Bytes that polars parses at a time: meanwhile, a block needs many times the memory of its table."""
+    steps_block: int = 1 << 19
+    """Bytes of steps decoded at a time: their records take many times the memory of their table."""
 
 
 DEFAULT_LIMITS: Final = ReadLimits()
@@ -147,35 +141,38 @@ class _RunReader:
         requests = read_requests(
             path,
             recorded=self._record.files.get(path.name),
-            writes_copy=self._record.state not in {"planned", "running"},
+            writes_copy=self._has_ended,
         )
         return self.lines("requests", RequestRecord) if requests is None else requests
 
     def steps(self) -> "Steps":
         """The steps, in the form that suits the length of their log."""
         path = self._directory.step_log
-        if _size_bytes(path) <= self._limits.few_steps:
-            records = self.lines("steps", StepRecord)
-            if _size_bytes(path) <= self._limits.kept_steps:
-                return records
-            from benchctl.records.columns.step_columns import DecodedSteps  # noqa: PLC0415 - numpy, to save memory
+        if _size_bytes(path) <= self._limits.kept_steps:
+            return self.lines("steps", StepRecord)
+        from benchctl.records.columns.step_log import read_step_log  # noqa: PLC0415 - numpy, for long logs
 
-            return DecodedSteps(path, records)
-        from benchctl.records.columns.step_log import read_step_log  # noqa: PLC0415 - polars, for long logs
-
-        steps, error = read_step_log(path, block_bytes=self._limits.steps_block)
+        recorded = self._record.files.get(path.name)
+        steps, error = read_step_log(path, recorded=recorded, block_bytes=self._limits.steps_block)
         if error is not None:
             self._note(error)
+        elif self._has_ended:
+            steps.write_copy()
         return steps
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the files of the run are complete, so that copies of them are worth writing."""
+        return self._record.state not in {"planned", "running"}
 
     def _note(self, error: RecordError) -> None:
         self.damage.append(ResultWarning(code=DAMAGED_LINE, message=str(error), where=self._record.run_id))
 
 
-def write_step_table(run: LoadedRun) -> None:
-    """Write the table of a long step log for later readers. Raises OSError when the directory cannot be written."""
+def copy_long_steps(run: LoadedRun) -> None:
+    """Leave a copy of a long step log for later readers while its table is in memory: the log is complete."""
     if not isinstance(run.steps, tuple):
-        run.steps.write_table()
+        run.steps.write_copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,20 +200,8 @@ def load_results(path: Path) -> LoadedResults:
         profile_yaml=results.profile_yaml(),
         plan=plan,
         requests=results.prepared_requests(),
-        runs=_load_runs(results.begun_runs(plan)),
+        runs=tuple(map(load_run, results.begun_runs(plan))),
     )
-
-
-def _load_runs(directories: Sequence[RunDirectory]) -> tuple[LoadedRun, ...]:
-    """All runs; long step logs without a table are read two at a time, because one does not fill two cores."""
-    if sum(_size_bytes(directory.step_log) for directory in directories) <= DEFAULT_LIMITS.few_steps:
-        return tuple(map(load_run, directories))
-    from benchctl.records.columns.step_log import table_path  # noqa: PLC0415 - polars, where it is worth its time
-
-    if all(table_path(directory.step_log).is_file() for directory in directories):
-        return tuple(map(load_run, directories))
-    with ThreadPoolExecutor(max_workers=_NUM_AT_ONCE) as pool:
-        return tuple(pool.map(load_run, directories))
 
 
 def _size_bytes(path: Path) -> int:

@@ -56,7 +56,7 @@ _RUN_FILES: Final = (
     _File("requests.jsonl", "One line for each request, warm-up and load, as the client saw it.", RequestRecord),
     _File("requests.safetensors", "A copy of long requests that is read quickly; may be deleted."),
     _File("steps.jsonl", "One line for each step, normalised over engines.", StepRecord),
-    _File("steps.parquet", "A copy of a long step log that is read quickly; may be deleted."),
+    _File("steps.safetensors", "A copy of a long step log that is read quickly; may be deleted."),
     _File("steps.raw.jsonl", "The engine's own log of its steps, untouched."),
     _File("client.jsonl", "Health of the load generator, ten times per second of the load.", ClientSample),
     _File("gpu.jsonl", "Samples of each visible GPU.", GpuSample),

@@ -1,4 +1,4 @@
-"""How long `benchctl compare` takes for many steps or tokens, beside the least it could take.
+"""How long `benchctl compare` takes for many steps or tokens, beside the decoding of their lines alone.
 
     python -m benchmarks.analysis.compare_speed [--steps N] [--batch N] [--blocks N] [--only-times]
         [--repeats N] [--json FILE]
@@ -6,12 +6,11 @@
 Each directory has N steps: blocks of a baseline and a guided run, whose steps have the sections of the LenVM log.
 Each step gives every sequence of its batch a token, of which the requests have time and count, and without
 --only-times lateness, characters and text.
-The limit starts Python and has polars read a few fields of the same step logs and nothing else: no checks, requests
-or statistics. The records are what msgspec makes of the same lines, one after another, kept by nobody. A run leaves
-the table of a long step log beside it; "without tables" is the same comparison after these were deleted. Whoever
-reads long requests first leaves a copy of their numbers: that is "first reading", once; it also compiles the
-modules, which an installation has done. All start a fresh
-interpreter, which is part of the time; the best of all repeats counts, and the largest resident size.
+Whoever reads long logs first leaves copies of their numbers: "first reading" is without those of the steps, and
+"first reading of all" without those of the requests either, once; it also compiles the modules, which an
+installation has done. The limit is what msgspec takes for the records of the same step logs, kept by nobody: no
+checks, requests or statistics. All start a fresh interpreter, which is part of the time; the best of all repeats
+counts, and the largest resident size.
 """
 
 import argparse
@@ -27,7 +26,7 @@ import numpy as np
 from benchctl.records.directory import ResultDirectory, run_directory_name
 from benchctl.records.integrity.digests import digests_of_run, record_run
 from benchctl.records.jsonl import encode
-from benchctl.records.loaded import load_run, write_step_table
+from benchctl.records.loaded import copy_long_steps, load_run
 from benchctl.records.manifest import HostInfo, Manifest, Plan, PlannedRun
 from benchctl.records.request import ChoiceRecord, PreparedRequest, RequestRecord
 from benchctl.records.run import RunRecord, RunTimes
@@ -55,20 +54,23 @@ variants:
     guidance: {mode: centered_exp, value_scale: 0.0}
 """
 
-PARSE = """
-import sys, polars
-kinds = dict.fromkeys(("start_ns", "dur_ns", "num_seqs", "output_tokens", "guided_rows"), polars.Int64)
-for path in sys.argv[1:]:
-    polars.read_ndjson(path, schema=kinds).height
-"""
-RECORDS = """
+FORGET = """
 import sys
 from pathlib import Path
-from benchctl.records.jsonl import read_jsonl
+from benchctl.cli import main
+for side in sys.argv[2:]:
+    for copy in Path(side).glob("runs/*/steps.safetensors"):
+        copy.unlink()
+main()
+"""
+DECODE = """
+import sys
+from benchctl.records.jsonl import decode_whole
 from benchctl.records.step import StepRecord
 for path in sys.argv[1:]:
-    for step in read_jsonl(Path(path), StepRecord):
-        pass
+    with open(path, "rb") as file:
+        while lines := file.read(1 << 19) + file.readline():
+            decode_whole(lines, StepRecord)
 """
 
 
@@ -203,7 +205,7 @@ def write_results(path, num_steps, batch, num_blocks, seed, *, only_times=False)
         directory = results.run(run.run_id)
         directory.path.mkdir(parents=True)
         write_run(directory, run, prepared, batch, rng, only_times=only_times)
-        write_step_table(load_run(directory))
+        copy_long_steps(load_run(directory))
         directory.write(msgspec.structs.replace(directory.read(), files=digests_of_run(directory)))
         record_run(results, run.run_id)
 
@@ -248,24 +250,19 @@ def main():
             write_results(path, options.steps, options.batch, options.blocks, seed, only_times=options.only_times)
         logs = sorted(str(path) for side in sides for path in side.glob("runs/*/steps.jsonl"))
         num_bytes = sum(Path(log).stat().st_size for log in logs)
-        tables, copies = files_of(sides, "steps.parquet"), files_of(sides, "requests.safetensors")
-        kept_bytes = sum(path.stat().st_size for path in (*tables, *copies))
+        copies = files_of(sides, "steps.safetensors") + files_of(sides, "requests.safetensors")
+        kept_bytes = sum(path.stat().st_size for path in copies)
         request_bytes = sum(path.stat().st_size for path in files_of(sides, "requests.jsonl"))
         for path in copies:
             path.unlink()
-        compare = ["-m", "benchctl", "compare", *map(str, sides)]
+        compare = ["compare", *map(str, sides)]
         rows = [
-            best_of("first reading", [sys.executable, *compare], work, 1, (0, 3)),
-            best_of("benchctl compare", [sys.executable, *compare], work, options.repeats, (0, 3)),
-        ]
-        for path in tables:
-            path.unlink()
-        rows += [
-            best_of(name, [sys.executable, *argv], work, options.repeats, (0, 3))
-            for name, argv in (
-                ("without tables", compare),
-                ("limit: polars alone", ["-c", PARSE, *logs]),
-                ("records, by msgspec", ["-c", RECORDS, *logs]),
+            best_of(name, [sys.executable, *argv], work, repeats, (0, 3))
+            for name, argv, repeats in (
+                ("first reading of all", ["-m", "benchctl", *compare], 1),
+                ("benchctl compare", ["-m", "benchctl", *compare], options.repeats),
+                ("first reading", ["-c", FORGET, *compare], options.repeats),
+                ("limit: decoding alone", ["-c", DECODE, *logs], options.repeats),
             )
         ]
         said = (work / "benchctl compare.log").read_text()
@@ -273,7 +270,7 @@ def main():
         row["of limit"] = row["wall s"] / rows[3]["wall s"]
     sizes = ", ".join(
         f"{size / 2**20:.0f} MiB of {what}"
-        for what, size in (("step logs", num_bytes), ("requests", request_bytes), ("tables and copies", kept_bytes))
+        for what, size in (("step logs", num_bytes), ("requests", request_bytes), ("copies", kept_bytes))
     )
     show(rows, f"two directories of {options.steps:,} steps and {options.steps * options.batch:,} tokens, {sizes}")
     print(f"\nwhat it found: {said.splitlines()[0]}")

@@ -337,7 +337,7 @@ def test_bad_input_gets_one_clear_message(tmp_path: Path, args: list[str], says:
     assert not (tmp_path / "results").exists()
 
 
-def test_a_load_of_a_plain_server_imports_no_aiohttp_no_polars_and_no_engine_that_it_does_not_speak_to(
+def test_a_load_of_a_plain_server_imports_no_aiohttp_no_numpy_and_no_engine_that_it_does_not_speak_to(
     tmp_path: Path,
 ) -> None:
     code = (
@@ -352,7 +352,7 @@ def test_a_load_of_a_plain_server_imports_no_aiohttp_no_polars_and_no_engine_tha
     assert done.returncode == 0, done.stderr
     imported = set(done.stderr.splitlines()[-1].split())
     assert {"benchctl.measure.single_load.single_load", "httpx"} <= imported
-    arrays = {"numpy", "polars", "scipy", "matplotlib", "pandas"}
+    arrays = {"numpy", "scipy", "matplotlib", "pandas"}
     assert not imported & {*arrays, "aiohttp", "anyio", "httpcore", "prometheus_client", "pynvml", "tqdm"}
     assert not imported & {
         "benchctl.engines.sim.engine",

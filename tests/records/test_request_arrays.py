@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from benchctl.analysis.metrics.request_timing import itls_ns, latencies_ns, pooled_itls_ns
 from benchctl.cli.app import app
 from benchctl.records.columns import request_arrays
-from benchctl.records.columns.request_arrays import CHUNK_FIELDS, arrays_path, read_requests
+from benchctl.records.columns.log_copy import copy_path
+from benchctl.records.columns.request_arrays import CHUNK_FIELDS, read_requests
 from benchctl.records.columns.tensor_file import tensors_of
 from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity.digests import digests_of_run, record_run
@@ -97,7 +98,7 @@ def test_a_copy_holds_every_record_as_its_line_does(tmp_path, requests):
     path = written(tmp_path / "requests.jsonl", requests)
     for _ in range(2):  # the first reader makes the copy, the second reads it
         assert plainly(read_requests(path, writes_copy=True)) == requests
-    assert arrays_path(path).is_file()
+    assert copy_path(path).is_file()
 
 
 def test_the_first_reader_makes_the_copy_and_the_next_decodes_no_line(results, monkeypatch):
@@ -112,7 +113,7 @@ def test_the_first_reader_makes_the_copy_and_the_next_decodes_no_line(results, m
 def test_anyone_can_read_the_arrays_of_a_copy(results):
     run = results.run(BASELINE)
     load_run(run)
-    tensors, metadata = tensors_of(arrays_path(run.request_log).read_bytes())
+    tensors, metadata = tensors_of(copy_path(run.request_log).read_bytes())
     expected = [t for request in run.requests() for choice in request.choices for t in choice.chunk_ns]
     assert tensors["chunk_ns"].tolist() == expected
     assert metadata["requests_sha256"] == digests_of_run(run)["requests.jsonl"].sha256
@@ -122,10 +123,10 @@ def test_a_copy_of_something_else_is_passed_over_and_made_anew(results):
     run = results.run(BASELINE)
     before = load_run(run).requests
     edit_requests(results, BASELINE, lambda request: msgspec.structs.replace(request, prompt_tokens=21))
-    stale = arrays_path(run.request_log).read_bytes()
+    stale = copy_path(run.request_log).read_bytes()
     assert {request.prompt_tokens for request in before} == {20}
     assert {request.prompt_tokens for request in load_run(run).requests} == {21}
-    assert arrays_path(run.request_log).read_bytes() != stale
+    assert copy_path(run.request_log).read_bytes() != stale
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_copy_of_something_else_is_passed_over_and_made_anew(results):
 def test_a_copy_that_was_damaged_costs_nothing_but_time(results, spoil):
     run = results.run(BASELINE)
     load_run(run)
-    copy = arrays_path(run.request_log)
+    copy = copy_path(run.request_log)
     good = copy.read_bytes()
     copy.write_bytes(spoil(good))
     loaded = load_run(run)
@@ -155,16 +156,16 @@ def test_a_copy_that_was_damaged_costs_nothing_but_time(results, spoil):
 
 def test_where_nothing_can_be_written_everything_is_read_all_the_same(results):
     run = results.run(BASELINE)
-    arrays_path(run.request_log).mkdir()  # root may write anywhere, but not here
+    copy_path(run.request_log).mkdir()  # root may write anywhere, but not here
     assert plainly(load_run(run).requests) == list(run.requests())
-    assert arrays_path(run.request_log).is_dir()
+    assert copy_path(run.request_log).is_dir()
 
 
 def test_nothing_is_kept_of_a_run_that_goes_on(results):
     edit_run(results, BASELINE, state="running")
     run = results.run(BASELINE)
     assert plainly(load_run(run).requests) == list(run.requests())
-    assert not arrays_path(run.request_log).exists()
+    assert not copy_path(run.request_log).exists()
 
 
 def test_a_damaged_line_is_told_as_ever_and_no_copy_is_kept(results):
@@ -175,7 +176,7 @@ def test_a_damaged_line_is_told_as_ever_and_no_copy_is_kept(results):
     assert loaded.is_damaged
     assert [warning.code for warning in loaded.warnings] == [DAMAGED_LINE]
     assert "requests.jsonl:4" in loaded.damage[0]
-    assert not arrays_path(run.request_log).exists()
+    assert not copy_path(run.request_log).exists()
 
 
 def test_a_number_beyond_64_bits_is_left_to_the_reader_of_lines(tmp_path):
@@ -198,9 +199,9 @@ def test_a_copy_changes_no_digest_and_may_be_made_altered_or_deleted(results):
     load_run(run)
     assert codes_of_alterations() == before
     assert digests_of_run(run) == run.read().files
-    arrays_path(run.request_log).write_bytes(b"altered")
+    copy_path(run.request_log).write_bytes(b"altered")
     assert codes_of_alterations() == before
-    arrays_path(run.request_log).unlink()
+    copy_path(run.request_log).unlink()
     assert codes_of_alterations() == before
 
 

@@ -1,18 +1,25 @@
 """A long step log: its columns are those of its records, whatever stands in it, and damage is told as ever."""
 
+import hashlib
 import itertools
+import os
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.results.builders import write_results
+from support.results.builders import edit_run, write_results
 
 from benchctl.records.columns import step_log
-from benchctl.records.columns.step_columns import OPTIONAL, PHASES, columns_from
-from benchctl.records.columns.step_log import read_step_log, table_path
+from benchctl.records.columns.log_copy import copy_path
+from benchctl.records.columns.step_columns import StepColumns
+from benchctl.records.columns.step_columns import columns_from as columns_by_table
+from benchctl.records.columns.step_log import read_step_log
+from benchctl.records.columns.step_table import OPTIONAL, PHASES
 from benchctl.records.directory import RunDirectory
+from benchctl.records.integrity.digests import digest_of
 from benchctl.records.jsonl import encode
 from benchctl.records.loaded import DAMAGED_LINE, ReadLimits, load_run
 from benchctl.records.step import SECTION_PARENT, StepRecord
@@ -48,6 +55,33 @@ def step(number=0, **changed):
         step=number, start_ns=10 * number, dur_ns=7, clock="host", phase="decode", num_seqs=3, output_tokens=3
     )
     return msgspec.structs.replace(record, **changed)
+
+
+def columns_from(records, *, is_warmup=False):
+    """Columns as their definition says, value by value."""
+    steps = [record for record in records if record.is_warmup == is_warmup]
+    sections = sorted({name for step in steps for name in step.sections_ns})
+    optionals = [name for name in OPTIONAL if any(getattr(step, name) is not None for step in steps)]
+    drafts = [step.accepted_by_position for step in steps]
+    num_positions = max((len(counts or ()) for counts in drafts), default=0)
+    accepted = np.array(
+        [
+            [*counts, *[0] * (num_positions - len(counts))] if counts else [np.nan] * num_positions
+            for counts in drafts
+        ],
+        dtype=np.float64,
+    )
+    return StepColumns(
+        start_ns=np.array([step.start_ns for step in steps], dtype=np.int64),
+        dur_ns=np.array([step.dur_ns for step in steps], dtype=np.int64),
+        num_seqs=np.array([step.num_seqs for step in steps], dtype=np.int64),
+        phase=np.array([PHASES.index(step.phase) for step in steps], dtype=np.uint8),
+        clocks=tuple(sorted({step.clock for step in steps})),
+        optionals={name: np.array([getattr(s, name) for s in steps], dtype=np.float64) for name in optionals},
+        section_ns={n: np.array([s.sections_ns.get(n, 0) for s in steps], dtype=np.int64) for n in sections},
+        has_section={n: np.array([n in s.sections_ns for s in steps], dtype=bool) for n in sections},
+        accepted_by_position=accepted if num_positions else None,
+    )
 
 
 def read_log(path):
@@ -86,9 +120,10 @@ def test_the_columns_of_a_log_are_those_of_its_records(tmp_path, steps):
     assert list(log) == steps
     for is_warmup in (False, True):
         require_same(log.columns(is_warmup=is_warmup), columns_from(steps, is_warmup=is_warmup))
+        require_same(columns_by_table(steps, is_warmup=is_warmup), columns_from(steps, is_warmup=is_warmup))
 
 
-def test_a_log_whose_every_block_is_read_by_polars_has_the_columns_of_its_records(tmp_path, monkeypatch):
+def test_a_log_whose_every_block_is_read_at_once_has_the_columns_of_its_records(tmp_path, monkeypatch):
     steps = [
         step(
             i,
@@ -99,7 +134,7 @@ def test_a_log_whose_every_block_is_read_by_polars_has_the_columns_of_its_record
         )
         for i in range(100)
     ]
-    monkeypatch.setattr(step_log, "_read_as_records", None)
+    monkeypatch.setattr(step_log, "_decode_singly", None)
     log, _ = read_log(written(tmp_path / "steps.jsonl", steps))
     require_same(log.columns(), columns_from(steps))
     assert log.columns().optional("fused") is None
@@ -203,7 +238,7 @@ def test_a_damaged_line_of_a_long_log_is_named_and_what_came_before_is_kept(tmp_
     run = RunDirectory(write_results(tmp_path / "r").runs()[0].path)
     whole = list(run.steps())
     run.step_log.write_bytes(run.step_log.read_bytes() + encode(step(9, is_warmup=True)) + b"\n" + GOOD[:-9])
-    loaded = load_run(run, ReadLimits(few_steps=0, steps_block=300))
+    loaded = load_run(run, ReadLimits(kept_steps=0, steps_block=300))
     assert loaded.is_damaged
     (warning,) = [warning for warning in loaded.warnings if warning.code == DAMAGED_LINE]
     assert warning.message.startswith(f"{run.step_log}:{len(whole) + 2}: the line is cut off")
@@ -215,24 +250,25 @@ def test_a_damaged_line_of_a_long_log_is_named_and_what_came_before_is_kept(tmp_
 def test_few_steps_and_many_are_the_same_run(tmp_path):
     run = write_results(tmp_path / "r").runs()[1]
     few = load_run(run)
-    many = load_run(run, ReadLimits(few_steps=0))
+    many = load_run(run, ReadLimits(kept_steps=0))
     assert isinstance(few.steps, tuple)
     assert tuple(many.steps) == few.steps
     require_same(many.columns, few.columns)
 
 
 @pytest.fixture(name="stored_log")
-def _kept(tmp_path):
-    """A long log whose table is kept."""
+def _stored(tmp_path, monkeypatch):
+    """A long log with a copy beside it."""
+    monkeypatch.setattr(step_log, "COPY_FROM_BYTES", 0)
     steps = [step(i, is_warmup=i < 3, sections_ns={"sample": i}, kv_used_blocks=i or None) for i in range(50)]
     path = written(tmp_path / "steps.jsonl", steps)
-    read_log(path)[0].write_table(from_bytes=0)
+    read_log(path)[0].write_copy()
     return path
 
 
-def test_a_kept_table_is_read_instead_of_the_log(stored_log, monkeypatch):
+def test_a_copy_is_read_instead_of_the_log(stored_log, monkeypatch):
     steps = list(read_log(stored_log)[0])
-    monkeypatch.setattr(step_log, "_blocks", None)
+    monkeypatch.setattr(step_log, "decode_whole", None)
     log, damage = read_log(stored_log)
     assert damage is None
     assert len(log) == 50
@@ -240,32 +276,33 @@ def test_a_kept_table_is_read_instead_of_the_log(stored_log, monkeypatch):
         require_same(log.columns(is_warmup=is_warmup), columns_from(steps, is_warmup=is_warmup))
 
 
-def test_a_kept_table_does_not_count_once_its_log_has_changed(stored_log):
+def test_a_copy_does_not_count_once_its_log_has_changed(stored_log):
     stored_log.write_bytes(stored_log.read_bytes().replace(b'"dur_ns":7', b'"dur_ns":8', 1))
     log, _ = read_log(stored_log)
     require_same(log.columns(is_warmup=True), columns_from(list(log), is_warmup=True))
     assert log.columns(is_warmup=True).dur_ns.tolist() == [8, 7, 7]
 
 
-def test_a_kept_table_that_cannot_be_read_costs_nothing_but_time(stored_log):
-    table_path(stored_log).write_bytes(b"PAR1, but no table")
+def test_a_copy_that_cannot_be_read_costs_nothing_but_time(stored_log):
+    copy_path(stored_log).write_bytes(b"PAR1, but no copy")
     log, damage = read_log(stored_log)
     assert damage is None
     assert len(log) == 50
 
 
-def test_the_table_of_a_damaged_log_is_not_kept(tmp_path):
+def test_the_copy_of_a_damaged_log_is_not_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_log, "COPY_FROM_BYTES", 0)
     path = written(tmp_path / "steps.jsonl", [step(i) for i in range(5)])
     path.write_bytes(path.read_bytes()[:-5])
     log, damage = read_log(path)
-    log.write_table(from_bytes=0)
+    log.write_copy()
     assert damage is not None
-    assert not table_path(path).exists()
+    assert not copy_path(path).exists()
 
 
-def test_the_table_of_a_short_log_is_not_kept(tmp_path):
+def test_the_copy_of_a_short_log_is_not_made(tmp_path):
     path = written(tmp_path / "steps.jsonl", [step()])
-    read_log(path)[0].write_table()
+    read_log(path)[0].write_copy()
     assert [entry.name for entry in tmp_path.iterdir()] == ["steps.jsonl"]
 
 
@@ -290,18 +327,44 @@ def test_acceptance_by_position_counts_no_draft_beyond_the_end_of_a_short_one():
     assert columns_from(steps[1:2]).accepted_by_position is None
 
 
-@pytest.mark.parametrize(
-    ("draft_tokens", "is_read"), [(None, True), (4, False)], ids=["without drafts", "with drafts"]
-)
-def test_a_table_from_before_acceptance_by_position_is_read_where_nothing_was_drafted(
-    tmp_path, monkeypatch, draft_tokens, is_read
-):
-    path = written(tmp_path / "steps.jsonl", [step(i, draft_tokens=draft_tokens) for i in range(5)])
-    with monkeypatch.context() as before:
-        before.setattr(step_log, "_VERSION", "1")
-        read_log(path)[0].write_table(from_bytes=0)
-    assert (step_log.read_table(path) is not None) == is_read
-    require_same(read_log(path)[0].columns(), columns_from(list(read_log(path)[0])))
+def test_a_copy_of_another_version_is_passed_over(stored_log, monkeypatch):
+    steps = list(read_log(stored_log)[0])
+    monkeypatch.setattr(step_log, "_VERSION", "2")
+    monkeypatch.setattr(step_log, "decode_whole", decoding := Mock(wraps=step_log.decode_whole))
+    require_same(read_log(stored_log)[0].columns(), columns_from(steps))
+    assert decoding.called
+
+
+def test_the_first_reader_of_a_long_log_makes_its_copy_and_leaves_an_old_one_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_log, "COPY_FROM_BYTES", 0)
+    run = RunDirectory(write_results(tmp_path / "r").runs()[0].path)
+    old = run.step_log.with_suffix(".parquet")
+    old.write_bytes(b"PAR1, by an earlier version")
+    first = load_run(run, ReadLimits(kept_steps=0))
+    assert copy_path(run.step_log).is_file()
+    monkeypatch.setattr(step_log, "decode_whole", None)
+    require_same(load_run(run, ReadLimits(kept_steps=0)).columns, first.columns)
+    assert old.read_bytes() == b"PAR1, by an earlier version"
+
+
+def test_a_run_in_progress_gets_no_copy_of_its_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_log, "COPY_FROM_BYTES", 0)
+    results = write_results(tmp_path / "r")
+    run = results.runs()[0]
+    edit_run(results, run.path.name, state="running")
+    load_run(run, ReadLimits(kept_steps=0))
+    assert not copy_path(run.step_log).exists()
+
+
+@pytest.mark.parametrize("is_touched", [False, True], ids=["as recorded", "with another time"])
+def test_a_log_with_the_recorded_size_and_time_is_not_hashed_again(stored_log, monkeypatch, is_touched):
+    recorded = digest_of(stored_log)
+    if is_touched:
+        os.utime(stored_log, ns=(0, 0))
+    monkeypatch.setattr("hashlib.file_digest", hashing := Mock(wraps=hashlib.file_digest))
+    log, _ = read_step_log(stored_log, block_bytes=600, recorded=recorded)
+    assert len(log) == 50
+    assert hashing.called == is_touched
 
 
 def test_the_phases_of_steps_are_told_apart():

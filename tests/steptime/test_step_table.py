@@ -93,8 +93,17 @@ def test_files_and_directories_that_hold_no_steps_are_refused(tmp_path: Path) ->
     with pytest.raises(UsageError, match="has no rows; it needs one row a step"):
         read_sources([tmp_path / "empty.csv"])
     (tmp_path / "broken.jsonl").write_text("{", encoding="utf-8")
-    with pytest.raises(UsageError, match="not a table of steps"):
+    with pytest.raises(UsageError, match=r"broken.jsonl:1: no row of a table \(.*\); correct or remove the line"):
         read_sources([tmp_path / "broken.jsonl"])
+    (tmp_path / "long.csv").write_text("model,duration_us\na,1\nb,2,3\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"long.csv:3: 3 values under 2 names; correct the row"):
+        read_sources([tmp_path / "long.csv"])
+    (tmp_path / "latin.csv").write_bytes("model\nmodèle\n".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"latin.csv: not a table \(.*utf-8.*\); name a CSV or JSON Lines file"):
+        read_sources([tmp_path / "latin.csv"])
+    (tmp_path / "steps.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UsageError, match="from a Parquet file, write a CSV file first"):
+        read_sources([tmp_path / "steps.parquet"])
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(UsageError, match="neither a result directory nor a table of steps"):
             read_sources([path])

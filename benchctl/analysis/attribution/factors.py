@@ -37,7 +37,7 @@ from benchctl.analysis.attribution.estimate import (
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
 from benchctl.analysis.statistics.side_ratio import SideRatio
-from benchctl.records.columns.step_columns import PHASES
+from benchctl.records.columns.step_table import PHASES
 from benchctl.records.manifest import StopMode
 
 STEPS: Final = "steps"

@@ -12,7 +12,8 @@ from benchctl.analysis.attribution.step_time_model import ModelledRun
 from benchctl.analysis.metrics.request_timing import choice_tokens, e2el_ns, is_completed, measured, ttft_ns
 from benchctl.analysis.metrics.unknown import known_values, total
 from benchctl.analysis.validity.bunching import CLIENT_BUNCHING
-from benchctl.records.columns.step_columns import PHASES, StepColumns
+from benchctl.records.columns.step_columns import StepColumns
+from benchctl.records.columns.step_table import PHASES
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.request import RequestRecord
 from benchctl.records.step import StepPhase

@@ -40,7 +40,7 @@ def read_sources(
         else:
             raise UsageError(
                 f"{path}: neither a result directory nor a table of steps; name a directory that 'benchctl run' "
-                "wrote, or a .csv or .jsonl file with one row a step"
+                "wrote, or a .csv or .jsonl file with one row a step (from a Parquet file, write a CSV file first)"
             )
     if not observed:
         raise UsageError("no run has steps that a model can use: " + "; ".join(skipped))

@@ -38,7 +38,7 @@ from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, run_directory_name
 from benchctl.records.integrity.digests import digests_of_run, record_run
 from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
-from benchctl.records.loaded import load_run, write_step_table
+from benchctl.records.loaded import copy_long_steps, load_run
 from benchctl.records.manifest import HostInfo, Imported, Manifest, Plan, PlannedRun
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest, RequestRecord
@@ -213,7 +213,7 @@ def _checked_run(
 ) -> RunRecord:
     """The run with the warnings of its checks; suspect if it has any."""
     loaded = load_run(directory)
-    write_step_table(loaded)
+    copy_long_steps(loaded)
     warnings = (*run.warnings, *failed_checks(loaded, profile, prepared))
     checked = msgspec.structs.replace(
         run, warnings=warnings, state="suspect" if warnings else "done", files=digests_of_run(directory)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import polars as pl
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
+from benchctl.interop.readers.row_table import RowTable, read_rows
 from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, Floats, count_step_work, first_reasons
 from benchctl.steptime.work import Deployment, ObservedSteps, Origin
 from benchctl.units import NS_PER_US
@@ -69,35 +69,23 @@ def is_step_table(path: Path) -> bool:
 
 def read_step_table(path: Path, defaults: TableDefaults) -> tuple[ObservedSteps, ...]:
     """The steps of each run of a table, in its order. Raises UsageError naming every column that is missing."""
-    frame = _read(path)
-    names = {quantity: name for quantity, options in COLUMNS.items() if (name := _first_of(options, frame))}
-    _check_columns(path, frame, names, defaults)
+    table = read_rows(path)
+    names = {quantity: name for quantity, options in COLUMNS.items() if (name := _first_of(options, table))}
+    _check_columns(path, table, names, defaults)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     keys = [names[key] for key in ("run", "model", "tensor_parallel", "hardware") if key in names]
-    groups = frame.partition_by(keys, maintain_order=True) if keys else [frame]
+    groups = table.groups(keys) if keys else [table]
     return tuple(_Table(path, group, names, defaults).observed(sha256) for group in groups)
 
 
-def _read(path: Path) -> pl.DataFrame:
-    try:
-        if path.suffix == ".csv":
-            return pl.read_csv(path, infer_schema_length=None)
-        return pl.read_ndjson(path, infer_schema_length=None)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error}); name a CSV or JSON Lines file of steps") from error
-    except pl.exceptions.PolarsError as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"{path}: not a table of steps ({reason}); it needs one row a step") from error
+def _first_of(options: tuple[str, ...], table: RowTable) -> str | None:
+    return next((name for name in options if name in table.columns), None)
 
 
-def _first_of(options: tuple[str, ...], frame: pl.DataFrame) -> str | None:
-    return next((name for name in options if name in frame.columns), None)
-
-
-def _check_columns(path: Path, frame: pl.DataFrame, names: dict[str, str], defaults: TableDefaults) -> None:
-    if not frame.height:
+def _check_columns(path: Path, table: RowTable, names: dict[str, str], defaults: TableDefaults) -> None:
+    if not len(table):
         raise UsageError(f"{path}: has no rows; it needs one row a step")
-    if "duration" not in names and _SCHEDULER_TIME in frame.columns:
+    if "duration" not in names and _SCHEDULER_TIME in table.columns:
         raise UsageError(
             f"{path}: {_SCHEDULER_TIME} is the time of the scheduler and not of the step; add a column cycle_us, "
             "the start of the next step minus the start of this one"
@@ -106,7 +94,7 @@ def _check_columns(path: Path, frame: pl.DataFrame, names: dict[str, str], defau
     if "num_decodes" not in names and "num_seqs" not in names:
         missing.append(" or ".join((*COLUMNS["num_decodes"], *COLUMNS["num_seqs"])))
     if missing:
-        has = ", ".join(frame.columns)
+        has = ", ".join(table.columns)
         raise UsageError(f"{path}: columns are missing: {'; '.join(missing)}. Add them; the table has {has}")
     for quantity, value in (("model", defaults.model), ("hardware", defaults.hardware)):
         if quantity not in names and value is None:
@@ -118,7 +106,7 @@ class _Table:
     """The rows of one run."""
 
     path: Path
-    frame: pl.DataFrame
+    rows: RowTable
     names: dict[str, str]
     defaults: TableDefaults
 
@@ -190,21 +178,22 @@ class _Table:
         )
 
     def _word(self, quantity: str, default: str | None) -> str:
-        return str(self.frame[self.names[quantity]][0]) if quantity in self.names else default or ""
+        return str(self.rows.columns[self.names[quantity]][0]) if quantity in self.names else default or ""
 
     def _column(self, quantity: str, unknown: float | None = None) -> Floats:
         """A column as numbers; a missing value is ``unknown``, or an error naming its row."""
         name = self.names[quantity]
-        values = self.frame[name].cast(pl.Float64, strict=False)
+        values = self.rows.numbers(name)
+        is_unknown = np.isnan(values)
         if unknown is not None:
-            values = values.fill_null(unknown)
-        if values.null_count():
-            row = int(values.is_null().arg_max() or 0) + 1
-            value = self.frame[name][row - 1]
+            values[is_unknown] = unknown
+        elif is_unknown.any():
+            index = int(is_unknown.argmax())
             raise UsageError(
-                f"{self.path}: {name} is {value!r} in row {row} of its run; every step needs a number there"
+                f"{self.path}: {name} is {self.rows.columns[name][index]!r} in row {index + 1} of its run; "
+                "every step needs a number there"
             )
-        return values.to_numpy()
+        return values
 
     def _shape(self, model: str) -> ModelShape:
         """The shape of a model by its name; Hugging Face's suffix for converted weights is left out."""

@@ -1,9 +1,8 @@
 """A copy of a long ``requests.jsonl`` with its numbers as arrays: later readers need not decode the lines again.
 
-Most of such a file are the numbers of its chunks (``CHUNK_FIELDS``). The copy has one array for each of these
-fields, with the values of all choices in a row, and the records without them as JSON. It counts only while the file
-has the SHA-256 that the copy names, and may be deleted. The first reader of a file makes its copy, if the directory
-can be written.
+Most of such a file are the numbers of its chunks (``CHUNK_FIELDS``). The copy (``log_copy``) has one array for
+each of these fields, with the values of all choices in a row, and the records without them as JSON. Whoever reads
+the file first makes it.
 
 In records that were read here these fields are arrays instead of tuples: the same values in an eighth of the
 memory, and sequences as well, but not equal to tuples and not to be encoded.
@@ -21,8 +20,9 @@ import msgspec
 import numpy as np
 
 from benchctl.errors import RecordError
-from benchctl.records.columns.tensor_file import Numbers, in_fewest_bytes, tensor_bytes, tensors_of
-from benchctl.records.jsonl import decode_lines, encode, write_bytes_atomic
+from benchctl.records.columns.log_copy import copy_bytes, read_copy, write_copy
+from benchctl.records.columns.tensor_file import Numbers, in_fewest_bytes, tensors_of
+from benchctl.records.jsonl import decode_lines, encode
 from benchctl.records.request import ChoiceRecord, RequestRecord
 from benchctl.records.run import FileDigest
 
@@ -44,11 +44,6 @@ _LENGTHS: Final = ".lengths"
 _TYPE_CODES: Final = {"uint8": "B", "uint16": "H", "int32": "i", "int64": "q"}
 
 
-def arrays_path(requests: Path) -> Path:
-    """Path of the copy of ``requests.jsonl``."""
-    return requests.with_suffix(".safetensors")
-
-
 def read_requests(
     requests: Path, *, recorded: FileDigest | None = None, writes_copy: bool
 ) -> tuple[RequestRecord, ...] | None:
@@ -57,35 +52,17 @@ def read_requests(
     ``recorded``: digest of the file when its run ended; trusted if the file still has that size and time.
     ``writes_copy``: the file is complete, so a copy is worth writing.
     """
-    records = _read_copy(requests, recorded)
-    if records is not None:
-        return records
+    copied = read_copy(requests, version=_VERSION, recorded=recorded)
+    if copied is not None:
+        with suppress(ValueError, KeyError, msgspec.MsgspecError):  # arrays that do not fit together: the lines do
+            return _unpacked(copied)
     try:
         content = _packed(requests)
     except (RecordError, OverflowError):  # the reader of lines reports it
         return None
     if writes_copy:
-        with suppress(OSError):  # a directory that is not ours to write
-            write_bytes_atomic(arrays_path(requests), content)
+        write_copy(requests, content)
     return _unpacked(tensors_of(content)[0])
-
-
-def _read_copy(requests: Path, recorded: FileDigest | None) -> tuple[RequestRecord, ...] | None:
-    try:
-        tensors, metadata = tensors_of(arrays_path(requests).read_bytes())
-        if metadata.get("version") != _VERSION or metadata.get("requests_sha256") != _sha256(requests, recorded):
-            return None
-        return _unpacked(tensors)
-    except (OSError, ValueError, KeyError, msgspec.MsgspecError):  # a copy that cannot be read: the file can
-        return None
-
-
-def _sha256(path: Path, recorded: FileDigest | None) -> str:
-    stat = path.stat()
-    if recorded is not None and (stat.st_size, stat.st_mtime_ns) == (recorded.size_bytes, recorded.mtime_ns):
-        return recorded.sha256
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _packed(requests: Path) -> bytes:
@@ -106,7 +83,7 @@ def _packed(requests: Path) -> bytes:
     for name in CHUNK_FIELDS:
         tensors[name] = in_fewest_bytes(np.asarray(values[name]))
         tensors[name + _LENGTHS] = np.asarray(lengths[name])
-    return tensor_bytes(tensors, {"version": _VERSION, "requests_sha256": digest.hexdigest()})
+    return copy_bytes(requests, tensors, version=_VERSION, log_sha256=digest.hexdigest())
 
 
 def _digested(lines: Iterable[bytes], digest: "_Hash") -> Iterator[bytes]:

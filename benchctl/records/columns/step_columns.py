@@ -1,32 +1,29 @@
 """The steps of a run as columns of numbers, for logs that are too long to handle step by step."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
-from types import MappingProxyType
-from typing import Final, TypeAlias, overload
+from typing import Any, TypeAlias, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from benchctl.records.jsonl import read_jsonl
+from benchctl.records.columns.step_table import (
+    CLOCKS,
+    OPTIONAL,
+    PHASES,
+    POSITION_PREFIX,
+    SECTION_PREFIX,
+    StepTable,
+    table_of,
+)
 from benchctl.records.step import Clock, StepPhase, StepRecord
+
+A = TypeVar("A", bound=npt.NDArray[Any])
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
-
-PHASES: Final[tuple[StepPhase, ...]] = ("prefill", "decode", "mixed")
-ACCEPTED_BY_POSITION: Final = "accepted_by_position"
-OPTIONAL: Final = tuple(
-    field.name
-    for field in msgspec.structs.fields(StepRecord)
-    if field.default is None and field.name != ACCEPTED_BY_POSITION
-)
-"""The counts and flags of a step that an engine may leave out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,42 +75,50 @@ class StepColumns:
         return np.equal(self.phase, PHASES.index(phase))
 
 
-class StepsOfFile(Sequence[StepRecord]):
-    """The steps of a log, held in another form. Access to a record reads the file from its beginning."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __iter__(self) -> Iterator[StepRecord]:
-        return islice(read_jsonl(self._path, StepRecord), len(self))
-
-    @overload
-    def __getitem__(self, index: int) -> StepRecord: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[StepRecord, ...]: ...
-    def __getitem__(self, index: int | slice) -> StepRecord | tuple[StepRecord, ...]:
-        return tuple(self)[index]
+def exact_sum(values: Integers, weights: Integers | None = None) -> int:
+    """Sum of ``values``, or of their products with ``weights``, however large it is."""
+    factors = [array for array in (values, weights) if array is not None]
+    largest = math.prod(max(-int(array.min()), int(array.max())) for array in factors) if len(values) else 0
+    if largest * len(values) < 2**63:
+        return int(values.sum() if weights is None else values @ weights)
+    return sum(math.prod(products) for products in zip(*(array.tolist() for array in factors), strict=True))
 
 
-class DecodedSteps(StepsOfFile):
-    """The steps of a short log, held as columns."""
-
-    def __init__(self, path: Path, records: Sequence[StepRecord]) -> None:
-        super().__init__(path)
-        self._columns = {is_warmup: columns_from(records, is_warmup=is_warmup) for is_warmup in (False, True)}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._columns.values()))
-
-    def columns(self, *, is_warmup: bool = False) -> StepColumns:
-        """The steps of the load, or those of the warm-up."""
-        return self._columns[is_warmup]
-
-    def write_table(self) -> None:
-        """Leave a short log alone: it is decoded as fast as a table of it would be read."""
+def columns_from(records: Sequence[StepRecord], *, is_warmup: bool = False) -> StepColumns:
+    """The columns of the ``records`` of the load, or of those of the warm-up."""
+    return columns_of(table_of(records), is_warmup=is_warmup)
 
 
-def by_position(columns: Sequence[Floats]) -> Floats | None:
+def columns_of(table: StepTable, *, is_warmup: bool = False) -> StepColumns:
+    """The columns of the steps of the load, or of those of the warm-up, each made on access."""
+    arrays, rows = table.arrays, table.rows(is_warmup=is_warmup)
+    known = {name: flags for name in table.names if (flags := table.known(name)[rows]).any()}
+    sections = {name.removeprefix(SECTION_PREFIX): name for name in known if name.startswith(SECTION_PREFIX)}
+
+    def floats(name: str) -> Floats:
+        values = arrays[name][rows].astype(np.float64)
+        values[~known[name]] = np.nan
+        return values
+
+    def integers(name: str) -> Integers:
+        return arrays[name][rows].astype(np.int64)
+
+    return StepColumns(
+        start_ns=integers("start_ns"),
+        dur_ns=integers("dur_ns"),
+        num_seqs=integers("num_seqs"),
+        phase=arrays["phase"][rows],
+        clocks=tuple(sorted(CLOCKS[index] for index in np.unique(arrays["clock"][rows]))),
+        optionals=_OnAccess([name for name in OPTIONAL if name in known], floats),
+        section_ns=_OnAccess(sorted(sections), lambda name: integers(sections[name])),
+        has_section=_OnAccess(sorted(sections), lambda name: known[sections[name]]),
+        accepted_by_position=_by_position(
+            [floats(name) for name in known if name.startswith(POSITION_PREFIX)],
+        ),
+    )
+
+
+def _by_position(columns: Sequence[Floats]) -> Floats | None:
     """A row for each step from a column for each position, which has NaN where a step names none; None without
     columns.
     """
@@ -124,43 +129,20 @@ def by_position(columns: Sequence[Floats]) -> Floats | None:
     return accepted
 
 
-def exact_sum(values: Integers, weights: Integers | None = None) -> int:
-    """Sum of ``values``, or of their products with ``weights``, however large it is."""
-    factors = [array for array in (values, weights) if array is not None]
-    largest = math.prod(max(-int(array.min()), int(array.max())) for array in factors) if len(values) else 0
-    if largest * len(values) < 2**63:
-        return int(values.sum() if weights is None else values @ weights)
-    return sum(math.prod(products) for products in zip(*(array.tolist() for array in factors), strict=True))
+class _OnAccess(Mapping[str, A]):
+    """Columns by name, each made on access: few readers need all of them."""
 
+    def __init__(self, names: Sequence[str], column: Callable[[str], A]) -> None:
+        self._names = dict.fromkeys(names)
+        self._column = column
 
-def columns_from(records: Iterable[StepRecord], *, is_warmup: bool = False) -> StepColumns:
-    """The columns of the ``records`` of the load, or of those of the warm-up."""
-    steps = [record for record in records if record.is_warmup == is_warmup]
-    values = zip(*map(msgspec.structs.astuple, steps), strict=True)
-    fields = dict(zip(StepRecord.__struct_fields__, values, strict=True)) if steps else {}
-    optionals = {name: fields[name] for name in OPTIONAL if steps and fields[name].count(None) < len(steps)}
-    sections: tuple[Mapping[str, int], ...] = fields.get("sections_ns", ())
-    names = sorted(set[str]().union(*sections))
-    return StepColumns(
-        start_ns=_integers(fields.get("start_ns", ())),
-        dur_ns=_integers(fields.get("dur_ns", ())),
-        num_seqs=_integers(fields.get("num_seqs", ())),
-        phase=np.array([PHASES.index(phase) for phase in fields.get("phase", ())], dtype=np.uint8),
-        clocks=tuple(sorted(set(fields.get("clock", ())))),
-        optionals=MappingProxyType(
-            {name: np.array(column, dtype=np.float64) for name, column in optionals.items()}
-        ),
-        section_ns=MappingProxyType({n: _integers([times.get(n, 0) for times in sections]) for n in names}),
-        has_section=MappingProxyType({n: np.array([n in times for times in sections], dtype=bool) for n in names}),
-        accepted_by_position=_by_position(fields.get(ACCEPTED_BY_POSITION, ())),
-    )
+    def __len__(self) -> int:
+        return len(self._names)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
 
-def _by_position(accepted: Sequence[tuple[int, ...] | None]) -> Floats | None:
-    num_positions = max((len(counts or ()) for counts in accepted), default=0)
-    padded = [(*(counts or ()), *[None] * (num_positions - len(counts or ()))) for counts in accepted]
-    return by_position([np.array(column, dtype=np.float64) for column in zip(*padded, strict=True)])
-
-
-def _integers(values: Sequence[int]) -> Integers:
-    return np.array(values, dtype=np.int64)
+    def __getitem__(self, name: str) -> A:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._column(name)

@@ -27,9 +27,9 @@ _CHANGING: Final = frozenset({"state", "stopping", "warnings"})
 _FIRST_SCHEMA: Final = {"schema_version": 1}
 """Hashed in place of the manifest's own version, which changes when a newer benchctl resumes the experiment."""
 _FIRST_STOP_MODES: Final = {new: old for old, new in RENAMED_STOP_MODES.items()}
-_DERIVED: Final = frozenset({"run.json", "result.json", "requests.safetensors"})
+_DERIVED: Final = frozenset({"run.json", "result.json", "requests.safetensors", "steps.safetensors"})
 """Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and
-the copy of long requests that their first reader makes (``records/columns/request_arrays.py``)."""
+the copies of long logs that their first reader makes (``records/columns/log_copy.py``)."""
 
 
 class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -24,7 +24,7 @@ from benchctl.records.run import FileDigest, RunRecord
 _EVIDENCE: Final = ("server.log", "steps.raw")
 """Prefixes of the names of files that no result depends on once a run has ended."""
 _MAY_GO: Final = frozenset({"steps.parquet"})
-"""Copies of other files, which may be deleted."""
+"""Copies of other files that earlier versions recorded, and that may be deleted."""
 _REQUEST_SET: Final = "requests.jsonl"
 
 AlterationKind: TypeAlias = Literal[
