@@ -73,10 +73,10 @@ def level_of_blocks(
 def run_latencies(run: RunSummary) -> Mapping[str, Sorted]:
     """Every latency of the completed requests of a run, without warm-up; only latencies that count."""
     completed = [request for request in measured(run.run.requests) if is_completed(request)]
-    known = {name: values for name, values in latencies_ns(completed).items() if len(values)}
+    durations_ns = {name: values for name, values in latencies_ns(completed).items() if len(values)}
     factor = run.record.clock_factor / NS_PER_MS
     return {
-        name: np.sort(np.asarray(known[name], dtype=np.float64)) * factor
+        name: np.sort(np.asarray(durations_ns[name], dtype=np.float64)) * factor
         for name in LATENCIES
-        if name in known and run.counted(f"{name}_ms") is not None
+        if name in durations_ns and run.counted(f"{name}_ms") is not None
     }

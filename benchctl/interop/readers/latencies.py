@@ -34,17 +34,17 @@ def detailed_latencies(document: Mapping[str, Any], *, has_itl: bool) -> Latenci
     if not (isinstance(ttfts, list) and isinstance(itls, list) and len(ttfts) == len(itls)):
         return NO_LATENCIES
     errors = _beside(document.get("errors"), ttfts)
-    found: dict[str, list[float]] = {"ttft": [], "tpot": [], "itl": [], "e2el": []}
+    values_ms: dict[str, list[float]] = {"ttft": [], "tpot": [], "itl": [], "e2el": []}
     for ttft, gaps, length, error in zip(ttfts, itls, _beside(lengths, ttfts), errors, strict=True):
         if error or not _is_time(ttft) or not ttft or not isinstance(gaps, list) or not all(map(_is_time, gaps)):
             continue
-        found["ttft"].append(ttft * MS_PER_S)
-        found["e2el"].append((ttft + math.fsum(gaps)) * MS_PER_S)
+        values_ms["ttft"].append(ttft * MS_PER_S)
+        values_ms["e2el"].append((ttft + math.fsum(gaps)) * MS_PER_S)
         if isinstance(length, int) and length > 1 and gaps:
-            found["tpot"].append(math.fsum(gaps) / (length - 1) * MS_PER_S)
+            values_ms["tpot"].append(math.fsum(gaps) / (length - 1) * MS_PER_S)
         if has_itl:
-            found["itl"] += [gap * MS_PER_S for gap in gaps]
-    return known_latencies(found)
+            values_ms["itl"] += [gap * MS_PER_S for gap in gaps]
+    return known_latencies(values_ms)
 
 
 def aiperf_latencies(path: Path) -> Latencies:
@@ -53,7 +53,7 @@ def aiperf_latencies(path: Path) -> Latencies:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return NO_LATENCIES
-    found: dict[str, list[float]] = {name: [] for name in _AIPERF.values()}
+    values_ms: dict[str, list[float]] = {name: [] for name in _AIPERF.values()}
     for line in lines:
         record = _object(line)
         is_measured = record.get("metadata", {}).get("benchmark_phase", "profiling") == "profiling"
@@ -61,8 +61,8 @@ def aiperf_latencies(path: Path) -> Latencies:
             continue
         metrics = record.get("metrics", {})
         for theirs, ours in _AIPERF.items():
-            found[ours] += _values_ms(metrics.get(theirs))
-    return known_latencies(found)
+            values_ms[ours] += _values_ms(metrics.get(theirs))
+    return known_latencies(values_ms)
 
 
 def _object(line: str) -> dict[str, Any]:
@@ -91,6 +91,6 @@ def _is_time(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
-def known_latencies(found: Mapping[str, Sequence[float]]) -> Latencies:
+def known_latencies(values_ms: Mapping[str, Sequence[float]]) -> Latencies:
     """The latencies that have values."""
-    return {name: tuple(values) for name, values in found.items() if values}
+    return {name: tuple(values) for name, values in values_ms.items() if values}

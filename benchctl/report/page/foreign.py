@@ -1,4 +1,4 @@
-"""What the page shows of result files of other tools: the files, and the latencies of their requests if known."""
+"""Result files of other tools on the page: the files, and the latencies of their requests if these are known."""
 
 from dataclasses import dataclass
 from typing import Any

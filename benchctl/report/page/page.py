@@ -119,10 +119,10 @@ def _waterfalls(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) ->
         cells = []  # all of the difference is in the one pass that every step is
     groups = [(cell, _cell_waterfalls(cell)) for cell in cells]
     foremost = max((cell for cell, falls in groups if falls), key=_size_of_change, default=None)
-    shown = [fall for cell, falls in groups if cell is foremost for fall in falls]
+    opened = [fall for cell, falls in groups if cell is foremost for fall in falls]
     folded = [fall for cell, falls in groups if cell is not foremost for fall in falls]
     return {
-        "open": [waterfall_values(fall) for fall in (*ladders, *shown)],
+        "open": [waterfall_values(fall) for fall in (*ladders, *opened)],
         "folded": [waterfall_values(fall) for fall in folded],
     }
 

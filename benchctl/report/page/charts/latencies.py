@@ -68,10 +68,10 @@ def draw_latencies(source: figure.ChartSource) -> figure.Chart | None:
 
 def draw_distributions(arms: Sequence[ArmLatencies], unit: str) -> figure.Chart:
     """A thick line for each arm over all its blocks, a thin one for each; ``unit`` is the word for a block."""
-    known = [name for name in LATENCY_NAMES if any(arm.of(name) for arm in arms)]
-    if not known:
+    names = [name for name in LATENCY_NAMES if any(arm.of(name) for arm in arms)]
+    if not names:
         return replace(figure.no_chart(_ID, _TITLE, NO_LATENCIES), section=SECTION)
-    num_lines = sum(len(arm.of(name)) for arm in arms for name in known)
+    num_lines = sum(len(arm.of(name)) for arm in arms for name in names)
     most = max(_LEAST_POINTS, min(_MAX_BLOCK_POINTS, _MAX_POINTS_OF_BLOCKS // num_lines))
     labels = [arm.label for arm in arms]
     chart = figure.drawn(
@@ -79,7 +79,7 @@ def draw_distributions(arms: Sequence[ArmLatencies], unit: str) -> figure.Chart:
         _TITLE,
         [
             {**trace, "meta": {"latency": name, "arm": arm.label}}
-            for name in known
+            for name in names
             for arm in arms
             if arm.of(name)
             for trace in _traces(arm, arm.of(name), most)
@@ -94,14 +94,14 @@ def draw_distributions(arms: Sequence[ArmLatencies], unit: str) -> figure.Chart:
             f"for each arm over all its {unit}s, a thin one for each {unit}."
         ),
         definition="; ".join(
-            f"{name} = {METRICS[f'{name}_ms'].formula.removeprefix('mean of ')}" for name in known
+            f"{name} = {METRICS[f'{name}_ms'].formula.removeprefix('mean of ')}" for name in names
         ),
         choices=(
             figure.Choice(
                 name="latency",
                 label="Latency",
-                options=tuple((name, LATENCY_NAMES[name]) for name in known),
-                selected="tpot" if "tpot" in known else known[0],
+                options=tuple((name, LATENCY_NAMES[name]) for name in names),
+                selected="tpot" if "tpot" in names else names[0],
             ),
             figure.arm_choice(labels),
         ),

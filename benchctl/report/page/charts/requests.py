@@ -118,7 +118,7 @@ def _other_arm(labels: Sequence[str]) -> figure.Choice:
 
 
 def _meta(block: int, label: str, labels: Sequence[str]) -> Mapping[str, str]:
-    """What has to be chosen for a trace to be shown: the first arm is, whichever other one is."""
+    """The options that a trace is shown with: those of the first arm with any other arm."""
     return {"block": str(block)} if label == labels[0] else {"block": str(block), "arm": label}
 
 

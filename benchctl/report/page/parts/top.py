@@ -42,7 +42,7 @@ def _reasons(verdict: PageVerdict) -> list[str]:
 
 
 def _findings(analyses: Sequence[AnalyzedExperiment]) -> list[dict[str, str]]:
-    """What follows from the numbers, with the name of the directory where there are several."""
+    """The findings of each directory, with its name where there are several."""
     return [
         {
             "code": finding.code,
