@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from benchctl.engines.prompt_counter import PromptCounter
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES, engine_spec, load_name
@@ -167,6 +168,9 @@ class Engine(Protocol):
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         """Ask for ``request`` as this variant does."""
+
+    def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
+        """Counts prompts as this variant's servers do, by asking one; None where they cannot be asked."""
 
     async def announce(
         self,

@@ -48,6 +48,12 @@ def checkpoint_for(model: str, kind: str) -> str:
     raise _refusal(kind, model, "is not a directory, a repository of the hub (owner/name) or a built-in name")
 
 
+def repository_of(model: str) -> str | None:
+    """The repository of the model hub that has the files of ``model``; None for what can only be a path."""
+    named = REPOSITORIES.get(model.lower(), model)
+    return named if _REPOSITORY.fullmatch(named) else None
+
+
 def is_local(model: str) -> bool:
     """True for a model that is a directory of this machine, so that nothing has to be downloaded."""
     return Path(model).expanduser().is_dir()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from benchctl.engines.engine import Diagnosis, Installation, LaunchSite, RequestCall, Signature, diagnosed
 from benchctl.engines.hub import context_of
+from benchctl.engines.prompt_counter import PromptCounter
 from benchctl.errors import UnsupportedError
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import VariantSettings
@@ -54,6 +55,10 @@ class OpenAiServer:
 
     def time_scale(self, settings: VariantSettings) -> float:
         return 1.0
+
+    def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
+        """None: OpenAI's API has no path that counts a prompt without an answer to it."""
+        return None
 
     async def announce(
         self,

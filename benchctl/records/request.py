@@ -6,6 +6,8 @@ from benchctl.records.record import Record
 
 ESTIMATE: Final = "estimate"
 """Source of a number of prompt tokens that no tokenizer counted."""
+SERVER: Final = "server"
+"""Source of a number of prompt tokens that a server counted before the load."""
 
 
 class Message(Record, frozen=True, kw_only=True, omit_defaults=True):

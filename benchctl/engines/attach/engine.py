@@ -16,6 +16,7 @@ import msgspec
 from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite, RequestCall
 from benchctl.engines.openai_server import JsonGetter, OpenAiServer, own_options, streamed
+from benchctl.engines.prompt_counter import PromptCounter, TokenizeCounter
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_table import PLAIN_DIALECT, engine_spec, load_name
 from benchctl.profile.model import VariantSettings
@@ -34,6 +35,9 @@ class Dialect(Protocol):
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         """A request in their spelling."""
+
+    def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
+        """Counts prompts by asking such a server."""
 
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
         """The configuration that they state over HTTP."""
@@ -84,6 +88,9 @@ class AttachEngine(OpenAiServer):
             body["repetition_penalty"] = 1.0
         return replace(call, headers={**call.headers, **_authorization(options)}, body=encode(body))
 
+    def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
+        return _dialect(settings).prompt_counter(settings)
+
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
@@ -112,6 +119,10 @@ class PlainOpenAi(OpenAiServer):
     def metrics_path(self, settings: VariantSettings) -> str | None:
         """Unknown: each kind of server has its own path, or none."""
         return None
+
+    def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:
+        """Asks as vLLM is asked: the server may be one, or imitate it, and else refuses."""
+        return TokenizeCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         """Ask for ``request``; ``ignore_eos`` only where it matters, as strict servers refuse unknown fields."""

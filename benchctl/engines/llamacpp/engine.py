@@ -20,6 +20,7 @@ import msgspec
 from benchctl.engines.engine import Installation, LaunchSite, RequestCall, profile_errors, signatures
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.llamacpp.options import LlamaCppOptions
+from benchctl.engines.llamacpp.prompt_counter import LlamaCppCounter
 from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, own_options, streamed
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import ServerOptions
@@ -119,6 +120,9 @@ class LlamaCppEngine(OpenAiServer):
         else:
             body["model"] = options.request_model or settings.model
         return streamed(request, body)
+
+    def prompt_counter(self, settings: VariantSettings) -> LlamaCppCounter:
+        return LlamaCppCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
 
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite

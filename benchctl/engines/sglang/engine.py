@@ -24,6 +24,7 @@ from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, sig
 from benchctl.engines.environment import PythonServer
 from benchctl.engines.hub import checkpoint_for, is_local
 from benchctl.engines.openai_server import LOOPBACK, JsonGetter, own_options, plain_body, plugged_in, streamed
+from benchctl.engines.prompt_counter import TokenizeCounter
 from benchctl.engines.sglang.options import SglangOptions
 from benchctl.engines.sglang.steps import read_sglang_steps
 from benchctl.profile.model import VariantSettings
@@ -126,6 +127,9 @@ class SglangEngine(PythonServer):
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         return streamed(request, request_body(request, settings))
+
+    def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:
+        return TokenizeCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
 
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite

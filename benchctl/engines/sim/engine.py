@@ -15,6 +15,7 @@ from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, raw_step_log, signatures
 from benchctl.engines.metrics_page import series_of
 from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, own_options, plain_body, streamed
+from benchctl.engines.prompt_counter import TokenizeCounter
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.interop.readers.layer_profile import find_tables
@@ -97,6 +98,9 @@ class SimEngine(OpenAiServer):
         if settings.guidance is not None:
             body["custom_params"] = settings.guidance.model_dump(exclude_none=True)
         return streamed(request, body)
+
+    def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:
+        return TokenizeCounter()
 
     async def announce(
         self,

@@ -28,6 +28,7 @@ from benchctl.engines.engine import LaunchSite, RequestCall
 from benchctl.engines.environment import PythonServer
 from benchctl.engines.hub import checkpoint_for, is_local
 from benchctl.engines.openai_server import LOOPBACK, JsonGetter, own_options, plain_body, plugged_in, streamed
+from benchctl.engines.prompt_counter import TokenizeCounter
 from benchctl.engines.vllm.description import effective
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.engines.vllm.signatures import SIGNATURES
@@ -95,6 +96,9 @@ class VllmEngine(PythonServer):
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         return streamed(request, plain_body(request, settings) | {"return_token_ids": True})
+
+    def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:
+        return TokenizeCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
 
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite

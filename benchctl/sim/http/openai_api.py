@@ -64,6 +64,13 @@ class ChatBody(Body, frozen=True, kw_only=True):
     max_completion_tokens: Count | None = None
 
 
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt to be counted, in vLLM's form."""
+
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+
+
 class ArrivalBody(msgspec.Struct, frozen=True):
     request_id: str
     arrival_ns: Annotated[int, Meta(ge=0)]
@@ -101,9 +108,20 @@ def request_from(body: CompletionBody | ChatBody, request_id: str, config: SimCo
     )
 
 
+def count_prompt(body: TokenizeBody) -> int:
+    """The tokens that ``usage`` will state for a prompt. Raises UsageError, which becomes a 400."""
+    if (body.prompt is None) is (body.messages is None):
+        raise UsageError("send prompt or messages, one of the two")
+    return len(_chat_pieces(body.messages) if body.messages is not None else tokenize(body.prompt or ""))
+
+
+def _chat_pieces(messages: Items[ChatMessage]) -> list[str]:
+    return tokenize_chat(Message(role=message.role, content=_content(message)) for message in messages)
+
+
 def _pieces(body: CompletionBody | ChatBody) -> Items[str]:
     if isinstance(body, ChatBody):
-        pieces = tokenize_chat(Message(role=message.role, content=_content(message)) for message in body.messages)
+        pieces = _chat_pieces(body.messages)
     elif isinstance(body.prompt, str):
         pieces = tokenize(body.prompt)
     elif all(isinstance(item, int) for item in body.prompt):

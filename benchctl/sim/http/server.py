@@ -21,7 +21,14 @@ from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.http.counters import SimCollector, exposition
 from benchctl.sim.http.driver import Driver
-from benchctl.sim.http.openai_api import ChatBody, CompletionBody, ScheduleBody, request_from
+from benchctl.sim.http.openai_api import (
+    ChatBody,
+    CompletionBody,
+    ScheduleBody,
+    TokenizeBody,
+    count_prompt,
+    request_from,
+)
 from benchctl.sim.http.reply import Reply
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.start import engine_for_config
@@ -54,6 +61,7 @@ class Server:
                 web.get("/v1/models", self._models),
                 web.get("/metrics", self._metrics),
                 web.get("/server_info", self._server_info),
+                web.post("/tokenize", self._tokenize),
                 web.post("/sim/schedule", self._schedule),
                 web.post("/v1/completions", partial(self._generate, kind=CompletionBody)),
                 web.post("/v1/chat/completions", partial(self._generate, kind=ChatBody)),
@@ -123,6 +131,11 @@ class Server:
 
     async def _server_info(self, _: web.Request) -> web.Response:
         return web.json_response({"version": __version__, **self._config.server_info()})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        """Count a prompt, as vLLM's path of this name does; it names no token ids, which words here do not have."""
+        count = count_prompt(await _decoded(request, TokenizeBody))
+        return web.json_response({"count": count, "max_model_len": self._config.max_model_len})
 
     async def _schedule(self, request: web.Request) -> web.Response:
         body = await _decoded(request, ScheduleBody)

@@ -18,11 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from benchctl.errors import UsageError
 from benchctl.records.request import Message
+from benchctl.workload.tokenizers.files import TEMPLATE_FILES, TOKEN_FILES
 
-TEMPLATE_FILES: Final = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
-"""Files of a model that may hold its template; the first that has one counts."""
-TOKEN_FILES: Final = ("special_tokens_map.json", "tokenizer_config.json")
-"""Files of a model that name its special tokens; the last that names one counts."""
 _TOKEN_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -47,9 +44,9 @@ class ChatTemplate:
         Raises UsageError where the template refuses the chat.
         """
         messages = [{"role": message.role, "content": message.content} for message in chat]
-        known = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        variables = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
         try:
-            return self._template.render(known | self._variables)
+            return self._template.render(variables | self._variables)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             roles = ", ".join(message.role for message in chat)
             raise UsageError(

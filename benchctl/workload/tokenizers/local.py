@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchctl.errors import UsageError
-from benchctl.workload.tokenizers.chat_template import ChatTemplate
+from benchctl.workload.tokenizers.files import TOKENIZER_FILE
 from benchctl.workload.tokenizers.tokenizer import Chat
 
 if TYPE_CHECKING:
     import tokenizers
 
-TOKENIZER_FILE: Final = "tokenizer.json"
+    from benchctl.workload.tokenizers.chat_template import ChatTemplate
+
 _BATCH: Final = 256
 """Texts encoded at once: enough for all cores, while the encodings of thousands of long prompts fill gigabytes."""
 
@@ -34,7 +35,9 @@ class LocalTokenizer:
         self._tokenizer = _tokenizer_of(content, directory / TOKENIZER_FILE)
 
     @cached_property
-    def _template(self) -> ChatTemplate:
+    def _template(self) -> "ChatTemplate":
+        from benchctl.workload.tokenizers.chat_template import ChatTemplate  # noqa: PLC0415 - many prompts need none
+
         return ChatTemplate(self._directory, self._chat_template_kwargs)
 
     def count_texts(self, texts: Sequence[str]) -> tuple[int, ...]:

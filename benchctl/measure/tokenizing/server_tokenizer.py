@@ -1,0 +1,124 @@
+"""The tokenizer of a server, asked over HTTP: once for each prompt, several at a time."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Final, Self, TypeAlias
+
+import httpx
+import msgspec
+
+from benchctl.engines.engine import Engine
+from benchctl.engines.prompt_counter import PromptCounter
+from benchctl.errors import UsageError
+from benchctl.load.transport.control import control_client
+from benchctl.measure.interrupt import run_interruptible
+from benchctl.profile.model import Timeouts, VariantSettings
+from benchctl.records.jsonl import encode
+from benchctl.records.request import SERVER, Message, PreparedRequest
+from benchctl.workload.tokenizers.tokenizer import Chat, Tokenizer
+
+_CONCURRENCY: Final = 32
+_LIMIT_S: Final = 60.0
+"""Time for one answer: a server tokenizes in milliseconds, but may be busy with others' requests."""
+_SHOWN_CHARS: Final = 40
+_PROBE: Final = "a"
+Prompt: TypeAlias = str | tuple[Message, ...]
+OpenServer: TypeAlias = Callable[[], AbstractContextManager[str]]
+"""Brings a server up, if it is not, and gives its address until its context ends."""
+
+
+class ServerTokenizer:
+    """Counts as one server does, and as ``otherwise`` does where the server cannot be asked.
+
+    The server is brought up for the first prompt that has to be counted and let go at the end of the context; the
+    counts stay, so that a prompt is asked for once.
+    """
+
+    def __init__(
+        self,
+        counter: PromptCounter,
+        open_server: OpenServer,
+        headers: Mapping[str, str],
+        timeouts: Timeouts,
+        otherwise: Tokenizer,
+    ) -> None:
+        self._counter, self._headers, self._timeouts = counter, headers, timeouts
+        self._open_server, self._otherwise = open_server, otherwise
+        self._stack = ExitStack()
+        self._url: str | None = None
+        self._is_asked = True
+        """False once the server has refused."""
+        self._counts: dict[Prompt, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._url = None
+        self._stack.close()
+
+    @property
+    def source(self) -> str:
+        """``server``, or the source of the other one after a refusal."""
+        return SERVER if self._is_asked else self._otherwise.source
+
+    def count_texts(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Tokens of each text. Raises UsageError for one that a server refuses which counts others."""
+        return self._count(tuple(texts), _PROBE) or self._otherwise.count_texts(texts)
+
+    def count_chats(self, chats: Sequence[Chat]) -> tuple[int, ...]:
+        """Tokens of each chat. Raises UsageError for one that a server refuses which counts others."""
+        probe = (Message(role="user", content=_PROBE),)
+        return self._count(tuple(map(tuple, chats)), probe) or self._otherwise.count_chats(chats)
+
+    def _count(self, prompts: Sequence[Prompt], probe: Prompt) -> tuple[int, ...]:
+        """The counts; empty where the server cannot be asked."""
+        unknown = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._counts]
+        if unknown and self._is_asked:
+            if self._url is None:
+                self._url = self._stack.enter_context(self._open_server())
+            run_interruptible(self._ask_all(self._url, probe, unknown))
+        return tuple(self._counts[prompt] for prompt in prompts) if self._is_asked else ()
+
+    async def _ask_all(self, url: str, probe: Prompt, prompts: Sequence[Prompt]) -> None:
+        async with control_client(url, self._timeouts) as client:
+            if await self._ask(client, probe) is None:
+                self._is_asked = False
+                return
+            rest = iter(prompts)
+            await asyncio.gather(*(self._ask_in_turn(client, rest) for _ in range(_CONCURRENCY)))
+
+    async def _ask_in_turn(self, client: httpx.AsyncClient, rest: Iterable[Prompt]) -> None:
+        for prompt in rest:
+            count = await self._ask(client, prompt)
+            if count is None:
+                text = prompt if isinstance(prompt, str) else " ".join(message.content for message in prompt)
+                raise UsageError(
+                    f"{client.base_url} counts others, but not the prompt that begins {text[:_SHOWN_CHARS]!r}; ask "
+                    "its owner, or name a tokenizer in workload.tokenizer"
+                )
+            self._counts[prompt] = count
+
+    async def _ask(self, client: httpx.AsyncClient, prompt: Prompt) -> int | None:
+        async def post(path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+            headers = {**self._headers, "Content-Type": "application/json"}
+            try:
+                response = await client.post(path, content=encode(body), headers=headers, timeout=_LIMIT_S)
+                answer = msgspec.json.decode(response.content) if response.is_success else None
+            except (httpx.HTTPError, OSError, msgspec.DecodeError):
+                return {}
+            return answer if isinstance(answer, dict) else {}
+
+        if isinstance(prompt, str):
+            return await self._counter.count_text(post, prompt)
+        return await self._counter.count_chat(post, prompt)
+
+
+def question_headers(engine: Engine, settings: VariantSettings) -> dict[str, str]:
+    """The headers that requests of a variant carry, such as a key, but for that which names a request."""
+    request = PreparedRequest(
+        request_id="", index=0, arrival_ns=0, prompt=_PROBE, prompt_tokens=1, max_tokens=1, seed=0, source=""
+    )
+    headers = engine.request_call(request, settings).headers
+    return {name: value for name, value in headers.items() if name.lower() != "x-request-id"}
