@@ -11,6 +11,7 @@ from benchctl.cli.outcome import warn
 from benchctl.errors import EngineUnavailableError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from benchctl.measure.experiment import MeasureRun, Outcome
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from benchctl.records.directory import ResultDirectory
     from benchctl.records.request import PreparedRequest
     from benchctl.workload.prepare import PreparedSet
+    from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 A_RUN_FAILED = 5
 A_RUN_IS_SUSPECT = 4
@@ -46,14 +48,32 @@ def check_experiment(profile: "Profile", *, is_plan: bool = False) -> None:
         warn(f"variants differ in {path}, which allowed_differences does not list: compare will refuse them")
 
 
-def prepare_experiment(profile: "Profile", lengths_from: "Path | None" = None) -> "PreparedSet":
-    """The request set, which the engine can serve; warnings about it are printed."""
+def tokenizer_of(profile: "Profile") -> "AbstractContextManager[Tokenizer]":
+    """The tokenizer that counts the prompts of an experiment; it says when it starts a server for that."""
+    from benchctl.measure.tokenizing.choice import tokenizer_for
+
+    return tokenizer_for(profile, lambda text: print(text, flush=True))
+
+
+def prepare_experiment(
+    profile: "Profile",
+    lengths_from: "Path | None" = None,
+    *,
+    tokenizer: "AbstractContextManager[Tokenizer] | None" = None,
+) -> "PreparedSet":
+    """The request set, which the engine can serve; warnings about it are printed.
+
+    ``tokenizer`` counts it; without one, as for a plan, no server is asked.
+    """
+    from contextlib import nullcontext
+
     from benchctl.engines.engine import engine_for
+    from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_counted
     from benchctl.profile.planning.plan import arms, variant_settings
-    from benchctl.workload.prepare import prepare_requests
 
     engine = engine_for(profile.engine.kind)
-    prepared = prepare_requests(profile, lengths_from=lengths_from)
+    with tokenizer or nullcontext(planning_tokenizer(profile)) as counting:
+        prepared = prepare_counted(profile, counting, lengths_from)
     for variant, cell in arms(profile):
         engine.check_requests(prepared.requests, variant_settings(profile, variant, cell))
     for warning in prepared.warnings:
@@ -68,6 +88,7 @@ def measure_lengths(
     *,
     is_quiet: bool,
     simulate: "MeasureRun | None" = None,
+    tokenizer: "AbstractContextManager[Tokenizer] | None" = None,
 ) -> "Path | None":
     """Measure the natural lengths that ``profile`` needs; returns their result directory, None if it needs none."""
     from benchctl.workload.natural_lengths import KEY, lengths_profile, needs_lengths
@@ -75,7 +96,7 @@ def measure_lengths(
     if not needs_lengths(profile):
         return None
     pilot = lengths_profile(profile)
-    prepared = prepare_experiment(pilot)
+    prepared = prepare_experiment(pilot, tokenizer=tokenizer)
     results = create(pilot, prepared, output_dir, label, is_simulated=simulate is not None)
     print(f"natural lengths first: {profile.baseline} once, results in {results.path}", flush=True)
     next_step = f"Set {KEY}={shlex.quote(str(results.path))} once it is measured, or start again"

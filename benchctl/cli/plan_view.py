@@ -29,6 +29,7 @@ def print_plan(
     from benchctl.profile.planning.imbalance import imbalance_of
     from benchctl.profile.planning.plan import arms, plan_runs
     from benchctl.records.directory import arm_label, cell_name
+    from benchctl.report.text.prompt_lengths import prompt_lengths_text
 
     estimate = estimate_plan(profile, requests, step_time_model)
     durations_s = estimate.run_s
@@ -47,6 +48,8 @@ def print_plan(
         f"{count_of(len(requests), 'request')} each"
     )
     print(f"{what}; {duration_text(profile, estimate)}")
+    if (lengths := prompt_lengths_text(requests, profile.engine.kind)) is not None:
+        print(f"prompts of {lengths}")
     print_prediction(estimate)
     if len(arms(profile)) > 1:
         print(balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))

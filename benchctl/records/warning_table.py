@@ -161,6 +161,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "The dataset is not on this machine; generated word problems replace it.",
             "Get it with 'benchctl data fetch', or name a file in workload.path.",
         ),
+        "prompt-lengths-estimated": _note(
+            "No tokenizer counted the prompts before the load; their planned lengths are an estimate.",
+            "Name a tokenizer in workload.tokenizer; 'usage' has the server's own counts.",
+        ),
         "natural-lengths-cut": _warning(
             "Some natural lengths are those of answers that max_tokens cut.",
             "Raise workload.max_tokens where the natural lengths are measured.",

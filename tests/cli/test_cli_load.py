@@ -106,7 +106,10 @@ def answering(answers: Answers) -> Iterator[str]:
             self.wfile.write(offered)
 
         def do_POST(self) -> None:
-            answers.answer(self)
+            if self.path == "/tokenize":  # OpenAI's API counts no prompts
+                self.send_error(404)
+            else:
+                answers.answer(self)
 
         def log_message(self, *args: object) -> None:
             pass

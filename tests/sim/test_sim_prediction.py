@@ -1,5 +1,6 @@
 """Runs of real engines predicted by simulating their loads."""
 
+import msgspec
 import pytest
 
 from benchctl.errors import UsageError
@@ -108,11 +109,15 @@ def test_blocks_that_the_options_state_stay_as_stated_beside_a_draft_model():
     assert emulated_config(variant_settings(profile, "baseline", {}), H100).num_kv_blocks == 77
 
 
-def test_counts_of_the_server_s_own_tokenizer_replace_those_of_the_workload():
+def counted(requests, length):
+    return [msgspec.structs.replace(request, prompt_tokens=length) for request in requests]
+
+
+def test_prompts_are_predicted_with_the_tokens_that_were_counted_beforehand():
     profile = profile_of({"kind": "closed-loop", "max_concurrency": 1}, num_prompts=4)
     requests, settings = prepare_requests(profile).requests, variant_settings(profile, "baseline", {})
     short, long = (
-        predict_run(settings, requests, profile.workload.arrival, H100, [length] * 4) for length in (100, 4000)
+        predict_run(settings, counted(requests, length), profile.workload.arrival, H100) for length in (100, 4000)
     )
     assert short.ttft_s < long.ttft_s
 

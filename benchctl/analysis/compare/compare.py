@@ -164,7 +164,7 @@ def _require_comparable(
     has_one_host = manifests[0].host.hostname == manifests[1].host.hostname
     runs_of_cells = {pair.label: (pair.a_runs, pair.b_runs) for pair in pairs}
     differences = (
-        *experiment_differences(*manifests),
+        *experiment_differences(a.results, b.results),
         *configuration_differences(runs_of_cells, has_one_host=has_one_host),
         *run_differences(runs_of_cells, has_one_experiment=manifests[0] == manifests[1]),
     )

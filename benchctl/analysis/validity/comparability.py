@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from benchctl.analysis.validity.launch import is_flag, launch_settings
 from benchctl.errors import NotComparableError
 from benchctl.profile.planning.plan import allowed_difference
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.manifest import Manifest
 from benchctl.records.record import ResultWarning
+from benchctl.records.request import ESTIMATE, PreparedRequest
 from benchctl.records.run import RunRecord
 
 NEVER_ALLOWED: Final = frozenset({"request_set_sha256", "stop", "schema_version"})
@@ -45,12 +48,24 @@ class Difference:
         return f"{self.key}: {self.a} against {self.b}{where}"
 
 
-def experiment_differences(a: Manifest, b: Manifest) -> tuple[Difference, ...]:
-    """Differences between two experiments: request set, seed, stop mode, kind of engine, schema."""
+def experiment_differences(a: LoadedResults, b: LoadedResults) -> tuple[Difference, ...]:
+    """Differences between two experiments: request set, seed, stop mode, kind of engine, schema.
+
+    Request sets are the same where they ask the same: tokenizers may have counted the prompts differently.
+    """
     return tuple(
-        Difference(key, _as_json(getattr(a, key)), _as_json(getattr(b, key)))
+        Difference(key, _as_json(getattr(a.manifest, key)), _as_json(getattr(b.manifest, key)))
         for key in ("schema_version", "request_set_sha256", "seed", "stop", "engine")
-        if getattr(a, key) != getattr(b, key)
+        if getattr(a.manifest, key) != getattr(b.manifest, key)
+        and not (key == "request_set_sha256" and a.requests and _uncounted(a) == _uncounted(b))
+    )
+
+
+def _uncounted(results: LoadedResults) -> tuple[PreparedRequest, ...]:
+    """The requests as they are sent, without the count of their prompts, which differs between tokenizers."""
+    return tuple(
+        msgspec.structs.replace(request, prompt_tokens=0, prompt_tokens_from=ESTIMATE)
+        for request in results.requests
     )
 
 

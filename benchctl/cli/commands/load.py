@@ -216,13 +216,15 @@ def _plain_profile(
 def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> "LoadResult":
     from benchctl.measure.result_directory import Origin
     from benchctl.measure.single_load.single_load import create_load_directory, load_server
+    from benchctl.measure.tokenizing.choice import prepare_counted, tokenizer_for
     from benchctl.profile.load import profile_from_plain
-    from benchctl.workload.prepare import prepare_requests
 
     profile = profile_from_plain(plain, "the command line")
     _check_key(profile)
     origin = Origin(output_root=RESULTS, directory=output_dir, argv=("benchctl", *sys.argv[1:]))
-    results = create_load_directory(profile, prepare_requests(profile), origin)
+    with tokenizer_for(profile) as tokenizer:
+        prepared = prepare_counted(profile, tokenizer)
+    results = create_load_directory(profile, prepared, origin)
     try:
         with _progress(profile.workload.num_prompts, is_quiet=is_quiet) as on_progress:
             loaded = load_server(results, profile, on_progress)

@@ -17,6 +17,7 @@ from benchctl.cli.experiment import (
     measure,
     measure_lengths,
     prepare_experiment,
+    tokenizer_of,
 )
 from benchctl.cli.experiment_options import (
     RESULTS,
@@ -146,9 +147,10 @@ def run(  # the parameters are the command line
         return
     if step_time_model is not None:
         raise UsageError("--step-time-model predicts a plan: add --dry-run; 'compare' has the same option")
+    tokenizer = tokenizer_of(chosen)
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=manner.is_quiet)
-        prepared = prepare_experiment(chosen, lengths_from)
+        lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=manner.is_quiet, tokenizer=tokenizer)
+        prepared = prepare_experiment(chosen, lengths_from, tokenizer=tokenizer)
         results = create(chosen, prepared, output_dir, label, directory=output)
     _measure_new(results, chosen, prepared, manner)
 

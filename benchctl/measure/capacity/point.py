@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.measure.run import noise_seed
+from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_counted
 from benchctl.measure.warmup import warmup_bursts
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import plan_runs, variant_settings
@@ -20,7 +21,6 @@ from benchctl.records.run import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.sim.virtual_server import VirtualServer
 from benchctl.units import MS_PER_S
-from benchctl.workload.prepare import prepare_requests
 
 if TYPE_CHECKING:
     from benchctl.records.step import StepRecord
@@ -98,7 +98,7 @@ def is_idle(point: LoadPoint, metrics: Metrics) -> bool:
 
 def _metrics_of(profile: Profile, planned: PlannedRun) -> Metrics:
     settings = variant_settings(profile, planned.variant, planned.cell)
-    requests = prepare_requests(profile).requests
+    requests = prepare_counted(profile, planning_tokenizer(profile)).requests
     return metrics_of_life(profile, settings, requests, noise_seed(profile, planned))
 
 

@@ -27,6 +27,7 @@ from benchctl.records.manifest import Manifest
 from benchctl.records.record import ResultWarning
 from benchctl.records.warning_codes import by_severity
 from benchctl.report.text.plain_table import plain_table
+from benchctl.report.text.prompt_lengths import prompt_lengths_text
 from benchctl.units import TERA, ms_from_ns
 
 _RUN_COLUMNS: Final = {
@@ -64,18 +65,24 @@ def headline(analysis: AnalyzedExperiment) -> str:
         code += f" ({manifest.git.sha[:10]}{', work tree changed' if manifest.git.is_dirty else ''})"
     devices = ", ".join(gpu.name for gpu in manifest.gpus) or "no GPU"
     label = f" · {manifest.label}" if manifest.label else ""
-    work = (
-        f"{len(analysis.results.requests)} requests of {manifest.dataset} ({manifest.request_set_sha256[:10]}) · "
-        f"stop {manifest.stop}"
-        if analysis.passes is None
-        else passes_text(analysis)
-    )
+    work = _requests_text(analysis) if analysis.passes is None else passes_text(analysis)
     baseline = "" if manifest.baseline == "baseline" else f" · baseline {manifest.baseline}"
     return (
         f"{manifest.profile}{label} · {manifest.state} · {num_done} of {num_planned} runs done · "
         f"{blocks_text(manifest)}{baseline}\n"
         f"engine {manifest.engine} · {work} · seed {manifest.seed}\n"
         f"{manifest.created_at} · {code} · {manifest.host.hostname}, {devices}"
+    )
+
+
+def _requests_text(analysis: AnalyzedExperiment) -> str:
+    """The request set; with the lengths of its prompts for servers whose tokenizer is not benchctl's own rule."""
+    manifest, requests = analysis.results.manifest, analysis.results.requests
+    lengths = None if manifest.engine == "sim" else prompt_lengths_text(requests, manifest.engine)
+    prompts = "" if lengths is None else f" · prompts of {lengths}"
+    return (
+        f"{len(requests)} requests of {manifest.dataset} ({manifest.request_set_sha256[:10]}){prompts} · "
+        f"stop {manifest.stop}"
     )
 
 

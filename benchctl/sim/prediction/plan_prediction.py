@@ -24,7 +24,6 @@ from benchctl.sim.prediction.prediction import PredictedRun, StepTimes, predict_
 from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import read_model
-from benchctl.workload.prompt_lengths import counted_prompts
 
 ROOFLINE_MAPE_FRAC: Final = 0.325
 """Published mean error of a roofline on 1,967 steps of vLLM with Llama-2-70B and CodeLlama-34B on H100: real steps
@@ -122,14 +121,13 @@ def _predict(
 ) -> PlanPrediction:
     runs: dict[str, PredictedRun] = {}
     by_settings: dict[bytes, PredictedRun] = {}
-    prompt_tokens = None if times is None else counted_prompts(requests, profile.model)
     speculates = False
     for variant, cell in arms(profile):
         settings = variant_settings(profile, variant, cell)
         speculates |= bool(settings.server.speculates)
         key = _key(settings)
         if key not in by_settings:
-            by_settings[key] = predict_run(settings, requests, profile.workload.arrival, times, prompt_tokens)
+            by_settings[key] = predict_run(settings, requests, profile.workload.arrival, times)
         runs[arm_label(variant, cell)] = by_settings[key]
     if times is not None and any(variant.guidance is not None for variant in profile.variants.values()):
         basis += "; the value model of guided arms is not in them"

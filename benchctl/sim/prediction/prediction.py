@@ -79,11 +79,8 @@ def predict_run(
     requests: Sequence[PreparedRequest],
     arrival: Arrival,
     times: StepTimes | None = None,
-    prompt_tokens: Sequence[int] | None = None,
 ) -> PredictedRun:
     """The load of a run with these settings. ``times`` is None for the simulator with its own cost model.
-
-    ``prompt_tokens`` are the server's own counts, one for each request, where they are known beforehand.
 
     Raises UsageError for a model whose shape is unknown, or a step-time model of another hardware.
     """
@@ -92,9 +89,7 @@ def predict_run(
         core_requests = tuple(core_request(request, settings, config) for request in requests)
     else:
         config = emulated_config(settings, times)
-        counts = prompt_tokens or [request.prompt_tokens for request in requests]
-        pairs = zip(requests, counts, strict=True)
-        core_requests = tuple(_emulated_request(request, settings, count) for request, count in pairs)
+        core_requests = tuple(_emulated_request(request, settings) for request in requests)
     load = SimLoad(
         requests=core_requests,
         arrival_ns=tuple(request.arrival_ns for request in requests),
@@ -156,12 +151,14 @@ def _kv_blocks(settings: VariantSettings, times: StepTimes) -> tuple[int, int]:
     return max(1, int(kv_capacity_tokens(deployment, draft=draft)) // block_size), block_size
 
 
-def _emulated_request(request: PreparedRequest, settings: VariantSettings, prompt_tokens: int) -> Request:
-    """The request as a server sees it that counts so many tokens in its prompt, and shares none with another."""
+def _emulated_request(request: PreparedRequest, settings: VariantSettings) -> Request:
+    """The request as a server sees it: with the tokens counted beforehand, none of them shared with another."""
     sampling = settings.sampling
     return Request(
         request_id=request.request_id,
-        prompt=Prompt(num_tokens=prompt_tokens, digest=request.request_id, asks_for_box=False, block_hashes=()),
+        prompt=Prompt(
+            num_tokens=request.prompt_tokens, digest=request.request_id, asks_for_box=False, block_hashes=()
+        ),
         max_tokens=request.max_tokens,
         n=request.n,
         seed=request.seed,

@@ -6,6 +6,7 @@ from typing import Any
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.formats import gib
 from benchctl.report.page.verdict import PageVerdict
+from benchctl.report.text.prompt_lengths import prompt_lengths_text
 from benchctl.report.text.tables import blocks_text, passes_text
 
 
@@ -57,7 +58,9 @@ def _work(analysis: AnalyzedExperiment) -> dict[str, str]:
         return {"passes": passes_text(analysis)}
     manifest = analysis.results.manifest
     requests = f"{len(analysis.results.requests)} of {manifest.dataset}, stop {manifest.stop}"
-    return {"requests": requests, "request set": manifest.request_set_sha256}
+    lengths = prompt_lengths_text(analysis.results.requests, manifest.engine)
+    prompts = {} if lengths is None else {"prompts": lengths}
+    return {"requests": requests, **prompts, "request set": manifest.request_set_sha256}
 
 
 def comparison_values(verdict: PageVerdict) -> dict[str, Any]:
