@@ -12,9 +12,9 @@ from rich.table import Table
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import verdict_sentence
+from benchctl.analysis.compare.unpaired_sides import is_unpaired
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.errors import InvalidDataError, UsageError
-from benchctl.interop.readers.files import is_foreign
 from benchctl.records.jsonl import write_bytes_atomic
 from benchctl.report.documents.comparison import document_of, refusal_document
 from benchctl.report.text.acceptance_table import TITLE, acceptance_headings, acceptance_rows, compared_drafts
@@ -28,14 +28,9 @@ _SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 _LEAST_WIDTH: Final = 150
 
 
-def checked_outputs(outputs: Sequence[Path], sides: Sequence[str]) -> tuple[Path, ...]:
+def checked_outputs(outputs: Sequence[Path]) -> tuple[Path, ...]:
     """Check the paths before any work. Raises UsageError for an unknown suffix or a missing directory."""
     for path in outputs:
-        if path.suffix == PAGE and any(map(is_foreign, sides)):
-            raise UsageError(
-                f"--output {path}: a page shows runs and steps, which files of other tools do not contain; name a "
-                f"file that ends in {', '.join(suffix for suffix in SUFFIXES if suffix != PAGE)}"
-            )
         if path.suffix not in SUFFIXES:
             raise UsageError(f"--output {path}: unknown suffix; name a file that ends in {', '.join(SUFFIXES)}")
         if not path.parent.is_dir():
@@ -59,8 +54,16 @@ def write_comparison(comparison: Comparison, path: Path, *, show_all: bool) -> N
     write_bytes_atomic(path, _content(comparison, path.suffix, show_all=show_all))
 
 
-def write_page(a: str, b: str, options: CompareOptions, path: Path) -> tuple[str, ...]:
-    """Replace ``path`` with the page on two sides of result directories; returns descriptions of damaged files."""
+def write_page(
+    a: str, b: str, options: CompareOptions, path: Path, comparison: Comparison | None = None
+) -> tuple[str, ...]:
+    """Replace ``path`` with the page on two sides; returns descriptions of damaged files.
+
+    ``comparison`` is that of the sides where it was already made: the page of result files of other tools shows it.
+    """
+    if is_unpaired(a, b):
+        _write_files_page(a, b, options, path, comparison)
+        return ()
     from benchctl.analysis.analyzed import analyze_directory
     from benchctl.report.page.build import sides_page
 
@@ -70,6 +73,18 @@ def write_page(a: str, b: str, options: CompareOptions, path: Path) -> tuple[str
     b_analysis = a_analysis if is_one else analyze_directory(b_side.path, allow_suspect=options.allow_suspect)
     write_bytes_atomic(path, sides_page((a_analysis, a_side), (b_analysis, b_side), options).encode())
     return tuple(dict.fromkeys((*a_analysis.damage, *b_analysis.damage)))
+
+
+def _write_files_page(a: str, b: str, options: CompareOptions, path: Path, comparison: Comparison | None) -> None:
+    from benchctl.analysis.compare.unpaired import compare_paths
+    from benchctl.analysis.compare.unpaired_sides import runs_of_side
+    from benchctl.report.page.build import files_page
+    from benchctl.report.page.foreign import ForeignSides
+
+    comparison = compare_paths(a, b, options) if comparison is None else comparison
+    a_runs, b_runs = (runs_of_side(side, allow_suspect=options.allow_suspect) for side in (a, b))
+    sides = ForeignSides(a_name=comparison.a_name, b_name=comparison.b_name, a=a_runs, b=b_runs)
+    write_bytes_atomic(path, files_page(comparison, sides).encode())
 
 
 def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:

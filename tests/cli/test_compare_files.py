@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+from pathlib import Path
 
 import pytest
 from support.results.builders import edit_run, write_results
@@ -13,6 +15,7 @@ from benchctl.errors import NotComparableError, UsageError
 from benchctl.report.plots.forest import forest_plot
 
 BLOCKS = tuple({"baseline": 1 + 0.002 * i, "guided": 1.02 - 0.002 * i} for i in range(6))
+FOREIGN = Path(__file__).parents[1] / "interop" / "foreign"
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -61,12 +64,38 @@ def test_a_page_judges_by_what_the_comparison_was_told(results, tmp_path):
     assert "<title>regression: guided against baseline</title>" in page.read_text()
 
 
-def test_no_page_is_made_of_files_of_other_tools(results, tmp_path):
-    foreign = tmp_path / "vllm.json"
-    foreign.write_text("{}")
-    refused = CliRunner().invoke(app, ["compare", str(foreign), str(foreign), "-o", str(tmp_path / "page.html")])
-    assert isinstance(refused.exception, UsageError)
-    assert "files of other tools do not contain" in str(refused.exception)
+def test_files_of_other_tools_have_a_page_with_their_verdict_percentiles_and_requests(tmp_path):
+    sides = []
+    for side, factor in (("a", 1.0), ("b", 1.5)):
+        (tmp_path / side).mkdir()
+        for i in range(5):
+            document = json.loads((FOREIGN / "vllm-0.json").read_text())
+            gap = 0.006 * factor * (1 + 0.01 * i)
+            details = {"ttfts": [0.01 + 0.001 * k for k in range(12)], "itls": [[gap] * 15] * 12}
+            document |= details | {"output_lens": [16] * 12, "errors": [""] * 12}
+            document |= {"mean_tpot_ms": gap * 1e3, "median_tpot_ms": gap * 1e3}
+            (tmp_path / side / f"{i}.json").write_text(json.dumps(document))
+        sides.append(str(tmp_path / side))
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["compare", *sides, "--metrics", "tpot_ms", "-o", str(page)])
+    assert done.exit_code == 1, done.output
+    text = page.read_text()
+    assert "<title>regression: b against a</title>" in text
+    assert "result files of vllm" in text
+    assert 'data-chart="latencies"' in text
+    assert "gap between chunks (ITL)" in text
+    assert re.search(r"<th scope=\"row\">b</th><td class=\"num\">9\.1\d+ <small>\[", text)
+    assert "5 against 5 runs" in text
+
+
+def test_files_without_single_requests_have_a_page_without_distributions(tmp_path):
+    page = tmp_path / "page.html"
+    files = [str(FOREIGN / f"vllm-{i}.json") for i in (0, 1)]
+    done = CliRunner().invoke(app, ["compare", *files, "-o", str(page)])
+    assert done.exit_code == 3, done.output
+    text = page.read_text()
+    assert "screening" in text
+    assert "data-chart" not in text.partition("<script")[0]
 
 
 @pytest.mark.parametrize(("file", "message"), [("c.txt", "unknown suffix"), ("no/c.md", "is not a directory")])

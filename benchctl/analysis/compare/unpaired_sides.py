@@ -3,18 +3,19 @@
 Each run is a replicate of its own: it shares no block with a run of the other side.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchctl.analysis.experiment.arms import Arm
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, arms_of, parse_side
-from benchctl.analysis.metrics.request_timing import is_completed, measured
+from benchctl.analysis.metrics.request_timing import is_completed, latencies_ns, measured
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import is_foreign, read_foreign
 from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, unanswered
 from benchctl.profile.workload import Arrival
 from benchctl.records.loaded import LoadedRun
+from benchctl.units import ms_from_ns
 
 _VIRTUAL = "the simulator's clock is virtual: its times are scaled, those of another tool are not"
 _CHOICES = "requests of benchctl asked for several choices each; other tools ask for one"
@@ -78,7 +79,19 @@ def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
         },
         failure=unanswered(failed, len(requests)),
         notes=tuple(notes),
+        latencies_ms=_latencies_ms(run, metrics),
     )
+
+
+def _latencies_ms(run: LoadedRun, metrics: Mapping[str, float | None]) -> dict[str, tuple[float, ...]]:
+    """The latencies of its completed requests, as far as they count."""
+    completed = [request for request in measured(run.requests) if is_completed(request)]
+    factor = run.record.clock_factor
+    return {
+        name: tuple(ms_from_ns(value * factor) for value in values)
+        for name, values in latencies_ns(completed).items()
+        if metrics.get(f"{name}_ms") is not None
+    }
 
 
 def _load(arrival: Arrival) -> dict[str, Setting]:

@@ -18,6 +18,7 @@ from benchctl.analysis.statistics.block_ratio import (
     estimate_paired,
     log_ratios,
 )
+from benchctl.analysis.statistics.intervals import Interval
 
 Values: TypeAlias = Sequence[float | None]
 
@@ -121,6 +122,20 @@ def side_ratio(
     estimate = estimate_paired(differences, confidence, design.positions, slope=slope, estimator=estimator)
     level = _weighted_level(a_values, design.a_offsets, estimate)
     return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=design, slope=slope)
+
+
+def level_interval(
+    values: Values, level: float, confidence: float = 0.95, estimator: Estimator = DEFAULT_ESTIMATOR
+) -> Interval | None:
+    """Interval of a level over blocks: that of the blocks' values over a constant, around ``level``.
+
+    None below two positive values.
+    """
+    ratio = side_ratio([1.0] * len(values), values, BlockDesign(()), None, confidence, estimator)
+    if ratio is None or ratio.estimate.log_interval is None:
+        return None
+    low, high = (level * math.exp(end - ratio.estimate.log_ratio) for end in ratio.estimate.log_interval)
+    return low, high
 
 
 def metric_ratio(

@@ -18,7 +18,7 @@ from benchctl.analysis.attribution.factors import logarithmic_mean
 from benchctl.analysis.experiment.arms import Arm
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.statistics.intervals import Interval
-from benchctl.analysis.statistics.side_ratio import BlockDesign, side_ratio
+from benchctl.analysis.statistics.side_ratio import level_interval
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.profile.choices import NO_REQUESTS
@@ -134,21 +134,11 @@ def _times(cell: CellSummary, confidence: float) -> PassTimes | None:
         cell=cell,
         num_replays=len(durations),
         median_ms=level,
-        interval_ms=_interval(cell, level, confidence),
+        interval_ms=level_interval([run.counted(LEVEL) for run in cell.runs], level, confidence),
         p5_ms=ms_from_ns(float(p5)),
         p95_ms=ms_from_ns(float(p95)),
         floor_ms=ms_from_ns(max(floors_ns)) if floors_ns else None,
     )
-
-
-def _interval(cell: CellSummary, level: float, confidence: float) -> Interval | None:
-    """Interval of the level: that of the blocks' medians over a constant, around the level."""
-    values = [run.counted(LEVEL) for run in cell.runs]
-    ratio = side_ratio([1.0] * len(values), values, BlockDesign(()), None, confidence)
-    if ratio is None or ratio.estimate.log_interval is None:
-        return None
-    low, high = (level * math.exp(end - ratio.estimate.log_ratio) for end in ratio.estimate.log_interval)
-    return low, high
 
 
 def _launch_cost(paired: PairedRuns, confidence: float) -> LaunchCost | None:

@@ -180,8 +180,7 @@ def compare(
 
         if (baseline := baseline_side(a)) is not None:
             a, b = baseline, a
-    sides = (a,) if b is None else (a, b)
-    outputs, summary = checked_outputs(output or (), sides), summary_path() if github_summary else None
+    outputs, summary = checked_outputs(output or ()), summary_path() if github_summary else None
     options = CompareOptions(
         margin_frac=parse_threshold(threshold),
         equivalence_margin_frac=(
@@ -205,7 +204,7 @@ def compare(
     comparison = _compare_or_write_refusal(a, b, options, outputs, summary, as_json=as_json)
     for path in outputs:
         if path.suffix == PAGE:
-            write_page(a, b, options, path)
+            write_page(a, b, options, path, comparison)
         else:
             write_comparison(comparison, path, show_all=show_all)
     if summary is not None:

@@ -7,6 +7,7 @@ lists some.
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,12 +17,14 @@ from benchctl.interop.readers import sglang as foreign_sglang
 from benchctl.interop.readers import vllm as foreign_vllm
 from benchctl.interop.readers.aiperf import aiperf_run, is_aiperf
 from benchctl.interop.readers.guidellm import guidellm_runs, is_guidellm
+from benchctl.interop.readers.latencies import aiperf_latencies
 from benchctl.interop.readers.run import ForeignRun
 from benchctl.interop.readers.sglang import is_sglang, sglang_run
 from benchctl.interop.readers.vllm import is_vllm, vllm_run
 
 MANIFEST: Final = "manifest.json"
 AIPERF_FILE: Final = "profile_export_aiperf.json"
+AIPERF_RECORDS: Final = "profile_export.jsonl"
 _SUFFIXES: Final = frozenset({".json", ".jsonl"})
 _NOT_A_RUN: Final = (".pytorch.json",)
 """Suffix of a second copy that vLLM writes for a dashboard."""
@@ -58,7 +61,9 @@ def _runs_of(path: Path) -> Iterator[ForeignRun]:
         if is_guidellm(document):
             yield from guidellm_runs(document, where)
         elif is_aiperf(document):
-            yield aiperf_run(document, where)
+            yield replace(
+                aiperf_run(document, where), latencies_ms=aiperf_latencies(path.with_name(AIPERF_RECORDS))
+            )
         elif is_sglang(document):
             yield sglang_run(document, where)
         elif is_vllm(document):

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from benchctl.errors import RecordError
+from benchctl.interop.readers.latencies import Latencies, known_latencies
 from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, number_at, setting_at, unanswered
 
 _NO_TPOT: Final = (
@@ -57,6 +58,7 @@ def _run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
     requests = _all_requests(benchmark, completed)
     failed = None if completed is None or planned is None else planned - completed
     why = f" ({cut:.0f} of them cut off when the benchmark ended)" if cut else ""
+    latencies_ms = _latencies(requests or [], where)
     metrics_by_name = {
         "num_requests": planned,
         "num_completed": completed,
@@ -67,7 +69,8 @@ def _run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
         "request_throughput": _rate(completed, window_s),
         "output_throughput": _rate(output_tokens, window_s),
         "ttft_ms": number_at(ttft, "mean", f"{where}: time_to_first_token_ms"),
-        **_of_requests(requests or [], where),
+        "tpot_ms": _mean(latencies_ms, "tpot"),
+        "e2el_ms": _mean(latencies_ms, "e2el"),
     }
     return ForeignRun(
         source="guidellm",
@@ -76,6 +79,7 @@ def _run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
         settings=_settings(benchmark) | {"num_prompts": planned, "total_input_tokens": prompt_tokens},
         failure=unanswered(failed, planned, why),
         notes=(_NO_TPOT, *([_SAMPLED] if requests is None else []), *([_TRIMMED] if is_trimmed else [])),
+        latencies_ms=latencies_ms,
     )
 
 
@@ -90,9 +94,9 @@ def _all_requests(benchmark: Mapping[str, Any], completed: float | None) -> list
     return answered if isinstance(answered, list) and len(answered) == completed else None
 
 
-def _of_requests(requests: Sequence[Mapping[str, Any]], where: str) -> dict[str, float | None]:
-    """Means over requests: tpot of those with more than one token; e2el = ttft + (tokens - 1) * tpot of each."""
-    tpots, e2els = [], []
+def _latencies(requests: Sequence[Mapping[str, Any]], where: str) -> Latencies:
+    """Of each request in ms: tpot where it has more than one token, and e2el = ttft + (tokens - 1) * tpot."""
+    ttfts, tpots, e2els = [], [], []
     for request in requests:
         ttft, gap, tokens = (
             number_at(request, key, where)
@@ -102,8 +106,13 @@ def _of_requests(requests: Sequence[Mapping[str, Any]], where: str) -> dict[str,
         if gap is not None:
             tpots.append(gap)
         if ttft is not None:
+            ttfts.append(ttft)
             e2els.append(ttft + (0.0 if gap is None or tokens is None else (tokens - 1) * gap))
-    return {"tpot_ms": fmean(tpots) if tpots else None, "e2el_ms": fmean(e2els) if e2els else None}
+    return known_latencies({"ttft": ttfts, "tpot": tpots, "e2el": e2els})
+
+
+def _mean(latencies_ms: Latencies, name: str) -> float | None:
+    return fmean(latencies_ms[name]) if name in latencies_ms else None
 
 
 def _successful(metrics: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ the definition of ``analysis/metrics/table.py``; it leaves out the others, and a
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from benchctl.errors import RecordError
@@ -34,6 +34,8 @@ class ForeignRun:
     settings: Mapping[str, Setting]
     failure: str | None = None
     notes: tuple[str, ...] = ()
+    latencies_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Those of single requests, by name, as far as the tool has written them."""
 
     @property
     def load_point(self) -> tuple[tuple[str, Setting], ...]:

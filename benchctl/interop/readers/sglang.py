@@ -8,6 +8,7 @@ does not have; and ``total_output_tokens_retokenized``, which the engine did not
 from collections.abc import Mapping
 from typing import Any, Final
 
+from benchctl.interop.readers.latencies import detailed_latencies
 from benchctl.interop.readers.run import ForeignRun, drop_unknown, number_at, setting_at, unanswered
 from benchctl.interop.readers.vllm import metrics_under_vllm_names
 
@@ -53,4 +54,5 @@ def sglang_run(document: Mapping[str, Any], where: str) -> ForeignRun:
         settings=settings | {"num_prompts": planned, "total_input_tokens": metrics["prompt_tokens"]},
         failure=unanswered(failed, planned),
         notes=(_NO_ITL,) if failed is not None else (_NO_ITL, _NO_FAILURES),
+        latencies_ms=detailed_latencies(document, has_itl=False),
     )

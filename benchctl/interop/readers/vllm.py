@@ -8,6 +8,7 @@ tool writes zeros if no request was answered.
 from collections.abc import Mapping
 from typing import Any, Final
 
+from benchctl.interop.readers.latencies import detailed_latencies
 from benchctl.interop.readers.run import ForeignRun, drop_unknown, number_at, setting_at, unanswered
 
 KEYS: Final = ("model_id", "num_prompts", "completed", "request_throughput")
@@ -34,6 +35,7 @@ def vllm_run(document: Mapping[str, Any], where: str) -> ForeignRun:
         metrics=drop_unknown(counts | metrics_under_vllm_names(document, _LATENCIES, where)),
         settings=settings | {"total_input_tokens": setting_at(document, "total_input_tokens")},
         failure=unanswered(failed, planned),
+        latencies_ms=detailed_latencies(document, has_itl=True),
     )
 
 

@@ -12,6 +12,8 @@ from benchctl.report.charts.palette import DASHES, SERIES, series_color, series_
 
 MAX_ARMS: Final = len(SERIES) * len(DASHES)
 """More lines than this cannot be told apart."""
+MAX_RUNS_BY_BLOCK: Final = 72
+"""Charts of single runs hold no more than this, in whole blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,27 @@ def runs_of_one_block(arms: Sequence[ArmStyle], runs: Sequence[RunSummary]) -> l
     block = max(sorted(set(blocks)), key=blocks.count, default=None)
     by_label = {run.label: run for run in runs if run.record.block == block}
     return [(arm, by_label[arm.label]) for arm in arms if arm.label in by_label]
+
+
+def runs_by_block(
+    arms: Sequence[ArmStyle], runs: Sequence[RunSummary], max_runs: int = MAX_RUNS_BY_BLOCK
+) -> dict[int, list[tuple[ArmStyle, RunSummary]]]:
+    """One of ``runs`` for each arm in each block; the block that most belong to comes first, empty without runs.
+
+    Where these are more than ``max_runs``, the other blocks are chosen at equal distances.
+    """
+    first = runs_of_one_block(arms, runs)
+    if not first:
+        return {}
+    first_block = first[0][1].record.block
+    others = sorted({run.record.block for run in runs} - {first_block})
+    room = max(0, max_runs // len(arms) - 1)
+    chosen = others if len(others) <= room else [others[i * len(others) // room] for i in range(room)]
+    blocks = {first_block: first}
+    for block in chosen:
+        by_label = {run.label: run for run in runs if run.record.block == block}
+        blocks[block] = [(arm, by_label[arm.label]) for arm in arms if arm.label in by_label]
+    return blocks
 
 
 def runs_with_steps(arms: Sequence[ArmStyle]) -> list[RunSummary]:

@@ -1,5 +1,6 @@
 """Step time and batch size over a run, which shows a steady state, a ramp, stalls and a tail."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,7 +9,14 @@ import numpy as np
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.records.columns.step_columns import Floats, StepColumns
-from benchctl.report.charts.arms import ArmStyle, arm_styles, clock_note, runs_of_one_block, runs_with_steps
+from benchctl.report.charts.arms import (
+    MAX_RUNS_BY_BLOCK,
+    ArmStyle,
+    arm_styles,
+    clock_note,
+    runs_by_block,
+    runs_with_steps,
+)
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 MAX_STRETCHES: Final = 150
@@ -54,32 +62,39 @@ class StepTimes:
     def time_axis(self) -> str:
         return f"time since the {self.origin}, s"
 
-    def caption(self, *, can_hover: bool) -> str:
-        """One sentence about lines, bands and block; without ``can_hover`` only about what a picture shows."""
-        hover = ", 5-95 % of its steps on hover" if can_hover else ""
-        band = ", with the 5-95 % band of its steps" if self.has_bands else hover
+    def caption(self) -> str:
+        """One sentence about lines and bands."""
+        band = ", with the 5-95 % band of its steps" if self.has_bands else ", 5-95 % of its steps on hover"
         return (
             f"Median step time in ms ({self.clock}) and mean batch size in up to {MAX_STRETCHES} stretches of a "
-            f"run, block {self.block}{band}; warm-up excluded."
+            f"run{band}; warm-up excluded."
         )
 
 
 def step_times(analysis: AnalyzedExperiment) -> StepTimes | None:
     """One course for each arm, from the block in which most arms have a step log; None without a step log."""
+    return next(iter(step_times_by_block(analysis, max_runs=1)), None)
+
+
+def step_times_by_block(analysis: AnalyzedExperiment, max_runs: int = MAX_RUNS_BY_BLOCK) -> tuple[StepTimes, ...]:
+    """The courses of each block, at most ``max_runs`` in all; first the block in which most arms have a log."""
     arms = arm_styles(analysis)
-    runs = [(arm, run, run.run.columns) for arm, run in runs_of_one_block(arms, runs_with_steps(arms))]
-    if not runs:
-        return None
-    origins_ns = [_first_send_ns(run, columns) for _, run, columns in runs]
+    blocks = runs_by_block(arms, runs_with_steps(arms), max_runs)
+    return tuple(_times_of_block(block, runs) for block, runs in blocks.items())
+
+
+def _times_of_block(block: int, runs: Sequence[tuple[ArmStyle, RunSummary]]) -> StepTimes:
+    logs = [(arm, run, run.run.columns) for arm, run in runs]
+    origins_ns = [_first_send_ns(run, columns) for _, run, columns in logs]
     is_aligned = None not in origins_ns
     courses = []
-    for (arm, _, columns), origin_ns in zip(runs, origins_ns, strict=True):
+    for (arm, _, columns), origin_ns in zip(logs, origins_ns, strict=True):
         start_ns = origin_ns if is_aligned and origin_ns is not None else int(columns.start_ns.min())
         courses.append((arm, course_of(columns, start_ns)))
     return StepTimes(
         courses=tuple(courses),
-        block=runs[0][1].record.block,
-        clock=clock_note(clock for _, _, columns in runs for clock in columns.clocks),
+        block=block,
+        clock=clock_note(clock for _, _, columns in logs for clock in columns.clocks),
         origin="first send" if is_aligned else "first step",
     )
 

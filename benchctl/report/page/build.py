@@ -5,10 +5,18 @@ from dataclasses import replace
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.compare import CompareOptions
+from benchctl.analysis.compare.result import Comparison
 from benchctl.report.page.charts.figure import Chart
 from benchctl.report.page.charts.table import draw_charts
+from benchctl.report.page.foreign import ForeignSides, distribution_charts
 from benchctl.report.page.page import render
-from benchctl.report.page.verdict import AnalyzedSide, PageVerdict, directory_verdict, sides_verdict
+from benchctl.report.page.verdict import (
+    AnalyzedSide,
+    PageVerdict,
+    directory_verdict,
+    sides_verdict,
+    unpaired_verdict,
+)
 
 
 def directory_page(
@@ -35,6 +43,13 @@ def sides_page(a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None 
     charts = _charts(analyses[0], verdict) if len(analyses) == 1 else _charts_of_each(analyses)
     title = f"{verdict.word}: {side_verdict.b_name} against {side_verdict.a_name}"
     return render(title, analyses, verdict, charts, is_inside=False)
+
+
+def files_page(comparison: Comparison, sides: ForeignSides) -> str:
+    """The page of an unpaired comparison, of which at least one side are result files of other tools."""
+    verdict = unpaired_verdict(comparison)
+    title = f"{verdict.word}: {sides.b_name} against {sides.a_name}"
+    return render(title, (), verdict, distribution_charts(sides), is_inside=False, foreign=sides)
 
 
 def _charts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> tuple[Chart, ...]:

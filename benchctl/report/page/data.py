@@ -9,6 +9,7 @@ from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.documents.bonus import verdicts_document
 from benchctl.report.documents.verdict import comparison_document
 from benchctl.report.page.charts.figure import Chart
+from benchctl.report.page.packing import packed
 from benchctl.report.page.verdict import PageVerdict
 
 
@@ -22,7 +23,13 @@ def data_document(
         "comparisons": [comparison_document(one) for one in verdict.all],
         "directories": [_directory(analysis) for analysis in analyses],
         "charts": [
-            {"id": chart.id, "title": chart.title, "definition": chart.definition, "figure": chart.figure}
+            {
+                "id": chart.id,
+                "title": chart.title,
+                "definition": chart.definition,
+                "choices": [{"name": choice.name, "selected": choice.selected} for choice in chart.choices],
+                "figure": packed(chart.figure),
+            }
             for chart in charts
             if chart.figure is not None
         ],

@@ -33,16 +33,21 @@
   }
 
   // Charts
-  let sleeping = true;
+  // plotly.js is unpacked at once, so that it is there when a print begins, and run when the first chart needs it.
+  let library = null;
+  const unpack = async () => {
+    const packed = Uint8Array.from(atob(byId("plotly-source").textContent.trim()), (letter) => letter.charCodeAt(0));
+    const code = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const text = await new Response(code).text();
+    library = document.createElement("script");
+    library.textContent = text;
+  };
+  const unpacked = unpack();
   const wakePlotly = () => {
-    if (!sleeping) return;
-    sleeping = false;
-    const code = document.createElement("script");
-    code.textContent = byId("plotly-source").textContent;
-    document.head.append(code);
+    if (!library.isConnected) document.head.append(library);
   };
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  const themed = (layout, height) => {
+  const themed = (layout, { height, isLog }) => {
     const [ink, quiet, rule, paper] = ["--ink", "--quiet", "--rule", "--paper"].map(colour);
     const full = structuredClone(layout);
     full.height = height;
@@ -51,6 +56,7 @@
     if (matchMedia("(pointer: coarse)").matches) full.dragmode = false;
     full.xaxis ??= {};
     full.yaxis ??= {};
+    if (isLog) full.xaxis.type = "log";
     for (const [name, axis] of Object.entries(full)) {
       if (!/^[xy]axis\d*$/.test(name)) continue;
       axis.gridcolor = rule;
@@ -66,23 +72,39 @@
     showTips: false,
     modeBarButtons: [["toImage", "resetScale2d"]],
   };
+  // What is selected decides by the "meta" of traces and annotations which of them are shown.
+  const isShown = (selected) => ({ meta = {} }) =>
+    Object.entries(selected).every(([name, value]) => value === "*" || !(name in meta) || meta[name] === value);
+  const withoutMeta = ({ meta, ...rest }) => rest;
+  const chosen = ({ figure, selected, ...state }) => {
+    const layout = themed(figure.layout, state);
+    if (layout.annotations) layout.annotations = layout.annotations.filter(isShown(selected)).map(withoutMeta);
+    return [structuredClone(figure.data.filter(isShown(selected)).map(withoutMeta)), layout];
+  };
+  const selectors = (id) => all("[data-choice]").filter((select) => select.dataset.of === id);
   const draw = (place) => {
     if (drawn.has(place)) return;
+    if (!library) {
+      unpacked.then(() => draw(place));
+      return;
+    }
     wakePlotly();
     const { figure, id } = data().charts.find((chart) => chart.id === place.dataset.chart);
-    drawn.set(place, figure);
+    const state = {
+      figure,
+      height: Number.parseFloat(place.style.minHeight),
+      selected: Object.fromEntries(selectors(id).map((select) => [select.dataset.choice, select.value])),
+      isLog: all("[data-log]").some((button) => button.dataset.log === id && button.ariaPressed === "true"),
+    };
+    drawn.set(place, state);
     place.replaceChildren();
     const saved = { toImageButtonOptions: { format: "svg", filename: id } };
-    const height = Number.parseFloat(place.style.minHeight);
-    Plotly.newPlot(place, structuredClone(figure.data), themed(figure.layout, height), { ...settings, ...saved });
+    Plotly.newPlot(place, ...chosen(state), { ...settings, ...saved });
   };
   const drawAll = () => all("[data-chart]").forEach(draw);
-  const recolour = () => {
-    for (const [place, figure] of drawn) {
-      const height = Number.parseFloat(place.style.minHeight);
-      Plotly.react(place, place.data, themed(figure.layout, height));
-    }
-  };
+  const redraw = (place) => Plotly.react(place, ...chosen(drawn.get(place)));
+  const recolour = () => [...drawn.keys()].forEach(redraw);
+  const placeOf = (id) => all("[data-chart]").find((place) => place.dataset.chart === id);
   const watch = new IntersectionObserver((seen) => {
     for (const { isIntersecting, target } of seen) {
       if (!isIntersecting) continue;
@@ -92,13 +114,45 @@
   }, { rootMargin: "400px" });
   all("[data-chart]").forEach((place) => watch.observe(place));
 
+  for (const select of all("[data-choice]")) {
+    select.addEventListener("change", () => {
+      const id = select.dataset.of;
+      const place = placeOf(id);
+      draw(place);
+      const state = drawn.get(place);
+      if (!state) return;
+      state.selected[select.dataset.choice] = select.value;
+      redraw(place);
+      const texts = selectors(id).map((each) => each.selectedOptions[0].textContent);
+      for (const note of all("[data-shown]")) {
+        if (note.dataset.shown === id) note.textContent = `Shown: ${texts.join(", ")}.`;
+      }
+    });
+  }
+  for (const button of all("[data-log]")) {
+    button.addEventListener("click", () => {
+      const place = placeOf(button.dataset.log);
+      button.ariaPressed = String(button.ariaPressed !== "true");
+      draw(place);
+      const state = drawn.get(place);
+      if (!state) return;
+      state.isLog = button.ariaPressed === "true";
+      redraw(place);
+    });
+  }
+
   const PRINT_WIDTH_PX = 680;
+  let unfolded = [];
   const forPrint = () => {
+    unfolded = all("details.fold:not([open])");
+    for (const fold of unfolded) fold.open = true;
     drawAll();
     recolour();
     for (const place of drawn.keys()) Plotly.relayout(place, { width: PRINT_WIDTH_PX, autosize: false });
   };
   const afterPrint = () => {
+    for (const fold of unfolded) fold.open = false;
+    unfolded = [];
     recolour();
     for (const place of drawn.keys()) Plotly.relayout(place, { width: null, autosize: true });
   };
@@ -107,6 +161,74 @@
   isPrint.addEventListener("change", () => (isPrint.matches ? forPrint() : afterPrint()));
   isDarkSystem.addEventListener("change", recolour);
   choose(remembered());
+
+  // Contents: the part that is in view, and a folded one that a link leads into
+  const sideLinks = new Map(all(".side a").map((link) => [link.hash.slice(1), link]));
+  const markers = [...sideLinks.keys()].map(byId).filter((element) => element && element.id !== "top");
+  const mark = () => {
+    const passed = markers.filter((element) => element.checkVisibility() && element.getBoundingClientRect().top < 120);
+    for (const [id, link] of sideLinks) {
+      if (passed.length && passed.at(-1).id === id) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
+  };
+  addEventListener("scroll", mark, { passive: true });
+  const reveal = () => {
+    const target = byId(decodeURIComponent(location.hash.slice(1)));
+    const section = target?.matches("h2") ? target.parentElement : null;
+    for (let at = target; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
+    const folds = section ? Array.from(section.querySelectorAll(":scope > details")) : [];
+    if (folds.length === 1) folds[0].open = true;
+    target?.scrollIntoView();
+  };
+  addEventListener("hashchange", reveal);
+  if (location.hash) reveal();
+  for (const link of all(".contents a")) {
+    link.addEventListener("click", () => { link.closest("details").open = false; });
+  }
+
+  // Runs: filters and order
+  for (const fold of all(".runs-fold")) {
+    const body = fold.querySelector("table.runs tbody");
+    const rows = Array.from(body.rows);
+    const filters = Array.from(fold.querySelectorAll("[data-filter]"));
+    const value = (name) => filters.find((filter) => filter.dataset.filter === name).value;
+    const count = fold.querySelector("output");
+    const filter = () => {
+      const text = value("text").trim().toLowerCase();
+      for (const row of rows) {
+        const { arm, state } = row.dataset;
+        const isWanted = ["", arm].includes(value("arm")) && ["", state].includes(value("state"));
+        row.hidden = !isWanted || !row.textContent.toLowerCase().includes(text);
+      }
+      count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} runs`;
+    };
+    for (const each of filters) each.addEventListener("input", filter);
+    filter();
+    const number = (text) => Number.parseFloat(text.replaceAll(",", "").replace("\u2212", "-"));
+    const compare = (a, b, kind) => {
+      if (kind === "text") return a.localeCompare(b);
+      const [x, y] = [number(a), number(b)];
+      return Number.isNaN(x) || Number.isNaN(y) ? Number.isNaN(x) - Number.isNaN(y) : x - y;
+    };
+    const headings = Array.from(fold.querySelectorAll("th[data-sort]"));
+    for (const heading of headings) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "sort";
+      button.append(...heading.childNodes);
+      heading.append(button);
+      button.addEventListener("click", () => {
+        const order = heading.ariaSort === "ascending" ? "descending" : "ascending";
+        for (const other of headings) other.removeAttribute("aria-sort");
+        heading.ariaSort = order;
+        const at = heading.cellIndex;
+        const sign = order === "ascending" ? 1 : -1;
+        rows.sort((a, b) => sign * compare(a.cells[at].textContent, b.cells[at].textContent, heading.dataset.sort));
+        body.append(...rows);
+      });
+    }
+  }
 
   // Definitions
   const tip = document.createElement("div");

@@ -4,8 +4,11 @@ A log line with ``</script>`` or ``{{ }}`` appears on the page as just that; onl
 return markup.
 """
 
+import base64
+import gzip
 import json
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -55,3 +58,15 @@ def closed(code: str, tag: str) -> Markup:
     if f"</{tag}" in code.lower():
         raise ValueError(f"this {tag} holds </{tag} and cannot be put into a page")
     return Markup(code)  # noqa: S704 - code of our own that cannot end its element
+
+
+def resource(name: str) -> str:
+    """A text file of this package."""
+    return (files("benchctl.report.page") / name).read_text(encoding="utf-8")
+
+
+@cache
+def packed_plotly() -> str:
+    """plotly.js, compressed by gzip and written in base64: 0.5 MB instead of 1.2; the page unpacks it."""
+    code = resource("vendor/plotly-basic.min.js").encode()
+    return base64.b64encode(gzip.compress(code, mtime=0)).decode()

@@ -106,6 +106,12 @@ def sides_verdict(a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | No
     return _whole([verdict], verdict.a_name, _notes(analyses))
 
 
+def unpaired_verdict(comparison: Comparison) -> PageVerdict:
+    """The verdict of a comparison that was already made, of sides that share no blocks."""
+    verdict = ComparisonVerdict(a_name=comparison.a_name, b_name=comparison.b_name, comparison=comparison)
+    return _whole([verdict], verdict.a_name, ())
+
+
 def _compare(
     a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions, *, is_control: bool = False
 ) -> ComparisonVerdict:

@@ -120,7 +120,7 @@ def _answer_lines(comparison: Comparison) -> Iterator[str]:
 
 def _margin_lines(comparison: Comparison) -> Iterator[str]:
     """The margins, the correction, the estimator, and where noise is larger than the threshold."""
-    yield f"{threshold_text(comparison)} · {_correction(comparison)}"
+    yield f"{threshold_text(comparison)} · {correction_text(comparison)}"
     estimators = {m.estimate.estimator for c in comparison.cells for m in c.deciding if m.estimate is not None}
     if comparison.pairing == "unpaired":
         yield "means are as measured; a change is the Hodges-Lehmann shift of the logarithms, not their quotient"
@@ -146,8 +146,8 @@ def bounds_lines(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _correction(comparison: Comparison) -> str:
-    """The number of tests, and their correction."""
+def correction_text(comparison: Comparison) -> str:
+    """The number of deciding tests, and their correction."""
     tests = comparison.num_tests
     if tests <= 1:
         return "one deciding comparison"

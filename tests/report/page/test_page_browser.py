@@ -43,7 +43,7 @@ def _path(tmp_path_factory):
 def drawn_charts(page):
     """Of every chart that has a figure, the number of marks in it."""
     return page.evaluate(
-        "Array.from(document.querySelectorAll('[data-chart]'), (c) => "
+        "Array.from(document.querySelectorAll('[data-chart]')).filter((c) => c.checkVisibility()).map((c) => "
         "c.querySelectorAll('svg.main-svg path, svg.main-svg .point').length)"
     )
 
@@ -65,6 +65,7 @@ def test_the_verdict_is_in_view_at_once_and_nothing_is_wider_than_the_window(bro
 def test_every_chart_is_drawn_when_it_comes_into_view_and_none_before(browser, path, size):
     with opened(browser, path, size) as page:
         assert page.evaluate("typeof Plotly") == "undefined"
+        page.locator(".charts details.fold > summary").click()
         look_at_all(page)
         page.wait_for_function("document.querySelectorAll('[data-chart] svg.main-svg').length > 0")
         page.wait_for_timeout(200)
@@ -100,6 +101,7 @@ def test_without_scripts_the_verdict_the_plot_and_all_tables_are_there_and_no_bu
         assert page.locator("h1").is_visible()
         assert page.locator(".forest-row .marker").first.is_visible()
         assert page.locator("table.metrics.main td.change").first.is_visible()
+        page.locator(".runs-fold > summary").click()
         assert page.locator("table.runs td").first.is_visible()
         assert page.locator(".controls:visible").count() == 0
         assert page.locator(".term[title]").count() > 50

@@ -51,6 +51,8 @@ def draw_batch_size(source: figure.ChartSource) -> figure.Chart:
         reason = "no finished run has steps that only decode" if runs else source.analysis.missing_step_times_reason
         return figure.no_chart(_ID, _TITLE, reason)
     bins = bins_of(sizes)
+    if len(bins.lows) == 1:
+        return figure.no_chart(_ID, _TITLE, f"every decode step has {bins.labels[0]} sequences: see step_ms")
     note = clock_note(clock for run in runs for clock in run.run.columns.clocks)
     return figure.drawn(
         _ID,

@@ -2,18 +2,20 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.records.samples import GpuSample, HostSample
-from benchctl.report.charts.arms import ArmStyle, arm_styles, runs_of_one_block
+from benchctl.report.charts.arms import ArmStyle, arm_styles, runs_by_block
 from benchctl.report.page.charts import figure
 from benchctl.units import GIB, HZ_PER_MHZ, NS_PER_S
 
 MAX_POINTS: Final = 300
+_LEAST_POINTS: Final = 60
+_MAX_POINTS_OF_ALL: Final = 15_000
 _PANEL_PX: Final = 130
 _REST_PX: Final = 70
 _DEVICE_DASHES: Final = ("solid", "dot", "dash", "longdash", "dashdot", "longdashdot")
@@ -55,27 +57,47 @@ def draw_gpu(source: figure.ChartSource) -> figure.Chart:
     chart_id, title = "gpu", "GPU over the run"
     arms = arm_styles(source.analysis)
     sampled = [run for arm in arms for run in arm.cell.runs if _inside(run.run.gpu, run)]
-    runs = runs_of_one_block(arms, sampled)
-    if not runs:
+    blocks = runs_by_block(arms, sampled)
+    if not blocks:
         had_gpus = source.analysis.results.manifest.gpus or any(run.run.gpu for run in source.analysis.runs)
         reason = "no GPU sample was taken during the load" if had_gpus else "the measuring machine showed no GPU"
         return figure.no_chart(chart_id, title, reason)
-    devices = [(arm, _by_device(_inside(run.run.gpu, run)), _first_send_ns(run)) for arm, run in runs]
-    quantities = [q for q in _GPU if any(_points(s, q.of) for _, by, _ in devices for s in by.values())]
+    samples = {
+        (block, arm.label, device): of_device
+        for block, runs in blocks.items()
+        for arm, run in runs
+        for device, of_device in _by_device(_inside(run.run.gpu, run)).items()
+    }
+    quantities = [quantity for quantity in _GPU if any(_points(s, quantity.of) for s in samples.values())]
     if not quantities:
         return figure.no_chart(chart_id, title, "the GPU reported neither power, clock, memory nor utilisation")
-    traces = [
-        _line(arm, _points(samples, quantity.of), origin_ns, panel=panel, device=device, of_many=len(by) > 1)
+    devices = {device for _, _, device in samples}
+    most = _points_of_each(len(samples) * len(quantities))
+    lines = [
+        (
+            arm,
+            block,
+            _line(
+                arm,
+                _points(samples[block, arm.label, device], quantity.of),
+                _first_send_ns(run),
+                panel=panel,
+                device=device if len(devices) > 1 else None,
+                at_most=most,
+            ),
+        )
         for panel, quantity in enumerate(quantities)
-        for arm, by, origin_ns in devices
-        for device, samples in by.items()
+        for block, runs in blocks.items()
+        for arm, run in runs
+        for device in sorted(devices)
+        if (block, arm.label, device) in samples
     ]
     return _chart(
         chart_id,
         title,
         [quantity.title for quantity in quantities],
-        traces,
-        caption=f"Reports of the GPU between first send and last output, runs of block {runs[0][1].record.block}",
+        lines,
+        caption="Reports of the GPU between first send and last output",
         definition="Readings of NVML or nvidia-smi; utilisation is the share of time in which any kernel ran.",
     )
 
@@ -88,31 +110,38 @@ def draw_host(source: figure.ChartSource) -> figure.Chart:
         run
         for arm in arms
         for run in arm.cell.runs
-        if any(_points(_inside(run.run.host, run), quantity.of) for quantity in _HOST)
+        if any(len(_points(_inside(run.run.host, run), quantity.of)) > 1 for quantity in _HOST)
     ]
-    runs = runs_of_one_block(arms, sampled)
-    if not runs:
+    blocks = runs_by_block(arms, sampled)
+    if not blocks:
         return figure.no_chart(
             chart_id, title, "no run lasted long enough for two samples of the host during the load"
         )
-    samples = [(arm, _inside(run.run.host, run), _first_send_ns(run)) for arm, run in runs]
-    quantities = [q for q in _HOST if any(_points(inside, q.of) for _, inside, _ in samples)]
-    traces = [
-        _line(arm, _points(inside, quantity.of), origin_ns, panel=panel)
+    samples = [
+        (block, arm, _inside(run.run.host, run), _first_send_ns(run))
+        for block, runs in blocks.items()
+        for arm, run in runs
+    ]
+    quantities = [q for q in _HOST if any(_points(inside, q.of) for _, _, inside, _ in samples)]
+    most = _points_of_each(len(samples) * len(quantities))
+    lines = [
+        (arm, block, _line(arm, _points(inside, quantity.of), origin_ns, panel=panel, at_most=most))
         for panel, quantity in enumerate(quantities)
-        for arm, inside, origin_ns in samples
+        for block, arm, inside, origin_ns in samples
     ]
     return _chart(
         chart_id,
         title,
         [quantity.title for quantity in quantities],
-        traces,
-        caption=(
-            "CPU cores that the server's processes and the load generator kept busy, "
-            f"runs of block {runs[0][1].record.block}"
-        ),
+        lines,
+        caption="CPU cores that the server's processes and the load generator kept busy",
         definition="CPU time of the processes between two samples / time between them.",
     )
+
+
+def _points_of_each(num_lines: int) -> int:
+    """Points of a line, so that all lines of a chart together stay small."""
+    return max(_LEAST_POINTS, min(MAX_POINTS, _MAX_POINTS_OF_ALL // max(1, num_lines)))
 
 
 def thinned(points: Points, at_most: int = MAX_POINTS) -> list[tuple[float, float]]:
@@ -125,18 +154,21 @@ def _chart(
     chart_id: str,
     title: str,
     panel_names: Sequence[str],
-    traces: Sequence[figure.Trace],
+    lines: Sequence[tuple[ArmStyle, int, figure.Trace]],
     *,
     caption: str,
     definition: str,
 ) -> figure.Chart:
-    named: set[str] = set()
+    """``lines`` belong to an arm and a block; the first is of the block that is shown at first."""
+    named: set[tuple[int, str]] = set()
     data = []
-    for trace in traces:
-        data.append({**trace, "showlegend": trace["name"] not in named})
-        named.add(trace["name"])
-    height = _REST_PX + _PANEL_PX * len(panel_names) + figure.legend_px(sorted(named))
-    return figure.drawn(
+    for arm, block, trace in lines:
+        entry = block, trace["name"]
+        meta = {"block": str(block), "arm": arm.label}
+        data.append({**trace, "showlegend": entry not in named, "meta": meta})
+        named.add(entry)
+    height = _REST_PX + _PANEL_PX * len(panel_names) + figure.legend_px(sorted({name for _, name in named}))
+    chart = figure.drawn(
         chart_id,
         title,
         data,
@@ -148,9 +180,14 @@ def _chart(
                 gap_frac=0.04,
             ),
         ),
-        caption=f"{caption}; means of neighbours where a run has more than {MAX_POINTS} samples.",
+        caption=f"{caption}; means of neighbours where a run has many samples.",
         definition=f"{definition} Time is that of the client's clock, never multiplied.",
+        choices=(
+            figure.block_choice((block for _, block, _ in lines), lines[0][1]),
+            figure.arm_choice(list(dict.fromkeys(arm.label for arm, _, _ in lines))),
+        ),
     )
+    return replace(chart, is_of_machine=True)
 
 
 def _inside(samples: Iterable[S], run: RunSummary) -> list[S]:
@@ -173,10 +210,11 @@ def _by_device(samples: Iterable[GpuSample]) -> Mapping[int, list[GpuSample]]:
 
 
 def _line(
-    arm: ArmStyle, points: Points, origin_ns: int, *, panel: int, device: int = 0, of_many: bool = False
+    arm: ArmStyle, points: Points, origin_ns: int, *, panel: int, at_most: int, device: int | None = None
 ) -> figure.Trace:
-    means = thinned([(at_ns - origin_ns, value) for at_ns, value in points])
-    name = f"{arm.label}, GPU {device}" if of_many else arm.label
+    """``device`` is the number of one of several GPUs."""
+    means = thinned([(at_ns - origin_ns, value) for at_ns, value in points], at_most)
+    name = arm.label if device is None else f"{arm.label}, GPU {device}"
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(means) < 30 else "lines",
@@ -187,7 +225,7 @@ def _line(
         "yaxis": figure.panel_axis(panel),
         "line": {
             "color": arm.color,
-            "dash": _DEVICE_DASHES[device % len(_DEVICE_DASHES)] if of_many else arm.dash,
+            "dash": arm.dash if device is None else _DEVICE_DASHES[device % len(_DEVICE_DASHES)],
             "width": 1.6,
         },
         "marker": {"size": 5},

@@ -39,6 +39,28 @@ class ChartSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A selector above a chart: it shows the traces and annotations whose ``meta`` names the selected option.
+
+    Those whose ``meta`` does not have ``name`` are always shown; the option ``ALL`` shows every one.
+    """
+
+    name: str
+    label: str
+    options: tuple[tuple[str, str], ...]
+    """Value and text of each."""
+    selected: str
+
+    @property
+    def selected_text(self) -> str:
+        return dict(self.options)[self.selected]
+
+
+ALL: Final = "*"
+"""The option of a choice that leaves nothing out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """One chart of the page, or the reason why it is not drawn.
 
@@ -57,6 +79,14 @@ class Chart:
     skipped: str | None
     height: int
     """Pixels; the width is the page's."""
+    choices: tuple[Choice, ...] = ()
+    """Empty where there is nothing to select."""
+    has_log_switch: bool = False
+    """The x axis can be made logarithmic."""
+    section: str = "measurements"
+    """``latency`` or ``measurements``: where on the page it stands."""
+    is_of_machine: bool = False
+    """It shows the machine and not the work: it is folded."""
 
     def __post_init__(self) -> None:
         if (self.figure is None) == (self.skipped is None):
@@ -163,6 +193,19 @@ def panel_titles(titles: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
+def block_choice(blocks: Iterable[int], selected: int) -> Choice:
+    """The selector of a block."""
+    options = tuple((str(block), f"block {block}") for block in sorted(set(blocks)))
+    return Choice(name="block", label="Block", options=options, selected=str(selected))
+
+
+def arm_choice(labels: Sequence[str]) -> Choice:
+    """The selector of one arm or all of them."""
+    return Choice(
+        name="arm", label="Arm", options=((ALL, "all arms"), *((label, label) for label in labels)), selected=ALL
+    )
+
+
 def rounded(values: Iterable[float | None], digits: int = 6) -> list[float | None]:
     """Values at ``digits`` significant digits, which a picture cannot tell from more; None where not finite."""
     return [None if v is None or not math.isfinite(v) else float(f"{v:.{digits}g}") for v in values]
@@ -207,9 +250,16 @@ def error_bars(
 
 
 def drawn(
-    chart_id: str, title: str, data: Sequence[Trace], layout: Mapping[str, Any], *, caption: str, definition: str
+    chart_id: str,
+    title: str,
+    data: Sequence[Trace],
+    layout: Mapping[str, Any],
+    *,
+    caption: str,
+    definition: str,
+    choices: Sequence[Choice] = (),
 ) -> Chart:
-    """A chart with its figure; it is as high as its layout."""
+    """A chart with its figure; it is as high as its layout. Choices of one option are left out."""
     return Chart(
         id=chart_id,
         title=title,
@@ -218,6 +268,7 @@ def drawn(
         figure={"data": list(data), "layout": dict(layout)},
         skipped=None,
         height=layout["height"],
+        choices=tuple(choice for choice in choices if len(choice.options) > 1),
     )
 
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from benchctl.report.charts.arms import ArmStyle
-from benchctl.report.charts.step_time import TITLE, Course, step_times
+from benchctl.report.charts.step_time import TITLE, Course, step_times_by_block
 from benchctl.report.page.charts import figure
 
 _HEIGHT: Final = 420
@@ -11,10 +11,12 @@ _ID: Final = "step-time"
 
 
 def draw_step_time(source: figure.ChartSource) -> figure.Chart:
-    """One line for each arm, from the run of the block in which most arms have a step log."""
-    times = step_times(source.analysis)
-    if times is None:
+    """One line for each arm, from the run of one block; at first that in which most arms have a step log."""
+    blocks = step_times_by_block(source.analysis)
+    if not blocks:
         return figure.no_chart(_ID, TITLE, source.analysis.missing_step_times_reason)
+    first = blocks[0]
+    labels = list(dict.fromkeys(arm.label for times in blocks for arm, _ in times.courses))
     y_axes = [
         figure.axis("step time, ms", rangemode="tozero"),
         figure.axis("batch size,<br>sequences", rangemode="tozero"),
@@ -22,17 +24,23 @@ def draw_step_time(source: figure.ChartSource) -> figure.Chart:
     return figure.drawn(
         _ID,
         TITLE,
-        [trace for arm, course in times.courses for trace in _traces(arm, course, has_band=times.has_bands)],
+        [
+            {**trace, "meta": {"block": str(times.block), "arm": arm.label}}
+            for times in blocks
+            for arm, course in times.courses
+            for trace in _traces(arm, course, has_band=first.has_bands)
+        ],
         figure.layout(
-            _HEIGHT + figure.legend_px(arm.label for arm, _ in times.courses),
-            **figure.panels(figure.axis(times.time_axis, rangemode="tozero"), y_axes, shares=(3, 2)),
+            _HEIGHT + figure.legend_px(labels),
+            **figure.panels(figure.axis(first.time_axis, rangemode="tozero"), y_axes, shares=(3, 2)),
         ),
-        caption=times.caption(can_hover=True),
+        caption=first.caption(),
         definition=(
             "The run is cut into stretches of equal duration; a step belongs to the stretch in which it starts. "
             "Upper panel: median of the step times of a stretch, and their 5th and 95th percentile. Lower panel: "
-            f"mean number of sequences in a step. Time counts from the {times.origin}."
+            f"mean number of sequences in a step. Time counts from the {first.origin}."
         ),
+        choices=(figure.block_choice((times.block for times in blocks), first.block), figure.arm_choice(labels)),
     )
 
 

@@ -14,12 +14,14 @@ from benchctl.report.page.charts.batch_size import draw_batch_size
 from benchctl.report.page.charts.blocks import draw_block_values
 from benchctl.report.page.charts.devices import draw_gpu, draw_host
 from benchctl.report.page.charts.figure import Chart, ChartSource
+from benchctl.report.page.charts.latencies import draw_latencies
 from benchctl.report.page.charts.requests import draw_requests
 from benchctl.report.page.charts.sections import draw_sections
 from benchctl.report.page.charts.step_time import draw_step_time
 from benchctl.report.page.charts.sweep import draw_sweep
 
 CHARTS: Final[tuple[Callable[[ChartSource], Chart | None], ...]] = (
+    draw_latencies,
     draw_block_values,
     draw_sweep,
     draw_acceptance,

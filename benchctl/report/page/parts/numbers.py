@@ -12,6 +12,8 @@ from benchctl.report.page.parts.terms import change_term, metric_term, p_term, v
 from benchctl.report.text.comparison_table import is_shown
 
 _MAX_ERRORS = 5
+_MAX_CELLS = 3
+"""With more cells, the first table has the deciding metrics only."""
 
 
 def table_values(comparison: Comparison) -> dict[str, Any]:
@@ -21,9 +23,20 @@ def table_values(comparison: Comparison) -> dict[str, Any]:
         "b_name": comparison.b_name,
         "interval": f"change [{percentage(comparison.confidence)} interval]",
         "num_all": max((len(cell.metrics) for cell in comparison.cells), default=0),
-        "main": [_body(comparison, cell, show_all=False) for cell in comparison.cells],
+        "main": [_main_body(comparison, cell) for cell in comparison.cells],
         "all": [_body(comparison, cell, show_all=True) for cell in comparison.cells],
     }
+
+
+def _main_body(comparison: Comparison, cell: CellComparison) -> dict[str, Any]:
+    """The rows that most readers want; a reason that several deciding rows share stands once, below the last."""
+    is_short = len(comparison.cells) > _MAX_CELLS
+    body = _body(comparison, cell, show_all=False)
+    rows = [row for row in body["rows"] if not is_short or row["role"] != "exploratory"]
+    reasons = [row["verdict_meaning"] if row["role"] == "deciding" else None for row in rows]
+    for row, reason, following in zip(rows, reasons, [*reasons[1:], None], strict=True):
+        row["reason"] = reason if reason != following else None
+    return {**body, "rows": rows}
 
 
 def _body(comparison: Comparison, cell: CellComparison, *, show_all: bool) -> dict[str, Any]:

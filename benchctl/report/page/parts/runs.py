@@ -1,5 +1,6 @@
 """The table of runs: plan, state and main numbers of each, its warnings, and the ends of failed logs."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +11,7 @@ from benchctl.analysis.compare.warnings import WarningKind, warning_kind
 from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.formats import NOT_AVAILABLE, page_number
+from benchctl.records.directory import arm_label
 from benchctl.records.manifest import PlannedRun
 from benchctl.report.text.tables import footnotes, run_columns
 
@@ -40,9 +42,13 @@ def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, A
         row = _row(run, columns, numbers)
         path = f"runs/{quote(planned.run_id)}" if is_inside else None
         rows.append({**row, "path": path, "has_log": planned.run_id in logs})
+    states = Counter(row["state"] for row in rows)
     return {
         "headings": list(columns),
         "rows": rows,
+        "arms": list(dict.fromkeys(row["arm"] for row in rows)),
+        "all_states": list(states),
+        "states": ", ".join(f"{number} {state}" for state, number in states.items()),
         "notes": [(warning.code, warning.message) for warning in warnings],
         "logs": list(_logs(analysis)),
     }
@@ -51,6 +57,7 @@ def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, A
 def _planned_row(planned: PlannedRun, columns: Mapping[str, str]) -> dict[str, Any]:
     return {
         "id": planned.run_id,
+        "arm": arm_label(planned.variant, planned.cell),
         "is_begun": False,
         "block": planned.block,
         "state": "not begun",
@@ -63,6 +70,7 @@ def _planned_row(planned: PlannedRun, columns: Mapping[str, str]) -> dict[str, A
 def _row(run: RunSummary, columns: Mapping[str, str], numbers: Mapping[WarningKind, int]) -> dict[str, Any]:
     return {
         "id": run.record.run_id,
+        "arm": run.label,
         "is_begun": True,
         "block": run.record.block,
         "state": run.state,

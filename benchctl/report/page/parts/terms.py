@@ -49,17 +49,26 @@ def p_term(metric: MetricComparison) -> str:
 
 
 def verdict_term(metric: MetricComparison) -> str:
-    """The reason for the verdict."""
+    """The reason for the verdict: margin or noise floor, and the confidence that several tests ask for."""
     if metric.reason:
         return metric.reason
     floor = "noise floor" if metric.margins.is_noise_floor else "margin"
     margin = f"the {floor} of {percentage(metric.margins.change_frac)}"
     inside = f"the margin of {percentage(metric.margins.equivalence_frac)}"
+    interval = f"the whole {_judged(metric)}interval"
     return {
-        "regression": f"the whole interval is worse than {margin}",
-        "improvement": f"the whole interval is better than {margin}",
-        "equivalent": f"the whole interval is inside {inside}",
-        "changed": f"the whole interval is beyond {margin}; neither direction is better",
+        "regression": f"{interval} is worse than {margin}",
+        "improvement": f"{interval} is better than {margin}",
+        "equivalent": f"{interval} is inside {inside}",
+        "changed": f"{interval} is beyond {margin}; neither direction is better",
         "equal": "the same in every block",
         "different": "not the same in every block",
     }.get(metric.verdict, f"the interval reaches across {margin}")
+
+
+def _judged(metric: MetricComparison) -> str:
+    """The confidence at which the verdict was made, where it is higher than that of the shown interval."""
+    estimate, judged = metric.estimate, metric.judged_confidence
+    if estimate is None or judged is None or judged <= estimate.confidence:
+        return ""
+    return f"{percentage(judged, 4)} "

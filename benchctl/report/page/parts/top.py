@@ -4,9 +4,16 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.analysis.compare.text import floors_text, looks_lines, threshold_text, unrecorded_lines
+from benchctl.analysis.compare.text import (
+    floors_text,
+    looks_lines,
+    reasons_of,
+    threshold_text,
+    unrecorded_lines,
+)
 from benchctl.formats import minus_in_numbers, percentage, range_of
 from benchctl.report.page.verdict import PageVerdict
+from benchctl.report.text.comparison_table import correction_text
 from benchctl.report.text.tables import device_of_passes
 
 _PAIRING: Final = {
@@ -16,9 +23,35 @@ _PAIRING: Final = {
 }
 
 
-def top_values(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) -> dict[str, Any]:
-    """The values of ``top.html`` besides the verdict itself."""
-    return {"subject": _subject(analyses), "rules": _rules(verdict), "problem": _problem(verdict)}
+def top_values(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict, subject: str = "") -> dict[str, Any]:
+    """The values of ``top.html`` besides the verdict itself; ``subject`` is that of results without a directory."""
+    return {
+        "subject": subject or _subject(analyses),
+        "rules": _rules(verdict),
+        "problem": _problem(verdict),
+        "reasons": _reasons(verdict),
+        "findings": _findings(analyses),
+    }
+
+
+def _reasons(verdict: PageVerdict) -> list[str]:
+    """The reason of every deciding part that left the verdict open or made it invalid, equal ones once."""
+    comparisons = [each.comparison for each in verdict.deciding if each.comparison is not None]
+    undecided = [comparison for comparison in comparisons if comparison.verdict in {"invalid", "inconclusive"}]
+    return list(dict.fromkeys(reason for comparison in undecided for reason in reasons_of(comparison)))
+
+
+def _findings(analyses: Sequence[AnalyzedExperiment]) -> list[dict[str, str]]:
+    """The findings of each directory, with its name where there are several."""
+    return [
+        {
+            "code": finding.code,
+            "sentence": finding.sentence,
+            "directory": analysis.results.path.resolve().name if len(analyses) > 1 else "",
+        }
+        for analysis in analyses
+        for finding in analysis.findings
+    ]
 
 
 def _subject(analyses: Sequence[AnalyzedExperiment]) -> str:
@@ -48,6 +81,7 @@ def _rules(verdict: PageVerdict) -> list[str]:
         minus_in_numbers(threshold_text(first)),
         *([f"noise floor {floors_text(first)}"] if first.noise else []),
         f"{percentage(first.confidence)} intervals over {blocks} {_PAIRING[first.pairing]}",
+        correction_text(first),
         *looks_lines(first),
     ]
 
