@@ -15,6 +15,8 @@ DATASETS: Final = {
     "sharegpt": "benchctl.workload.datasets.sharegpt",
     "sharegpt-replay": "benchctl.workload.datasets.replay",
     "azure-trace": "benchctl.workload.datasets.azure",
+    "mooncake": "benchctl.workload.datasets.mooncake",
+    "custom": "benchctl.workload.datasets.custom",
     "synthetic": "benchctl.workload.datasets.synthetic",
     "generated": "benchctl.workload.datasets.generated",
     NO_REQUESTS: "benchctl.workload.datasets.none",

@@ -73,7 +73,11 @@ class Workload(Section):
     dataset: DatasetName
     """Source of the prompts."""
     path: str | None = None
-    """File to read in place of the one in the data directory."""
+    """File to read in place of the one in the data directory; needed by ``custom``. A relative path starts at the
+    working directory, else among the profiles."""
+    columns: dict[str, str] = {}
+    """Column of the file for each field of ``custom`` rows that is called otherwise there, such as
+    ``{prompt: question}``."""
     num_prompts: int = Field(default=50, ge=1, le=MAX_OUTPUTS)
     """Prompts taken from the dataset."""
     selection: Literal["first", "sample"] = "first"

@@ -54,6 +54,8 @@ class PreparedRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Number of this sample of its prompt, when ``n`` samples are sent as ``n`` requests."""
     answer: str | None = None
     """Gold answer, if the dataset has one."""
+    session: str | None = None
+    """Conversation of which the prompt is a turn, if the dataset names it; sending does not depend on it."""
     natural_tokens: int | None = None
     """Length at which the baseline's model ended its answer, if that was measured beforehand."""
 

@@ -19,7 +19,14 @@ from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
 from benchctl.workload.arrival import arrival_offsets_ns, trace_offsets_ns
 from benchctl.workload.counted_prompts import counted_prompts
-from benchctl.workload.datasets.dataset import Dataset, FileDataset, MadeDataset, dataset_named, names_of_datasets
+from benchctl.workload.datasets.dataset import (
+    Dataset,
+    FileDataset,
+    MadeDataset,
+    OwnDataset,
+    dataset_named,
+    names_of_datasets,
+)
 from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE, data_directory, find_source
 from benchctl.workload.datasets.generated import generated_prompts
 from benchctl.workload.datasets.prompt import Prompt, Selection
@@ -105,8 +112,11 @@ def _choose_prompts(profile: Profile, directory: Path, tokenizer: Tokenizer) -> 
     _check_keys_apply(workload, dataset)
     if isinstance(dataset, MadeDataset):
         return workload.dataset, dataset.make(workload, seed), ()
-    source = find_source(dataset.file, workload.path, directory)
-    if source is None:
+    if isinstance(dataset, OwnDataset):
+        source = dataset.find(workload)
+    elif (pinned := find_source(dataset.file, workload.path, directory)) is not None:
+        source = pinned
+    else:
         return _substitute(workload, dataset, seed, directory)
     selection = Selection(
         num_prompts=workload.num_prompts, method=workload.selection, seed=seed, repeats=workload.repeat
@@ -124,10 +134,17 @@ def _check_keys_apply(workload: Workload, dataset: Dataset) -> None:
             f"own lengths; set it to null, or choose dataset {' or '.join(names)}"
         )
     if workload.path is not None and isinstance(dataset, MadeDataset):
-        names = names_of_datasets(lambda other: isinstance(other, FileDataset))
+        names = names_of_datasets(lambda other: not isinstance(other, MadeDataset))
         raise ProfileError(
             f"workload.path is {workload.path}, but dataset {workload.dataset} reads no file; leave it out, or "
             f"choose one of {', '.join(names)}"
+        )
+
+    if workload.columns and not isinstance(dataset, OwnDataset):
+        names = names_of_datasets(lambda other: isinstance(other, OwnDataset))
+        raise ProfileError(
+            f"workload.columns is {workload.columns}, but rows of {workload.dataset} have a format of their "
+            f"own; leave it out, or choose one of {', '.join(names)}"
         )
 
 
@@ -177,6 +194,7 @@ def _requests(profile: Profile, prompts: tuple[Prompt, ...], tokenizer: Tokenize
                 source=prompt.source,
                 sample=sample,
                 answer=prompt.answer,
+                session=prompt.session,
             )
 
 
@@ -187,9 +205,11 @@ def _offsets_ns(arrival: Arrival, prompts: tuple[Prompt, ...], copies: int, seed
     recorded = [prompt.arrival_ns for prompt in prompts if prompt.arrival_ns is not None]
     if len(recorded) < len(prompts):
         traces = names_of_datasets(lambda dataset: isinstance(dataset, FileDataset) and dataset.has_arrivals)
+        without = next(prompt.source for prompt in prompts if prompt.arrival_ns is None)
         raise ProfileError(
-            "workload.arrival.kind is trace, but the dataset has no recorded arrivals; choose dataset "
-            f"{' or '.join(traces)}, or another kind of arrival such as poisson with a request_rate"
+            f"workload.arrival.kind is trace, but {without} has no recorded arrival; choose dataset "
+            f"{' or '.join(traces)}, a custom one with timestamps, or another kind of arrival such as poisson with "
+            "a request_rate"
         )
     return tuple(offset for offset in trace_offsets_ns(recorded, arrival.speedup) for _ in range(copies))
 
@@ -207,8 +227,9 @@ def _max_tokens(profile: Profile, prompts: tuple[Prompt, ...]) -> tuple[int, ...
         source = prompts[0].source.partition(":")[0]
         if source == "generated" != workload.dataset:
             source = f"generated, in place of the missing {workload.dataset},"
+        without = next(prompt.source for prompt in prompts if prompt.output_tokens is None)
         raise ProfileError(
-            f"stop is forced, but the prompts of {source} have no output lengths of their own; "
-            "set workload.output_len, or stop: natural"
+            f"stop is forced, but the prompts of {source} have no output lengths of their own (the first without: "
+            f"{without}); set workload.output_len, or stop: natural"
         )
     return recorded

@@ -11,32 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.prepared import prepare, profile_of
 from support.tokenizer_kinds import byte_level
 
 from benchctl.errors import DatasetError, ProfileError
-from benchctl.profile.model import Profile
 from benchctl.records.request import PreparedRequest
 from benchctl.workload.datasets.dataset import FileDataset, names_of_datasets
-from benchctl.workload.prepare import PreparedSet, prepare_requests
+from benchctl.workload.prepare import prepare_requests
 from benchctl.workload.seeded import distinct_seeds, named_stream
-
-BURST = {"kind": "burst"}
-
-
-def profile_of(workload: dict[str, Any], *, seed: int = 7, stop: str = "natural") -> Profile:
-    document = {
-        "name": "built",
-        "seed": seed,
-        "stop": stop,
-        "engine": {"kind": "sim"},
-        "workload": {"dataset": "generated", "num_prompts": 3, "arrival": BURST} | workload,
-        "variants": {"baseline": {}},
-    }
-    return Profile.model_validate_json(json.dumps(document))
-
-
-def prepare(workload: dict[str, Any], directory: Path = Path("/no/data"), **settings: Any) -> PreparedSet:
-    return prepare_requests(profile_of(workload, **settings), directory)
 
 
 def test_the_content_is_the_requests_and_the_hash_is_of_the_content() -> None:

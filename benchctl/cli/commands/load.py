@@ -135,11 +135,13 @@ def load(  # the parameters are the command line
 
     No server is started, and neither the server nor the machine is sampled.
     """
-    from benchctl.workload.datasets.dataset import FileDataset, dataset_named
+    from benchctl.workload.datasets.dataset import FileDataset, OwnDataset, dataset_named
 
     dataset_name = dataset_name or ("generated" if input_len is None else "synthetic")
     dataset = dataset_named(dataset_name)
-    has_lengths = isinstance(dataset, FileDataset) and dataset.has_output_lengths
+    has_lengths = isinstance(dataset, OwnDataset) or (
+        isinstance(dataset, FileDataset) and dataset.has_output_lengths
+    )
     forced_len = _OUTPUT_TOKENS if output_len is None and not has_lengths else output_len
     plain = _plain_profile(
         seed=seed,

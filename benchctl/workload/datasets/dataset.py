@@ -1,4 +1,4 @@
-"""Datasets: each is read from a published file or made from the seed of the profile.
+"""Datasets: each is read from a published file or one of the user's own, or made from the seed of the profile.
 
 A dataset is one module here with a ``DATASET``, and one line in ``benchctl/profile/choices.py``.
 """
@@ -36,6 +36,14 @@ class FileDataset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnDataset:
+    """Rows of the user's own, which ``workload.path`` names; they may have arrivals and lengths of outputs."""
+
+    find: Callable[[Workload], SourceFile]
+    read: Callable[[SourceFile, Selection, Tokenizer], tuple[Prompt, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MadeDataset:
     """Prompts made from a seed, without a file."""
 
@@ -45,7 +53,7 @@ class MadeDataset:
     """Whether ``workload.input_len`` must be set; for all other datasets it must not."""
 
 
-Dataset: TypeAlias = FileDataset | MadeDataset
+Dataset: TypeAlias = FileDataset | OwnDataset | MadeDataset
 
 
 def dataset_named(name: str) -> Dataset:

@@ -6,13 +6,14 @@ The data directory is $BENCHCTL_DATA_DIR, or the user's cache directory; a file 
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 import platformdirs
 
 from benchctl.errors import DatasetError
+from benchctl.profile.sources.files import profile_directories
 from benchctl.workload.datasets.prompt import SourceFile
 
 DATA_DIRECTORY_VARIABLE: Final = "BENCHCTL_DATA_DIR"
@@ -79,20 +80,31 @@ def find_source(file: DatasetFile, explicit: str | None, directory: Path) -> Sou
     its dataset is named after its hash. Raises DatasetError for an explicit path that does not exist, and for a
     file of the data directory that is not the pinned one.
     """
-    path = Path(explicit).expanduser() if explicit is not None else file.path_in(directory)
+    if explicit is not None:
+        source = own_file(file.name, explicit, "correct it, or leave it out to use the data directory")
+        is_pinned = sha256_of(source.path) == file.sha256
+        return replace(source, dataset=file.label) if is_pinned else source
+    path = file.path_in(directory)
     if not path.is_file():
-        if explicit is None:
-            return None
-        raise DatasetError(
-            f"workload.path is {explicit}, which is not a file; correct it, or leave it out to use the data "
-            "directory"
-        )
+        return None
     digest = sha256_of(path)
-    if digest == file.sha256:
-        return SourceFile(path=path, kind=file.name, dataset=file.label)
-    if explicit is None:
+    if digest != file.sha256:
         raise DatasetError(
             f"{path} is not the pinned file of {file.name}: its sha256 is {digest}, expected {file.sha256}. Run "
             f"'benchctl data fetch {file.name}' to replace it, or name it in workload.path to use it as it is"
         )
-    return SourceFile(path=path, kind=file.name, dataset=f"{file.name}/sha256-{digest[:16]}")
+    return SourceFile(path=path, kind=file.name, dataset=file.label)
+
+
+def own_file(kind: str, path_text: str, remedy: str = "correct it") -> SourceFile:
+    """A file of the user's, called after its sha256: at its path, else among the profiles that use it.
+
+    Raises DatasetError where there is none.
+    """
+    direct = Path(path_text).expanduser()
+    beside = (directory / direct for directory in profile_directories())
+    path = next((path for path in (direct, *beside) if path.is_file()), None)
+    if path is None:
+        problem = "a directory" if direct.is_dir() else "not a file"
+        raise DatasetError(f"workload.path is {path_text}, which is {problem}; {remedy}")
+    return SourceFile(path=path, kind=kind, dataset=f"{kind}/sha256-{sha256_of(path)[:16]}")

@@ -3,8 +3,8 @@
 Each dataset module turns rows into prompts; ``prepare`` turns prompts into requests.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Literal
@@ -36,6 +36,8 @@ class Prompt:
     answer: str | None = None
     arrival_ns: int | None = None
     """Recorded arrival, from the beginning of the dataset."""
+    session: str | None = None
+    """Conversation of which the prompt is a turn, as the dataset names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class SourceFile:
     kind: str
     """Dataset as profiles name it, for example ``gsm8k``."""
     dataset: str
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Column of the file for each field of a custom row that is not called as the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,16 @@
 """Rows of dataset files; each error names file, line and remedy."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from benchctl.errors import DatasetError
 
-R = TypeVar("R", bound=msgspec.Struct)
+R = TypeVar("R")
+_FETCH_AGAIN: Final = (
+    "the file is damaged or of another format: fetch it again with 'benchctl data fetch', or correct workload.path"
+)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -21,7 +24,7 @@ def read_bytes(path: Path) -> bytes:
         ) from error
 
 
-def read_jsonl_rows(path: Path, kind: type[R]) -> list[tuple[int, R]]:
+def read_jsonl_rows(path: Path, kind: type[R], remedy: str = _FETCH_AGAIN) -> list[tuple[int, R]]:
     """All rows of a JSON Lines file with their line numbers; blank lines are skipped.
 
     All rows are read, however few are needed, to notice damage anywhere in the file.
@@ -35,13 +38,10 @@ def read_jsonl_rows(path: Path, kind: type[R]) -> list[tuple[int, R]]:
             rows.append((number, decoder.decode(line)))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             beginning = line[:60].decode(errors="replace")
-            raise damaged_row(path, number, f"{error}; the line begins {beginning!r}") from error
+            raise damaged_row(path, number, f"{error}; the line begins {beginning!r}", remedy) from error
     return rows
 
 
-def damaged_row(path: Path, number: int, problem: str) -> DatasetError:
+def damaged_row(path: Path, number: int, problem: str, remedy: str = _FETCH_AGAIN) -> DatasetError:
     """The error for line ``number`` (from 1) of a dataset file."""
-    return DatasetError(
-        f"{path}:{number}: {problem}. The file is damaged or of another format: fetch it again with "
-        "'benchctl data fetch', or correct workload.path"
-    )
+    return DatasetError(f"{path}:{number}: {problem}; {remedy}")

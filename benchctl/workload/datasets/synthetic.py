@@ -9,7 +9,7 @@ from benchctl.workload.datasets.dataset import MadeDataset
 from benchctl.workload.datasets.prompt import Prompt
 from benchctl.workload.seeded import draw_lengths, named_stream
 
-_NUMBERS: Final = range(1 << 16)
+NUMBERS: Final = range(1 << 16)
 """Numbers that stand for tokens; the size of any vocabulary would do."""
 
 
@@ -20,7 +20,7 @@ def numbers_of_prompt(num_tokens: int, index: int, seed: int) -> tuple[int, ...]
     from a stream of this prompt alone.
     """
     stream = named_stream(seed, f"text:{index}")
-    return (index, *stream.choices(_NUMBERS, k=num_tokens - 1))
+    return (index, *stream.choices(NUMBERS, k=num_tokens - 1))
 
 
 def synthetic_prompts(input_len: Length, num_prompts: int, seed: int) -> tuple[Prompt, ...]:
