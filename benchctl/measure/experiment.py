@@ -117,7 +117,11 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
         new_manifest(profile, prepared, origin.argv), label=origin.label, gpus=gpu_inventory()
     )
     on_file = noise_on_file(
-        profile, manifest.gpus, request_set_sha256=manifest.request_set_sha256, begins_at=manifest.created_at
+        profile,
+        manifest.gpus,
+        request_set_sha256=manifest.request_set_sha256,
+        begins_at=manifest.created_at,
+        command=manifest.argv,
     )
     warnings = (*manifest.warnings, *on_file.warnings, *profile_draft_warnings(profile))
     manifest = msgspec.structs.replace(manifest, warnings=warnings)

@@ -2,13 +2,15 @@
 
 import datetime as dt
 import platform
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.planning.noise_floor import engine_sha256, is_repeated_baseline, noise_of_experiment
-from benchctl.analysis.validity.noise_floor_fit import noise_warnings
+from benchctl.analysis.validity.noise_floor_fit import noise_warnings, other_server_warning
 from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
@@ -17,6 +19,10 @@ from benchctl.records.manifest import GpuInfo
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.record import ResultWarning
 from benchctl.records.stores.noise_store import NoiseKey, newest_of_each, noise_directory, store_noise, stored_noise
+
+_NOT_OF_NOISE: Final = {"--blocks", "--label", "--output", "-o", "--step-time-model", "--until-precision"}
+"""Options of ``run``, with a value each, that an A/A experiment does not take over."""
+_FLAGS_NOT_OF_NOISE: Final = {"--dry-run", "--json", "--quick", "--quiet", "-q"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +39,14 @@ def noise_on_file(
     *,
     request_set_sha256: str | None = None,
     begins_at: str | None = None,
+    command: Sequence[str] = (),
 ) -> NoiseOnFile:
     """The noise that applies to an experiment with ``profile``, with the warnings about it.
 
     It is the newest on file for the baseline's server on this machine; none for an experiment that compares
     nothing, and for an A/A experiment, which measures it. ``gpus`` defaults to those of this machine, ``begins_at``
-    to now; without ``request_set_sha256`` the workload is not compared.
+    to now; without ``request_set_sha256`` the workload is not compared. ``command`` is the command line that begins
+    the experiment: where only noise of other servers is on file, the warning names the one that measures its noise.
     """
     if len(arms(profile)) == 1 or is_repeated_baseline(profile):
         return NoiseOnFile(None, ())
@@ -54,10 +62,25 @@ def noise_on_file(
     newest = newest_of_each(entries)
     warnings = [ResultWarning(code="noise-unreadable", message=entry.problem) for entry in entries if entry.problem]
     if not newest or newest[0].content is None:
-        return NoiseOnFile(None, tuple(warnings))
+        others = [entry.content for entry in newest_of_each(stored_noise(noise_directory())) if entry.content]
+        misfit = other_server_warning(key, others, _command_of_noise(command))
+        return NoiseOnFile(None, (*warnings, *([misfit] if misfit is not None else [])))
     noise = newest[0].content
     now = dt.datetime.now(dt.UTC).isoformat() if begins_at is None else begins_at
     return NoiseOnFile(noise, (*warnings, *noise_warnings(noise, request_set_sha256, now)))
+
+
+def _command_of_noise(command: Sequence[str]) -> str | None:
+    """The ``run`` command that measures the noise of the server that ``command`` measures; None for any other."""
+    if list(command[1:2]) != ["run"]:
+        return None
+    words, remaining = iter(command), list[str]()
+    for word in words:
+        if word in _NOT_OF_NOISE:
+            next(words, None)
+        elif word not in _FLAGS_NOT_OF_NOISE and word.partition("=")[0] not in _NOT_OF_NOISE:
+            remaining.append(word)
+    return shlex.join([*remaining, "--aa"])
 
 
 @dataclass(frozen=True, slots=True)

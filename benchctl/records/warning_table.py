@@ -38,7 +38,7 @@ _MEASURE_AGAIN: Final = "Measure again with 'benchctl run --resume'."
 _FREE_CORE: Final = "Free a processor core for the client, or lower the load."
 _NOTHING: Final = "Nothing; keep it in mind."
 _RESTORE: Final = "Restore the file from a copy, or measure again; 'benchctl verify' lists every alteration."
-_MEASURE_NOISE: Final = "Measure it again with 'benchctl run --profile aa'."
+_MEASURE_NOISE: Final = "Measure it again with 'benchctl run NAME --aa'."
 
 IMPORT_REPAIRS: Final = "Imported LenVM files: repaired or left out"
 IMPORT_LIMITS: Final = "Imported LenVM files: limits"
@@ -321,6 +321,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
         "noise-old": _warning("The noise floor was measured more than 30 days earlier.", _MEASURE_NOISE),
         "noise-of-another-version": _warning(
             "The noise floor was measured with another version of the engine.", _MEASURE_NOISE
+        ),
+        "noise-of-another-server": _note(
+            "Noise is on file for this machine, but for another engine, model or other options of the server.",
+            "Run the command that the message names: it measures the noise of this server.",
         ),
         "noise-unreadable": _warning(
             "A stored noise floor cannot be read.", "Remove the file that the message names, and measure it again."

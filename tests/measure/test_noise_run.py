@@ -1,6 +1,7 @@
 """From an A/A experiment to the margin of the next comparison: real runs, real files."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return cwd, done.stdout
 
 
-def on(cwd: Path, *args: str) -> tuple[int, str, str]:
+def on(cwd: Path, *args: object) -> tuple[int, str, str]:
     done = benchctl(*args, cwd=cwd, BENCHCTL_NOISE_DIR=str(cwd / "noise"))
     return done.returncode, done.stdout, done.stderr
 
@@ -90,3 +91,29 @@ def test_too_few_blocks_store_nothing_and_say_so(tmp_path: Path) -> None:
     assert code == 0
     assert "the noise was not stored" in warned
     assert "at least 6" in warned
+
+
+def test_noise_of_another_server_is_named_with_the_command_that_measures_the_right_one(
+    stored: tuple[Path, str],
+) -> None:
+    cwd, _ = stored
+    options = ["ci-smoke", "--engine", "sim-exact", *SMALL]
+    code, _, stderr = on(cwd, "run", *options, "--blocks", "1")
+    assert code == 0
+    said = [line for line in stderr.splitlines() if "no A/A experiment of this server" in line]
+    (sentence, command) = said[0].removeprefix("warning: ").split("; measure the right one: ")
+    assert "of this machine there is sim" in sentence
+    assert "with qwen2.5-7b (other options of the server; aa of 20" in sentence
+    _, compared, _ = on(cwd, "compare", cwd / "results" / "ci-smoke" / "latest")
+    assert f"no noise floor: {sentence}" in compared
+    program, *arguments = shlex.split(command)
+    assert (program, arguments[-1]) == ("benchctl", "--aa")
+    code, measured, stderr = on(cwd, *arguments, "--blocks", "6", "--quiet")
+    assert code == 0, stderr
+    assert "noise of this machine stored: " in measured
+    assert "more blocks" not in measured.partition("Verdicts")[2]
+    code, _, stderr = on(cwd, "run", *options, "--blocks", "1")
+    assert code == 0
+    assert "no A/A experiment" not in stderr
+    codes = {w["code"] for w in json.loads((cwd / "results/ci-smoke/latest/manifest.json").read_text())["warnings"]}
+    assert not [code for code in codes if code.startswith("noise-")]

@@ -108,11 +108,14 @@ def test_the_table_of_compare_its_markdown_and_its_csv_are_of_one_set_of_numbers
             assert float(stored[cell, name][key]) == metric[key]
         for text, key in ((a, "a"), (b, "b")):
             assert agrees(re.match(NUMBER, text)[0], metric[key]), (name, text, metric[key])
+        seen += 1
+        if change == "=":
+            assert metric["ratio"] == metric["ci_low"] == metric["ci_high"] == 1
+            continue
         shown = [float(text) for text in re.findall(r"([-+][\d.]+)%", change)]
         for percent, key in zip(shown, ("ratio", "ci_low", "ci_high"), strict=True):
             assert percent == pytest.approx((metric[key] - 1) * 100, abs=0.0501)
         assert metric["b"] / metric["a"] == pytest.approx(metric["ratio"], rel=1e-9)
-        seen += 1
     assert seen >= 16
 
 
@@ -209,14 +212,19 @@ def test_a_directory_is_analysed_with_its_profile_parsed_once(path, monkeypatch)
 
 
 def test_a_run_prints_what_show_and_compare_print_of_it(tmp_path):
-    words = ["run", "--profile", "ci-smoke", "--blocks", "6", "--quiet", "-o", str(tmp_path)]
+    words = ["run", "--profile", "ci-smoke", "--blocks", "6", "--quiet", "--output-dir", str(tmp_path)]
     done = cli.benchctl(*words)
     assert done.returncode == 0, done.stderr
     path = tmp_path / "ci-smoke" / "latest"
-    (of_run,) = re.findall(r"^guided.*\[.*$", done.stdout, re.MULTILINE)
+    of_run, of_verdict = re.findall(r"^guided.*\[.*$", done.stdout, re.MULTILINE)
     (of_show,) = re.findall(r"^guided.*\[.*$", said(path, "show"), re.MULTILINE)
     assert of_run == of_show
     metrics = {metric["name"]: metric for metric in json.loads(said(path, "compare", "--json"))["metrics"]}
     ratio, low, high = re.findall(r"[\d.]+", cells_of(of_run)[2])
     for text, key in ((ratio, "ratio"), (low, "ci_low"), (high, "ci_high")):
         assert agrees(text, metrics["wall_s"][key])
+    verdict, name = re.findall(r"^guided \S+ +(\w+), (\w+) ", of_verdict)[0]
+    numbers = re.findall(r"([-+][\d.]+)%", of_verdict)[:3]
+    assert verdict == metrics[name]["verdict"]
+    for text, key in zip(numbers, ("ratio", "ci_low", "ci_high"), strict=True):
+        assert agrees(text, (metrics[name][key] - 1) * 100)

@@ -23,7 +23,8 @@ from benchctl.formats import percentage
 from benchctl.records.noise import MetricNoise
 
 MetricVerdict: TypeAlias = Verdict | Literal["equal", "different", "unknown"]
-"""``equal`` and ``different`` are those of exact metrics; ``unknown`` is a metric that was not recorded."""
+"""``equal`` and ``different`` are those of exact metrics, ``equal`` also that of exploratory ones that are equal in
+every block; ``unknown`` is a metric that was not recorded."""
 
 Role: TypeAlias = Literal["deciding", "exact", "exploratory"]
 """``deciding`` metrics make the verdict, ``exact`` ones can only make the comparison invalid."""
@@ -187,7 +188,11 @@ def _compare_ratio(
         return replace(comparison, reason="a value of zero has no ratio")
     if rules.is_paired:
         ratio = metric_ratio(name, a, b, design, rules.slopes, rules.confidence, rules.estimator)
-        return comparison if ratio is None else judge_metric(_add_ratio(comparison, ratio, rules), rules.confidence)
+        if ratio is None:
+            return comparison
+        judged = judge_metric(_add_ratio(comparison, ratio, rules), rules.confidence)
+        is_equal = role == "exploratory" and a_values == b_values  # counts; any number of blocks shows that
+        return replace(judged, verdict="equal", reason=None) if is_equal else judged
     estimate = estimate_unpaired(a_values, b_values, rules.confidence)
     is_screening = min(len(a_values), len(b_values)) < rules.min_blocks
     return judge_metric(replace(comparison, estimate=estimate, is_screening=is_screening), rules.confidence)
@@ -274,5 +279,5 @@ def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> 
         return f"{between} threshold of {change}: too large for equivalent, too small to count"
     return (
         f"{between} noise floor of {change}: more blocks will not help while that floor holds; measure the floor "
-        "with more blocks, or on a quieter machine (benchctl run --profile aa --blocks N)"
+        "with more blocks, or on a quieter machine (benchctl run NAME --aa --blocks N)"
     )

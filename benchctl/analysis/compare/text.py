@@ -8,13 +8,14 @@ from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.experiment.deciding import unrecorded_text
 from benchctl.analysis.quality.text import accuracy_sentence
 from benchctl.analysis.statistics.margins import Margins
+from benchctl.analysis.validity.comparability import ABSENT, Difference
 from benchctl.formats import percentage, percentage_change
 
 
 def change_text(metric: MetricComparison) -> str:
     """``+14.3% [+13.1%, +15.4%]``; of one block without an interval."""
     estimate = metric.estimate
-    if estimate is None:
+    if estimate is None or metric.verdict == "equal":
         return {"equal": "=", "different": "differs"}.get(metric.verdict, "?")
     change = percentage_change(estimate.ratio - 1)
     if estimate.ci_low is None or estimate.ci_high is None:
@@ -72,6 +73,26 @@ def unrecorded_lines(comparison: Comparison) -> tuple[str, ...]:
         + ("" if len(labels) == len(comparison.cells) else f" ({'; '.join(labels)})")
         for (unrecorded, deciding), labels in cells_of.items()
     )
+
+
+def difference_lines(differences: Iterable[Difference]) -> Iterator[str]:
+    """One line for each setting, with its values in all cells; one for all settings of a section that only one side
+    has.
+    """
+    values_of: dict[tuple[str, str], list[str]] = {}
+    for difference in differences:
+        cells = f" ({'; '.join(difference.cells)})" if difference.cells else ""
+        values_of.setdefault((difference.key, difference.a), []).append(f"{difference.b}{cells}")
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for key, a in values_of:
+        groups.setdefault(key.partition(".")[0] if a == ABSENT else f"{key}: {a}", []).append((key, a))
+    for name, group in groups.items():
+        if len(group) == 1:
+            (key, a) = group[0]
+            yield f"{key}: {a} against {', '.join(values_of[key, a])}"
+        else:
+            parts = (f"{key.partition('.')[2]} {', '.join(values_of[key, a])}" for key, a in group)
+            yield f"{name}: {ABSENT} against {'; '.join(parts)}"
 
 
 def looks_lines(comparison: Comparison) -> Iterator[str]:

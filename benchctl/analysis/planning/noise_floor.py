@@ -8,11 +8,15 @@ import hashlib
 import json
 import math
 from statistics import stdev
+from typing import Final
 
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import Side, match_cells
+from benchctl.analysis.experiment.stopping import num_looks_of
 from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.planning.stopping_rule import ALPHA
+from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR
 from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.model import Profile
@@ -21,6 +25,8 @@ from benchctl.records.loaded import LoadedResults
 from benchctl.records.manifest import Manifest
 from benchctl.records.noise import MetricNoise, NoiseFloor
 from benchctl.records.schema import SCHEMA_VERSION
+
+_BLOCKS_OF_A_FLOOR: Final = 8
 
 
 def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
@@ -32,7 +38,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
     if not is_repeated_baseline(profile):
         raise NotComparableError(
             f"{results.path} is not an A/A experiment: its variants differ in servers or requests. "
-            "'benchctl run --profile aa' measures one"
+            "'benchctl run NAME --aa' measures one"
         )
     baseline = Side(results.path, results.manifest.baseline)
     others = [Side(results.path, name) for name in profile.variants if name != profile.baseline]
@@ -43,7 +49,8 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
             f"{results.path} has {fewest} usable blocks: a noise floor needs at least {MIN_PAIRED_BLOCKS}. Measure "
             "it again with more --blocks"
         )
-    noise_of_pairs = [_noise_of_pair(PairedRuns.of(pair, (experiment, experiment))) for pair in pairs]
+    confidence = 1 - ALPHA / num_looks_of(results.manifest, results.manifest)
+    noise_of_pairs = [_noise_of_pair(PairedRuns.of(pair, (experiment, experiment)), confidence) for pair in pairs]
     return NoiseFloor(
         schema_version=SCHEMA_VERSION,
         measured_at=results.manifest.created_at,
@@ -71,6 +78,29 @@ def is_repeated_baseline(profile: Profile) -> bool:
     return bool(others) and not profile.sweep and all(_settings(profile, name) == baseline for name in others)
 
 
+def repeated_baseline(profile: Profile) -> Profile:
+    """The A/A experiment of ``profile``: its baseline against itself, with the same server, model and workload.
+
+    It has as many blocks, and at least eight, because a floor from few blocks is large.
+    """
+    again = "again" if profile.baseline != "again" else "again-2"
+    baseline = profile.variants[profile.baseline]
+    return profile.model_copy(
+        update={
+            "name": f"{profile.name}-aa",
+            "description": f"The noise of {profile.name}: {profile.baseline} against itself",
+            "blocks": max(profile.blocks, _BLOCKS_OF_A_FLOOR),
+            "stopping": None,
+            "variants": {profile.baseline: baseline, again: baseline},
+            "sweep": {},
+            "cells": (),
+            "sweep_baseline": False,
+            "allowed_differences": (),
+            "comparison": profile.comparison.model_copy(update={"estimator": DEFAULT_ESTIMATOR}),
+        }
+    )
+
+
 def engine_sha256(profile: Profile) -> str:
     """Hash of the baseline's server options: noise belongs to a server, not to a name."""
     options = variant_settings(profile, profile.baseline, {}).server.model_dump(mode="json")
@@ -92,12 +122,12 @@ def _settings(profile: Profile, variant: str) -> dict[str, object]:
     return variant_settings(profile, variant, {}).model_dump(exclude={"variant"})
 
 
-def _noise_of_pair(paired: PairedRuns) -> dict[str, MetricNoise]:
+def _noise_of_pair(paired: PairedRuns, confidence: float) -> dict[str, MetricNoise]:
     noise_by_metric = {}
     for name, metric in METRICS.items():
         if metric.direction == "none" or metric.is_exact:
             continue
-        ratio = paired.ratio(name)
+        ratio = paired.ratio(name, confidence)
         if ratio is not None and ratio.estimate.num_blocks >= MIN_PAIRED_BLOCKS:
             low, high = ratio.estimate.log_interval or (0.0, 0.0)
             noise_by_metric[name] = MetricNoise(

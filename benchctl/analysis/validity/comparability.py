@@ -24,7 +24,9 @@ from benchctl.records.run import RunRecord
 NEVER_ALLOWED: Final = frozenset({"request_set_sha256", "stop", "schema_version"})
 _MOST_NAMED: Final = 10
 """Number of differences that the message of a refusal names; the error has all of them."""
-_ABSENT: Final = "absent"
+ABSENT: Final = "absent"
+_NOT_SET: Final = frozenset({ABSENT, "null"})
+"""A setting that one server does not report and the other reports as not set is the same on both."""
 _CORES: Final = "server.client_cores"
 _FIELDS: Final[Mapping[str, Callable[[RunRecord], str | None]]] = {
     "engine_version": lambda record: record.engine_version,
@@ -86,7 +88,7 @@ def configuration_differences(
             left, right = _values(a, key), _values(b, key)
             # of a flag that sets a reported setting, only the reported value counts
             is_reported = is_flag(key) and any(name in settings for name in names[key] for settings in (*a, *b))
-            if len({*left, *right}) > 1 and not is_reported:
+            if len({*left, *right}) > 1 and not {*left, *right} <= _NOT_SET and not is_reported:
                 cells_of.setdefault((key, " or ".join(left), " or ".join(right)), []).append(cell)
     return tuple(
         Difference(key, left, right, () if len(differing) == len(cells) else tuple(differing), names.get(key, ()))
@@ -109,7 +111,7 @@ def _settings_of(record: RunRecord, names: dict[str, tuple[str, ...]], *, has_on
 
 
 def _values(settings: Sequence[Mapping[str, str]], key: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(of_run.get(key, _ABSENT) for of_run in settings))
+    return tuple(dict.fromkeys(of_run.get(key, ABSENT) for of_run in settings))
 
 
 def _as_json(value: Any) -> str:

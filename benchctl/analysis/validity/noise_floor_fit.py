@@ -1,14 +1,19 @@
 """Warnings about a noise floor that was measured at another time, with another workload or version."""
 
 import datetime as dt
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
+from benchctl.formats import first_of
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.record import ResultWarning
+from benchctl.records.stores.noise_store import NoiseKey
 
+_MOST_NAMED: Final = 3
 FRESH_DAYS: Final = 30
 """Older noise gets a warning: drivers, clocks, neighbours and temperatures change."""
-_REMEDY: Final = "measure it again: benchctl run --profile aa"
+_REMEDY: Final = "measure it again: benchctl run NAME --aa"
 
 
 def noise_warnings(noise: NoiseFloor, request_set_sha256: str | None, begins_at: str) -> tuple[ResultWarning, ...]:
@@ -25,6 +30,35 @@ def noise_warnings(noise: NoiseFloor, request_set_sha256: str | None, begins_at:
         message = f"the noise floor is {days} days older than this experiment; {_REMEDY}"
         warnings.append(ResultWarning(code="noise-old", message=message))
     return tuple(warnings)
+
+
+def other_server_warning(key: NoiseKey, on_file: Sequence[NoiseFloor], command: str | None) -> ResultWarning | None:
+    """The note that noise is on file for this machine, but not for the server of ``key``; None without any.
+
+    ``command`` measures the noise of that server.
+    """
+    here = [noise for noise in on_file if noise.host == key.host]
+    if not here:
+        return None
+    described = [
+        f"{noise.engine}{f' {noise.engine_version}' if noise.engine_version else ''} with {noise.model} "
+        f"({_misfit(noise, key)}; {Path(noise.source).parent.name} of {noise.measured_at[:10]})"
+        for noise in here
+    ]
+    message = (
+        f"no A/A experiment of this server ({key.engine} with {key.model}) is on file; of this machine there is "
+        f"{first_of(described, _MOST_NAMED)}; measure the right one: {command or 'benchctl run NAME --aa'}"
+    )
+    return ResultWarning(code="noise-of-another-server", message=message)
+
+
+def _misfit(noise: NoiseFloor, key: NoiseKey) -> str:
+    """The first part of the key in which the noise belongs to another server."""
+    if noise.engine != key.engine:
+        return "another engine"
+    if noise.model != key.model:
+        return "another model"
+    return "other devices" if noise.gpus != key.gpus else "other options of the server"
 
 
 def version_warning(noise: NoiseFloor, engine_version: str | None) -> ResultWarning | None:

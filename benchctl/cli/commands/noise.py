@@ -40,7 +40,7 @@ def list_noise(
     elif listed:
         _print_list(store, listed)
     else:
-        print(f"{store} contains no noise yet; 'benchctl run --profile aa' measures it")
+        print(f"{store} contains no noise yet; 'benchctl run NAME --aa' measures it")
 
 
 @app.command("show")

@@ -75,6 +75,14 @@ _ResumeDir = Annotated[
         "each addition is a look at the results and widens the intervals.",
     ),
 ]
+_MeasureNoise = Annotated[
+    bool,
+    typer.Option(
+        "--aa",
+        help="Measure the noise of this experiment instead: its baseline against itself, with the same server, "
+        "model and workload.",
+    ),
+]
 _NoStoreNoise = Annotated[
     bool, typer.Option("--no-store-noise", help="Do not store the noise of an A/A experiment.")
 ]
@@ -112,6 +120,7 @@ def run(  # the parameters are the command line
     dry_run: _DryRun = False,
     step_time_model: _StepTimeModel = None,
     resume: _ResumeDir = None,
+    measures_noise: _MeasureNoise = False,
     no_store_noise: _NoStoreNoise = False,
     quiet: Quiet = False,
     as_json: _AsJson = False,
@@ -131,16 +140,18 @@ def run(  # the parameters are the command line
     )
     num_blocks, changes = QUICK_BLOCKS if quick else blocks, [*(overrides or []), *_stopping(until_precision)]
     if resume is not None:
-        if dry_run or label is not None or output is not None or output_dir != RESULTS:
+        if measures_noise or dry_run or label is not None or output is not None or output_dir != RESULTS:
             raise UsageError(
-                f"--resume continues {resume} as it was begun: leave out --dry-run, --label, --output and "
-                "--output-dir"
+                f"--resume continues {resume} as it was begun: leave out --aa, --dry-run, --label, --output "
+                "and --output-dir"
             )
         _resume(resume, _load(profile_name, engine, changes, None, seed), num_blocks, manner)
         return
     chosen = _load(profile_name, engine, changes, num_blocks, seed)
     if chosen is None:
         raise UsageError("name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them")
+    if measures_noise:
+        chosen = _baseline_against_itself(chosen, num_blocks)
     check_experiment(chosen, is_plan=dry_run)
     if dry_run:
         _print_plan(chosen, step_time_model)
@@ -179,6 +190,13 @@ def _load(
     return load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed)
 
 
+def _baseline_against_itself(profile: "Profile", num_blocks: int | None) -> "Profile":
+    from benchctl.analysis.planning.noise_floor import repeated_baseline
+
+    repeated = repeated_baseline(profile)
+    return repeated if num_blocks is None else repeated.model_copy(update={"blocks": num_blocks})
+
+
 def _print_plan(profile: "Profile", step_time_model: Path | None) -> None:
     """Print the ordered runs, with those that measure natural lengths first where needed."""
     from benchctl.cli.plan_view import print_plan
@@ -186,7 +204,8 @@ def _print_plan(profile: "Profile", step_time_model: Path | None) -> None:
     from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 
     prepared = None if needs_lengths(profile) else prepare_experiment(profile)
-    on_file = noise_on_file(profile, request_set_sha256=None if prepared is None else prepared.sha256)
+    sha256 = None if prepared is None else prepared.sha256
+    on_file = noise_on_file(profile, request_set_sha256=sha256, command=("benchctl", *sys.argv[1:]))
     for warning in on_file.warnings:
         warn(warning.message)
     if prepared is not None:

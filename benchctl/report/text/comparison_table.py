@@ -9,6 +9,7 @@ from benchctl.analysis.compare.metric_comparison import MetricComparison, spread
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import (
     change_text,
+    difference_lines,
     floors_text,
     looks_lines,
     reasons_of,
@@ -27,6 +28,8 @@ SHOWN_EXPLORATORY: Final = frozenset(
 
 SHOWN_WHERE_KNOWN: Final = frozenset({"acceptance_rate", "acceptance_length"})
 """Exploratory metrics of the short table that have a row where either side has a value."""
+
+_OTHER_SERVER: Final = "noise-of-another-server"
 
 _ORDER_P: Final = 0.05
 """Effects of order are significant below this p, corrected for all of them."""
@@ -58,7 +61,7 @@ def is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
 
 
 def _row(metric: MetricComparison) -> tuple[str, ...]:
-    probability = metric.estimate.p_value if metric.estimate else None
+    probability = metric.estimate.p_value if metric.estimate and metric.verdict != "equal" else None
     exact = "exact" if metric.role == "exact" else ""
     verdict = f"({metric.verdict})" if metric.role == "exploratory" else metric.verdict
     return (
@@ -96,11 +99,12 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
     if equal := _equal_everywhere(comparison):
         yield f"equal in every block: {', '.join(equal)}"
     yield "verdicts in parentheses are exploratory and decide nothing"
-    for difference in comparison.allowed:
-        yield f"declared difference: {difference}"
+    yield from (f"declared difference: {line}" for line in difference_lines(comparison.allowed))
     if comparison.verdict in {"invalid", "inconclusive"}:
         yield from (f"reason: {reason}" for reason in reasons_of(comparison))
     for warning in comparison.warnings:
+        if warning.code == _OTHER_SERVER:
+            continue  # told with the noise floor
         yield f"warning: {warning.message}" + (f" [{warning.where}]" if warning.where else "")
 
 
@@ -129,7 +133,9 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
     elif "mean" in estimators:
         yield "estimator: mean; every block counts the same"
     if not comparison.noise:
-        yield "no noise floor: no A/A experiment of this machine is on file (benchctl run --profile aa)"
+        others = [warning.message for warning in comparison.warnings if warning.code == _OTHER_SERVER]
+        nothing = "no A/A experiment of this machine is on file (benchctl run NAME --aa)"
+        yield f"no noise floor: {others[0] if others else nothing}"
         return
     yield f"noise floor A/A: {floors_text(comparison)}"
 

@@ -129,7 +129,7 @@ def test_a_real_change_below_the_noise_floor_is_inconclusive_and_no_number_of_bl
     judged_metric = judge_metric(metric, 0.95)
     assert judged_metric.verdict == "inconclusive"
     assert "between the margin of 1% and the noise floor of 19%" in judged_metric.reason
-    assert "benchctl run --profile aa" in judged_metric.reason
+    assert "benchctl run NAME --aa" in judged_metric.reason
     assert blocks_for_verdict(around(1.10), margins) is None
     assert verdict_with(around(1.30), margins, "lower") == "regression"
 
