@@ -18,16 +18,16 @@ cd "$started_in"
 engine=${ENGINE:-transformers}
 shape=${SHAPE:-qwen2.5-1.5b}
 directory=${1:-gpu-measurements}
-benchctl doctor --gpu -o "$directory" >&2 # ends here, saying why, where there is no GPU
+benchctl doctor --gpu --output-dir "$directory" >&2 # ends here, saying why, where there is no GPU
 mkdir -p "$directory"
 benchctl doctor --engine "$engine" >/dev/null 2>&1 || "$root/scripts/engines/install_${engine%%-*}.sh" >&2
 model=${MODEL:-$directory/model-$shape}
 [ -n "${MODEL:-}" ] || [ -e "$model/config.json" ] || benchctl models make-tiny "$model" --shape "$shape" >&2
 
-measure=(benchctl run --engine "$engine" --set "model=$model" -o "$directory/results" --quiet)
+measure=(benchctl run --engine "$engine" --set "model=$model" --output-dir "$directory/results" --quiet)
 for page in machine agreement engine; do rm -f "$directory/$page.md"; done
 echo "# The machine" >"$directory/machine.md"
-section machine.md benchctl doctor --gpu --engine "$engine" -o "$directory"
+section machine.md benchctl doctor --gpu --engine "$engine" --output-dir "$directory"
 section machine.md nvidia-smi
 echo "# NVML and nvidia-smi under load" >"$directory/agreement.md"
 section agreement.md python "$root/benchmarks/measure/nvml_agreement.py" -- "${measure[@]}" --profile ci-smoke --blocks 1

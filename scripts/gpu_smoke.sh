@@ -63,10 +63,10 @@ model_setting() {
   echo "--set=model=$model"
 }
 
-benchctl doctor --engine "$engine" "${needed[@]}" -o "$results" >&2
+benchctl doctor --engine "$engine" "${needed[@]}" --output-dir "$results" >&2
 model=$(model_setting)
 code=0
-said=$(benchctl run --profile ci-smoke --engine "$engine" --blocks "${BLOCKS:-6}" -o "$results" --quiet \
+said=$(benchctl run --profile ci-smoke --engine "$engine" --blocks "${BLOCKS:-6}" --output-dir "$results" --quiet \
   ${model:+"$model"} "$@" | tee >(cat >&2)) || code=$?
 new=$(sed -n 's/^results in //p' <<<"$said")
 

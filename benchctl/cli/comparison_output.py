@@ -71,6 +71,10 @@ def write_page(
     a_analysis = analyze_directory(a_side.path, allow_suspect=options.allow_suspect)
     is_one = a_side.path.resolve() == b_side.path.resolve()
     b_analysis = a_analysis if is_one else analyze_directory(b_side.path, allow_suspect=options.allow_suspect)
+    for side, analysis in ((a_side, a_analysis), (b_side, b_analysis)):
+        variants = dict.fromkeys(planned.variant for planned in analysis.results.plan.runs)
+        if variants and side.variant not in {None, *variants}:
+            raise UsageError(f"{side.path} has no variant {side.variant!r}; it has {', '.join(variants)}")
     write_bytes_atomic(path, sides_page((a_analysis, a_side), (b_analysis, b_side), options).encode())
     return tuple(dict.fromkeys((*a_analysis.damage, *b_analysis.damage)))
 

@@ -86,9 +86,12 @@ def _new_directory(origin: Origin, name: str, stem: str) -> Iterator[tuple[Path,
     try:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
-            raise UsageError(f"{path}: is not empty; name a new directory in --output-dir, or leave it out")
+            raise UsageError(
+                f"{path}: is not empty; --output names the result directory itself, which is new or empty; for "
+                "its parent there is --output-dir"
+            )
     except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}; choose another --output-dir") from error
+        raise UsageError(f"{error.filename}: {error.strerror}; choose another --output") from error
     yield path, lambda: path
 
 

@@ -1,9 +1,9 @@
 """Does the cost of guidance depend on k? One baseline for each k says yes, blocks say no, on the same server.
 
     for k in 1 2 3 4 5; do
-        benchctl run --profile topk-sweep --set "sweep.top_k=[$k]" --seed $k --blocks 1 -o results/single
+        benchctl run --profile topk-sweep --set "sweep.top_k=[$k]" --seed $k --blocks 1 --output-dir results/single
     done
-    benchctl run --profile topk-sweep --seed 6 -o results/blocked
+    benchctl run --profile topk-sweep --seed 6 --output-dir results/blocked
     python scripts/examples/baseline_noise.py results/single/topk-sweep results/blocked/topk-sweep/latest
 
 The first loop is the design of a published table: one guided run for each k, and for each a baseline of its own,

@@ -21,7 +21,7 @@ engine=${ENGINE:-vllm-lenvm-gpu}
 directory=${1:-guided-measurements}
 case $engine in
   *-gpu)
-    benchctl doctor --gpu -o "$directory" >&2 # ends here, saying why, where there is no GPU
+    benchctl doctor --gpu --output-dir "$directory" >&2 # ends here, saying why, where there is no GPU
     BENCHCTL_ENGINES_DEVICE=cuda "$root/scripts/engines/install_vllm.sh" >&2
     ;;
 esac
@@ -51,14 +51,14 @@ python=${BENCHCTL_ENGINES_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/benchctl/engines}
   echo
   echo "Base model \`$MODEL\`, value model \`$VALUE_MODEL\`${settings[0]:+, random weights}."
 } >"$directory/guided.md"
-section guided.md benchctl doctor -o "$directory"
+section guided.md benchctl doctor --output-dir "$directory"
 read -ra steps <<<"${STEPS:-}"
 PYTHONPATH=$root section guided.md "$python" "$root/scripts/gpu/guided_overhead.py" --json "$directory/steps.json" "${steps[@]}"
 for profile in ${PROFILES:-topk-sweep controls guided-idle fused-vs-two-phase noop-skip}; do
   given=(--set "model=$MODEL" "${settings[@]}")
   while read -r setting; do given+=(--set "$setting"); done < <(value_settings "$profile")
   section guided.md benchctl run --profile "$profile" --engine "$engine" --blocks "${BLOCKS:-6}" --quiet \
-    -o "$directory/results" "${given[@]}"
+    --output-dir "$directory/results" "${given[@]}"
   results=$directory/results/$profile/latest
   [ -e "$results/manifest.json" ] || continue # the section above says why
   section guided.md benchctl show "$results"

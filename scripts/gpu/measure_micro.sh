@@ -43,7 +43,7 @@ else
   batches=${BATCHES:-1,5,10,32,128} bonus_batches=${BONUS_BATCHES:-1,5,10,32,64,128} replays=${REPLAYS:-400}
   served=(--engine vllm) speculation=${SPECULATION:---blocks 10}
   needed=(--gpu)
-  benchctl doctor --gpu -o "$directory" >&2 # ends here, saying why, where there is no GPU
+  benchctl doctor --gpu --output-dir "$directory" >&2 # ends here, saying why, where there is no GPU
 fi
 draft=${DRAFT:-llama-68m} context=${CONTEXT:-256}
 mkdir -p "$directory"
@@ -56,12 +56,12 @@ measure() { # FOLDER COMMAND...
   local folder=$1
   shift
   rm -f "$directory/results/$folder"/*/latest
-  section micro.md "$@" -o "$directory/results/$folder"
+  section micro.md "$@" --output-dir "$directory/results/$folder"
   results=$(find "$directory/results/$folder" -mindepth 2 -maxdepth 2 -name latest 2>/dev/null | head -n 1)
 }
 
 echo "# Forward passes, bonus tokens and speculation on $device" >"$directory/micro.md"
-section micro.md benchctl doctor "${needed[@]}" -o "$directory"
+section micro.md benchctl doctor "${needed[@]}" --output-dir "$directory"
 read -ra roofline <<<"${ROOFLINE:-}"
 read -ra speculation <<<"$speculation"
 section micro.md benchctl micro roofline "${where[@]}" "${roofline[@]}"

@@ -203,7 +203,7 @@ def test_a_gpu_that_is_asked_for_and_missing_exits_2(tmp_path):
 
 def test_results_that_cannot_be_written_are_an_obstacle(tmp_path):
     (tmp_path / "file").touch()
-    code, _, checks = document(tmp_path, "-o", "file/results")
+    code, _, checks = document(tmp_path, "--output-dir", "file/results")
     assert code == 2
     assert checks["machine", "results"]["finding"] == f"{tmp_path}/file is not a directory that can be written to"
 

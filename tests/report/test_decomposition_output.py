@@ -83,7 +83,7 @@ def test_a_real_experiment_with_natural_lengths_is_divided_exactly(tmp_path: Pat
     """Guidance that shortens answers and slows steps, on a real server process with real streams."""
     small = ["workload.num_prompts=4", "workload.max_tokens=400", "engine.options.time_scale=60"]
     settings = [argument for setting in small for argument in ("--set", setting)]
-    done = benchctl("run", "--profile", "natural", "--blocks", 2, "-q", "-o", tmp_path, *settings)
+    done = benchctl("run", "--profile", "natural", "--blocks", 2, "-q", "--output-dir", tmp_path, *settings)
     (path,) = (manifest.parent for manifest in tmp_path.glob("natural/2*/manifest.json"))
     options = CompareOptions(allow_suspect=True, allow=("*",))
     (cell,) = compare_sides(parse_side(f"{path}:baseline"), parse_side(f"{path}:guided"), options).cells

@@ -29,7 +29,7 @@ def doctor(
     ] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="Require a GPU.")] = False,
     output_dir: Annotated[
-        Path, typer.Option("--output-dir", "-o", help="Directory for results, whose free space is checked.")
+        Path, typer.Option("--output-dir", help="Directory for results, whose free space is checked.")
     ] = RESULTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from benchctl.cli.completion import complete_results
+from benchctl.cli.experiment_options import FormerOutputDir, chosen_output
 from benchctl.errors import RecordError
 
 
@@ -31,10 +32,11 @@ def export(
             "lenvm: summary.csv in the columns of the LenVM project.",
         ),
     ],
-    output_dir: Annotated[
+    output: Annotated[
         Path | None,
-        typer.Option("--output-dir", "-o", metavar="OUT", help="Destination; by default DIR/export/<format>."),
+        typer.Option("--output", "-o", metavar="OUT", help="Directory to write; by default DIR/export/<format>."),
     ] = None,
+    output_dir: FormerOutputDir = None,
 ) -> None:
     """Write each finished run in the format of another tool, one directory for each arm.
 
@@ -45,7 +47,7 @@ def export(
     from benchctl.interop.writers.export import write_foreign
 
     analysis = analyze_directory(results)
-    out = results / "export" / form.value if output_dir is None else output_dir
+    out = chosen_output(output, output_dir) or results / "export" / form.value
     paths = write_foreign(analysis, form.value, out)
     for directory in dict.fromkeys(out / path.relative_to(out).parts[0] for path in paths):
         count = sum(path.is_relative_to(directory) for path in paths)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from benchctl.cli.experiment_options import RESULTS
+from benchctl.cli.experiment_options import RESULTS, FormerOutputDir, chosen_output
 from benchctl.cli.screen import print_json
 from benchctl.errors import UsageError
 from benchctl.profile.choices import DatasetName
@@ -102,9 +102,9 @@ _ApiKeyEnv = Annotated[
 _TimeoutS = Annotated[
     float, typer.Option("--timeout-s", help="Seconds for each request, from its send to its last token.")
 ]
-_OutputDir = Annotated[
+_Output = Annotated[
     Path | None,
-    typer.Option("--output-dir", "-o", metavar="DIR", help="New directory; by default results/load/<utc>-<hash8>."),
+    typer.Option("--output", "-o", metavar="DIR", help="New directory; by default results/load/<utc>-<hash8>."),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
@@ -128,7 +128,8 @@ def load(  # the parameters are the command line
     priority: _PriorityOption = Priority.AUTO,
     api_key_env: _ApiKeyEnv = None,
     timeout_s: _TimeoutS = 600.0,
-    output_dir: _OutputDir = None,
+    output: _Output = None,
+    output_dir: FormerOutputDir = None,
     as_json: _AsJson = False,
 ) -> None:
     """Send a load to a running server and report latencies and throughput.
@@ -159,7 +160,7 @@ def load(  # the parameters are the command line
         load={"workers": _workers(workers), "priority": str(priority)},
         timeout_s=timeout_s,
     )
-    loaded = _load(plain, output_dir, is_quiet=as_json)
+    loaded = _load(plain, chosen_output(output, output_dir), is_quiet=as_json)
     raise typer.Exit(_EXIT_CODES[loaded.record.state])
 
 

@@ -24,6 +24,7 @@ from benchctl.cli.experiment_options import (
     Blocks,
     EnginePreset,
     Label,
+    Output,
     OutputDir,
     Overrides,
     ProfileName,
@@ -83,6 +84,7 @@ def simulate(  # the parameters are the command line
     overrides: Overrides = None,
     blocks: Blocks = None,
     seed: Seed = None,
+    output: Output = None,
     output_dir: OutputDir = RESULTS,
     label: Label = None,
     keep: _Keep = Kept.ALL,
@@ -99,6 +101,8 @@ def simulate(  # the parameters are the command line
     chosen = simulated_profile(profile, engine, overrides or [], blocks, seed)
     check_experiment(chosen)
     if keep is Kept.SUMMARY:
+        if output is not None:
+            raise UsageError("--keep summary writes no result directory: leave out --output, or name --output-dir")
         simulate_summary(chosen, output_dir, as_json=as_json)
         return
     is_quiet = quiet or as_json
@@ -112,7 +116,7 @@ def simulate(  # the parameters are the command line
         from benchctl.measure.capacity.prediction import predict_intervals
 
         predictions = predict_intervals(chosen, prepared.requests, draws)
-    results = create(chosen, prepared, output_dir, label, is_simulated=True)
+    results = create(chosen, prepared, output_dir, label, directory=output, is_simulated=True)
     if not as_json:
         print(f"results in {results.path}; nothing is measured, all times are those of a cost model", flush=True)
     outcome = _simulate(results, chosen, prepared.requests, keep, jobs, is_quiet=is_quiet)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchctl.cli.experiment_options import chosen_output
 from benchctl.errors import UsageError
 from benchctl.units import MS_PER_S
 
@@ -22,7 +23,11 @@ app = typer.Typer(
 )
 
 _Names = Annotated[list[str] | None, typer.Argument(help="W1 to W5 and V1; by default all.", metavar="[NAME]...")]
-_Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Directory of the files.")]
+_Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="DIR", help="Directory of the files.", show_default=False),
+]
+_FormerOut = Annotated[Path | None, typer.Option("--out", hidden=True)]
 _Url = Annotated[str, typer.Option("--base-url", metavar="URL", help="Address of the server in the files.")]
 _Files = Annotated[list[Path], typer.Argument(help="Configurations of inference-perf, as YAML.", metavar="FILE...")]
 _Model = Annotated[
@@ -76,8 +81,9 @@ def show(name: Annotated[str, typer.Argument(help="W1 to W5 or V1.")]) -> None:
 
 @app.command("export")
 def export(
-    out: _Out,
     names: _Names = None,
+    output: _Output = None,
+    out: _FormerOut = None,
     base_url: _Url = "http://127.0.0.1:8000",
     model_name: Annotated[
         str | None, typer.Option("--model-name", help="Model that requests name; by default the server's own.")
@@ -86,8 +92,11 @@ def export(
     """Write workloads as configurations of inference-perf."""
     from benchctl.interop.writers.inference_perf import write_inference_perf
 
+    directory = chosen_output(output, out)
+    if directory is None:
+        raise UsageError("name the directory of the files with --output")
     for workload in _workloads(names):
-        for path in write_inference_perf(workload, out, base_url=base_url, model_name=model_name):
+        for path in write_inference_perf(workload, directory, base_url=base_url, model_name=model_name):
             print(path)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from benchctl.cli.experiment_options import RESULTS, AsJson, Label, OutputDir, Quiet
+from benchctl.cli.experiment_options import RESULTS, AsJson, Label, Output, OutputDir, Quiet
 from benchctl.cli.micro.experiment import counts_of, measure_micro, pass_settings, warn_of_failures
 from benchctl.cli.micro.forward import (
     Device,
@@ -63,6 +63,7 @@ def bonus(
     replays: Replays = 200,
     blocks: MicroBlocks = 8,
     seed: MicroSeed = 0,
+    output: Output = None,
     output_dir: OutputDir = RESULTS,
     label: Label = None,
     quiet: Quiet = False,
@@ -83,7 +84,7 @@ def bonus(
         )  # fmt: skip
         profile = forward_profile(settings, _points(batch_size, context, every_count=every_count), "bonus")
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            outcome = measure_micro(profile, output_dir, label, is_quiet=quiet or as_json)
+            outcome = measure_micro(profile, output_dir, label, directory=output, is_quiet=quiet or as_json)
         code, path = warn_of_failures(outcome), outcome.path
     is_decided = _print_verdict(path, code, as_json=as_json)
     if code or not is_decided:

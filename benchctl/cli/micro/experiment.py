@@ -122,13 +122,16 @@ def _is_cuda(device: str | None) -> bool:
     return True
 
 
-def measure_micro(profile: "Profile", output_dir: Path, label: str | None, *, is_quiet: bool) -> "MicroOutcome":
-    """Measure an experiment of forward passes in a new directory."""
+def measure_micro(
+    profile: "Profile", output_dir: Path, label: str | None, *, directory: Path | None, is_quiet: bool
+) -> "MicroOutcome":
+    """Measure an experiment of forward passes in a new directory: ``directory``, or one below ``output_dir``."""
     from benchctl.measure.result_directory import Origin
     from benchctl.micro.experiment import measure_forward
     from benchctl.profile.planning.plan import plan_runs
 
-    origin = Origin(output_root=output_dir, label=label, argv=("benchctl", *sys.argv[1:]))
+    argv = ("benchctl", *sys.argv[1:])
+    origin = Origin(output_root=output_dir, label=label, argv=argv, directory=directory)
     paths: list[Path] = []
     with _progress(len(plan_runs(profile).runs), profile, is_quiet=is_quiet) as listener, _advice(paths):
         return measure_forward(profile, origin, listener, on_results=lambda results: _announce(results.path, paths))

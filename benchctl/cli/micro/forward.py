@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from benchctl.cli.experiment_options import RESULTS, Label, OutputDir, Quiet
+from benchctl.cli.experiment_options import RESULTS, Label, Output, OutputDir, Quiet
 from benchctl.cli.micro.experiment import (
     counts_of,
     measure_micro,
@@ -74,6 +74,7 @@ def forward(
     replays: Replays = 200,
     blocks: MicroBlocks = 8,
     seed: MicroSeed = 0,
+    output: Output = None,
     output_dir: OutputDir = RESULTS,
     label: Label = None,
     resume: ResumeDir = None,
@@ -101,4 +102,5 @@ def forward(
         counts_of(context, "--context", least=0),
         counts_of(prompt, "--prompt"),
     )
-    print_micro(measure_micro(forward_profile(settings, points), output_dir, label, is_quiet=quiet))
+    profile = forward_profile(settings, points)
+    print_micro(measure_micro(profile, output_dir, label, directory=output, is_quiet=quiet))

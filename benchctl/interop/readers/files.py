@@ -34,7 +34,8 @@ def is_foreign(text: str) -> bool:
     """True if a side of a comparison names result files of other tools instead of a result directory."""
     path = Path(text)
     if path.is_dir():
-        return not (path / MANIFEST).exists() and bool(_files_in(path))
+        is_ours = any((path / name).exists() for name in (MANIFEST, "plan.json"))
+        return not is_ours and bool(_files_in(path))
     return path.is_file() or (not path.exists() and all(part and Path(part).is_file() for part in text.split(",")))
 
 

@@ -136,7 +136,7 @@ def strike(blow: Blow, model: Path, directory: Path) -> Outcome:
         "--engine",
         blow.engine,
     ]
-    command += ["--set", f"model={model}", "-o", str(directory)]
+    command += ["--set", f"model={model}", "--output-dir", str(directory)]
     with (directory / "benchctl.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     experiment = _Experiment(benchctl=psutil.Process(process.pid), results=directory)
