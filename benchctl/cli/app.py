@@ -14,6 +14,7 @@ from benchctl.cli.commands import (
     export,
     flops,
     import_results,
+    init,
     list_results,
     load,
     models,
@@ -36,6 +37,8 @@ app = typer.Typer(
     name="benchctl",
     help="What does a change to the decode path of an LLM server cost, where does the cost sit, and is it real?",
     no_args_is_help=True,
+    epilog="First steps: benchctl init mine --change flag --engine sim --value max_num_seqs=4, and then what "
+    "it prints.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -61,6 +64,8 @@ _MEASURE: Final = "Measure"
 _JUDGE: Final = "Judge"
 _EXPLAIN: Final = "Explain"
 
+app.command("init", rich_help_panel=_SET_UP)(init.init)
+app.command("doctor", rich_help_panel=_SET_UP)(doctor.doctor)
 app.command("run", rich_help_panel=_MEASURE)(run.run)
 app.command("load", rich_help_panel=_MEASURE)(load.load)
 simulate.app.command("sweep")(simulate_sweep.sweep)
@@ -86,7 +91,6 @@ app.add_typer(workloads.app, name="workloads", rich_help_panel=_EXPLAIN)
 app.command("reference", rich_help_panel=_EXPLAIN)(reference.reference)
 
 app.add_typer(profiles.app, name="profiles", rich_help_panel=_SET_UP)
-app.command("doctor", rich_help_panel=_SET_UP)(doctor.doctor)
 app.add_typer(engines.app, name="engines", rich_help_panel=_SET_UP)
 app.add_typer(models.app, name="models", rich_help_panel=_SET_UP)
 app.add_typer(data.app, name="data", rich_help_panel=_SET_UP)

@@ -12,9 +12,19 @@ from benchctl.profile.keys import option_keys, profile_keys
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.profile.planning.plan import arms, plan_runs, undeclared_differences, variant_settings
 from benchctl.profile.sources.files import builtin_profiles, preset_files
-from benchctl.profile.sources.listing import list_profiles
+from benchctl.profile.sources.listing import GROUPS, OWN, grouped_profiles, list_profiles
 
-NAMES = ("aa", "ci-smoke", "controls", "lenvm-50x16", "model-size-sweep", "natural", "topk-sweep")
+NAMES = (
+    "aa",
+    "ci-smoke",
+    "controls",
+    "flag",
+    "two-builds",
+    "lenvm-50x16",
+    "model-size-sweep",
+    "natural",
+    "topk-sweep",
+)
 GUIDED_NAMES = ("fused-vs-two-phase", "guided-idle", "lenvm-model-sizes", "noop-skip")
 """For engines that guide."""
 runner = CliRunner()
@@ -97,6 +107,19 @@ def test_list_shows_every_profile_and_preset():
         assert f"{entry.name} " in result.output
         assert entry.description in result.output
     assert f"engine presets: {', '.join(sorted(preset_files()))}" in result.output
+
+
+def test_every_carried_profile_is_in_one_group_and_the_users_own_come_first(tmp_path, monkeypatch):
+    members = [name for names in GROUPS.values() for name in names]
+    assert len(members) == len(set(members))
+    assert {path.stem for path in builtin_profiles().glob("*.yaml")} <= set(members)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "mine.yaml").write_text("extends: aa\n")
+    groups = grouped_profiles()
+    assert next(iter(groups)) == OWN
+    assert [entry.name for entry in groups[OWN]] == ["mine"]
+    assert {entry.name for entries in groups.values() for entry in entries} == {e.name for e in list_profiles()}
 
 
 def test_show_prints_a_profile_that_can_be_read_back():

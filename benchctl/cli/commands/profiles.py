@@ -28,15 +28,18 @@ def list_known() -> None:
     """List the profiles and engine presets that can be used by name."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from benchctl.profile.sources.files import display_path, preset_files
-    from benchctl.profile.sources.listing import list_profiles
+    from benchctl.profile.sources.listing import grouped_profiles
 
     table = Table(box=None, pad_edge=False)
     for title in ("profile", "description", "file"):
         table.add_column(title, overflow="fold")
-    for entry in list_profiles():
-        table.add_row(entry.name, entry.description, display_path(entry.path))
+    for group, entries in grouped_profiles().items():
+        table.add_row(Text(group, style="bold"))
+        for entry in entries:
+            table.add_row(f"  {entry.name}", entry.description, display_path(entry.path))
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(table)
     console.print(f"engine presets: {', '.join(preset_files())}", soft_wrap=True)
