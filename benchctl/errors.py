@@ -16,6 +16,7 @@ BenchctlError
 └── RunError                 5  a run failed; its measurements are kept
     ├── ServerStartError        the server did not become ready
     ├── ServerDiedError         the server ended in mid-run
+    ├── RequestRefusedError     the server refuses what the profile puts into requests
     └── LoadError               the load could not be driven to its end
 
 Each message names the location, the value and the remedy. ``cli`` alone turns ``exit_code`` into a process
@@ -124,6 +125,15 @@ class ServerStartError(RunError):
 
 class ServerDiedError(RunError):
     """The server ended while it was needed."""
+
+
+class RequestRefusedError(RunError):
+    """The server refuses what the profile puts into requests; no run of these settings can succeed."""
+
+    CAUSE: ClassVar[str] = "request-refused"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, cause=self.CAUSE)
 
 
 class LoadError(RunError):

@@ -60,6 +60,8 @@ class RequestCall:
     path: str
     headers: Mapping[str, str]
     body: bytes
+    secrets: tuple[str, ...] = ()
+    """Values in the headers that must never be recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

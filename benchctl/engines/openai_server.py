@@ -11,6 +11,7 @@ from benchctl.engines.prompt_counter import PromptCounter
 from benchctl.errors import UnsupportedError
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import VariantSettings
+from benchctl.profile.request import RequestOptions
 from benchctl.records.jsonl import encode
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
@@ -40,7 +41,8 @@ class OpenAiServer:
         """Nothing to check before a start."""
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
-        """Raises UnsupportedError for guidance."""
+        """Raises UnsupportedError for guidance, and for variables of a chat template without chats."""
+        check_chats(requests, settings)
         if settings.guidance is not None:
             raise self.refusal(settings, "loads no value model", "measure guidance on a guided engine")
 
@@ -125,23 +127,55 @@ def plain_body(request: PreparedRequest, settings: VariantSettings) -> dict[str,
         "n": request.n,
         "seed": request.seed,
         "ignore_eos": request.ignore_eos,
-        **settings.sampling.model_dump(),
+        **settings.sampling.stated(),
         "stream_options": {"include_usage": True},
     }
 
 
 def streamed(
-    request: PreparedRequest, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    request: PreparedRequest,
+    settings: VariantSettings,
+    body: Mapping[str, Any],
+    *,
+    form: Mapping[str, Any] | None = None,
 ) -> RequestCall:
-    """``request`` as a streamed completion, or chat completion where it has messages, with these fields."""
-    fields: dict[str, Any] = {**body, "max_tokens": request.max_tokens, "stream": True}
-    if request.messages is not None:
-        path, fields["messages"] = "/v1/chat/completions", request.messages
-    else:
-        path, fields["prompt"] = "/v1/completions", request.prompt
+    """``request`` as a streamed completion, or chat completion where it has messages, with these fields.
+
+    The fields and headers that the profile asks for go over them. ``form`` is the profile's form of the answer as
+    the server spells it; None: as OpenAI and vLLM do.
+    """
+    options, is_chat = settings.request, request.messages is not None
+    fields: dict[str, Any] = {**body, **(plain_form(options) if form is None else form)}
+    if options.model is not None:
+        fields["model"] = options.model
+    if is_chat and options.chat_template_kwargs is not None:
+        fields["chat_template_kwargs"] = options.chat_template_kwargs
+    fields |= {**options.extra_body, "max_tokens": request.max_tokens, "stream": True}
+    fields |= {"messages": request.messages} if is_chat else {"prompt": request.prompt}
+    headers, secrets = options.sent_headers()
     return RequestCall(
-        path=path, headers={"X-Request-Id": request.request_id, **(headers or {})}, body=encode(fields)
+        path="/v1/chat/completions" if is_chat else "/v1/completions",
+        headers={"X-Request-Id": request.request_id, **headers},
+        body=encode(fields),
+        secrets=secrets,
     )
+
+
+def plain_form(options: RequestOptions) -> dict[str, Any]:
+    """The form of the answer that a profile asks for, in the fields of OpenAI and vLLM."""
+    form = {"response_format": options.response_format, "structured_outputs": options.structured_outputs}
+    return {name: value for name, value in form.items() if value is not None}
+
+
+def check_chats(requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+    """Raises UnsupportedError for variables of a chat template in requests that use none."""
+    if settings.request.chat_template_kwargs is None:
+        return
+    if any(request.messages is None for request in requests):
+        raise UnsupportedError(
+            f"variant {settings.variant!r}: request.chat_template_kwargs is set, and the requests are plain "
+            "prompts, which no chat template renders; choose a data set of chats, or leave it out"
+        )
 
 
 def plugged_in(own: Mapping[str, str], directory: Path, name: str, *, allowed_in: str) -> dict[str, str]:

@@ -1,8 +1,12 @@
 """Counts of a load, updated with each record."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from benchctl.records.request import RequestRecord
+
+_REFUSALS: Final = frozenset({400, 401, 403, 404, 422})
+"""Status codes by which a server refuses a request for its content: asked again, it would refuse it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +20,10 @@ class LoadSummary:
     first_error: str | None = None
     """The error of the first request that failed."""
     error_kinds: frozenset[str] = frozenset()
+    num_refused: int = 0
+    """Requests that the server refused for their content."""
+    first_refusal: str | None = None
+    """The status code and the words of the first refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +47,8 @@ class Tally:
         self._last_token_ns: int | None = None
         self._first_error: str | None = None
         self._error_kinds: set[str] = set()
+        self._num_refused = 0
+        self._first_refusal: str | None = None
 
     def count(self, record: RequestRecord) -> None:
         self._num_sent += 1
@@ -52,6 +62,9 @@ class Tally:
             self._num_failed += 1
             self._error_kinds.add(record.error.kind)
             self._first_error = self._first_error or f"{record.error.kind}: {record.error.message}"
+            if record.error.kind == "http-status" and record.error.status in _REFUSALS:
+                self._num_refused += 1
+                self._first_refusal = self._first_refusal or f"{record.error.status}: {record.error.message}"
 
     def summary(self) -> LoadSummary:
         return LoadSummary(
@@ -61,4 +74,6 @@ class Tally:
             last_token_ns=self._last_token_ns,
             first_error=self._first_error,
             error_kinds=frozenset(self._error_kinds),
+            num_refused=self._num_refused,
+            first_refusal=self._first_refusal,
         )

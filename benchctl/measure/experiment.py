@@ -18,7 +18,7 @@ from benchctl.analysis.compare.metric_comparison import roles_of
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.stopping import take_look
 from benchctl.analysis.validity.noise_floor_fit import version_warning
-from benchctl.errors import RecordError
+from benchctl.errors import RecordError, RequestRefusedError
 from benchctl.measure.durations import remember_duration
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.noise_on_file import noise_on_file
@@ -185,6 +185,8 @@ def _run_pending(
     num_skipped = len(results.due_plan().runs) - len(pending)
     states = Counter[RunState]()
     infeasible: dict[str, RunRecord] = {}
+    refused: dict[str, RunRecord] = {}
+    num_arms = len(arms(profile))
     looks = Looks(results, profile, listener.on_look)
     noise, gpus = load_noise(results.path), [gpu.name for gpu in results.manifest().gpus]
     set_state(results, "running")
@@ -197,11 +199,14 @@ def _run_pending(
             listener.on_run_start(planned, len(requests))
             began_s = time.monotonic()
             with _recording_end(results, planned):
-                record = _measure_feasible(measure, context, planned, results.run(planned.run_id), infeasible)
+                directory = results.run(planned.run_id)
+                record = _measure_feasible(measure, context, planned, directory, infeasible, refused)
             remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
             states[record.state] += 1
             _warn_of_version(results, noise, record)
             listener.on_run_end(planned, record)
+            if len(refused) == num_arms:
+                break
         else:
             looks.take(results.manifest().blocks, infeasible)
     except BaseException as error:
@@ -232,20 +237,29 @@ def _measure_feasible(
     planned: PlannedRun,
     directory: RunDirectory,
     infeasible: dict[str, RunRecord],
+    refused: dict[str, RunRecord],
 ) -> RunRecord:
-    """Measure a run, unless an earlier one of its arm ran out of memory: with the same settings it would, too.
+    """Measure a run, unless an earlier one of its arm failed by its settings: with the same ones it would, too.
 
-    ``infeasible`` holds the first such run of each arm, by the arm's name.
+    ``infeasible`` holds the first run of each arm that ran out of memory, by the arm's name; ``refused`` the first
+    whose requests the server refused.
     """
     arm = arm_label(planned.variant, planned.cell)
+    if first := refused.get(arm):
+        message = f"not tried, because the server refused the same requests in {first.run_id}"
+        failure = RunFailure(cause=RequestRefusedError.CAUSE, message=message)
+        return decline_run(context, planned, directory, failure)
     if first := infeasible.get(arm):
         message = (
             f"not tried, because {first.run_id} ran out of memory with the same settings; --resume tries it again"
         )
         return decline_run(context, planned, directory, RunFailure(cause="infeasible", message=message))
     record = measure(context, planned, directory)
-    if record.failure is not None and record.failure.cause == OUT_OF_MEMORY:
-        infeasible[arm] = record
+    if record.failure is not None:
+        if record.failure.cause == OUT_OF_MEMORY:
+            infeasible[arm] = record
+        elif record.failure.cause == RequestRefusedError.CAUSE:
+            refused[arm] = record
     return record
 
 

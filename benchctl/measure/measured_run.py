@@ -19,12 +19,13 @@ from benchctl.analysis.metrics.bounds import Bounds
 from benchctl.analysis.validity.bunching import bunching_warnings
 from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
 from benchctl.engines.engine import Engine, LaunchSite
-from benchctl.errors import RunError
+from benchctl.errors import RequestRefusedError, RunError
 from benchctl.load.demand import LoadSize
 from benchctl.load.driver import Load
 from benchctl.load.process import steady_interpreter
 from benchctl.load.tally import LoadSummary, Tally
 from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
+from benchctl.measure.described_fields import undescribed_fields
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.sending import ServerUnderTest, send_requests
@@ -34,7 +35,7 @@ from benchctl.profile.workload import Arrival
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.manifest import PlannedRun
-from benchctl.records.record import RunState
+from benchctl.records.record import ResultWarning, RunState
 from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.samples import ClientSample
@@ -112,30 +113,48 @@ class MeasuredRun:
         """Record what the server reports of itself beside what it will be sent; returns what it reports."""
         reported = await self.engine.effective_config(control, self.settings, site)
         self.note_configuration(reported, extra)
+        if unknown := await undescribed_fields(control, self.settings.request.extra_body):
+            fields = ", ".join(f"request.extra_body.{name}" for name in unknown)
+            message = (
+                f"the server's description of its requests does not have {fields}: it may ignore them silently"
+            )
+            self.journal.warn(ResultWarning(code="request-field-unknown", message=message))
         return reported
 
     def note_configuration(self, reported: Mapping[str, Any], extra: Mapping[str, str] | None = None) -> None:
         """Record the settings of a server beside what it will be sent."""
         config: dict[str, Any] = {"model": self.settings.model}
         config |= {f"server.{key}": value for key, value in reported.items()}
-        for name, section in (("sampling", self.settings.sampling), ("guidance", self.settings.guidance)):
-            if section is not None:
-                config |= {f"{name}.{key}": value for key, value in section.model_dump(mode="json").items()}
+        config |= self.settings.stated()
+        if (guidance := self.settings.guidance) is not None:
+            config |= {f"guidance.{key}": value for key, value in guidance.model_dump(mode="json").items()}
         version = reported.get("version")
         self.journal.update(
             effective_config=config | dict(extra or {}),
             engine_version=None if version is None else str(version),
         )
+        if self.journal.record.clock == "virtual" and (keys := self._asked_keys()):
+            message = f"the simulator takes {', '.join(keys)} and neither charges for them nor changes its answers"
+            self.journal.warn(ResultWarning(code="request-field-simulated", message=message))
 
     async def send_bursts(
         self, target: ServerUnderTest, bursts: Iterable[Sequence[PreparedRequest]]
     ) -> LoadSummary:
-        """Send requests of the warm-up, each burst when the one before has ended."""
+        """Send requests of the warm-up, each burst when the one before has ended.
+
+        Raises RequestRefusedError when the server refuses all of them for what the profile puts into them.
+        """
         with self._directory.append("requests") as writer:
             load = Load(target.client, Arrival(kind="burst"), writer.write)
             for requests in bursts:
                 await send_requests(target, load, requests, is_warmup=True)
+        self._check_accepted(load.summary())
         return load.summary()
+
+    def _asked_keys(self) -> list[str]:
+        """Keys of the profile that put something of their own into requests."""
+        keys = [f"request.{key}" for key in self.settings.request.stated()]
+        return keys + [f"sampling.{name}" for name in self.settings.sampling.penalties]
 
     def begin_warmup(self, now_ns: int | None = None) -> None:
         """Note when the warm-up begins: now, unless another clock says when."""
@@ -156,7 +175,10 @@ class MeasuredRun:
         on_record: Callable[[RequestRecord], None] = ignore,
         on_sample: Callable[[ClientSample], None] = ignore,
     ) -> None:
-        """Send the load; every record and sample is on disk before the caller gets it."""
+        """Send the load; every record and sample is on disk before the caller gets it.
+
+        Raises RequestRefusedError when the server refuses all of it for what the profile puts into requests.
+        """
         num_ended = itertools.count(1)
         with self._directory.append("requests") as writer, self._directory.append("client") as samples:
 
@@ -187,6 +209,15 @@ class MeasuredRun:
                 prioritized(load, priority, lambda granted: self.journal.update(client_priority=granted)),
             ):
                 await send_requests(target, load, requests, max_concurrency=limit, is_warmup=False)
+        self._check_accepted(load.summary())
+
+    def _check_accepted(self, load: LoadSummary) -> None:
+        keys = self._asked_keys()
+        if keys and 0 < load.num_refused == load.num_sent:
+            raise RequestRefusedError(
+                f"variant {self.settings.variant!r}: the server refuses every request ({load.first_refusal}); "
+                f"correct what the profile puts into them: {', '.join(keys)}"
+            )
 
     def judge_records(self, loaded: LoadedRun, requests: Sequence[PreparedRequest]) -> None:
         """Check the records of the run against each other, as they are on disk now."""

@@ -50,7 +50,14 @@ def calls_of(
     """``requests`` in the engine's dialect, each made when it is needed."""
     for request in requests:
         call = engine.request_call(request, settings)
-        yield Call(request=request, path=call.path, headers=call.headers, body=call.body, is_warmup=is_warmup)
+        yield Call(
+            request=request,
+            path=call.path,
+            headers=call.headers,
+            body=call.body,
+            is_warmup=is_warmup,
+            secrets=call.secrets,
+        )
 
 
 async def send_requests(

@@ -10,17 +10,31 @@ from typing import Any, Final
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.engine_table import ENGINES, engine_spec
 from benchctl.profile.model import Profile
-from benchctl.profile.settings import Values, factor_problem, factors_of, is_same, resolve, setting_of, swept_cells
+from benchctl.profile.request_checks import unset_variables
+from benchctl.profile.settings import (
+    Values,
+    factor_problem,
+    factors_of,
+    is_same,
+    resolve,
+    setting_of,
+    settings_tree,
+    swept_cells,
+)
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, value_text
+from benchctl.records.record import Cell
 
 MAX_CELLS: Final = 1000
 LEAST_BLOCKS: Final = 6
 """Fewer blocks give no verdict, whatever the values."""
 
 
-def profile_errors(profile: LocatedDict) -> Iterator[LocatedError]:
-    """Every error of a profile that its types do not show; its engine must be resolved before."""
+def profile_errors(profile: LocatedDict, *, is_to_send: bool = False) -> Iterator[LocatedError]:
+    """Every error of a profile that its types do not show; its engine must be resolved before.
+
+    With ``is_to_send`` the variables that its headers name must be set.
+    """
     yield from _baseline_errors(profile)
     yield from _lengths_errors(profile)
     yield from _stopping_errors(profile)
@@ -32,7 +46,11 @@ def profile_errors(profile: LocatedDict) -> Iterator[LocatedError]:
     yield from _requests_errors(profile, kind)
     cell_errors = tuple(_cell_errors(profile))
     yield from cell_errors
-    yield from _settings_errors(profile, kind, None if sweep_errors or cell_errors else _sweep(profile))
+    sweep = None if sweep_errors or cell_errors else _sweep(profile)
+    for variant, cell in _checked_runs(profile, sweep):
+        yield from resolve(profile, kind, variant, cell)[1]
+        if is_to_send:
+            yield from unset_variables(settings_tree(profile, variant, cell))
 
 
 def baseline_name(profile: LocatedDict) -> str:
@@ -196,12 +214,12 @@ def _unguided_errors(profile: LocatedDict, factor: str) -> Iterator[LocatedError
         yield profile.mapping("sweep").error(problem, factor)
 
 
-def _settings_errors(profile: LocatedDict, kind: str, sweep: dict[str, Values] | None) -> Iterator[LocatedError]:
-    """Errors in the settings of every run; swept variants are left out where the sweep itself is faulty."""
+def _checked_runs(profile: LocatedDict, sweep: dict[str, Values] | None) -> Iterator[tuple[str, Cell]]:
+    """Every variant in its cells; swept variants are left out where the sweep itself is faulty."""
     swept, listed = _swept_variants(profile), profile.get("cells") or ()
     for variant in profile.mapping("variants"):
         if variant in swept and sweep is None:
             continue
         cells = swept_cells(swept_factors(swept[variant]), sweep or {}, listed) if variant in swept else ({},)
         for cell in cells:
-            yield from resolve(profile, kind, variant, cell)[1]
+            yield variant, cell

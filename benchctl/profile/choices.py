@@ -101,3 +101,7 @@ def devices_error(cost_model: str, tensor_parallel_size: int) -> str | None:
         return None
     able = " or ".join(name for name, choice in COST_MODELS.items() if choice.file_option is not None)
     return f"is {tensor_parallel_size}, and {cost_model} prices one device; leave it out, or take {able}"
+
+
+PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+"""Parameters of sampling that depend on the tokens so far, and that few requests have."""

@@ -76,12 +76,13 @@ class _Ladder:
         """The sections that each step has from the baseline and from the variant."""
         server, guidance = self._own.mapping("server"), self._own.get("guidance")
         flags = merge(self._below.get("server"), server.without(*self._loading))
-        of_baseline = {key: self._below.get(key) for key in ("sampling", "guidance")}
+        of_baseline = {key: self._below.get(key) for key in ("sampling", "request", "guidance")}
         yield "flags", {"server": flags, **of_baseline}
-        yield "idle", {"server": server, "sampling": of_baseline["sampling"]}
+        yield "idle", {"server": server, "sampling": of_baseline["sampling"], "request": of_baseline["request"]}
         if isinstance(guidance, LocatedDict):
             tilt_free = guidance.with_value("value_scale", 0.0)
-            yield "neutral", {"server": server, "sampling": self._own.get("sampling"), "guidance": tilt_free}
+            requests = {key: self._own.get(key) for key in ("sampling", "request")}
+            yield "neutral", {"server": server, **requests, "guidance": tilt_free}
 
     def _step(self, rung: str, parts: Mapping[str, Any]) -> LocatedDict:
         reached = [factor for factor in self._factors if self._reaches(rung, setting_of(factor))]

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from benchctl.profile.choices import PENALTIES
+
 if TYPE_CHECKING:
     from benchctl.profile.engine_options import ServerOptions
 
@@ -49,6 +51,28 @@ class ServerCounters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFields:
+    """The fields of ``request`` and ``sampling`` that one kind of server understands, as far as that is known."""
+
+    response_format: bool = True
+    """True where it takes OpenAI's ``response_format``."""
+    constraints: frozenset[str] | None = None
+    """Keys of ``structured_outputs`` that it takes or that are spelled for it; None: all, judged by the server."""
+    chat_template_kwargs: bool = True
+    """True where it passes variables on to the chat template."""
+    penalties: frozenset[str] = frozenset(PENALTIES)
+    """Penalties of ``sampling`` that it has."""
+
+
+PLAIN_FIELDS: Final = RequestFields(
+    constraints=frozenset(),
+    chat_template_kwargs=False,
+    penalties=frozenset({"presence_penalty", "frequency_penalty"}),
+)
+"""The fields of OpenAI's published API."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
     """Facts about one kind of server software that do not need its code.
 
@@ -67,6 +91,8 @@ class EngineSpec:
     """True if ``attach`` can speak to its servers when someone else started them."""
     adds_repetition_penalty: bool = False
     """True if its servers apply the repetition penalty of a model's own file unless a request sets one."""
+    request_fields: RequestFields = RequestFields()
+    """Fields of requests that its servers understand."""
     counters: ServerCounters = ServerCounters()
     """Names of its counters, where they are its own."""
     coded_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -106,6 +132,11 @@ def options_class(kind: str) -> "type[ServerOptions]":
 def guiding_kinds() -> tuple[str, ...]:
     """Engines that can load a value model and guide with it, in alphabetical order."""
     return tuple(sorted(spec.kind for spec in engine_specs() if spec.guides))
+
+
+def request_fields(kind: str) -> RequestFields:
+    """The fields that servers of a kind, or of the plain dialect, understand."""
+    return PLAIN_FIELDS if kind == PLAIN_DIALECT else engine_spec(kind).request_fields
 
 
 def dialects() -> tuple[str, ...]:

@@ -32,12 +32,14 @@ def load_profile(
     overrides: Sequence[str] = (),
     blocks: int | None = None,
     seed: int | None = None,
+    is_to_send: bool = False,
 ) -> Profile:
     """Read a profile by name or path, with the changes of the command line.
 
     ``engine`` is a preset or a kind and replaces the profile's engine; ``overrides`` are assignments such as
-    ``workload.num_prompts=3`` and go over everything else, in the order given. Raises ProfileError with every
-    error; issues a DeprecatedWordWarning for every older word.
+    ``workload.num_prompts=3`` and go over everything else, in the order given. With ``is_to_send`` the variables
+    that headers name must be set here. Raises ProfileError with every error; issues a DeprecatedWordWarning for
+    every older word.
     """
     path, layers = profile_file(name_or_path), Layers()
     options = {"--engine": engine, "--blocks": blocks, "--seed": seed}
@@ -49,7 +51,7 @@ def load_profile(
         tree = _layered(layers, path, above, kind=kind)
     for deprecation in dict.fromkeys(layers.deprecations):
         warnings.warn(str(deprecation), DeprecatedWordWarning, stacklevel=2)
-    return _with_measured_peaks(_profile(layers, tree), path)
+    return _with_measured_peaks(_profile(layers, tree, is_to_send=is_to_send), path)
 
 
 def _layered(layers: Layers, path: Path, above: Sequence[LocatedDict], *, kind: str | None) -> LocatedDict:
@@ -57,10 +59,11 @@ def _layered(layers: Layers, path: Path, above: Sequence[LocatedDict], *, kind: 
     return layers.with_preset(reduce(over, above, layers.profile_file(path, kind)))
 
 
-def parse_profile(text: str, source: str) -> Profile:
+def parse_profile(text: str, source: str, *, is_to_send: bool = False) -> Profile:
     """Read a complete profile from its text, for example the ``profile.yaml`` of a result directory.
 
-    ``source`` names the text in messages. Raises ProfileError with every error.
+    ``source`` names the text in messages. With ``is_to_send`` the variables that headers name must be set here.
+    Raises ProfileError with every error.
     """
     layers = Layers()
     tree = layers.text(text, source)
@@ -68,16 +71,16 @@ def parse_profile(text: str, source: str) -> Profile:
         problem = "a stored profile is complete and cannot extend another; write out what it extends"
         layers.refuse(tree.error(problem, "extends"))
         tree = tree.without("extends")
-    return _profile(layers, layers.with_preset(tree))
+    return _profile(layers, layers.with_preset(tree), is_to_send=is_to_send)
 
 
-def profile_from_plain(plain: Mapping[str, Any], source: str) -> Profile:
+def profile_from_plain(plain: Mapping[str, Any], source: str, *, is_to_send: bool = False) -> Profile:
     """A complete profile from plain values. ``source`` names their origin in messages.
 
     Raises ProfileError with every error.
     """
     layers = Layers()
-    return _profile(layers, layers.with_preset(layers.plain(plain, Location(source))))
+    return _profile(layers, layers.with_preset(layers.plain(plain, Location(source))), is_to_send=is_to_send)
 
 
 def dump_profile(profile: Profile) -> str:
@@ -85,10 +88,10 @@ def dump_profile(profile: Profile) -> str:
     return dump_document(profile.model_dump(mode="json"))
 
 
-def _profile(layers: Layers, tree: LocatedDict) -> Profile:
+def _profile(layers: Layers, tree: LocatedDict, *, is_to_send: bool = False) -> Profile:
     tree = with_controls(tree, layers.errors)
     profile, type_errors = validate(tree, Profile, reports_missing=layers.is_whole)
-    errors = (*layers.errors, *type_errors, *profile_errors(tree))
+    errors = (*layers.errors, *type_errors, *profile_errors(tree, is_to_send=is_to_send))
     if profile is None or errors:
         raise profile_error(errors)
     return profile.model_copy(update={"engine": _complete_engine(profile.engine)})

@@ -5,12 +5,13 @@ Lengths are in tokens, rates in requests per second, durations in seconds.
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, SerializeAsAny
 
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.guidance import Guidance
 from benchctl.profile.request import RequestOptions
+from benchctl.profile.sampling import Sampling
 from benchctl.profile.section import MOST, Section
 from benchctl.profile.workload import Workload
 from benchctl.records.manifest import StopMode
@@ -23,31 +24,6 @@ if TYPE_CHECKING:
     EngineKind: TypeAlias = str
 else:  # the same names for pydantic, which lists them in its errors
     EngineKind = Literal[tuple(ENGINES)]
-
-
-class Sampling(Section):
-    """Sampling parameters of every request of a variant. ``top_k: -1`` keeps the whole vocabulary."""
-
-    temperature: float = Field(default=1.0, ge=0)
-    """Divides the logits; 0 is greedy."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Keeps the most probable tokens up to this probability mass."""
-    top_k: int = Field(default=-1, ge=-1)
-    """Keeps this many most probable tokens; 1 is greedy, -1 keeps all."""
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    """Drops tokens less probable than this fraction of the most probable one."""
-
-    @property
-    def is_greedy(self) -> bool:
-        """True where the most probable token is always chosen."""
-        return self.temperature == 0 or self.top_k == 1
-
-    @field_validator("top_k")
-    @classmethod
-    def _top_k_is_a_count(cls, top_k: int) -> int:
-        if top_k == 0:
-            raise ValueError("top_k is 0; write -1 for the whole vocabulary or a positive count")
-        return top_k
 
 
 class Control(Section):
@@ -230,3 +206,8 @@ class VariantSettings(Section):
     sampling: Sampling
     request: RequestOptions = RequestOptions()
     guidance: Guidance | None
+
+    def stated(self) -> dict[str, Any]:
+        """The wishes of requests besides guidance, by dotted path: all sampling, and the fields that are set."""
+        sections = {"sampling": self.sampling.stated(), "request": self.request.stated()}
+        return {f"{name}.{key}": value for name, values in sections.items() for key, value in values.items()}

@@ -3,7 +3,7 @@
 model     profile.model
 server    engine.options    <  variant.server
 sampling  profile.sampling  <  variant.sampling
-request   profile.request   <  variant.request
+request   profile.request   <  variant.request    null removes an inherited field
 guidance  variant.guidance
 and at last each factor of the cell, at the setting it stands for
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import product
+from operator import methodcaller
 from typing import Final, TypeAlias, TypeVar
 
 from pydantic import ValidationError, create_model
@@ -21,10 +22,19 @@ from benchctl.guided.parameter_table import EXPONENTIAL_MODES
 from benchctl.profile.engine_table import guiding_kinds, options_class
 from benchctl.profile.errors import validate
 from benchctl.profile.guidance import Guidance
-from benchctl.profile.model import Profile, Sampling, VariantSettings
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.request import RequestOptions
+from benchctl.profile.request_checks import FREE_SECTIONS, merge_fields, request_errors
+from benchctl.profile.sampling import Sampling
 from benchctl.profile.sources.files import did_you_mean
-from benchctl.profile.sources.located import LocatedDict, LocatedError, LocatedList, Location, merge
+from benchctl.profile.sources.located import (
+    LocatedDict,
+    LocatedError,
+    LocatedList,
+    Location,
+    changed_at,
+    merge,
+)
 from benchctl.records.record import Cell
 
 V = TypeVar("V")
@@ -85,8 +95,8 @@ def factors_of(swept: bool | Sequence[str], sweep: Mapping[str, V]) -> dict[str,
 
 def factor_problem(factor: str, kind: str) -> str | None:
     """The reason why ``factor`` cannot be swept with an engine of this kind; None when it can."""
-    settings = _settings_of_kind(kind)
-    if ".".join(setting_of(factor)) in settings:
+    settings, path = _settings_of_kind(kind), setting_of(factor)
+    if ".".join(path) in settings or _is_in_free_section(path):
         return None
     hint = did_you_mean(factor, (*FACTOR_SETTINGS, *settings))
     hint = hint or "name one such as server.max_num_seqs or sampling.min_p"
@@ -100,16 +110,16 @@ def resolve(
 
     ``profile`` needs its model, engine, sampling and the variant only. Equal settings are validated once.
     """
-    values = _values(profile, variant, cell)
+    values = settings_tree(profile, variant, cell)
     settings = _valid_settings(kind, json.dumps(values))
     if settings is None:
         return None, validate(values, _settings_model(kind))[1]
-    errors = tuple(_guidance_errors(values, kind, settings))
+    errors = (*_guidance_errors(values, kind, settings), *request_errors(values, kind, settings))
     return (None, errors) if errors else (settings, ())
 
 
-def _values(profile: LocatedDict, variant: str, cell: Cell) -> LocatedDict:
-    """The settings of one run, with the locations at which they were written."""
+def settings_tree(profile: LocatedDict, variant: str, cell: Cell) -> LocatedDict:
+    """The settings of one run, unchecked, with the locations at which they were written."""
     own, engine = profile.mapping("variants", variant), profile.mapping("engine")
     if engine.get("python") is not None:
         python = LocatedDict({"python": engine["python"]}, engine.location, engine.locations)
@@ -125,14 +135,24 @@ def _values(profile: LocatedDict, variant: str, cell: Cell) -> LocatedDict:
         value, location = LocatedDict({}, own.location), own.location
         for section, key in sections:
             if key in section:
-                value, location = merge(value, section[key]), section.location_of(key)
+                laid_over = merge_fields if name == "request" else merge
+                value, location = laid_over(value, section[key]), section.location_of(key)
         tree = tree.with_value(name, value, location)
     tree = tree.with_value("guidance", own.get("guidance"), own.location_of("guidance"))
     for factor, swept in cell.items():
         setting = setting_of(factor)
         location = _swept_location(profile, factor, swept) or replace(own.location, path=setting)
-        tree = _with_setting(tree, setting, swept, location)
+        if swept is None and _is_in_free_section(setting):
+            tree = changed_at(tree, setting[:-1], methodcaller("without", setting[-1]))
+        else:
+            tree = _with_setting(tree, setting, swept, location)
     return tree
+
+
+def _is_in_free_section(path: tuple[str, ...]) -> bool:
+    """True for a path below a section of requests whose keys are free, such as ``request.extra_body``."""
+    section, *below = path
+    return section == "request" and len(below) > 1 and below[0] in FREE_SECTIONS and all(below)
 
 
 def _with_setting(tree: LocatedDict, path: tuple[str, ...], value: object, location: Location) -> LocatedDict:

@@ -197,6 +197,14 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Announced requests did not come, so arrivals and steps depend on the machine's timing.",
             "Free the machine, and measure again.",
         ),
+        "request-field-unknown": _warning(
+            "The server's description of its requests lacks a field of request.extra_body; vLLM ignores such.",
+            "Correct its spelling, or drop it; the server's /openapi.json lists the fields of this version.",
+        ),
+        "request-field-simulated": _note(
+            "The simulator takes fields of requests that cost time on a real server, and charges nothing for them.",
+            "Measure them on a real engine.",
+        ),
     },
     "GPU and samplers": {
         "gpu-sampler-missing": _note(

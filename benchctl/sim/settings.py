@@ -23,7 +23,8 @@ def config_of(settings: VariantSettings, *, noise_seed: int = 0) -> SimConfig:
 def core_request(request: PreparedRequest, settings: VariantSettings, config: SimConfig) -> Request:
     """The request as the server reads it. Raises UsageError where the server refuses it."""
     kind: type[ChatBody | CompletionBody] = ChatBody if request.messages is not None else CompletionBody
-    call = SimEngine().request_call(request, settings)
+    fields = settings.request.model_copy(update={"headers": {}})  # nothing is sent
+    call = SimEngine().request_call(request, settings.model_copy(update={"request": fields}))
     body: ChatBody | CompletionBody = msgspec.json.decode(call.body, type=kind)
     if body.model not in {None, config.model}:
         raise UsageError(f"the model {body.model!r} does not exist; this server has {config.model!r}")

@@ -105,6 +105,7 @@ def _check_same_baseline(path: Path, results: ResultDirectory, profile: Profile)
     for name, left, right in (
         ("model", then.model, now.model),
         ("sampling", then.sampling, now.sampling),
+        ("request", then.request, now.request),
         ("guidance", then.guidance, now.guidance),
     ):
         if left != right:

@@ -21,7 +21,8 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.tls import TlsTransport
 from benchctl.profile.guidance import Guidance
 from benchctl.profile.load import load_profile
-from benchctl.profile.model import Sampling, Timeouts, VariantSettings
+from benchctl.profile.model import Timeouts, VariantSettings
+from benchctl.profile.sampling import Sampling
 from benchctl.records.request import PreparedRequest
 
 ENGINE = AttachEngine()

@@ -23,7 +23,8 @@ from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, m
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.guidance import Guidance
-from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.profile.model import VariantSettings
+from benchctl.profile.sampling import Sampling
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.manifest import PlannedRun

@@ -16,8 +16,9 @@ from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedErr
 from benchctl.guided.params import parse_params
 from benchctl.profile.guidance import Guidance
 from benchctl.profile.load import load_profile
-from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.profile.model import VariantSettings
 from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
+from benchctl.profile.sampling import Sampling
 from benchctl.records.run import RunRecord
 
 ENGINE = VllmLenvmEngine()

@@ -146,6 +146,8 @@ def describe_difference(lower: VariantSettings | None, upper: VariantSettings | 
         names.append("idle code")
     if lower.sampling != upper.sampling:
         names.append("sampling")
+    if lower.request != upper.request:
+        names.append("fields of requests")
     if lower.guidance is None and upper.guidance is not None:
         names.append("value-model compute")
     elif lower.guidance != upper.guidance:

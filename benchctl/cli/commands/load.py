@@ -222,7 +222,7 @@ def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> 
     from benchctl.measure.tokenizing.choice import prepare_counted, tokenizer_for
     from benchctl.profile.load import profile_from_plain
 
-    profile = profile_from_plain(plain, "the command line")
+    profile = profile_from_plain(plain, "the command line", is_to_send=True)
     _check_key(profile)
     origin = Origin(output_root=RESULTS, directory=output_dir, argv=("benchctl", *sys.argv[1:]))
     with tokenizer_for(profile) as tokenizer:

@@ -102,6 +102,14 @@ _DraftAcceptance = Annotated[
     ),
 ]
 _DEFAULT_ACCEPTANCE = 0.7
+_Lora = Annotated[
+    bool,
+    typer.Option("--lora", help="Write a model DIR/base, and a LoRA adapter for it, DIR/adapter, as PEFT does."),
+]
+_LoraRank = Annotated[
+    int | None, typer.Option("--lora-rank", min=1, metavar="R", help="Rank of the adapter.", show_default="8")
+]
+_DEFAULT_RANK = 8
 _ModelDirectory = Annotated[Path, typer.Argument(metavar="BASE", help="Directory of the served model.")]
 _DraftDirectory = Annotated[Path, typer.Argument(metavar="DRAFT", help="Directory of the model that drafts.")]
 _DraftTokens = Annotated[
@@ -134,14 +142,18 @@ def make_tiny(
     draft: _Draft = False,
     draft_layers: _DraftLayers = None,
     draft_acceptance: _DraftAcceptance = None,
+    lora: _Lora = False,
+    lora_rank: _LoraRank = None,
 ) -> None:
     """Write a causal language model with random weights that vLLM, transformers and llama.cpp can load.
 
     With --value-model, write two: the model, and a value model that guides it. With --draft, a model and a draft
     for it, whose next tokens follow a law that is known, and the acceptance that follows from the stored weights.
+    With --lora, a model and an adapter of all its linear layers.
     The network is not used. The same options give the same bytes.
     """
     from benchctl.engines.tiny_models.draft_pair import make_draft_pair
+    from benchctl.engines.tiny_models.lora_pair import make_lora_pair, num_adapter_params
     from benchctl.engines.tiny_models.make import make_model
     from benchctl.engines.tiny_models.recipe import Recipe
     from benchctl.engines.tiny_models.value_pair import make_value_pair
@@ -157,6 +169,7 @@ def make_tiny(
     draft_options = {"--draft-layers": draft_layers, "--draft-acceptance": draft_acceptance}
     others = {"--value-model": value_model, "--gguf": gguf, "--no-weights": no_weights}
     _refuse_draft_options(draft=draft, draft_options=draft_options, others=others)
+    _refuse_lora_options(lora=lora, rank=lora_rank, others={**others, "--draft": draft})
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv-heads": kv_heads, "ffn": ffn, "vocab": vocab}
     dimensions = {option: value for option, value in sizes.items() if value is not None}
     recipe = Recipe(arch=arch, shape=_shape(shape, dimensions, arch), context=context, dtype=dtype, seed=seed)
@@ -173,6 +186,10 @@ def make_tiny(
         files = make_draft_pair(directory, recipe, drafting, acceptance=share, replace=force)
         params = (replace(each.shape, tied_embeddings=False).num_params() for each in (recipe, drafting))
         millions = " + ".join(f"{number / 1e6:,.2f}" for number in params)
+    elif lora:
+        rank = lora_rank or _DEFAULT_RANK
+        files = make_lora_pair(directory, recipe, rank=rank, replace=force)
+        millions += f" + {num_adapter_params(recipe, rank) / 1e6:,.2f}"
     else:
         files = make_model(directory, recipe, weights=not no_weights, gguf=gguf, replace=force)
     num_bytes = sum(path.stat().st_size for path in files)
@@ -218,6 +235,15 @@ def _refuse_draft_options(
         raise UsageError(
             f"--draft and {excluded[0]} exclude each other: the law of a pair is that of its weights; leave one out"
         )
+
+
+def _refuse_lora_options(*, lora: bool, rank: int | None, others: dict[str, bool]) -> None:
+    """Raise UsageError for options that have no effect without --lora, or with it."""
+    if rank is not None and not lora:
+        raise UsageError("--lora-rank: only for an adapter; add --lora to make one")
+    excluded = [option for option, is_set in others.items() if is_set]
+    if lora and excluded:
+        raise UsageError(f"--lora and {excluded[0]} exclude each other; make two directories")
 
 
 def _refuse_value_options(*, value_model: bool, value_options: dict[str, object], gguf: bool) -> None:

@@ -147,7 +147,7 @@ def run(  # the parameters are the command line
             )
         _resume(resume, _load(profile_name, engine, changes, None, seed), num_blocks, manner)
         return
-    chosen = _load(profile_name, engine, changes, num_blocks, seed)
+    chosen = _load(profile_name, engine, changes, num_blocks, seed, is_to_send=not dry_run)
     if chosen is None:
         raise UsageError("name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them")
     if measures_noise:
@@ -176,7 +176,13 @@ def _stopping(until_precision: str | None) -> list[str]:
 
 
 def _load(
-    name: str | None, engine: str | None, overrides: list[str], blocks: int | None, seed: int | None
+    name: str | None,
+    engine: str | None,
+    overrides: list[str],
+    blocks: int | None,
+    seed: int | None,
+    *,
+    is_to_send: bool = True,
 ) -> "Profile | None":
     if name is None:
         if engine or overrides or blocks or seed is not None:
@@ -187,7 +193,7 @@ def _load(
         return None
     from benchctl.profile.load import load_profile
 
-    return load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed)
+    return load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed, is_to_send=is_to_send)
 
 
 def _baseline_against_itself(profile: "Profile", num_blocks: int | None) -> "Profile":

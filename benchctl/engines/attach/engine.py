@@ -82,11 +82,11 @@ class AttachEngine(OpenAiServer):
         options = own_options(settings, AttachOptions)
         call = _dialect(settings).request_call(request, settings)
         body: dict[str, Any] = msgspec.json.decode(call.body)
-        if options.served_model is None:
+        if options.served_model is None and settings.request.model is None:
             body.pop("model", None)
         if options.dialect != PLAIN_DIALECT and engine_spec(options.dialect).adds_repetition_penalty:
-            body["repetition_penalty"] = 1.0
-        return replace(call, headers={**call.headers, **_authorization(options)}, body=encode(body))
+            body.setdefault("repetition_penalty", settings.sampling.repetition_penalty)
+        return replace(call, headers={**_authorization(options), **call.headers}, body=encode(body))
 
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
         return _dialect(settings).prompt_counter(settings)
@@ -94,10 +94,10 @@ class AttachEngine(OpenAiServer):
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        options = own_options(settings, AttachOptions)
+        options, (headers, _) = own_options(settings, AttachOptions), settings.request.sent_headers()
 
         async def get_json(path: str) -> dict[str, Any]:
-            return await _get_json(client, path, _authorization(options))
+            return await _get_json(client, path, {**_authorization(options), **headers})
 
         config = await _dialect(settings).attached_config(get_json)
         stated = {name: value for name, value in config.items() if value is not None}
@@ -133,11 +133,12 @@ class PlainOpenAi(OpenAiServer):
             "seed": request.seed,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
+            **sampling.penalties,
             "stream_options": {"include_usage": True},
         }
         if request.ignore_eos:
             body["ignore_eos"] = True
-        return streamed(request, body)
+        return streamed(request, settings, body)
 
 
 async def _get_json(client: httpx.AsyncClient, path: str, headers: dict[str, str]) -> dict[str, Any]:

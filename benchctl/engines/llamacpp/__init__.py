@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from benchctl.profile.engine_table import EngineSpec, ServerCounters
+from benchctl.profile.engine_table import EngineSpec, RequestFields, ServerCounters
 
 SPEC: Final = EngineSpec(
     kind="llamacpp",
@@ -14,5 +14,6 @@ SPEC: Final = EngineSpec(
         open_requests=("llamacpp:requests_processing", "llamacpp:requests_deferred"),
     ),
     coded_options={"--cache-ram": ("enable_prefix_caching",), "--ctx-size": ("max_model_len", "max_num_seqs")},
+    request_fields=RequestFields(constraints=frozenset({"json", "choice", "grammar"})),
     installed_by="benchctl engines install llamacpp",
 )

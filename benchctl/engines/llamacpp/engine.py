@@ -7,6 +7,7 @@ and an answer that does not fit ends early without an error, which is why reques
 It reports no single steps. Its counter ``llamacpp:n_decode_total`` is the number of forward passes.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -24,7 +25,9 @@ from benchctl.engines.llamacpp.prompt_counter import LlamaCppCounter
 from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, own_options, streamed
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import ServerOptions
-from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.profile.model import VariantSettings
+from benchctl.profile.request import RequestOptions
+from benchctl.profile.sampling import Sampling
 from benchctl.records.request import PreparedRequest
 
 _PROGRAM: Final = "llama-server"
@@ -119,7 +122,8 @@ class LlamaCppEngine(OpenAiServer):
             body |= {"model": _ALIAS, "cache_prompt": options.enable_prefix_caching}
         else:
             body["model"] = options.request_model or settings.model
-        return streamed(request, body)
+        is_chat = request.messages is not None
+        return streamed(request, settings, body, form=_form(settings.request, is_chat=is_chat))
 
     def prompt_counter(self, settings: VariantSettings) -> LlamaCppCounter:
         return LlamaCppCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
@@ -150,10 +154,16 @@ def _body(request: PreparedRequest, sampling: Sampling) -> dict[str, Any]:
     All sampling is sent in full, because anything that a request leaves out takes the server's own defaults: a
     top-k of 40, a min-p of 0.05. ``timings_per_token`` brings a running count of tokens in every event.
     """
+    penalties = sampling.penalties
+    if penalties:
+        if (repeat := penalties.pop("repetition_penalty", None)) is not None:
+            penalties["repeat_penalty"] = repeat
+        penalties["repeat_last_n"] = -1  # of the whole context, as elsewhere, rather than of 64 tokens
     return {
         "seed": request.seed,
         "ignore_eos": request.ignore_eos,
-        "samplers": _SAMPLERS,
+        "samplers": ("penalties", *_SAMPLERS) if penalties else _SAMPLERS,
+        **penalties,
         "temperature": sampling.temperature,
         "top_k": max(sampling.top_k, 0),  # 0 keeps the whole vocabulary here
         "top_p": sampling.top_p,
@@ -161,6 +171,24 @@ def _body(request: PreparedRequest, sampling: Sampling) -> dict[str, Any]:
         "timings_per_token": True,
         "stream_options": {"include_usage": True},
     }
+
+
+def _form(options: RequestOptions, *, is_chat: bool) -> dict[str, Any]:
+    """The form of the answer in the server's fields: ``response_format`` of chats, ``json_schema``, ``grammar``."""
+    fields: dict[str, Any] = {}
+    if (form := options.response_format) is not None:
+        if is_chat or form.get("type") == "text":
+            fields |= {"response_format": form} if is_chat else {}
+        else:  # plain completions know the schema alone; {} is that of any JSON object
+            fields["json_schema"] = form.get("json_schema", {}).get("schema", {"type": "object"})
+    for name, value in (options.structured_outputs or {}).items():
+        if name == "json":
+            fields["json_schema"] = json.loads(value) if isinstance(value, str) else value
+        elif name == "choice":
+            fields["grammar"] = "root ::= " + " | ".join(json.dumps(str(choice)) for choice in value)
+        else:
+            fields[name] = value
+    return fields
 
 
 def stated_config(props: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from benchctl.profile.engine_table import EngineSpec, ServerCounters
+from benchctl.profile.engine_table import EngineSpec, RequestFields, ServerCounters
 
 SPEC: Final = EngineSpec(
     kind="sglang",
@@ -16,6 +16,7 @@ SPEC: Final = EngineSpec(
         drafts=("sglang:spec_verify_calls_total",),  # its lengths and rates are gauges over a few last steps
         open_requests=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
     ),
+    request_fields=RequestFields(constraints=frozenset({"json", "regex", "choice", "grammar"})),
     installed_by="benchctl engines install sglang",
     needs_gpu=True,
 )

@@ -13,6 +13,8 @@
 * **A taken port** is detected late and is final: the server reports it, and lives on without ever serving.
 """
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +30,7 @@ from benchctl.engines.prompt_counter import TokenizeCounter
 from benchctl.engines.sglang.options import SglangOptions
 from benchctl.engines.sglang.steps import read_sglang_steps
 from benchctl.profile.model import VariantSettings
+from benchctl.profile.request import RequestOptions
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
 
@@ -126,7 +129,7 @@ class SglangEngine(PythonServer):
         return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="SGLANG_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        return streamed(request, request_body(request, settings))
+        return streamed(request, settings, request_body(request, settings), form=sglang_form(settings.request))
 
     def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:
         return TokenizeCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
@@ -167,9 +170,27 @@ def request_body(request: PreparedRequest, settings: VariantSettings) -> dict[st
     Token ids give the tokens of each event, also with several choices; SGLang has them since 0.5.20 and refuses
     them for streamed chats. A running usage replaces them if there is one choice.
     """
-    body = plain_body(request, settings) | {"repetition_penalty": 1.0}
+    body = plain_body(request, settings) | {"repetition_penalty": settings.sampling.repetition_penalty}
     body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     return body | ({"return_token_ids": True} if request.messages is None else {})
+
+
+def sglang_form(options: RequestOptions) -> dict[str, Any]:
+    """The form of the answer in SGLang's fields ``response_format``, ``regex`` and ``ebnf``."""
+    fields: dict[str, Any] = {}
+    if options.response_format is not None:
+        fields["response_format"] = options.response_format
+    for name, value in (options.structured_outputs or {}).items():
+        match name:
+            case "json":
+                schema = json.loads(value) if isinstance(value, str) else value
+                form = {"name": "answer", "schema": schema}
+                fields["response_format"] = {"type": "json_schema", "json_schema": form}
+            case "choice":
+                fields["regex"] = "(" + "|".join(re.escape(str(choice)) for choice in value) + ")"
+            case _:
+                fields["ebnf" if name == "grammar" else name] = value
+    return fields
 
 
 async def server_info(client: httpx.AsyncClient) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from benchctl.profile.engine_table import EngineSpec
+from benchctl.profile.engine_table import EngineSpec, RequestFields
 
 SPEC: Final = EngineSpec(
     kind="sglang-lenvm",
@@ -18,6 +18,7 @@ SPEC: Final = EngineSpec(
         "--lvm-guided-inproc-model-path": ("value_model",),
         "--lvm-guided-inproc-model-revision": ("value_model_revision", "value_model"),
     },
+    request_fields=RequestFields(constraints=frozenset({"json", "regex", "choice", "grammar"})),
     installed_by="pip install -e sglang-LenVM/python, in an environment of its own that engine.python names",
     is_optional_check=True,
 )

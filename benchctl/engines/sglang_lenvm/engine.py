@@ -22,7 +22,7 @@ import httpx
 from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, signatures
 from benchctl.engines.environment import engines_directory, interpreter_for, package_directory
 from benchctl.engines.hub import checkpoint_for
-from benchctl.engines.openai_server import own_options, streamed
+from benchctl.engines.openai_server import check_chats, own_options, streamed
 from benchctl.engines.sglang.engine import (
     DISTRIBUTION,
     SIGNATURES,
@@ -31,6 +31,7 @@ from benchctl.engines.sglang.engine import (
     quiet_env,
     request_body,
     server_info,
+    sglang_form,
     stated_config,
 )
 from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
@@ -90,6 +91,7 @@ class SglangLenvmEngine(SglangEngine):
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for what would end the server, be passed over, or mean one thing or another."""
         options, params = own_options(settings, SglangLenvmOptions), custom_params(settings.guidance)
+        check_chats(requests, settings)
         self.require_context(requests, settings)
         problem = refusal(params, settings.sampling, options.revision) or mixed_refusal([params])
         if problem is not None:
@@ -132,7 +134,8 @@ class SglangLenvmEngine(SglangEngine):
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         """Ask for ``request`` as this variant does; ``custom_params`` only with guidance."""
         body, params = request_body(request, settings), custom_params(settings.guidance)
-        return streamed(request, body if params is None else body | {"custom_params": params})
+        body |= {} if params is None else {"custom_params": params}
+        return streamed(request, settings, body, form=sglang_form(settings.request))
 
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite

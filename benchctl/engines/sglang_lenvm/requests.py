@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from benchctl.guided.parameter_table import EXPONENTIAL_MODES, NEUTRAL_WIDTH, SERVER_MODE, SERVER_SCALE
 from benchctl.profile.guidance import Guidance
-from benchctl.profile.model import Sampling
+from benchctl.profile.sampling import Sampling
 
 BUILT_IN_GAMMA: Final = 0.997
 """Discount of the path for finitely many candidates, whatever a request says."""

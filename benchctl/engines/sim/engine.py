@@ -14,7 +14,14 @@ from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, raw_step_log, signatures
 from benchctl.engines.metrics_page import series_of
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, own_options, plain_body, streamed
+from benchctl.engines.openai_server import (
+    LOOPBACK,
+    OpenAiServer,
+    check_chats,
+    own_options,
+    plain_body,
+    streamed,
+)
 from benchctl.engines.prompt_counter import TokenizeCounter
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, UsageError
@@ -81,7 +88,8 @@ class SimEngine(OpenAiServer):
             raise EngineUnavailableError(f"engine 'sim', variant {settings.variant!r}: {error}") from error
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
-        """The simulator does all that a profile can ask."""
+        """Raises UnsupportedError for variables of a chat template without chats; it does all else."""
+        check_chats(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         argv = [sys.executable, "-m", "benchctl.sim", "--host", LOOPBACK, "--port", str(site.port)]
@@ -97,7 +105,7 @@ class SimEngine(OpenAiServer):
         body = plain_body(request, settings) | {"return_token_ids": True}
         if settings.guidance is not None:
             body["custom_params"] = settings.guidance.model_dump(exclude_none=True)
-        return streamed(request, body)
+        return streamed(request, settings, body)
 
     def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:
         return TokenizeCounter()

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from benchctl.profile.engine_table import EngineSpec
+from benchctl.profile.engine_table import EngineSpec, RequestFields
 
 SPEC: Final = EngineSpec(
     kind="transformers",
@@ -13,5 +13,8 @@ SPEC: Final = EngineSpec(
         "--no-prefix-caching": ("enable_prefix_caching",),
         "--step-log": ("step_log", "continuous_batching"),
     },
+    request_fields=RequestFields(
+        response_format=False, constraints=frozenset(), penalties=frozenset({"repetition_penalty"})
+    ),
     installed_by="benchctl engines install transformers",
 )

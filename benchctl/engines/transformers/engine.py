@@ -31,7 +31,8 @@ from benchctl.engines.openai_server import LOOPBACK, own_options, streamed
 from benchctl.engines.transformers.failures import SIGNATURES
 from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.profile.model import VariantSettings
+from benchctl.profile.sampling import Sampling
 from benchctl.records.jsonl import encode, read_jsonl
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
@@ -112,7 +113,7 @@ class TransformersEngine(PythonServer):
             body["model"] = options.request_model or settings.model
         elif not options.continuous_batching:
             body["seed"] = request.seed
-        return streamed(request, body)
+        return streamed(request, settings, body)
 
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
@@ -203,12 +204,12 @@ class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
 def _sampling_config(sampling: Sampling) -> dict[str, Any]:
     """The profile's sampling as transformers spells it, complete, because the model's own would fill gaps."""
     if sampling.is_greedy:
-        return {"do_sample": False, "repetition_penalty": 1.0}
+        return {"do_sample": False, "repetition_penalty": sampling.repetition_penalty}
     config = {
         "do_sample": True,
         "temperature": sampling.temperature,
         "top_k": max(sampling.top_k, 0),
         "top_p": sampling.top_p,
-        "repetition_penalty": 1.0,
+        "repetition_penalty": sampling.repetition_penalty,
     }
     return config | ({"min_p": sampling.min_p} if sampling.min_p else {})

@@ -22,6 +22,7 @@ SPEC: Final = EngineSpec(
     ),
     coded_options={
         "--enable-logging-iteration-details": ("step_log",),
+        "--lora-modules": ("lora_modules",),
         "--speculative-config": (
             "num_speculative_tokens",
             "speculative_method",
@@ -29,7 +30,7 @@ SPEC: Final = EngineSpec(
             "draft_sampling",
             "prompt_lookup_max",
         ),
-        "HF_HUB_OFFLINE": ("draft_model",),
+        "HF_HUB_OFFLINE": ("draft_model", "lora_modules"),
         "BENCHCTL_CORRECTS_CPU_SAMPLING": ("num_speculative_tokens", "speculative_config", "correct_cpu_sampling"),
     },
     installed_by="benchctl engines install vllm",

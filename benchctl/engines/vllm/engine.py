@@ -53,8 +53,16 @@ class VllmEngine(PythonServer):
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when no such server can be started here, or its draft model is missing."""
         super().check_available(settings)
-        draft = own_options(settings, VllmOptions).draft_model
-        if draft is not None and draft.startswith(("models/", "/", "~", ".")) and not is_local(draft):
+        options = own_options(settings, VllmOptions)
+        for name, path in options.lora_modules.items():
+            if _is_path(path) and not is_local(path):
+                raise EngineUnavailableError(
+                    f"engine {self.kind!r}: the adapter {name!r} is {path!r}, which is not a directory; correct "
+                    "engine.options.lora_modules, or make a pair to try it with: benchctl models make-tiny --lora "
+                    f"{Path(path).parent}"
+                )
+        draft = options.draft_model
+        if draft is not None and _is_path(draft) and not is_local(draft):
             raise EngineUnavailableError(
                 f"engine {self.kind!r}: the draft model {draft!r} is not a directory; name one with the tokenizer "
                 "of the served model in engine.options.draft_model, or make a pair to try it with: benchctl models "
@@ -72,6 +80,9 @@ class VllmEngine(PythonServer):
         argv += ["--model", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
         argv += ["--host", LOOPBACK, "--port", str(site.port), "--generation-config", "vllm"]
         argv += options.flag_words()
+        if options.lora_modules:
+            adapters = [f"{name}={_adapter(path)}" for name, path in options.lora_modules.items()]
+            argv += ["--lora-modules", *adapters]
         draft = options.draft_model
         argv += options.speculative_words(None if draft is None else checkpoint_for(draft, self.kind))
         if options.step_log:
@@ -83,7 +94,7 @@ class VllmEngine(PythonServer):
         own = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         own["VLLM_HOST_IP"] = LOOPBACK  # its processes would meet at the address by which the host is known outside
         options = own_options(settings, VllmOptions)
-        models = (settings.model, options.draft_model)
+        models = (settings.model, options.draft_model, *options.lora_modules.values())
         if all(is_local(model) for model in models if model is not None):
             own["HF_HUB_OFFLINE"] = "1"
         own |= super().env(settings, site)
@@ -95,7 +106,7 @@ class VllmEngine(PythonServer):
         return plugged_in(own, _INSIDE, _PLUGINS, allowed_in="VLLM_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        return streamed(request, plain_body(request, settings) | {"return_token_ids": True})
+        return streamed(request, settings, plain_body(request, settings) | {"return_token_ids": True})
 
     def prompt_counter(self, settings: VariantSettings) -> TokenizeCounter:
         return TokenizeCounter(chat_template_kwargs=settings.request.chat_template_kwargs)
@@ -121,3 +132,13 @@ class VllmEngine(PythonServer):
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
         version = (await get_json("/version")).get("version")
         return {**await super().attached_config(get_json), "version": version}
+
+
+def _is_path(model: str) -> bool:
+    """True for what is meant as a directory rather than as a repository."""
+    return model.startswith(("models/", "/", "~", "."))
+
+
+def _adapter(path: str) -> str:
+    """The directory of an adapter, absolute, or its repository."""
+    return str(Path(path).expanduser().resolve()) if is_local(path) else path

@@ -42,6 +42,14 @@ class VllmOptions(PythonOptions):
     """Source of the weights; ``dummy`` draws random ones and needs none on disk."""
     quantization: Annotated[str | None, Flag()] = None
     """Method by which weights are quantised."""
+    enable_lora: Annotated[bool, Flag(when=True)] = False
+    """Serve LoRA adapters beside the model; requests name one in ``request.model``."""
+    max_lora_rank: Annotated[int | None, Flag()] = Field(default=None, ge=1)
+    """Highest rank of an adapter; vLLM takes 1, 8, 16, 32, 64, 128, 256, 320 or 512."""
+    max_loras: Annotated[int | None, Flag()] = Field(default=None, ge=1)
+    """Adapters in one batch at most."""
+    lora_modules: dict[str, str] = Field(default={})
+    """Adapters by the name under which requests ask for them: directories or repositories."""
     num_speculative_tokens: int | None = Field(default=None, ge=0)
     """Tokens that are drafted for each sequence in each step; 0 or null: nothing is speculated."""
     speculative_method: Literal["draft_model", "ngram", "suffix", "eagle", "eagle3", "medusa", "mtp"] | None = None
@@ -77,6 +85,12 @@ class VllmOptions(PythonOptions):
         if method == "draft_model" and isinstance(model, str):
             return DraftSource(model=model)
         return DraftSource(problem=f"{method or 'speculative_config without a method'} names no model of its own")
+
+    @model_validator(mode="after")
+    def _serves_the_adapters_that_it_names(self) -> "VllmOptions":
+        if self.lora_modules and not self.enable_lora:
+            raise ValueError("lora_modules names adapters, and enable_lora is false; set it to true")
+        return self
 
     @model_validator(mode="after")
     def _says_once_what_is_speculated(self) -> "VllmOptions":

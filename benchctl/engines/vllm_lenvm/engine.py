@@ -11,6 +11,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,8 +102,7 @@ class VllmLenvmEngine(VllmEngine):
         extra: dict[str, Any] = {VLLM_PREFIX + name: value for name, value in guidance.items()}
         options = own_options(settings, VllmLenvmOptions)
         extra |= {f"{VLLM_PREFIX}skip_noop": int(options.skip_noop), f"{VLLM_PREFIX}stride": options.stride}
-        body = msgspec.json.decode(call.body)
-        return RequestCall(path=call.path, headers=call.headers, body=encode({**body, "vllm_xargs": extra}))
+        return replace(call, body=encode({**msgspec.json.decode(call.body), "vllm_xargs": extra}))
 
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite

@@ -188,11 +188,10 @@ def _write_run(
 def _config_from_requests(profile: Profile, planned: PlannedRun) -> dict[str, Any]:
     """The settings that the requests of a run record; the configuration of its server is unknown."""
     settings = variant_settings(profile, planned.variant, planned.cell)
-    config: dict[str, Any] = {"model": settings.model}
-    for name, section in (("sampling", settings.sampling), ("guidance", settings.guidance)):
-        if section is not None:
-            values = section.model_dump(mode="json", exclude_none=True)
-            config |= {f"{name}.{key}": value for key, value in values.items()}
+    config: dict[str, Any] = {"model": settings.model, **settings.stated()}
+    if settings.guidance is not None:
+        values = settings.guidance.model_dump(mode="json", exclude_none=True)
+        config |= {f"guidance.{key}": value for key, value in values.items()}
     return config
 
 

@@ -38,6 +38,8 @@ class Call:
     headers: Mapping[str, str]
     body: bytes
     is_warmup: bool = False
+    secrets: tuple[str, ...] = ()
+    """Values in the headers that must never be recorded."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -212,12 +214,11 @@ class Exchange:
         )
 
     def _without_secrets(self, error: RequestError) -> RequestError:
-        """The error with our key removed, in case the server repeats it."""
-        message = error.message
-        for name, value in self.call.headers.items():
-            if name.lower() == "authorization":
-                for secret in (value, value.rpartition(" ")[2]):
-                    message = message.replace(secret, "[key]") if secret else message
+        """The error without the secrets of our headers, in case the server repeats them."""
+        message, call = error.message, self.call
+        keys = [value for name, value in call.headers.items() if name.lower() == "authorization"]
+        for secret in (*keys, *(key.rpartition(" ")[2] for key in keys), *call.secrets):
+            message = message.replace(secret, "[key]") if secret else message
         return error if message == error.message else msgspec.structs.replace(error, message=message)
 
     def _error(self, request: PreparedRequest) -> RequestError | None:

@@ -148,6 +148,6 @@ def undeclared_differences(profile: Profile) -> tuple[str, ...]:
 
 def _flat(settings: VariantSettings) -> dict[str, Any]:
     """Settings by dotted path, as the effective configuration of a run names them."""
-    document = settings.model_dump(include={"server", "sampling", "request", "guidance"})
+    document = settings.model_dump(include={"server", "guidance"})
     flat = {f"{name}.{key}": value for name, section in document.items() for key, value in (section or {}).items()}
-    return {"model": settings.model, **flat}
+    return {"model": settings.model, **flat, **settings.stated()}

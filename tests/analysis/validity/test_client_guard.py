@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,6 +15,7 @@ from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.timestamp_quality import busy_cores
 from benchctl.analysis.validity.bunching import bunching_warnings
 from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
+from benchctl.engines.engine import RequestCall
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.load.driver import Load
 from benchctl.load.transport import connections, receiver
@@ -618,6 +618,6 @@ def test_a_run_whose_schedule_was_not_kept_is_suspect(tmp_path):
 class SlowToAsk(PacedEngine):
     """An engine whose requests take long to write."""
 
-    def request_call(self, request, settings) -> SimpleNamespace:
+    def request_call(self, request, settings) -> RequestCall:
         time.sleep(0.015)
         return super().request_call(request, settings)

@@ -13,7 +13,8 @@ from benchctl.analysis.validity.launch import launch_settings
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.errors import NotComparableError
 from benchctl.profile.engine_table import options_class
-from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.profile.model import VariantSettings
+from benchctl.profile.sampling import Sampling
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.manifest import HostInfo

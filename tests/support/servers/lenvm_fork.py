@@ -7,7 +7,8 @@ from typing import Any
 
 from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.profile.guidance import Guidance
-from benchctl.profile.model import Profile, Sampling, VariantSettings
+from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.sampling import Sampling
 
 SERVER = Path(__file__).parent / "programs" / "lenvm_server.py"
 

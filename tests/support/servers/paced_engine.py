@@ -7,12 +7,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
-from benchctl.engines.engine import Diagnosis, LaunchSite, raw_step_log
+from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, raw_step_log
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call, Exchange
 from benchctl.load.transport.failures import CANCELLED
@@ -71,7 +70,7 @@ class PacedEngine:
     def request_call(self, request: PreparedRequest, settings: Any) -> Any:
         body = {"prompt": request.prompt, "max_tokens": request.max_tokens, "n": request.n}
         headers = {"x-request-id": request.request_id}
-        return SimpleNamespace(path="/v1/completions", headers=headers, body=msgspec.json.encode(body))
+        return RequestCall(path="/v1/completions", headers=headers, body=msgspec.json.encode(body))
 
     async def announce(self, client: Any, requests: Sequence[PreparedRequest], **how: Any) -> None:
         pass

@@ -1,0 +1,91 @@
+"""Experiments whose requests carry fields and headers of the profile: no secret on disk, refusals told once."""
+
+import json
+
+import pytest
+from support import cli
+from support.servers.recording_server import SentRequest, recording_server
+
+SECRET = "not-to-be-written-anywhere-4711"
+PLAIN = ("workload.num_prompts=4", "workload.samples_per_prompt=1", "workload.output_len=4", "telemetry.host_hz=0")
+
+
+def run(directory, url, *settings, blocks=2, **env):
+    words = (f"engine.options.url={url}", *PLAIN, f"blocks={blocks}", *settings)
+    options = [word for setting in words for word in ("--set", setting)]
+    return cli.benchctl("run", "--profile", "aa", "--engine", "attach", "--quiet", *options, cwd=directory, **env)
+
+
+def runs_of(directory):
+    paths = sorted(directory.glob("results/aa/latest/runs/*/run.json"))
+    return [json.loads(path.read_text()) for path in paths]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_secret_is_sent_to_the_server_and_is_in_no_file_and_no_output(tmp_path, workers):
+    def refuse_one(sent: SentRequest):
+        is_first = sent.headers["x-request-id"].endswith("0") and "again" in sent.headers["x-variant"]
+        return (400, f"I do not like {sent.headers['x-team-key']}") if is_first else None
+
+    with recording_server(refuse=refuse_one) as server:
+        done = run(
+            tmp_path, server.url, "request.headers={X-Team-Key: 'key ${TEAM_KEY}', X-Variant: baseline}",
+            "variants.again.request.headers.X-Variant=again", f"load.workers={workers}", TEAM_KEY=SECRET,
+        )  # fmt: skip
+    assert {sent.headers["x-team-key"] for sent in server.requests} == {f"key {SECRET}"}
+    assert [run["state"] for run in runs_of(tmp_path)].count("done") == 2
+    files = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+    assert SECRET not in done.stdout + done.stderr
+    records = "".join(path.read_text() for path in files if path.name == "requests.jsonl")
+    assert "I do not like key [key]" in records
+    assert "${TEAM_KEY}" in (tmp_path / "results/aa/latest/profile.yaml").read_text()
+    config = runs_of(tmp_path)[0]["effective_config"]
+    assert config["request.headers.X-Team-Key"] == "key ${TEAM_KEY}"
+
+
+def test_a_missing_variable_ends_the_command_before_anything_is_written(tmp_path):
+    done = run(tmp_path, "http://127.0.0.1:1", "request.headers={X-Key: '${NO_SUCH_KEY}'}")
+    assert done.returncode == 2
+    assert "--set: request.headers.X-Key: NO_SUCH_KEY is not set in the environment; export" in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_field_that_the_server_refuses_is_told_with_its_words_and_key_and_tried_once(tmp_path):
+    def refuse(sent: SentRequest):
+        return (400, "colour must be a number") if "colour" in sent.body else None
+
+    with recording_server(refuse=refuse) as server:
+        done = run(tmp_path, server.url, "variants.again.request.extra_body.colour=red")
+    assert done.returncode == 5
+    by_variant = {name: [r for r in runs_of(tmp_path) if r["variant"] == name] for name in ("baseline", "again")}
+    assert [r["state"] for r in by_variant["baseline"]] == ["done", "done"]
+    first, second = by_variant["again"]
+    assert (first["failure"]["cause"], second["failure"]["cause"]) == ("request-refused", "request-refused")
+    assert "400: " in first["failure"]["message"]
+    assert "colour must be a number" in first["failure"]["message"]
+    assert "correct what the profile puts into them: request.extra_body.colour" in first["failure"]["message"]
+    assert (
+        f"not tried, because the server refused the same requests in {first['run_id']}"
+        in second["failure"]["message"]
+    )
+    assert sum("colour" in sent.body for sent in server.requests) == 1
+
+
+def test_an_experiment_ends_when_the_requests_of_every_arm_are_refused(tmp_path):
+    with recording_server(refuse=lambda _: (404, "no model nope")) as server:
+        done = run(tmp_path, server.url, "request.model=nope", blocks=4)
+    assert done.returncode == 5
+    assert "no model nope" in done.stdout + done.stderr
+    assert len(server.requests) == 2
+    assert [r["failure"]["cause"] for r in runs_of(tmp_path)] == ["request-refused"] * 2
+
+
+def test_a_field_that_the_server_does_not_describe_is_warned_of(tmp_path):
+    with recording_server(fields=("prompt", "priority")) as server:
+        run(tmp_path, server.url, "variants.again.request.extra_body={priority: 1, priorty: 1}", blocks=1)
+    messages = [
+        w["message"] for r in runs_of(tmp_path) for w in r["warnings"] if w["code"] == "request-field-unknown"
+    ]
+    (message,) = messages
+    assert message.endswith("does not have request.extra_body.priorty: it may ignore them silently")
