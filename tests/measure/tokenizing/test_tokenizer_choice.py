@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -226,3 +227,18 @@ def test_a_server_that_is_not_there_or_counts_nothing_leaves_an_estimate_with_a_
         prepared = prepare_counted(profile, tokenizer)
     (warning,) = prepared.warnings
     assert "the server does not count them, and no tokenizer of unknown is on this machine" in warning.message
+
+
+def test_a_load_records_who_counted_its_prompts(tmp_path):
+    with sim_server(tmp_path) as server:
+        url = str(server.client.base_url).rstrip("/")
+        command = [sys.executable, "-m", "benchctl", "load", url, "--num-prompts", "4", "--output-len", "2"]
+        done = subprocess.run(
+            [*command, "-o", "out", "--json"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+    assert done.returncode in {0, 4}, done.stderr
+    planned = [json.loads(line) for line in (tmp_path / "out/requests.jsonl").read_text().splitlines()]
+    (sent,) = (tmp_path / "out").glob("runs/*/requests.jsonl")
+    seen = {each["request_id"]: each["prompt_tokens"] for each in map(json.loads, sent.read_text().splitlines())}
+    assert {each["prompt_tokens_from"] for each in planned} == {"server"}
+    assert {each["request_id"]: each["prompt_tokens"] for each in planned}.items() <= seen.items()
