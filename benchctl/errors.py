@@ -5,6 +5,7 @@ BenchctlError
 │   ├── ProfileError            a profile does not describe a valid experiment
 │   ├── DatasetError            a dataset is missing, damaged or not the pinned one
 │   ├── EngineUnavailableError  the engine is not installed here
+│   ├── MissingPackageError     a package that only some commands need is not installed here
 │   ├── UnsupportedError        the engine does not support a setting of the profile
 │   ├── PortTakenError          the port that a profile insists on is in use
 │   └── ServerRefusalError      the server refuses a setting of the profile
@@ -23,6 +24,7 @@ Each message names the location, the value and the remedy. ``cli`` alone turns `
 exit; exceptions of other libraries are translated where they are raised.
 """
 
+import sys
 from typing import ClassVar
 
 
@@ -54,6 +56,16 @@ class DatasetError(UsageError):
 
 class EngineUnavailableError(UsageError):
     """The chosen engine is not installed here."""
+
+
+class MissingPackageError(UsageError):
+    """A package that only some commands need is not installed here."""
+
+    def __init__(self, package: str, purpose: str) -> None:
+        super().__init__(
+            f"the package {package} is not installed here, and {purpose} without it; "
+            f"run: {sys.executable} -m pip install {package}"
+        )
 
 
 class UnsupportedError(UsageError):

@@ -14,6 +14,7 @@ from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import verdict_sentence
 from benchctl.analysis.compare.unpaired_sides import is_unpaired
 from benchctl.analysis.experiment.pairing import parse_side
+from benchctl.cli.pictures import drawable
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.jsonl import write_bytes_atomic
 from benchctl.report.documents.comparison import document_of, refusal_document
@@ -29,12 +30,16 @@ _LEAST_WIDTH: Final = 150
 
 
 def checked_outputs(outputs: Sequence[Path]) -> tuple[Path, ...]:
-    """Check the paths before any work. Raises UsageError for an unknown suffix or a missing directory."""
+    """Check the paths before any work. Raises UsageError for an unknown suffix, a missing directory or a picture
+    that cannot be drawn.
+    """
     for path in outputs:
         if path.suffix not in SUFFIXES:
             raise UsageError(f"--output {path}: unknown suffix; name a file that ends in {', '.join(SUFFIXES)}")
         if not path.parent.is_dir():
             raise UsageError(f"--output {path}: {path.parent} is not a directory; create it first")
+        if path.suffix == ".png":
+            drawable(path)
     return tuple(outputs)
 
 

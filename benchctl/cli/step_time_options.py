@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from benchctl.cli.pictures import drawable
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +52,13 @@ HoldOutOption = Annotated[
 ]
 PictureOption = Annotated[
     Path | None,
-    typer.Option("--picture", metavar="FILE.png", help="Write predicted against measured.", show_default=False),
+    typer.Option(
+        "--picture",
+        metavar="FILE.png",
+        help="Write predicted against measured.",
+        show_default=False,
+        callback=drawable,
+    ),
 ]
 ProfileOutOption = Annotated[
     Path | None,

@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from benchctl.cli.outcome import warn
+from benchctl.errors import MissingPackageError
 from benchctl.formats import short_number
 
 if TYPE_CHECKING:
@@ -85,7 +86,10 @@ def sweep_document(sweep: "Sweep", profile: "Profile") -> dict[str, Any]:
 
 
 def write_sweep(sweep: "Sweep", profile: "Profile", output_root: "Path") -> "tuple[Path, ...]":
-    """Write ``sweep.json``, and where a load was swept ``saturation.png``, into a new directory."""
+    """Write ``sweep.json``, and where a load was swept ``saturation.png``, into a new directory.
+
+    Without the package that draws, a line on stderr says that there is no picture.
+    """
     import datetime as dt
 
     from benchctl.measure.result_directory import renamed_when_complete
@@ -96,8 +100,11 @@ def write_sweep(sweep: "Sweep", profile: "Profile", output_root: "Path") -> "tup
     with renamed_when_complete(output_root / profile.name, stem) as (unfinished, finish):
         write_json_atomic(unfinished / "sweep.json", sweep_document(sweep, profile))
         if sweep.kind is not None:
-            write_bytes_atomic(unfinished / "saturation.png", _picture(sweep, profile))
-            names.append("saturation.png")
+            try:
+                write_bytes_atomic(unfinished / "saturation.png", _picture(sweep, profile))
+                names.append("saturation.png")
+            except MissingPackageError as error:
+                warn(f"saturation.png is not drawn: {error}")
         directory = finish()
     return tuple(directory / name for name in names)
 

@@ -5,18 +5,21 @@ All files are derived from the records and can be written again at any time; eac
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
 from benchctl.analysis.summary.sweep import SWEEP_COLUMNS
+from benchctl.errors import MissingPackageError
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
 from benchctl.report.documents.csv_files import csv_bytes
 from benchctl.report.documents.experiment import summary_document, sweep_document
 from benchctl.report.page.build import directory_page
 from benchctl.report.page.verdict import PageVerdict, directory_verdict
-from benchctl.report.plots.table import draw_plots
+
+if TYPE_CHECKING:
+    from benchctl.report.plots.style import Plot
 
 PAGE_NAME: Final = "report.html"
 
@@ -46,7 +49,7 @@ def write_report(results_path: Path, *, allow_suspect: bool = False) -> ReportFi
 def write_derived(analysis: AnalyzedExperiment) -> ReportFiles:
     """Write everything that is derived from an analyzed directory into it."""
     written = [*_write_tables(analysis), *_write_run_results(analysis)]
-    plots = draw_plots(analysis)
+    plots, skipped = _draw_plots(analysis)
     directory = analysis.results.path / "plots"
     for plot in plots:
         if plot.png is not None:
@@ -58,10 +61,20 @@ def write_derived(analysis: AnalyzedExperiment) -> ReportFiles:
     written.append(page)
     return ReportFiles(
         written=tuple(written),
-        skipped=tuple(f"{plot.name}: {plot.skipped}" for plot in plots if plot.skipped is not None),
+        skipped=skipped,
         damage=analysis.damage,
         verdict=verdict,
     )
+
+
+def _draw_plots(analysis: AnalyzedExperiment) -> "tuple[tuple[Plot, ...], tuple[str, ...]]":
+    """The pictures, and the reason for each that is not drawn: a single one if the package is missing."""
+    try:
+        from benchctl.report.plots.table import draw_plots  # noqa: PLC0415 - matplotlib, which may be missing
+    except MissingPackageError as error:
+        return (), (f"plots/*.png: {error}",)
+    plots = draw_plots(analysis)
+    return plots, tuple(f"{plot.name}: {plot.skipped}" for plot in plots if plot.skipped is not None)
 
 
 def _write_tables(analysis: AnalyzedExperiment) -> list[Path]:

@@ -7,29 +7,20 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from support import installation
 from support.results.builders import write_results
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(name="wheel", scope="module")
-def _wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built by the backend itself, which needs no network and leaves the checkout as it is."""
-    into = tmp_path_factory.mktemp("wheel")
-    argv = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(into)]
-    built = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
-    (path,) = into.glob("*.whl")
-    return path
+def _wheel() -> Path:
+    return installation.wheel()
 
 
 @pytest.fixture(name="installed", scope="module")
-def _installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of modules with the wheel in it, as an installation lays it out."""
-    into = tmp_path_factory.mktemp("installed")
-    with ZipFile(wheel) as archive:
-        archive.extractall(into)
-    return into
+def _installed() -> Path:
+    return installation.unpacked()
 
 
 def run_installed(installed: Path, cwd: Path, *arguments: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
+from benchctl.cli.pictures import drawable
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ OutputLengthOption = Annotated[int, typer.Option("--output-len", min=1, help="Ou
 MaxNumSeqsOption = Annotated[int, typer.Option("--max-num-seqs", min=1, help="Sequences in a batch, for --rate.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Of the draws behind intervals.")]
 PlotOption = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.png", help="Write the picture.", show_default=False)
+    Path | None,
+    typer.Option("--plot", metavar="FILE.png", help="Write the picture.", show_default=False, callback=drawable),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 

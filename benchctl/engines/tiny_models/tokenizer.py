@@ -4,12 +4,11 @@ It does not depend on the seed of the weights: models of one vocabulary size sha
 or a value model must with its base.
 """
 
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from benchctl.errors import UsageError
+from benchctl.errors import MissingPackageError, UsageError
 from benchctl.workload.datasets.generated import problems
 
 if TYPE_CHECKING:
@@ -95,9 +94,6 @@ def _invented_word(number: int) -> str:
     return syllables
 
 
-def package_missing(package: str) -> UsageError:
+def package_missing(package: str) -> MissingPackageError:
     """The error for an optional package that is not installed."""
-    return UsageError(
-        f"the package {package} is not installed here, and models cannot be made without it; "
-        f"run: {sys.executable} -m pip install {package}"
-    )
+    return MissingPackageError(package, "models cannot be made")

@@ -28,8 +28,11 @@ from benchctl.workload.datasets.files import data_directory, file_state
 
 _check = partial(Check, topic="software")
 _SHORT_SHA: Final = 12
-_FOR_MODELS: Final = ("tokenizers", "gguf")
-"""Packages of the extra ``models``."""
+_OPTIONAL: Final = {
+    "models": ("'benchctl models make-tiny --gguf' needs", "gguf"),
+    "pictures": ("PNG pictures need", "matplotlib"),
+}
+"""What needs a package that an installation without extras lacks, by the name of its check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,6 @@ def _software() -> tuple[Check, ...]:
     python = platform.python_version()
     git = git_state()
     commit = None if git is None else git.sha[:_SHORT_SHA] + (" with changes" if git.is_dirty else "")
-    absent = [name for name in _FOR_MODELS if not any(importlib.metadata.distributions(name=name))]
     return (
         _check(
             name="python",
@@ -71,12 +73,17 @@ def _software() -> tuple[Check, ...]:
             finding=__version__ + (f", commit {commit}" if commit else ""),
             facts={"version": __version__, "commit": commit},
         ),
-        _check(
-            name="models",
-            finding=f"'benchctl models make-tiny' needs {' and '.join(absent) or 'no other package'}",
-            remedy=f"{sys.executable} -m pip install {' '.join(absent)}" if absent else None,
-            is_missing=bool(absent),
-        ),
+        *(_optional_package(name, user, package) for name, (user, package) in _OPTIONAL.items()),
+    )
+
+
+def _optional_package(name: str, user: str, package: str) -> Check:
+    is_missing = not any(importlib.metadata.distributions(name=package))
+    return _check(
+        name=name,
+        finding=f"{user} {package if is_missing else 'no other package'}",
+        remedy=f"{sys.executable} -m pip install {package}" if is_missing else None,
+        is_missing=is_missing,
     )
 
 
