@@ -162,7 +162,7 @@ class _RunReader:
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the files of the run are complete, so that copies of them are worth writing."""
+        """True once the files of the run are complete, so that copies of them are worth writing."""
         return self._record.state not in {"planned", "running"}
 
     def _note(self, error: RecordError) -> None:

@@ -92,12 +92,12 @@ def columns_from(records: Sequence[StepRecord], *, is_warmup: bool = False) -> S
 def columns_of(table: StepTable, *, is_warmup: bool = False) -> StepColumns:
     """The columns of the steps of the load, or of those of the warm-up, each made on access."""
     arrays, rows = table.arrays, table.rows(is_warmup=is_warmup)
-    known = {name: flags for name in table.names if (flags := table.known(name)[rows]).any()}
-    sections = {name.removeprefix(SECTION_PREFIX): name for name in known if name.startswith(SECTION_PREFIX)}
+    has = {name: flags for name in table.names if (flags := table.is_known(name)[rows]).any()}
+    sections = {name.removeprefix(SECTION_PREFIX): name for name in has if name.startswith(SECTION_PREFIX)}
 
     def floats(name: str) -> Floats:
         values = arrays[name][rows].astype(np.float64)
-        values[~known[name]] = np.nan
+        values[~has[name]] = np.nan
         return values
 
     def integers(name: str) -> Integers:
@@ -109,11 +109,11 @@ def columns_of(table: StepTable, *, is_warmup: bool = False) -> StepColumns:
         num_seqs=integers("num_seqs"),
         phase=arrays["phase"][rows],
         clocks=tuple(sorted(CLOCKS[index] for index in np.unique(arrays["clock"][rows]))),
-        optionals=_OnAccess([name for name in OPTIONAL if name in known], floats),
+        optionals=_OnAccess([name for name in OPTIONAL if name in has], floats),
         section_ns=_OnAccess(sorted(sections), lambda name: integers(sections[name])),
-        has_section=_OnAccess(sorted(sections), lambda name: known[sections[name]]),
+        has_section=_OnAccess(sorted(sections), lambda name: has[sections[name]]),
         accepted_by_position=_by_position(
-            [floats(name) for name in known if name.startswith(POSITION_PREFIX)],
+            [floats(name) for name in has if name.startswith(POSITION_PREFIX)],
         ),
     )
 

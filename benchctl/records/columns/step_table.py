@@ -51,12 +51,12 @@ class StepTable:
         """The names of values that any step has."""
         return tuple(name for name in self.arrays if not name.startswith(_KNOWN_PREFIX))
 
-    def known(self, name: str) -> npt.NDArray[np.bool_]:
+    def is_known(self, name: str) -> npt.NDArray[np.bool_]:
         """True for each step that has the value."""
         if name not in self.arrays:
             return np.zeros(len(self), dtype=np.bool_)
-        known = self.arrays.get(_KNOWN_PREFIX + name)
-        return np.ones(len(self), dtype=np.bool_) if known is None else known.astype(np.bool_)
+        is_known = self.arrays.get(_KNOWN_PREFIX + name)
+        return np.ones(len(self), dtype=np.bool_) if is_known is None else is_known.astype(np.bool_)
 
     def rows(self, *, is_warmup: bool) -> slice | npt.NDArray[np.intp]:
         """Index of the steps of the load, or of those of the warm-up: a slice if they follow one another."""
@@ -91,8 +91,8 @@ def _optional(name: str, values: Sequence[int | None]) -> dict[str, Numbers]:
     except TypeError:  # of None; they are counted only here, because most values are in each step or in none
         if values.count(None) == len(values):
             return {}
-    known = np.fromiter((value is not None for value in values), np.uint8, len(values))
-    return {name: _whole([value or 0 for value in values]), _KNOWN_PREFIX + name: known}
+    is_known = np.fromiter((value is not None for value in values), np.uint8, len(values))
+    return {name: _whole([value or 0 for value in values]), _KNOWN_PREFIX + name: is_known}
 
 
 def _whole(values: Sequence[int | None]) -> Numbers:
@@ -110,7 +110,7 @@ def joined(tables: Sequence[StepTable]) -> StepTable:
         absent = np.zeros(max(map(len, tables)), dtype=np.uint8)
         pairs = zip(values, tables, strict=True)
         arrays[name] = np.concatenate([absent[: len(table)] if array is None else array for array, table in pairs])
-        known = np.concatenate([table.known(name) for table in tables])
-        if not known.all():
-            arrays[_KNOWN_PREFIX + name] = known.view(np.uint8)
+        is_known = np.concatenate([table.is_known(name) for table in tables])
+        if not is_known.all():
+            arrays[_KNOWN_PREFIX + name] = is_known.view(np.uint8)
     return StepTable(arrays)
