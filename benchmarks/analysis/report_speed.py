@@ -29,7 +29,7 @@ from benchctl.report.page.build import directory_page
 
 PLOTLY = files("benchctl.report.page") / "vendor" / "plotly-basic.min.js"
 NUM_BLOCKS = 8
-MOST_BYTES = 15_000_000
+MOST_BYTES = 4_000_000
 MOST_OPEN_S = 3.0
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OBSERVER = """

@@ -296,7 +296,8 @@ def test_the_report_bench_builds_a_page_and_says_what_it_costs_beside_plotly_alo
     said = run_script("analysis.report_speed", *small)
     found = json.loads((tmp_path / "report.json").read_text())
     assert (found["runs"], found["steps"]) == (16, 800)
-    assert found["bytes"] > found["plotly.js bytes"] > 1_000_000
+    assert found["plotly.js bytes"] > 1_000_000
+    assert 500_000 < found["bytes"] < 2_000_000
     assert "size / plotly.js" in said
     if "failed" not in found:
         assert 0 < found["verdict s"] <= found["first charts s"] <= found["all charts s"]

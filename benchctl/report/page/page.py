@@ -96,11 +96,12 @@ def _percentiles(
 def _comparisons(verdict: PageVerdict) -> list[dict[str, Any]]:
     """Every comparison that could be made, under the names of its sides where there are several."""
     has_names = len(verdict.comparisons) > 1
+    num_cells = sum(len(comparison.cells) for comparison in verdict.comparisons)
     return [
         {
             "name": f"{each.b_name} against {each.a_name}" if has_names else None,
             "forest": forest_values(each.comparison),
-            "table": table_values(each.comparison),
+            "table": table_values(each.comparison, num_cells),
             "answers": answer_values(each.comparison),
         }
         for each in verdict.all

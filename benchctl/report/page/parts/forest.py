@@ -3,7 +3,7 @@
 Positions are in per cent of the width: sharp and readable at any width, without any script, in the page's colours.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import Comparison
@@ -11,6 +11,9 @@ from benchctl.report.charts.forest import ForestRow, forest_of
 from benchctl.report.charts.scale import LogScale
 from benchctl.report.page.parts.shapes import svg_length
 from benchctl.report.page.parts.terms import change_term, metric_term
+
+_MOST_LABEL_CH: Final = 26
+"""Characters of the names of cells that have room beside the plot; longer ones are broken."""
 
 
 def forest_values(comparison: Comparison) -> dict[str, Any] | None:
@@ -39,6 +42,7 @@ def forest_values(comparison: Comparison) -> dict[str, Any] | None:
         ],
         "no_change": svg_length(plot.scale.at(0)),
         "bands": plot.bands,
+        "label_ch": min(_MOST_LABEL_CH, max(len(row.label) for group in plot.groups for row in group.rows)),
     }
 
 

@@ -16,21 +16,26 @@ _MAX_CELLS = 3
 """With more cells, the first table has the deciding metrics only."""
 
 
-def table_values(comparison: Comparison) -> dict[str, Any]:
-    """The table of the metrics that decide or are usually asked for, and the one of all metrics."""
+def table_values(comparison: Comparison, num_cells: int) -> dict[str, Any]:
+    """The table of the metrics that decide or are usually asked for, and the one of all metrics.
+
+    ``num_cells`` are those of the whole page.
+    """
     return {
         "a_name": comparison.a_name,
         "b_name": comparison.b_name,
         "interval": f"change [{percentage(comparison.confidence)} interval]",
         "num_all": max((len(cell.metrics) for cell in comparison.cells), default=0),
-        "main": [_main_body(comparison, cell) for cell in comparison.cells],
+        "main": [_main_body(comparison, cell, is_short=num_cells > _MAX_CELLS) for cell in comparison.cells],
         "all": [_body(comparison, cell, show_all=True) for cell in comparison.cells],
     }
 
 
-def _main_body(comparison: Comparison, cell: CellComparison) -> dict[str, Any]:
-    """The rows that most readers want; a reason that several deciding rows share stands once, below the last."""
-    is_short = len(comparison.cells) > _MAX_CELLS
+def _main_body(comparison: Comparison, cell: CellComparison, *, is_short: bool) -> dict[str, Any]:
+    """The rows that most readers want, or with ``is_short`` those of deciding metrics and of counts that differ.
+
+    A reason that several deciding rows share stands once, below the last.
+    """
     body = _body(comparison, cell, show_all=False)
     rows = [row for row in body["rows"] if not is_short or row["role"] != "exploratory"]
     reasons = [row["verdict_meaning"] if row["role"] == "deciding" else None for row in rows]

@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
+from benchctl.analysis.compare.metric_comparison import MetricComparison
+from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.text import (
+    change_text,
     floors_text,
     looks_lines,
     reasons_of,
     threshold_text,
     unrecorded_lines,
 )
-from benchctl.formats import minus_in_numbers, percentage, range_of
+from benchctl.formats import first_of, minus_in_numbers, percentage, range_of
 from benchctl.report.page.verdict import PageVerdict
 from benchctl.report.text.comparison_table import correction_text
 from benchctl.report.text.tables import device_of_passes
@@ -21,6 +24,7 @@ _PAIRING: Final = {
     "same-plan": "blocks of two experiments with the same plan",
     "unpaired": "blocks per side, unpaired",
 }
+_MAX_SHARING: Final = 2
 
 
 def top_values(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict, subject: str = "") -> dict[str, Any]:
@@ -35,10 +39,29 @@ def top_values(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict, sub
 
 
 def _reasons(verdict: PageVerdict) -> list[str]:
-    """The reason of every deciding part that left the verdict open or made it invalid, equal ones once."""
+    """The reasons of every comparison that is open or invalid; one that several metrics share stands once."""
     comparisons = [each.comparison for each in verdict.deciding if each.comparison is not None]
     undecided = [comparison for comparison in comparisons if comparison.verdict in {"invalid", "inconclusive"}]
-    return list(dict.fromkeys(reason for comparison in undecided for reason in reasons_of(comparison)))
+    reasons: list[str] = []
+    sharing: dict[str, list[str]] = {}
+    for comparison in undecided:
+        metrics = [] if comparison.verdict == "invalid" else _undecided_metrics(comparison)
+        whose = f"{comparison.b_name}, " if len(comparisons) > 1 else ""
+        for cell, metric in metrics:
+            where = f"{whose}{cell.label}: {metric.metric.name} {change_text(metric)}"
+            sharing.setdefault(metric.reason or metric.verdict, []).append(where)
+        reasons += reasons_of(comparison)[len(metrics) :]  # those of no metric: errors, and the quality of answers
+    shared = [f"{first_of(wheres, _MAX_SHARING)}: {reason}" for reason, wheres in sharing.items()]
+    return [*shared, *dict.fromkeys(reasons)]
+
+
+def _undecided_metrics(comparison: Comparison) -> list[tuple[CellComparison, MetricComparison]]:
+    return [
+        (cell, metric)
+        for cell in comparison.cells
+        for metric in cell.deciding
+        if metric.verdict in {"inconclusive", "unknown"}
+    ]
 
 
 def _findings(analyses: Sequence[AnalyzedExperiment]) -> list[dict[str, str]]:
