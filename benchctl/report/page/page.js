@@ -43,6 +43,11 @@
     library.textContent = text;
   };
   const unpacked = unpack();
+  unpacked.catch(() => {
+    for (const place of all("[data-chart]")) {
+      place.textContent = "This browser cannot unpack what draws the charts; their numbers are in the data of the page.";
+    }
+  });
   const wakePlotly = () => {
     if (!library.isConnected) document.head.append(library);
   };
@@ -85,7 +90,7 @@
   const draw = (place) => {
     if (drawn.has(place)) return;
     if (!library) {
-      unpacked.then(() => draw(place));
+      unpacked.then(() => draw(place), () => {});
       return;
     }
     wakePlotly();

@@ -6,6 +6,7 @@ import math
 import re
 from html.parser import HTMLParser
 from importlib.resources import files
+from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
@@ -269,3 +270,46 @@ def test_an_output_for_one_directory_is_refused_with_the_remedy(directory, tmp_p
     done = run_report(directory, "-o", "x.html", cwd=tmp_path)
     assert done.returncode == 2
     assert "--output is for two sides" in done.stderr
+
+
+def test_the_findings_stand_right_under_the_verdict_with_their_numbers(page, directory):
+    findings = analyze_directory(directory).findings
+    assert findings
+    text = text_of(page).replace("\N{MINUS SIGN}", "-")
+    places = [text.index(finding.sentence) for finding in findings]
+    assert places == sorted(places)
+    assert text.index("exit code 1") < text.index("What follows") < places[0]
+    assert places[-1] < text.rindex("Changes against the margin")
+
+
+def test_every_deciding_verdict_has_its_reason_in_the_table(tmp_path):
+    factors = [{"baseline": 1.0 + 0.004 * (i % 2), "guided": 0.98 + 0.03 * (i % 3)} for i in range(6)]
+    builders.write_results(tmp_path, block_factors=factors)
+    page = directory_page(analyze_directory(tmp_path))
+    comparison = compare_sides(Side(tmp_path, "baseline"), Side(tmp_path, "guided"), CompareOptions())
+    (cell,) = comparison.cells
+    text = text_of(page)
+    table = text[text.rindex("Deciding metrics in bold") :]
+    assert {metric.verdict for metric in cell.deciding} == {"inconclusive"}
+    for metric in cell.deciding:
+        assert metric.reason
+        assert metric.reason in table
+    assert " Why " in text[: text.rindex("Changes against")]
+
+
+def test_a_reason_that_all_metrics_share_stands_once_at_the_top(tmp_path):
+    builders.write_results(tmp_path, block_factors=FACTORS[:2], cells=[{"top_k": 1}, {"top_k": 5}])
+    text = text_of(directory_page(analyze_directory(tmp_path)))
+    top = text[: text.rindex("Changes against")]
+    assert top.count("screening: 2 blocks give no verdict; at least 6 are needed") == 1
+    assert "and 4 more: screening" in top
+
+
+def test_a_decided_verdict_names_the_confidence_that_several_tests_ask_for():
+    example = Path(__file__).parents[3] / "results" / "example"
+    comparison = compare_sides(Side(example, "baseline"), Side(example, "guided"), CompareOptions())
+    deciding = [metric for cell in comparison.cells for metric in cell.deciding]
+    text = text_of(directory_page(analyze_directory(example)))
+    assert max(metric.judged_confidence for metric in deciding) > comparison.confidence
+    for metric in deciding:
+        assert f"the whole {metric.judged_confidence * 100:.4g}% interval is worse than the margin of 1%" in text

@@ -1,0 +1,126 @@
+"""Latencies on the page: distributions from which percentiles can be read, and percentiles with their intervals."""
+
+import math
+from statistics import fmean, stdev
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import t as student
+from support.results.builders import edit_requests, write_results
+
+from benchctl.analysis.analyzed import analyze_directory
+from benchctl.analysis.metrics.percentile import percentiles
+from benchctl.analysis.statistics.side_ratio import level_interval
+from benchctl.analysis.summary.latencies import level_of_blocks, percentile_levels, run_latencies
+from benchctl.report.page.charts.latencies import MAX_POINTS, quantiles
+from benchctl.report.page.charts.table import draw_charts
+from benchctl.report.page.packing import packed, unpacked
+from benchctl.report.page.parts.percentiles import percentile_values
+
+FACTORS = [{"baseline": 1 + 0.02 * (i % 3), "guided": 1.2 + 0.03 * (i % 4)} for i in range(6)]
+
+
+@pytest.fixture(scope="module", name="analysis")
+def _analysis(tmp_path_factory):
+    path = tmp_path_factory.mktemp("results")
+    write_results(path, block_factors=FACTORS, num_requests=40)
+    return analyze_directory(path)
+
+
+@given(st.lists(st.floats(0.1, 1e4), min_size=1, max_size=2000), st.sampled_from([50, 90, 95, 99]))
+def test_a_percentile_read_from_a_line_is_that_of_the_values(values, percent):
+    ordered = np.sort(np.array(values))
+    line = quantiles(ordered, MAX_POINTS)
+    assert len(line) == min(len(values), MAX_POINTS)
+    read = np.interp(percent / 100, np.linspace(0, 1, len(line)), line) if len(line) > 1 else line[0]
+    exact = percentiles(values, 10**6, (percent,))[percent]
+    rank = percent / 100 * (len(line) - 1)
+    low, high = line[math.floor(rank)], line[math.ceil(rank)]
+    assert low - 1e-9 <= read <= high + 1e-9
+    assert low - 1e-6 * low <= exact <= high + 1e-6 * high
+
+
+def test_the_lines_of_an_arm_hold_every_request_of_its_blocks(analysis):
+    chart = next(chart for chart in draw_charts(analysis) if chart.id == "latencies")
+    for cell in analysis.cells:
+        for latency in ("ttft", "tpot", "e2el"):
+            lines = [t for t in chart.figure["data"] if t["meta"] == {"latency": latency, "arm": cell.label}]
+            blocks, (arm,) = lines[:-1], lines[-1:]
+            assert [line["name"] for line in blocks] == [f"{cell.label}, block {b}" for b in range(6)]
+            assert arm["name"] == cell.label
+            assert arm["line"]["width"] > blocks[0]["line"]["width"]
+            for line, run in zip(blocks, cell.runs, strict=True):
+                values = run_latencies(run)[latency]
+                assert line["x"][0] == pytest.approx(values.min(), rel=1e-5)
+                assert line["x"][-1] == pytest.approx(values.max(), rel=1e-5)
+            pooled = np.concatenate([run_latencies(run)[latency] for run in cell.runs])
+            assert len(arm["x"]) == min(MAX_POINTS, len(pooled))
+            assert arm["x"][-1] == pytest.approx(pooled.max(), rel=1e-5)
+
+
+def test_the_latencies_of_a_run_have_the_means_of_its_metrics(analysis):
+    for run in analysis.runs:
+        for latency, values in run_latencies(run).items():
+            assert values.mean() == pytest.approx(run.number(f"{latency}_ms"), rel=1e-9)
+            assert (np.diff(values) >= 0).all()
+
+
+def test_the_interval_of_a_percentile_is_that_of_student_over_blocks():
+    values = [12.0, 12.5, 11.8, 12.2, 12.9, 12.1]
+    logs = [math.log(value) for value in values]
+    level = math.exp(fmean(logs))
+    half = student.ppf(0.975, 5) * stdev(logs) / math.sqrt(6)
+    interval = level_interval(values, level, estimator="mean")
+    assert interval == pytest.approx((level * math.exp(-half), level * math.exp(half)))
+    assert level_interval([12.0], 12.0) is None
+    assert level_of_blocks([12.0, None], None, 95, 0.95) is None
+
+
+def test_percentiles_have_the_blocks_as_units_and_are_unknown_where_requests_are_too_few(analysis):
+    (baseline, _) = analysis.cells
+    p50, p90, p95, p99 = percentile_levels(baseline, "e2el", 0.95)
+    blocks = [run.number("p90_e2el_ms") for run in baseline.runs]
+    assert (p90.num_blocks, p50.num_blocks) == (6, 6)
+    assert p90.level_ms == baseline.mean("p90_e2el_ms")
+    assert min(blocks) <= p90.level_ms <= max(blocks)
+    assert p90.interval_ms[0] < p90.level_ms < p90.interval_ms[1]
+    assert p95 is p99 is None  # 40 requests a block, and p95 needs 59
+    table = percentile_values(analysis)
+    assert table["headings"] == ["p50", "p90", "p95", "p99"]
+    assert "p95 59" in table["note"]
+    rows = dict(table["groups"])["end-to-end latency (E2EL)"]
+    assert [row["label"] for row in rows] == ["baseline", "guided top_k=5"]
+    assert rows[0]["numbers"][2] == ("n/a", "")
+
+
+def test_requests_that_were_not_answered_are_in_no_distribution(tmp_path):
+    results = write_results(tmp_path, num_requests=6)
+    before = run_latencies(analyze_directory(tmp_path).runs[0])["e2el"]
+
+    def cut(request):
+        return msgspec.structs.replace(request, done_ns=None) if request.index == 2 else request
+
+    edit_requests(results, results.plan().runs[0].run_id, cut)
+    after = run_latencies(analyze_directory(tmp_path).runs[0])["e2el"]
+    assert len(after) == len(before) - 1
+
+
+@given(
+    st.one_of(
+        st.lists(st.integers(0, 255), min_size=16, max_size=40),
+        st.lists(st.integers(-(2**31), 2**31 - 1), min_size=16, max_size=40),
+        st.lists(st.lists(st.integers(0, 60_000), min_size=3, max_size=3), min_size=16, max_size=40),
+    )
+)
+def test_packed_integers_are_the_same_when_unpacked(values):
+    assert unpacked(packed({"x": values})["x"]) == values
+
+
+def test_fractions_keep_seven_digits_and_gaps_and_texts_stay_as_they_are():
+    values = [1 / 3 * 10**k for k in range(-8, 12)]
+    assert unpacked(packed(values)) == pytest.approx(values, rel=1e-7)
+    for kept in ([0.5] * 15, [None] + [0.5] * 20, ["a"] * 20, [[1, 2], [3]] * 10, [2**40] * 20, [True] * 20):
+        assert packed(kept) == kept
