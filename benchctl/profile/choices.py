@@ -17,6 +17,7 @@ DATASETS: Final = {
     "azure-trace": "benchctl.workload.datasets.azure",
     "mooncake": "benchctl.workload.datasets.mooncake",
     "custom": "benchctl.workload.datasets.custom",
+    "huggingface": "benchctl.workload.datasets.huggingface",
     "synthetic": "benchctl.workload.datasets.synthetic",
     "generated": "benchctl.workload.datasets.generated",
     NO_REQUESTS: "benchctl.workload.datasets.none",

@@ -74,10 +74,15 @@ class Workload(Section):
     """Source of the prompts."""
     path: str | None = None
     """File to read in place of the one in the data directory; needed by ``custom``. A relative path starts at the
-    working directory, else among the profiles."""
+    working directory, else among the profiles. With ``huggingface``, a data set of the hub as ``owner/name``, and
+    behind it the folder or file to read where there are several."""
+    revision: str | None = None
+    """Commit of the data set that ``huggingface`` reads, 40 hex digits."""
+    split: str | None = None
+    """Part of the data set that ``huggingface`` reads, such as ``test``: files with it in their names."""
     columns: dict[str, str] = {}
-    """Column of the file for each field of ``custom`` rows that is called otherwise there, such as
-    ``{prompt: question}``."""
+    """Column of the file for each field of ``custom`` and ``huggingface`` rows that is called otherwise there,
+    such as ``{prompt: question}``."""
     num_prompts: int = Field(default=50, ge=1, le=MAX_OUTPUTS)
     """Prompts taken from the dataset."""
     selection: Literal["first", "sample"] = "first"

@@ -140,6 +140,12 @@ def _check_keys_apply(workload: Workload, dataset: Dataset) -> None:
             f"choose one of {', '.join(names)}"
         )
 
+    for key in ("revision", "split"):
+        if (value := getattr(workload, key)) is not None and workload.dataset != "huggingface":
+            raise ProfileError(
+                f"workload.{key} is {value} with dataset {workload.dataset}, which has none; leave it out, or choose "
+                "dataset huggingface"
+            )
     if workload.columns and not isinstance(dataset, OwnDataset):
         names = names_of_datasets(lambda other: isinstance(other, OwnDataset))
         raise ProfileError(

@@ -1,8 +1,8 @@
-"""Fetching dataset files from a real local server: whole, resumed, cut, wrong, refused."""
+"""Fetching dataset files from a real local server: whole, cut, wrong, refused."""
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from benchctl.workload.datasets.dataset import dataset_files
 from benchctl.workload.datasets.fetch import fetch_dataset
 from benchctl.workload.datasets.files import DatasetFile
 
+# pooch leaves sockets of redirects and failed requests to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 CONTENT = bytes(range(256)) * 4096
 runner = CliRunner()
 
@@ -27,10 +30,9 @@ class Site:
     content: bytes = CONTENT
     cut_after: int | None = None
     """Close the connection after this many bytes of a body."""
-    has_ranges: bool = True
     declares_length: bool = True
     status: int | None = None
-    ranges: list[str | None] = field(default_factory=list)
+    num_requests: int = 0
     url: str = ""
 
     def file(self) -> DatasetFile:
@@ -53,19 +55,14 @@ def site() -> Iterator[Site]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            header = self.headers.get("Range")
-            site.ranges.append(header)
+            site.num_requests += 1
             if self.path == "/moved":
                 self.send_response(302)
                 self.send_header("Location", "/file")
                 self.end_headers()
                 return
-            start = int(header.removeprefix("bytes=").removesuffix("-")) if header and site.has_ranges else 0
-            status = site.status or (200 if not start else 416 if start >= len(site.content) else 206)
-            body = site.content[start:] if status in {200, 206} else b""
-            self.send_response(status)
-            if status == 206:
-                self.send_header("Content-Range", f"bytes {start}-{len(site.content) - 1}/{len(site.content)}")
+            body = b"" if site.status else site.content
+            self.send_response(site.status or 200)
             if site.declares_length:
                 self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -80,24 +77,40 @@ def site() -> Iterator[Site]:
         yield site
 
 
+class Bar:
+    """A progress bar that remembers."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.num_bytes = 0
+
+    def update(self, num_bytes: int, /) -> None:
+        self.num_bytes += num_bytes
+
+    def reset(self) -> None:
+        self.num_bytes = 0
+
+    def close(self) -> None:
+        pass
+
+
 def fetch(site: Site, directory: Path) -> Path:
-    return fetch_dataset(site.file(), directory, lambda _: None)
+    return fetch_dataset(site.file(), directory, Bar())
 
 
 def test_a_file_is_fetched_checked_and_put_in_place_with_progress(site: Site, tmp_path: Path) -> None:
-    progress: list[int] = []
-    path = fetch_dataset(site.file(), tmp_path, progress.append)
+    bar = Bar()
+    path = fetch_dataset(site.file(), tmp_path, bar)
     assert path == tmp_path / "gsm8k/test.jsonl"
     assert path.read_bytes() == CONTENT
     assert [entry.name for entry in path.parent.iterdir()] == ["test.jsonl"]
-    assert progress == sorted(progress)
-    assert progress[-1] == len(CONTENT)
+    assert (bar.total, bar.num_bytes) == (len(CONTENT), len(CONTENT))
 
 
 def test_a_file_that_is_here_is_not_fetched_again(site: Site, tmp_path: Path) -> None:
     fetch(site, tmp_path)
     fetch(site, tmp_path)
-    assert site.ranges == [None]
+    assert site.num_requests == 1
 
 
 def test_a_damaged_file_is_replaced(site: Site, tmp_path: Path) -> None:
@@ -106,33 +119,18 @@ def test_a_damaged_file_is_replaced(site: Site, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("declares_length", [True, False])
-def test_a_cut_connection_keeps_what_came_and_the_next_fetch_goes_on_from_there(
+def test_a_cut_connection_leaves_nothing_and_the_next_fetch_succeeds(
     site: Site, tmp_path: Path, declares_length: bool
 ) -> None:
     site.cut_after, site.declares_length = 300_000, declares_length
-    with pytest.raises(
-        DatasetError, match=r"The part fetched so far is kept; run 'benchctl data fetch gsm8k' again"
-    ):
+    with pytest.raises(DatasetError, match=r"could not be fetched .*Run 'benchctl data fetch gsm8k' again"):
         fetch(site, tmp_path)
-    assert (tmp_path / "gsm8k/test.jsonl.partial").stat().st_size == 300_000
+    assert list((tmp_path / "gsm8k").iterdir()) == []
     site.cut_after = None
     assert fetch(site, tmp_path).read_bytes() == CONTENT
-    assert site.ranges == [None, "bytes=300000-"]
 
 
-def test_a_server_without_ranges_is_read_from_the_beginning(site: Site, tmp_path: Path) -> None:
-    leave_partial(tmp_path, CONTENT[:1000])
-    site.has_ranges = False
-    assert fetch(site, tmp_path).read_bytes() == CONTENT
-
-
-def test_a_complete_partial_needs_no_server(site: Site, tmp_path: Path) -> None:
-    leave_partial(tmp_path, CONTENT)
-    assert fetch(site, tmp_path).read_bytes() == CONTENT
-    assert site.ranges == []
-
-
-@pytest.mark.parametrize("content", [CONTENT[::-1], CONTENT + b"more"])
+@pytest.mark.parametrize("content", [CONTENT[::-1], CONTENT + b"more", b""])
 def test_wrong_content_is_refused_with_both_hashes_and_nothing_is_kept(
     site: Site, tmp_path: Path, content: bytes
 ) -> None:
@@ -144,33 +142,9 @@ def test_wrong_content_is_refused_with_both_hashes_and_nothing_is_kept(
     assert list((tmp_path / "gsm8k").iterdir()) == []
 
 
-def test_content_longer_than_pinned_is_not_read_to_its_end(site: Site, tmp_path: Path) -> None:
-    site.content = CONTENT * 20
-    progress: list[int] = []
-    with pytest.raises(DatasetError, match="nothing was kept"):
-        fetch_dataset(site.file(), tmp_path, progress.append)
-    assert progress[-1] < 2 * len(CONTENT)
-
-
-def test_a_wrong_beginning_is_noticed_and_the_next_fetch_starts_over(site: Site, tmp_path: Path) -> None:
-    leave_partial(tmp_path, b"\xff" * 1000)
-    with pytest.raises(DatasetError, match="nothing was kept"):
-        fetch(site, tmp_path)
-    assert fetch(site, tmp_path).read_bytes() == CONTENT
-
-
-def test_a_partial_longer_than_what_the_server_has_is_given_up(site: Site, tmp_path: Path) -> None:
-    leave_partial(tmp_path, CONTENT[:1000])
-    site.content = CONTENT[:500]
-    with pytest.raises(DatasetError, match="416"):
-        fetch(site, tmp_path)
-    site.content = CONTENT
-    assert fetch(site, tmp_path).read_bytes() == CONTENT
-
-
 def test_a_refusing_server_is_named_with_the_way_without_network(site: Site, tmp_path: Path) -> None:
     site.status = 403
-    with pytest.raises(DatasetError, match=rf"from {site.url}: .*403.*copy the file to {tmp_path}") as raised:
+    with pytest.raises(DatasetError, match=rf"from {site.url}: .*403.*copy the file.* to {tmp_path}") as raised:
         fetch(site, tmp_path)
     assert "\n" not in str(raised.value)
 
@@ -182,22 +156,16 @@ def test_no_server_is_an_error_of_usage(site: Site, tmp_path: Path) -> None:
     assert raised.value.exit_code == 2
 
 
-def test_redirects_are_followed_with_their_range(site: Site, tmp_path: Path) -> None:
-    leave_partial(tmp_path, CONTENT[:1000])
+def test_redirects_are_followed(site: Site, tmp_path: Path) -> None:
     site.url = site.url.replace("/file", "/moved")
     assert fetch(site, tmp_path).read_bytes() == CONTENT
-    assert site.ranges == ["bytes=1000-", "bytes=1000-"]
+    assert site.num_requests == 2
 
 
 def test_a_directory_that_cannot_be_written_is_named(site: Site, tmp_path: Path) -> None:
     (tmp_path / "gsm8k").write_text("a file where a folder is needed")
     with pytest.raises(DatasetError, match=r"cannot be written: .*BENCHCTL_DATA_DIR"):
         fetch(site, tmp_path)
-
-
-def leave_partial(directory: Path, content: bytes) -> None:
-    (directory / "gsm8k").mkdir()
-    (directory / "gsm8k/test.jsonl.partial").write_bytes(content)
 
 
 # The command

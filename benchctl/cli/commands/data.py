@@ -31,7 +31,7 @@ def list_files() -> None:
 def fetch(
     name: Annotated[str, typer.Argument(help="Dataset, for example gsm8k; 'benchctl data list' lists all.")],
 ) -> None:
-    """Download a dataset file into the data directory, resuming an earlier attempt, and verify it."""
+    """Download a dataset file into the data directory and verify it; a broken download from the hub resumes."""
     from tqdm import tqdm
 
     from benchctl.workload.datasets.dataset import dataset_file
@@ -42,11 +42,7 @@ def fetch(
     with tqdm(
         desc=name, total=file.size_bytes, unit="B", unit_scale=True, disable=None, file=sys.stderr, leave=False
     ) as bar:
-
-        def show(have_bytes: int) -> None:
-            bar.update(have_bytes - bar.n)
-
-        path = fetch_dataset(file, data_directory(), show)
+        path = fetch_dataset(file, data_directory(), bar)
     print(f"{name}: {path} ({megabytes(file.size_bytes)}, {file.licence}, sha256 checked)")
 
 

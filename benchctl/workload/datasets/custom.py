@@ -11,6 +11,7 @@
 | ``session`` | name of the conversation that the prompt is a turn of; recorded only |
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from benchctl.workload.datasets.rows import read_jsonl_rows
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 _FORMS: Final = ("prompt", "messages", "input_len")
-_REMEDY: Final = (
+REMEDY: Final = (
     "a row is a JSON object with prompt (text) or messages (a list of role and content); docs/tasks/own-prompts.md "
     "has the format, and workload.columns names other columns"
 )
@@ -50,7 +51,18 @@ class CustomRow(msgspec.Struct, frozen=True):
 
 def custom_prompts(file: SourceFile, selection: Selection, _tokenizer: Tokenizer) -> tuple[Prompt, ...]:
     """The selected rows. Arrivals count from the first of the file, whichever rows are taken."""
-    rows = read_rows(file)
+    rows = read_jsonl_rows(file.path, dict[str, Any], REMEDY)
+    located = ((f"{file.path}:{number}", fields) for number, fields in rows)
+    return prompts_of_rows(located, file, selection)
+
+
+def prompts_of_rows(
+    located: Iterable[tuple[str, dict[str, Any]]], file: SourceFile, selection: Selection
+) -> tuple[Prompt, ...]:
+    """Prompts of the selected rows, each given with its location. Raises DatasetError at the first wrong row."""
+    rows = [_checked_row(where, fields, file.columns) for where, fields in located]
+    if not rows:
+        raise DatasetError(f"{file.path} has no rows; {REMEDY}")
     first_ms = min((row.timestamp for row in rows if row.timestamp is not None), default=0.0)
     prompts = (
         Prompt(
@@ -69,23 +81,25 @@ def custom_prompts(file: SourceFile, selection: Selection, _tokenizer: Tokenizer
     return selection.take(prompts, file)
 
 
-def read_rows(file: SourceFile) -> list[CustomRow]:
-    """All rows, checked. Raises DatasetError with the line of the first wrong one."""
-    rows: list[CustomRow] = []
-    for number, fields in read_jsonl_rows(file.path, dict[str, Any], _REMEDY):
-        named = dict(fields)
-        for field, column in file.columns.items():
-            if column in fields:
-                named[field] = fields[column]
-        try:
-            row = msgspec.convert(named, CustomRow)
-            _check(row, fields)
-        except (msgspec.ValidationError, ValueError) as error:
-            raise DatasetError(f"{file.path}:{number}: {error}; {_REMEDY}") from error
-        rows.append(row)
-    if not rows:
-        raise DatasetError(f"{file.path} has no rows; {_REMEDY}")
-    return rows
+def _checked_row(where: str, fields: dict[str, Any], columns: Mapping[str, str]) -> CustomRow:
+    try:
+        row = msgspec.convert(_named(fields, columns), CustomRow)
+        _check(row, fields)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise DatasetError(f"{where}: {error}; {REMEDY}") from error
+    return row
+
+
+def _named(fields: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """Values by the fields of ``CustomRow``; a column that is another field is not read under its own name."""
+    if unknown := set(columns) - set(CustomRow.__struct_fields__):
+        known = ", ".join(CustomRow.__struct_fields__)
+        raise ValueError(f"workload.columns maps {', '.join(sorted(unknown))}; fields are {known}")
+    for field, column in columns.items():
+        if column not in fields:
+            raise ValueError(f"column {column}, which is {field}, is not among {', '.join(fields) or '(none)'}")
+    own = {name: value for name, value in fields.items() if name not in columns.values()}
+    return own | {field: fields[column] for field, column in columns.items()}
 
 
 def _check(row: CustomRow, fields: dict[str, Any]) -> None:
@@ -116,7 +130,7 @@ def _numbers(row: CustomRow, index: int, seed: int) -> tuple[int, ...] | None:
 
 def _find(workload: Workload) -> SourceFile:
     if workload.path is None:
-        raise ProfileError(f"workload.path is missing with dataset custom; name a JSON Lines file in it: {_REMEDY}")
+        raise ProfileError(f"workload.path is missing with dataset custom; name a JSON Lines file in it: {REMEDY}")
     return replace(own_file("custom", workload.path), columns=workload.columns)
 
 

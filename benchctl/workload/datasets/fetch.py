@@ -1,25 +1,41 @@
-"""Fetching a dataset file: resumable, checked against its pinned sha256, put in place in one step.
+"""Fetching a dataset file by a library, checked against its pinned sha256 and put in place in one step.
 
-A partial download is kept next to the target as ``<filename>.partial``; the next attempt continues it.
+Files of the Hugging Face Hub come by ``huggingface_hub`` where it is installed, which resumes a broken download;
+others, and without it all, by ``pooch``. Both take proxies from the environment.
 """
 
-import os
-from collections.abc import Callable
+import re
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Final, Protocol
 
-import httpx
+import pooch
 
 from benchctl.errors import DatasetError
 from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE, DatasetFile, file_state, sha256_of
+from benchctl.workload.datasets.hub import hub_file
 
-Progress: TypeAlias = Callable[[int], None]
-"""Takes the number of bytes fetched so far, after each piece."""
+_TIMEOUT_S: Final = (10.0, 30.0)
+"""To connect, and between two pieces."""
+_OF_HUB: Final = re.compile(r"https://huggingface\.co/datasets/([^/]+/[^/]+)/resolve/([0-9a-f]{40})/(.+)")
 
-_TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+
+class Progress(Protocol):
+    """A progress bar as tqdm's."""
+
+    total: Any
+
+    def update(self, num_bytes: int, /) -> object:
+        """Count bytes that have come."""
+
+    def reset(self) -> object:
+        """Begin again at 0."""
+
+    def close(self) -> object:
+        """End it."""
 
 
-def fetch_dataset(file: DatasetFile, directory: Path, on_progress: Progress) -> Path:
+def fetch_dataset(file: DatasetFile, directory: Path, progress: Progress) -> Path:
     """Fetch a file into the data directory unless it is there; return its path.
 
     A damaged file is replaced. Raises DatasetError, with the remedy, when it cannot be fetched whole.
@@ -27,20 +43,15 @@ def fetch_dataset(file: DatasetFile, directory: Path, on_progress: Progress) -> 
     target = file.path_in(directory)
     if file_state(file, directory, full=True) == "present":
         return target
-    partial = target.with_name(f"{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if _size(partial) < file.size_bytes:
-            _download(file, partial, on_progress)
-        _check(file, partial)
-        partial.replace(target)
-    except httpx.HTTPError as error:
-        reason = (str(error) or type(error).__name__).partition("\n")[0]
-        raise DatasetError(
-            f"{file.name} could not be fetched from {file.url}: {reason}. The part fetched so far is kept; run "
-            f"'benchctl data fetch {file.name}' again to continue, or, without a network, copy the file to {target}"
-        ) from error
+        if (place := _OF_HUB.fullmatch(file.url)) and find_spec("huggingface_hub"):
+            _check(file, hub_file(place[1], place[3], place[2], target.parent))
+        else:
+            _retrieve(file, target, progress)
     except OSError as error:
+        if error.strerror is None:  # of the network: a request that failed has no error number
+            raise _not_fetched(file, target, str(error) or type(error).__name__) from error
         raise DatasetError(
             f"{target} cannot be written: {error.strerror}; make room or set {DATA_DIRECTORY_VARIABLE} to another "
             "directory"
@@ -48,47 +59,30 @@ def fetch_dataset(file: DatasetFile, directory: Path, on_progress: Progress) -> 
     return target
 
 
-def _download(file: DatasetFile, partial: Path, on_progress: Progress) -> None:
-    """Append the rest of the file to ``partial``, from its beginning where the server cannot resume."""
-    num_bytes = _size(partial)
-    # Compressed transfer would make the offsets of a resumed download meaningless.
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={num_bytes}-"} if num_bytes else {})
-    with httpx.stream("GET", file.url, headers=headers, timeout=_TIMEOUT, follow_redirects=True) as response:
-        if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-            partial.unlink()  # longer than the published file: no attempt could continue it
-        response.raise_for_status()
-        resumes = response.status_code == httpx.codes.PARTIAL_CONTENT
-        if not resumes:
-            num_bytes = 0
-        with partial.open("ab" if resumes else "wb") as stream:
-            for piece in response.iter_raw():
-                stream.write(piece)
-                num_bytes += len(piece)
-                on_progress(num_bytes)
-                if num_bytes > file.size_bytes:
-                    break
-            stream.flush()
-            os.fsync(stream.fileno())
-
-
-def _check(file: DatasetFile, partial: Path) -> None:
-    """Raise DatasetError for other content than the pinned one; a short file is kept for the next attempt."""
-    size = _size(partial)
-    if size < file.size_bytes:
-        raise DatasetError(
-            f"{file.url} ended after {size} of {file.size_bytes} bytes. The part fetched so far is kept; run "
-            f"'benchctl data fetch {file.name}' again to continue"
+def _retrieve(file: DatasetFile, target: Path, progress: Progress) -> None:
+    pooch.get_logger().setLevel("WARNING")  # it would print addresses and hashes
+    try:
+        pooch.retrieve(
+            file.url,
+            known_hash=f"sha256:{file.sha256}",
+            fname=target.name,
+            path=target.parent,
+            downloader=pooch.HTTPDownloader(progressbar=progress, timeout=_TIMEOUT_S),
         )
-    digest = sha256_of(partial)
-    if digest == file.sha256:
-        return
-    partial.unlink()
-    raise DatasetError(
-        f"{file.url} delivered {size} bytes with sha256 {digest}, expected {file.size_bytes} bytes with sha256 "
-        f"{file.sha256}; nothing was kept. Run 'benchctl data fetch {file.name}' again, or get the file from "
-        f"{file.source_page}"
+    except ValueError as error:  # another sha256
+        raise _not_fetched(file, target, str(error)) from error
+
+
+def _check(file: DatasetFile, path: Path) -> None:
+    """Raise DatasetError, and keep nothing, for other content than the pinned one."""
+    if (digest := sha256_of(path)) != file.sha256:
+        path.unlink()
+        raise _not_fetched(file, path, f"its sha256 is {digest}, expected {file.sha256}; nothing was kept")
+
+
+def _not_fetched(file: DatasetFile, target: Path, problem: str) -> DatasetError:
+    reason = problem.partition("\n")[0]
+    return DatasetError(
+        f"{file.name} could not be fetched from {file.url}: {reason}. Run 'benchctl data fetch {file.name}' again, "
+        f"or copy the file, which {file.source_page} describes, to {target}"
     )
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0

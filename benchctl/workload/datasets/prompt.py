@@ -48,6 +48,8 @@ class SourceFile:
     kind: str
     """Dataset as profiles name it, for example ``gsm8k``."""
     dataset: str
+    more_paths: tuple[Path, ...] = ()
+    """Files with the rows behind those of ``path``."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Column of the file for each field of a custom row that is not called as the field."""
 
