@@ -20,7 +20,6 @@ from benchctl.records.request import PreparedRequest
 from benchctl.workload.arrival import arrival_offsets_ns, trace_offsets_ns
 from benchctl.workload.counted_prompts import counted_prompts
 from benchctl.workload.datasets.dataset import (
-    Dataset,
     FileDataset,
     MadeDataset,
     OwnDataset,
@@ -34,6 +33,7 @@ from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
 from benchctl.workload.natural_lengths import natural_lengths, needs_lengths, with_lengths
 from benchctl.workload.seeded import distinct_seeds, draw_lengths, named_stream
 from benchctl.workload.tokenizers.tokenizer import Estimate, Tokenizer
+from benchctl.workload.unread_keys import refuse_unread_keys
 
 _ESTIMATE: Final = Estimate()
 
@@ -109,7 +109,7 @@ def _cut_lengths(num_cut: int, num_lengths: int) -> tuple[ResultWarning, ...]:
 def _choose_prompts(profile: Profile, directory: Path, tokenizer: Tokenizer) -> _Chosen:
     workload, seed = profile.workload, profile.seed
     dataset = dataset_named(workload.dataset)
-    _check_keys_apply(workload, dataset)
+    refuse_unread_keys(workload, dataset)
     if isinstance(dataset, MadeDataset):
         return workload.dataset, dataset.make(workload, seed), ()
     if isinstance(dataset, OwnDataset):
@@ -122,36 +122,6 @@ def _choose_prompts(profile: Profile, directory: Path, tokenizer: Tokenizer) -> 
         num_prompts=workload.num_prompts, method=workload.selection, seed=seed, repeats=workload.repeat
     )
     return source.dataset, dataset.read(source, selection, tokenizer), ()
-
-
-def _check_keys_apply(workload: Workload, dataset: Dataset) -> None:
-    """Refuse keys that the dataset would leave unread: their author expects an effect."""
-    needs_input_len = isinstance(dataset, MadeDataset) and dataset.needs_input_len
-    if workload.input_len is not None and not needs_input_len:
-        names = names_of_datasets(lambda other: isinstance(other, MadeDataset) and other.needs_input_len)
-        raise ProfileError(
-            f"workload.input_len is {workload.input_len} with dataset {workload.dataset}, whose prompts have their "
-            f"own lengths; set it to null, or choose dataset {' or '.join(names)}"
-        )
-    if workload.path is not None and isinstance(dataset, MadeDataset):
-        names = names_of_datasets(lambda other: not isinstance(other, MadeDataset))
-        raise ProfileError(
-            f"workload.path is {workload.path}, but dataset {workload.dataset} reads no file; leave it out, or "
-            f"choose one of {', '.join(names)}"
-        )
-
-    for key in ("revision", "split"):
-        if (value := getattr(workload, key)) is not None and workload.dataset != "huggingface":
-            raise ProfileError(
-                f"workload.{key} is {value} with dataset {workload.dataset}, which has none; leave it out, or choose "
-                "dataset huggingface"
-            )
-    if workload.columns and not isinstance(dataset, OwnDataset):
-        names = names_of_datasets(lambda other: isinstance(other, OwnDataset))
-        raise ProfileError(
-            f"workload.columns is {workload.columns}, but rows of {workload.dataset} have a format of their "
-            f"own; leave it out, or choose one of {', '.join(names)}"
-        )
 
 
 def _substitute(workload: Workload, dataset: FileDataset, seed: int, directory: Path) -> _Chosen:
