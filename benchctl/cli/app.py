@@ -32,6 +32,7 @@ from benchctl.cli.commands import (
 )
 from benchctl.cli.micro import bonus, forward, roofline
 from benchctl.cli.speculation import speculation
+from benchctl.cli.vllm_options import LoadCommand
 
 app = typer.Typer(
     name="benchctl",
@@ -67,7 +68,7 @@ _EXPLAIN: Final = "Explain"
 app.command("init", rich_help_panel=_SET_UP)(init.init)
 app.command("doctor", rich_help_panel=_SET_UP)(doctor.doctor)
 app.command("run", rich_help_panel=_MEASURE)(run.run)
-app.command("load", rich_help_panel=_MEASURE)(load.load)
+app.command("load", cls=LoadCommand, rich_help_panel=_MEASURE)(load.load)
 simulate.app.command("sweep")(simulate_sweep.sweep)
 app.add_typer(simulate.app, name="simulate", rich_help_panel=_MEASURE)
 micro.app.command("forward")(forward.forward)

@@ -12,8 +12,8 @@ from typing import Final
 
 from benchctl.errors import UsageError
 from benchctl.profile.engine_table import PLAIN_DIALECT, dialects, options_class
-from benchctl.profile.model import Sampling
 from benchctl.profile.request import RequestOptions
+from benchctl.profile.sampling import Sampling
 from benchctl.profile.sources.files import did_you_mean
 
 VARIANT: Final = "changed"
@@ -167,7 +167,7 @@ def _build_key(new: NewProfile) -> str:
 
 def _server_options(new: NewProfile) -> str:
     """Options of the server as a YAML mapping; words that begin with dashes go to its command line as they are."""
-    known = options_class(new.kind).model_fields
+    options = options_class(new.kind).model_fields
     words: list[str] = []
     entries: list[str] = []
     for value in new.values:
@@ -175,14 +175,14 @@ def _server_options(new: NewProfile) -> str:
             words += shlex.split(value)
             continue
         name, setting = _assignment(value)
-        if name not in known:
-            hint = did_you_mean(name, known) or "'benchctl reference profile' lists them"
+        if name not in options:
+            hint = did_you_mean(name, options) or "'benchctl reference profile' lists them"
             flag = (
-                "; a flag of the server itself is written --value='--flag value'" if "extra_args" in known else ""
+                "; a flag of the server itself is written --value='--flag value'" if "extra_args" in options else ""
             )
             raise UsageError(f"--value {value}: engine {new.engine!r} has no option {name!r}; {hint}{flag}")
         entries.append(f"{name}: {setting}")
-    if words and "extra_args" not in known:
+    if words and "extra_args" not in options:
         raise UsageError(f"--value {' '.join(words)}: engine {new.engine!r} takes no flags; write an option=value")
     if words:
         entries.append(f"extra_args: [{', '.join(map(_text, words))}]")

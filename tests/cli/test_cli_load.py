@@ -293,6 +293,49 @@ def test_the_key_reaches_the_server_and_no_file(tmp_path: Path) -> None:
     assert "THEIR_KEY" in without.stderr
 
 
+def test_a_command_line_of_vllm_bench_serve_is_understood(tmp_path: Path) -> None:
+    with sim_server(tmp_path / "server") as server:
+        args = (
+            f"--backend vllm --base-url {server.client.base_url} --endpoint /v1/completions --dataset-name random "
+            "--random-input-len 40 --random-output-len=6 --num-prompts 8 --request-rate inf --max-concurrency 4 "
+            "--ignore-eos --seed 3 --save-result --result-dir saved --result-filename run.json --disable-tqdm "
+            "--percentile-metrics ttft,tpot --metric-percentiles 50,99 --goodput ttft:60000 e2el:0.001 "
+            "--temperature 0 --label first --header X-Team=mine --extra-body {}"
+        )
+        done = benchctl(tmp_path, "load", *args.split())
+    assert done.returncode == 0, done.stderr
+    assert "goodput        0 of 8 requests (0.0%): TTFT <= 60000 ms and end to end <= 0.001 ms" in done.stdout
+    saved = json.loads((tmp_path / "saved" / "run.json").read_text())
+    assert saved == result_of(only_load(tmp_path))
+    assert (saved["completed"], saved["total_output_tokens"], saved["label"]) == (8, 48, "first")
+    assert (saved["request_goodput"], saved["goodput"]["num_good"]) == (0.0, 0)
+    profile = parse_profile((only_load(tmp_path) / "profile.yaml").read_text(), "profile.yaml")
+    assert profile.sampling.temperature == 0
+    assert profile.request.headers == {"X-Team": "mine"}
+    assert profile.engine.options["dialect"] == "vllm"
+
+
+def test_goodput_counts_the_requests_that_keep_every_limit_and_failed_ones_in_the_denominator(
+    tmp_path: Path,
+) -> None:
+    with answering(Answers(failing=frozenset({1}))) as url:
+        args = [
+            "--num-prompts",
+            "4",
+            "--output-len",
+            "3",
+            "--num-warmups",
+            "0",
+            "--goodput",
+            "e2el:60000",
+            "--json",
+        ]
+        done = benchctl(tmp_path, "load", url, *args)
+    document = json.loads(done.stdout)
+    assert document["goodput"] == {"limits_ms": {"e2el": 60000.0}, "num_good": 3, "share": 0.75}
+    assert document["request_goodput"] == pytest.approx(3 / document["duration"])
+
+
 def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
     with answering(Answers(delay_s=0.05)) as url:
         argv = [sys.executable, "-m", "benchctl", "load", url, "--max-concurrency", "2", "--output-len", "20"]
@@ -316,7 +359,11 @@ def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["127.0.0.1:8000"], "write the whole address"),
+        (["ftp://127.0.0.1:8000"], "write an address that begins with http:// or https://"),
+        (["127.0.0.1:9", "--extra-body", "{"], "--extra-body is not JSON"),
+        (["127.0.0.1:9", "--header", "plain"], "--header plain: write NAME=VALUE"),
+        (["127.0.0.1:9", "--goodput", "itl:5"], "--goodput itl:5: expected ttft, tpot, e2el with a limit in ms"),
+        (["127.0.0.1:9", "--goodput", "ttft:fast"], "'fast' is not a number; write milliseconds: ttft:200"),
         (["http://127.0.0.1:9", "--burstiness", "2"], "--request-rate"),
         (["http://127.0.0.1:9", "--request-rate", "-1"], "request_rate"),
         (["http://127.0.0.1:9", "--num-prompts", "0"], "num-prompts"),

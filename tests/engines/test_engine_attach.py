@@ -22,6 +22,7 @@ from benchctl.load.transport.tls import TlsTransport
 from benchctl.profile.guidance import Guidance
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Timeouts, VariantSettings
+from benchctl.profile.planning.plan import variant_settings
 from benchctl.profile.sampling import Sampling
 from benchctl.records.request import PreparedRequest
 
@@ -117,10 +118,9 @@ def test_what_servers_of_a_dialect_cannot_do_is_refused():
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("127.0.0.1:8000", "write the whole address, such as http://127.0.0.1:8000"),
+        ("ftp://host:1", "write an address that begins with http:// or https://"),
         ("http://me:word@host:1", "holds credentials, which would be recorded; name a variable in api_key_env"),
         ("http://host:1/?api_key=word", "holds a query, which requests cannot carry"),
-        ("http://host:1/v1/", "leave out /v1, which requests bring themselves"),
         ("http://", "write a host and a port from 1 to 65535"),
         ("http://host:abc", "write a host and a port from 1 to 65535"),
         ("http://host:0", "write a host and a port from 1 to 65535"),
@@ -131,6 +131,23 @@ def test_what_servers_of_a_dialect_cannot_do_is_refused():
 def test_an_address_that_cannot_be_used_is_refused_with_the_remedy(url, message):
     with pytest.raises(ProfileError, match=message):
         load_profile("aa", engine="attach", overrides=[f"engine.options.url={url}"])
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("localhost:8000", "http://localhost:8000"),
+        ("127.0.0.1", "http://127.0.0.1"),
+        ("http://localhost:8000/v1", "http://localhost:8000"),
+        ("http://host:1/v1/chat/completions", "http://host:1"),
+        ("https://host/prefix/v1/", "https://host/prefix"),
+        ("HTTPS://host/prefix/", "https://host/prefix"),
+        ("http://[::1]:8000/", "http://[::1]:8000"),
+    ],
+)
+def test_an_address_is_taken_as_users_have_it(url, address):
+    profile = load_profile("aa", engine="attach", overrides=[f"engine.options.url={url}"])
+    assert variant_settings(profile, "baseline", {}).server.url == address
 
 
 def test_a_server_behind_https_is_checked_against_the_certificates_of_this_machine():

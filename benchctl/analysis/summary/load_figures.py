@@ -11,6 +11,7 @@ from benchctl.analysis.metrics.percentile import SortedRuns, percentiles_of_sort
 from benchctl.analysis.metrics.request_timing import is_completed, last_token_ns, latencies_ns, send_lag_ns
 from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.analysis.metrics.unknown import ms_or_none, quotient
+from benchctl.analysis.summary.goodput import Goodput, is_good
 from benchctl.analysis.validity.token_checks import check_client_tokens
 from benchctl.records.request import RequestRecord
 from benchctl.units import ms_from_ns, s_from_ns
@@ -48,6 +49,8 @@ class LoadFigures:
     """Share of all chunks with a kernel timestamp."""
     coalesced_chunk_frac: float | None
     """Share of all chunks whose time is an upper bound, because a newer chunk came in the same read."""
+    goodput: Goodput | None = None
+    """Requests within the limits, where some were set."""
     miscounted: tuple[str, ...]
     """Requests whose usage and arrived tokens differ."""
 
@@ -87,7 +90,9 @@ class LoadFigures:
 class LoadAccumulator:
     """Accumulates the figures of a load, record by record."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits_ms: Mapping[str, float] | None = None) -> None:
+        self._limits_ms = limits_ms or {}
+        self._num_good = 0
         self._durations_ns: dict[str, array[Any]] = {
             name: array("I" if name == "itl" else "d") for name in (*LATENCIES, SEND_LAG)
         }
@@ -119,6 +124,8 @@ class LoadAccumulator:
             self._durations_ns[SEND_LAG].append(lag_ns)
         if record.error is not None:
             self._errors[record.error.kind] += 1
+        if self._limits_ms:
+            self._num_good += is_good(record, self._limits_ms)
         if is_completed(record):
             self._add_completed(record)
 
@@ -144,11 +151,13 @@ class LoadAccumulator:
     def figures(self) -> LoadFigures:
         """The figures of the records so far."""
         first_ns, last_ns = self._first_sent_ns, self._last_output_ns
+        wall_s = None if first_ns is None or last_ns is None else s_from_ns(last_ns - first_ns)
         return LoadFigures(
             num_requests=self._num_requests,
             num_completed=self._num_completed,
             errors=dict(self._errors),
-            wall_s=None if first_ns is None or last_ns is None else s_from_ns(last_ns - first_ns),
+            wall_s=wall_s,
+            goodput=self._goodput(wall_s),
             prompt_tokens=self._tokens.get("prompt_tokens"),
             output_tokens=self._tokens.get("completion_tokens"),
             cached_tokens=self._tokens.get("cached_tokens"),
@@ -156,6 +165,13 @@ class LoadAccumulator:
             kernel_stamp_frac=quotient(self._num_stamped, self._num_chunks),
             coalesced_chunk_frac=quotient(self._num_bounds, self._num_chunks),
             miscounted=tuple(self._miscounted),
+        )
+
+    def _goodput(self, wall_s: float | None) -> Goodput | None:
+        if not self._limits_ms:
+            return None
+        return Goodput(
+            limits_ms=self._limits_ms, num_good=self._num_good, num_requests=self._num_requests, wall_s=wall_s
         )
 
     def _summary(self, name: str) -> Durations:

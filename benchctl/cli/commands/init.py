@@ -93,7 +93,10 @@ def init(
 def _answered(
     name: str | None, change: str | None, engine: str | None, model: str | None, values: tuple[str, ...]
 ) -> "NewProfile":
-    """What options and, at a terminal, answers say. Raises UsageError naming every option that is missing."""
+    """The profile that options and, at a terminal, answers describe.
+
+    Raises UsageError that names every option that is missing.
+    """
     from benchctl.profile.new_profile import Change, NewProfile, check_name
 
     if change is not None and change not in _QUESTIONS:

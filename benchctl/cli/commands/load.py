@@ -1,28 +1,60 @@
 """``benchctl load``: the load generator alone, on a server that is running already."""
 
+import json
 import math
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from benchctl.cli.experiment_options import RESULTS, FormerOutputDir, chosen_output
+from benchctl.cli.load_options import (
+    OUTPUT_TOKENS,
+    ApiKeyEnv,
+    AsJson,
+    Burstiness,
+    Chat,
+    DatasetOption,
+    DatasetPath,
+    Dialect,
+    ExtraBody,
+    Goodput,
+    Header,
+    IgnoreEos,
+    InputLen,
+    LoadLabel,
+    MaxConcurrency,
+    MinP,
+    Model,
+    NumPrompts,
+    NumWarmups,
+    Output,
+    OutputLen,
+    Priority,
+    PriorityOption,
+    RequestRate,
+    ResultFile,
+    Seed,
+    Temperature,
+    TimeoutS,
+    Tokenizer,
+    TopK,
+    TopP,
+    Url,
+    Workers,
+)
 from benchctl.cli.screen import print_json
 from benchctl.errors import UsageError
-from benchctl.profile.choices import DatasetName
 
 if TYPE_CHECKING:
     from benchctl.measure.single_load.single_load import LoadResult
     from benchctl.profile.model import Profile
 
-_OUTPUT_TOKENS: Final = 128
-"""Length of an output if neither the command line nor the dataset sets it."""
 _NAME: Final = "load"
 _OBVIOUS_WARNING: Final = "server-not-fresh"
 """The user who typed the address knows that benchctl did not start the server."""
@@ -38,104 +70,46 @@ def _dialect(name: str) -> str:
     return name
 
 
-class Priority(StrEnum):
-    """As ``load.priority`` of a profile."""
-
-    AUTO = "auto"
-    NONE = "none"
-
-
-_Url = Annotated[str, typer.Argument(metavar="URL", help="Address of the server, such as http://127.0.0.1:8000.")]
-_Model = Annotated[
-    str | None,
-    typer.Option("--model", help="Name of the model at the server; by default the first one that it offers."),
-]
-_Dialect = Annotated[
-    str,
-    typer.Option("--dialect", metavar="DIALECT", help="API of the server: openai, or an engine such as vllm."),
-]
-_NumPrompts = Annotated[int, typer.Option("--num-prompts", min=1, help="Number of requests.")]
-_MaxConcurrency = Annotated[
-    int | None, typer.Option("--max-concurrency", min=1, help="Most requests that are open at once.")
-]
-_RequestRate = Annotated[
-    float | None,
-    typer.Option("--request-rate", help="Requests per second, as a Poisson process; by default all at once."),
-]
-_Burstiness = Annotated[
-    float | None,
-    typer.Option("--burstiness", help="Burstiness of --request-rate: 1 is Poisson, less than 1 is burstier."),
-]
-_DatasetOption = Annotated[
-    DatasetName | None,
-    typer.Option(
-        "--dataset-name", help="Source of prompts; by default synthetic with --input-len, else generated."
-    ),
-]
-_DatasetPath = Annotated[str | None, typer.Option("--dataset-path", metavar="FILE", help="File of the dataset.")]
-_InputLen = Annotated[
-    int | None,
-    typer.Option("--input-len", min=1, help="Approximate tokens of each prompt; all prompts begin differently."),
-]
-_OutputLen = Annotated[
-    int | None,
-    typer.Option(
-        "--output-len", min=1, help=f"Tokens of each output; by default the dataset's, or {_OUTPUT_TOKENS}."
-    ),
-]
-_IgnoreEos = Annotated[
-    bool,
-    typer.Option("--ignore-eos/--no-ignore-eos", help="Outputs have exactly this length, or at most this length."),
-]
-_Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random choices.")]
-_NumWarmups = Annotated[
-    int, typer.Option("--num-warmups", min=0, help="Short requests before the load, which no number includes.")
-]
-_Workers = Annotated[str, typer.Option("--workers", metavar="auto|N", help="Processes that send the load.")]
-_PriorityOption = Annotated[
-    Priority, typer.Option("--priority", help="Request scheduling priority for the client, if permitted.")
-]
-_ApiKeyEnv = Annotated[
-    str | None,
-    typer.Option("--api-key-env", metavar="NAME", help="Environment variable with the API key of the server."),
-]
-_TimeoutS = Annotated[
-    float, typer.Option("--timeout-s", help="Seconds for each request, from its send to its last token.")
-]
-_Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="DIR", help="New directory; by default results/load/<utc>-<hash8>."),
-]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-
-
 def load(  # the parameters are the command line
-    url: _Url,
-    model: _Model = None,
-    dialect: _Dialect = "openai",
-    num_prompts: _NumPrompts = 64,
-    max_concurrency: _MaxConcurrency = None,
-    request_rate: _RequestRate = None,
-    burstiness: _Burstiness = None,
-    dataset_name: _DatasetOption = None,
-    dataset_path: _DatasetPath = None,
-    input_len: _InputLen = None,
-    output_len: _OutputLen = None,
-    ignore_eos: _IgnoreEos = True,
-    seed: _Seed = 0,
-    num_warmups: _NumWarmups = 1,
-    workers: _Workers = "auto",
-    priority: _PriorityOption = Priority.AUTO,
-    api_key_env: _ApiKeyEnv = None,
-    timeout_s: _TimeoutS = 600.0,
-    output: _Output = None,
+    url: Url,
+    model: Model = None,
+    dialect: Dialect = "openai",
+    num_prompts: NumPrompts = 64,
+    max_concurrency: MaxConcurrency = None,
+    request_rate: RequestRate = None,
+    burstiness: Burstiness = None,
+    dataset_name: DatasetOption = None,
+    dataset_path: DatasetPath = None,
+    input_len: InputLen = None,
+    output_len: OutputLen = None,
+    ignore_eos: IgnoreEos = True,
+    seed: Seed = 0,
+    num_warmups: NumWarmups = 1,
+    workers: Workers = "auto",
+    priority: PriorityOption = Priority.AUTO,
+    api_key_env: ApiKeyEnv = None,
+    timeout_s: TimeoutS = 600.0,
+    tokenizer: Tokenizer = None,
+    chat: Chat = False,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    extra_body: ExtraBody = None,
+    header: Header = None,
+    goodput: Goodput = None,
+    label: LoadLabel = None,
+    output: Output = None,
+    result_file: ResultFile = None,
     output_dir: FormerOutputDir = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Send a load to a running server and report latencies and throughput.
 
-    No server is started, and neither the server nor the machine is sampled.
+    No server is started, and neither the server nor the machine is sampled. The option names of 'vllm bench serve'
+    are understood.
     """
+    from benchctl.analysis.summary.goodput import parse_limits
     from benchctl.workload.datasets.dataset import FileDataset, OwnDataset, dataset_named
 
     dataset_name = dataset_name or ("generated" if input_len is None else "synthetic")
@@ -143,7 +117,7 @@ def load(  # the parameters are the command line
     has_lengths = isinstance(dataset, OwnDataset) or (
         isinstance(dataset, FileDataset) and dataset.has_output_lengths
     )
-    forced_len = _OUTPUT_TOKENS if output_len is None and not has_lengths else output_len
+    forced_len = OUTPUT_TOKENS if output_len is None and not has_lengths else output_len
     plain = _plain_profile(
         seed=seed,
         stop="forced" if ignore_eos else "natural",
@@ -153,15 +127,43 @@ def load(  # the parameters are the command line
             "path": dataset_path,
             "num_prompts": num_prompts,
             "input_len": input_len,
-            **({"output_len": forced_len} if ignore_eos else {"max_tokens": output_len or _OUTPUT_TOKENS}),
+            "tokenizer": tokenizer,
+            "chat": chat,
+            **({"output_len": forced_len} if ignore_eos else {"max_tokens": output_len or OUTPUT_TOKENS}),
             "arrival": _arrival(max_concurrency, request_rate, burstiness),
             "num_warmups": num_warmups,
         },
         load={"workers": _workers(workers), "priority": str(priority)},
         timeout_s=timeout_s,
     )
-    loaded = _load(plain, chosen_output(output, output_dir), is_quiet=as_json)
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    plain["sampling"] = {name: value for name, value in sampling.items() if value is not None}
+    plain["request"] = {"extra_body": _extra_body(extra_body), "headers": _headers(header or [])}
+    limits_ms = parse_limits(goodput or [])
+    loaded = _load(plain, chosen_output(output, output_dir), label, limits_ms, result_file, is_quiet=as_json)
     raise typer.Exit(_EXIT_CODES[loaded.record.state])
+
+
+def _extra_body(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--extra-body is not JSON: {error}; write '{{\"logprobs\": 1}}'") from None
+    if not isinstance(fields, dict):
+        raise UsageError(f"--extra-body is {text}; write a JSON object, such as '{{\"logprobs\": 1}}'")
+    return fields
+
+
+def _headers(texts: list[str]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--header {text}: write NAME=VALUE")
+        headers[name] = value
+    return headers
 
 
 def _workers(option: str) -> str | int:
@@ -216,7 +218,15 @@ def _plain_profile(
     }
 
 
-def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> "LoadResult":
+def _load(
+    plain: dict[str, Any],
+    output_dir: Path | None,
+    label: str | None,
+    limits_ms: dict[str, float],
+    result_file: Path | None,
+    *,
+    is_quiet: bool,
+) -> "LoadResult":
     from benchctl.measure.result_directory import Origin
     from benchctl.measure.single_load.single_load import create_load_directory, load_server
     from benchctl.measure.tokenizing.choice import prepare_counted, tokenizer_for
@@ -224,18 +234,19 @@ def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> 
 
     profile = profile_from_plain(plain, "the command line", is_to_send=True)
     _check_key(profile)
-    origin = Origin(output_root=RESULTS, directory=output_dir, argv=("benchctl", *sys.argv[1:]))
+    argv = ("benchctl", *sys.argv[1:])
+    origin = Origin(output_root=RESULTS, directory=output_dir, label=label, argv=argv)
     with tokenizer_for(profile) as tokenizer:
         prepared = prepare_counted(profile, tokenizer)
     results = create_load_directory(profile, prepared, origin)
     try:
         with _progress(profile.workload.num_prompts, is_quiet=is_quiet) as on_progress:
-            loaded = load_server(results, profile, on_progress)
+            loaded = load_server(results, profile, on_progress, limits_ms)
     except KeyboardInterrupt:
         show = shlex.join(["benchctl", "show", str(results.path)])
         print(f"interrupted; results until now are kept. Show them with: {show}", file=sys.stderr)
         raise
-    _report(results.path, loaded, as_json=is_quiet)
+    _report(results.path, loaded, result_file, as_json=is_quiet)
     return loaded
 
 
@@ -263,12 +274,15 @@ def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], 
         yield advanced
 
 
-def _report(path: Path, loaded: "LoadResult", *, as_json: bool) -> None:
+def _report(path: Path, loaded: "LoadResult", result_file: Path | None, *, as_json: bool) -> None:
     from benchctl.records.jsonl import write_json_atomic
     from benchctl.report.text.load_report import load_result
 
     document = load_result(loaded.figures, loaded.record, loaded.manifest, loaded.arrival, loaded.client)
     write_json_atomic(path / "runs" / loaded.record.run_id / "result.json", document)
+    if result_file is not None:
+        result_file.parent.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(result_file, document)
     if as_json:
         warnings = (*loaded.manifest.warnings, *loaded.record.warnings)
         print_json(document | {"path": str(path), "warnings": warnings, "failure": loaded.record.failure})

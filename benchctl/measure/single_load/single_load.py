@@ -6,7 +6,7 @@ It leaves a result directory like any other, with a single run. It starts nothin
 neither requests nor records in memory, so that it starts at once and a load of any length fits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,13 +59,18 @@ def create_load_directory(profile: Profile, prepared: PreparedSet, origin: Origi
     return create_results(profile, prepared, origin, manifest)
 
 
-def load_server(results: ResultDirectory, profile: Profile, on_progress: Callable[[int], None]) -> LoadResult:
-    """Send the load that is prepared in ``results`` and judge it.
+def load_server(
+    results: ResultDirectory,
+    profile: Profile,
+    on_progress: Callable[[int], None],
+    limits_ms: Mapping[str, float] | None = None,
+) -> LoadResult:
+    """Send the load that is prepared in ``results`` and judge it; goodput counts the requests within ``limits_ms``.
 
     ``on_progress`` is called with the number of requests that have ended. A load of which nothing completed is a
     record with state ``failed``. Raises KeyboardInterrupt on SIGINT or SIGTERM; the records then say so.
     """
-    load = _SingleLoad(results, profile, on_progress)
+    load = _SingleLoad(results, profile, on_progress, limits_ms or {})
     try:
         load.measure()
     finally:
@@ -78,12 +83,18 @@ def load_server(results: ResultDirectory, profile: Profile, on_progress: Callabl
 class _SingleLoad:
     """One load in progress."""
 
-    def __init__(self, results: ResultDirectory, profile: Profile, on_progress: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        results: ResultDirectory,
+        profile: Profile,
+        on_progress: Callable[[int], None],
+        limits_ms: Mapping[str, float],
+    ) -> None:
         (planned,) = results.plan().runs
         self._results = results
         self._profile = profile
         self._run = MeasuredRun(profile, planned, results.run(planned.run_id), AttachEngine(), on_progress)
-        self._accumulator = LoadAccumulator()
+        self._accumulator = LoadAccumulator(limits_ms)
         self._evidence = LoadEvidence()
 
     @property

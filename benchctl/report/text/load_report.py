@@ -10,6 +10,7 @@ from benchctl.analysis.metrics.bounds import MARK, Bounds, marked
 from benchctl.analysis.metrics.offered_load import ClientQuality
 from benchctl.analysis.metrics.percentile import PERCENTS, smallest_sample
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
+from benchctl.analysis.summary.goodput import Goodput
 from benchctl.analysis.summary.load_figures import SEND_LAG, LoadFigures
 from benchctl.formats import UNKNOWN, four_digits, whole
 from benchctl.interop.writers.vllm import bounds_document, schedule
@@ -44,13 +45,14 @@ def load_result(
         "total_input_tokens": figures.prompt_tokens,
         "total_output_tokens": figures.output_tokens,
         "request_throughput": figures.request_throughput,
-        "request_goodput": None,
+        "request_goodput": None if figures.goodput is None else figures.goodput.request_goodput,
         "output_throughput": figures.output_throughput,
         "total_token_throughput": figures.total_token_throughput,
         **_latencies(figures),
         "schema_version": SCHEMA_VERSION,
         "run_id": record.run_id,
         "state": record.state,
+        "goodput": None if figures.goodput is None else _goodput_document(figures.goodput),
         "stop": manifest.stop,
         "seed": manifest.seed,
         "errors_by_kind": dict(figures.errors),
@@ -86,6 +88,7 @@ def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:
         "throughput": f"{four_digits(figures.output_throughput)} output tokens/s, "
         f"{four_digits(figures.total_token_throughput)} tokens/s, "
         f"{four_digits(figures.request_throughput)} requests/s",
+        **_goodput(figures.goodput),
         **_offered(client),
         "arrival times": f"{_share(figures.kernel_stamp_frac)} of the chunks stamped by the kernel; "
         f"{_share(figures.coalesced_chunk_frac)} read together with the next one (an upper bound)",
@@ -97,6 +100,21 @@ def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:
     for row in rows.items():
         table.add_row(*row)
     return table
+
+
+def _goodput_document(goodput: Goodput) -> dict[str, Any]:
+    return {"limits_ms": dict(goodput.limits_ms), "num_good": goodput.num_good, "share": goodput.share}
+
+
+def _goodput(goodput: Goodput | None) -> dict[str, str]:
+    """The requests within the limits, where there are limits."""
+    if goodput is None:
+        return {}
+    limits = " and ".join(f"{_NAMES[name]} <= {limit:g} ms" for name, limit in goodput.limits_ms.items())
+    return {
+        "goodput": f"{goodput.num_good} of {goodput.num_requests} requests ({_share(goodput.share)}): {limits}; "
+        f"{four_digits(goodput.request_goodput)} requests/s"
+    }
 
 
 def _client(client: ClientQuality) -> dict[str, str]:

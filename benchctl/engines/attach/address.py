@@ -1,0 +1,38 @@
+"""Addresses of servers as users have them."""
+
+from typing import Final
+from urllib.parse import urlsplit
+
+_ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1")
+_SCHEMES: Final = ("http", "https")
+
+
+def server_address(url: str) -> str:
+    """The address without the path that requests bring themselves: ``localhost:8000/v1/`` is http://localhost:8000.
+
+    Without a scheme it is http; a prefix of paths stays. Raises ValueError where requests cannot use it.
+    """
+    stripped = url.strip()
+    whole = stripped if "://" in stripped else f"http://{stripped}"
+    scheme, _, rest = whole.partition("://")
+    if scheme.lower() not in _SCHEMES:
+        raise ValueError(f"is {url!r}; write an address that begins with http:// or https://")
+    if "?" in rest or "#" in rest:
+        raise ValueError("holds a query, which requests cannot carry; name a variable in api_key_env instead")
+    if "@" in rest.partition("/")[0]:
+        raise ValueError("holds credentials, which would be recorded; name a variable in api_key_env instead")
+    bare = f"{scheme.lower()}://{rest}".rstrip("/")
+    endpoint = next((each for each in _ENDPOINTS if bare.endswith(each)), "")
+    bare = bare.removesuffix(endpoint).rstrip("/")
+    if not _has_host_and_port(bare):
+        raise ValueError(f"is {url!r}; write a host and a port from 1 to 65535, such as http://127.0.0.1:8000")
+    return bare
+
+
+def _has_host_and_port(url: str) -> bool:
+    """True for an address with a host and, where it names one, a port from 1 to 65535."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
