@@ -55,7 +55,9 @@ class LoadResult:
 
 def create_load_directory(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
     """Write everything that is known before the load. Raises UsageError where no directory can be created."""
-    manifest = msgspec.structs.replace(new_manifest(profile, prepared, origin.argv), state="running")
+    manifest = msgspec.structs.replace(
+        new_manifest(profile, prepared, origin.argv), state="running", label=origin.label
+    )
     return create_results(profile, prepared, origin, manifest)
 
 
