@@ -214,6 +214,8 @@ def test_an_interrupt_at_any_moment_ends_with_130_and_leaves_a_directory_that_re
     assert "Traceback" not in stderr
     results = only_result(tmp_path)
     assert_no_process_is_left(results)
+    assert json.loads((results / "manifest.json").read_text())["state"] == "interrupted"
+    assert " interrupted " in benchctl("list", cwd=tmp_path).stdout
     shown = benchctl("show", str(results), cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     resumed = benchctl("run", "--resume", str(results), "--quiet", cwd=tmp_path)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from benchctl.report.catalog import Entry
 
 _COLUMNS: Final = ("directory", "created", "profile", "engine", "state", "runs", "remarks")
+_GAP: Final = 2
+"""Blanks between two columns."""
 _LEAST_WIDTHS: Final = {0: 18, 2: 8, 6: 8}
 """Characters that are left of each column that a narrow terminal shortens, by the column's number."""
 
@@ -68,7 +70,7 @@ def _fitted(rows: "Sequence[list[str]]", width: int) -> "list[list[str]]":
 
     columns = list(zip(_COLUMNS, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    while sum(widths) + len(widths) - 1 > width:
+    while sum(widths) + _GAP * (len(widths) - 1) > width:
         widest = max(_LEAST_WIDTHS, key=lambda column: widths[column] - _LEAST_WIDTHS[column])
         if widths[widest] <= _LEAST_WIDTHS[widest]:
             break

@@ -1,5 +1,7 @@
 """Slots of a closed loop that stand empty are seen, measured and told; full ones are left in peace."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -221,6 +223,12 @@ def test_metrics_of_the_slots_are_in_milliseconds():
     }
 
 
+def rows_of(figures, account):
+    """The totals of a load as its table prints them."""
+    names, texts = (list(column.cells) for column in totals_table(figures.figures(), account).columns)
+    return dict(zip(names, texts, strict=True))
+
+
 def test_a_load_says_of_its_slots_what_its_run_says_when_it_is_read():
     requests = closed_loop([90.0] * 400, 4, 10.0, connecting_ms=8.0)
     told = load_metrics(requests, closed(4))
@@ -232,8 +240,14 @@ def test_a_load_says_of_its_slots_what_its_run_says_when_it_is_read():
     figures = LoadAccumulator()
     for request in requests:
         figures.add(request)
-    names, said = (list(column.cells) for column in totals_table(figures.figures(), account).columns)
-    rows = dict(zip(names, said, strict=True))
+    rows = rows_of(figures, account)
+    assert rows["client"] == "0.1000 cores"
+    unsampled = {"client_cpu_cores": None, "max_loop_lag_ms": None}
+    assert rows_of(figures, replace(account, metrics={**read, **unsampled}))["client"].startswith("not sampled")
+    sampled = {"client_cpu_cores": None, "max_loop_lag_ms": 3.0}
+    assert rows_of(figures, replace(account, metrics={**read, **sampled}))["client"] == (
+        "its loop at most 3.000 ms late"
+    )
     assert rows["load"] == "3.600 of 4.000 requests at once"
     assert rows["slots"] == (
         "empty for 10.00% of their time; filled again after 10.00 ms (p50), 10.00 ms (p99); a connection "
