@@ -87,6 +87,12 @@ class RequestOptions(Section):
                 raise ValueError(problem)
         return headers
 
+    @property
+    def asks_for_json(self) -> bool:
+        """True where the form of the answer is a JSON document."""
+        is_form = (self.response_format or {}).get("type") in {"json_object", "json_schema"}
+        return is_form or bool({"json", "json_object"} & (self.structured_outputs or {}).keys())
+
     def stated(self) -> dict[str, Any]:
         """The fields that are set, by dotted path: those of free sections one by one, a form of the answer whole.
 

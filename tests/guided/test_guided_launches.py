@@ -18,7 +18,7 @@ from benchctl.records.run import RunRecord
 SIMULATED = {"llm-mock-cache", "bonus-tokens"}
 """Profiles that sweep options which the simulator alone has."""
 PROFILES = [entry.name for entry in list_profiles() if entry.name not in SIMULATED]
-OF_THE_PLUGIN = {"fused-vs-two-phase", "noop-skip", "speculation"}
+OF_THE_PLUGIN = {"fused-vs-two-phase", "lora", "noop-skip", "speculation"}
 """Profiles about options that SGLang's fork does not have."""
 OF_SEVERAL_DEVICES = {"steptime-w5"}
 """Profiles that spread a model over devices, where the fork writes no step log."""

@@ -1,8 +1,10 @@
-"""The answers of both sides: quality where there are gold answers, and divergence of the texts.
+"""The answers of both sides: quality where there is something to judge by, and divergence of the texts.
 
-Answers are judged only where they end naturally: with stop mode ``forced`` a text runs on past its end, and its
-last number is chance. A simulator's texts are invented and not judged. Each cell's quality is judged on its own, at
-the confidence of the comparison and outside the correction for several tests.
+Answers are judged against gold answers; where there are none and requests of a side ask for JSON, by being JSON.
+Against gold answers they are judged only where they end naturally: with stop mode ``forced`` a text runs on past
+its end, and its last number is chance; the JSON document with which it begins is not. A simulator's texts are
+invented and not judged. Each cell's quality is judged on its own, at the confidence of the comparison and outside
+the correction for several tests.
 """
 
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import CellPair
 from benchctl.analysis.quality.accuracy import MARGIN_POINTS, compare_quality
 from benchctl.analysis.quality.divergence import DivergenceComparison, compare_divergence
-from benchctl.analysis.quality.judge import judge_named
+from benchctl.analysis.quality.judge import Judge, judge_named
 from benchctl.errors import UsageError
 
 
@@ -21,13 +23,15 @@ from benchctl.errors import UsageError
 class AnswerOptions:
     """Judge of the answers, and the margin with which quality decides; None: it is only reported."""
 
-    judge: str = "numeric"
+    judge: str | None = None
+    """Its name; None: ``json`` where requests ask for JSON and have no gold answers, else ``numeric``."""
     margin_points: float | None = None
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
         """Raises UsageError for a judge or a margin that does not exist."""
-        judge_named(self.judge)
+        if self.judge is not None:
+            judge_named(self.judge)
         if self.margin_points is not None and not 0 <= self.margin_points < 100:
             raise UsageError(
                 f"the quality margin is {self.margin_points:g}; it must be a number of percentage points from 0 to "
@@ -45,11 +49,13 @@ def with_answers(
 
     Raises UsageError where quality must decide and no answer can be judged.
     """
-    no_answers, past_end = _why_no_answers(sides, pairs), _why_past_end(sides)
+    runs_on = _why_past_end(sides)
+    judge = judge_named(options.judge or _fitting_judge(sides), runs_on=runs_on is not None)
+    no_answers = _why_no_answers(sides, pairs, judge)
+    past_end = runs_on if judge.needs_gold else None
     is_deciding = options.margin_points is not None
     if is_deciding and (reason := no_answers or past_end):
         raise UsageError(f"--quality-margin cannot decide: {reason}")
-    judge = judge_named(options.judge)
     margin_points = MARGIN_POINTS if options.margin_points is None else options.margin_points
     answered_cells = []
     for cell, pair in zip(cells, pairs, strict=True):
@@ -69,9 +75,21 @@ def with_answers(
     return tuple(answered_cells)
 
 
-def _why_no_answers(sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair]) -> str | None:
+def _fitting_judge(sides: tuple[Experiment, Experiment]) -> str:
+    """``json`` where requests of either side ask for it and have no gold answers, else ``numeric``."""
+    if _has_gold(sides):
+        return "numeric"
+    settings = (side.settings(run.record) for side in sides for run in side.results.runs)
+    return "json" if any(each is not None and each.request.asks_for_json for each in settings) else "numeric"
+
+
+def _has_gold(sides: tuple[Experiment, Experiment]) -> bool:
+    return any(request.answer is not None for request in sides[0].results.requests)
+
+
+def _why_no_answers(sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair], judge: Judge) -> str | None:
     """The reason why no answer of this workload can be right or wrong; None where answers can."""
-    if not any(request.answer is not None for request in sides[0].results.requests):
+    if judge.needs_gold and not _has_gold(sides):
         return "no request of this workload has a gold answer (those of gsm8k and generated have)"
     if any(_is_simulated(pair) for pair in pairs):
         return "a simulator invents its texts; measure a real engine"

@@ -65,8 +65,9 @@ class CompareOptions:
     """Judge files that were altered after they were measured."""
     noise: Mapping[str, MetricNoise] | None = None
     """Noise floors by metric; None: those on file in the directories, ``{}``: none."""
-    judge: str = "numeric"
-    """Name of the judge of answers, for requests with a gold answer."""
+    judge: str | None = None
+    """Name of the judge of answers; None: ``json`` where requests ask for JSON without gold answers, else
+    ``numeric``."""
     quality_margin_points: float | None = None
     """Margin with which quality decides as well; None: quality is reported and decides nothing."""
     step_time_model: Path | None = None

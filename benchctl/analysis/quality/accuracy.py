@@ -65,6 +65,8 @@ class QualityComparison:
     b_failed: int
     note: str | None = None
     """Limits of the figures."""
+    share: str = "accuracy"
+    """Name of what the accuracies are shares of."""
 
 
 def compare_quality(
@@ -119,6 +121,7 @@ def compare_quality(
         a_failed=a.num_failed,
         b_failed=b.num_failed,
         note="; ".join(notes) or None,
+        share=judge.share,
     )
 
 

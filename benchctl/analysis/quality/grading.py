@@ -51,8 +51,11 @@ class Grades:
 
 
 def grade(prepared: Iterable[PreparedRequest], runs: Sequence[LoadedRun], judge: Judge) -> Grades | None:
-    """Judge all answers of ``runs`` to requests that have a gold answer; None without such, or without runs."""
-    questions = [request for request in prepared if request.answer is not None]
+    """Judge all answers of ``runs``, those to requests with a gold answer where the judge needs one.
+
+    None without such, or without runs.
+    """
+    questions = [request for request in prepared if request.answer is not None or not judge.needs_gold]
     if not questions or not runs:
         return None
     samples: dict[str, int] = defaultdict(int)

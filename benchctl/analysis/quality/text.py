@@ -24,13 +24,22 @@ def accuracy_sentence(quality: QualityComparison) -> str:
     """Both accuracies, the difference with its interval, the test, and the minimum detectable effect."""
     test = "McNemar" if quality.method == MCNEMAR else "sign-flip"
     return (
-        f"accuracy {quality.a_accuracy * 100:.1f} % against {quality.b_accuracy * 100:.1f} %: "
+        f"{quality.share} {quality.a_accuracy * 100:.1f} % against {quality.b_accuracy * 100:.1f} %"
+        f"{_answers(quality)}: "
         f"{quality.difference_points:+.1f} points [{quality.ci_low:+.1f}, {quality.ci_high:+.1f}], "
         f"{test} p {quality.p_value:.2g}, {quality.num_questions:,} questions "
         f"({quality.only_a} better in A, {quality.only_b} in B); "
         f"minimum detectable effect {quality.minimum_detectable_points:.1f}; "
         f"{quality.verdict} at a margin of {quality.margin_points:g}; judge {quality.judge}"
     )
+
+
+def _answers(quality: QualityComparison) -> str:
+    """The numbers of right answers where they are counted rather than known by questions."""
+    if quality.share == "accuracy":
+        return ""
+    right = (round(quality.a_accuracy * quality.a_answers), round(quality.b_accuracy * quality.b_answers))
+    return f" ({right[0]:,} of {quality.a_answers:,} against {right[1]:,} of {quality.b_answers:,} answers)"
 
 
 def _counts(what: str, quality: QualityComparison, num_a: int, num_b: int) -> str:

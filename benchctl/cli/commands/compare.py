@@ -93,9 +93,12 @@ _AllowAltered = Annotated[
     bool, typer.Option("--allow-altered", help="Compare files even if they were altered after the measurement.")
 ]
 _Judge = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--judge", metavar="NAME", help="How to check answers against reference answers: numeric or math-verify."
+        "--judge",
+        metavar="NAME",
+        help="How to check answers: against gold answers with numeric or math-verify, or by being JSON with json.",
+        show_default="numeric; json where requests ask for JSON without gold answers",
     ),
 ]
 _QualityMargin = Annotated[
@@ -147,7 +150,7 @@ def compare(
     allow_failed: _AllowFailed = False,
     allow_suspect: _AllowSuspect = False,
     allow_altered: _AllowAltered = False,
-    judge: _Judge = "numeric",
+    judge: _Judge = None,
     quality_margin: _QualityMargin = None,
     step_time_model: _StepTimeModel = None,
     show_all: _ShowAll = False,
