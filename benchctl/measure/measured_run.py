@@ -6,6 +6,7 @@
 """
 
 import itertools
+import os
 import platform
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.described_fields import undescribed_fields
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, utc_now
+from benchctl.measure.redaction import without_values
 from benchctl.measure.sending import ServerUnderTest, send_requests
 from benchctl.profile.model import PriorityOption, Profile
 from benchctl.profile.planning.plan import variant_settings
@@ -64,6 +66,8 @@ class MeasuredRun:
         self.profile = profile
         self.engine = engine
         self.settings = variant_settings(profile, planned.variant, planned.cell)
+        self.secrets = tuple(os.environ[name] for name in self.settings.request.variables if name in os.environ)
+        """Values of its headers that no file may hold."""
         self._directory = directory
         self._on_progress = on_progress
         self._load: AnyLoad | None = None
@@ -260,6 +264,7 @@ class MeasuredRun:
         return self.close("suspect" if self.journal.is_suspect else "done")
 
     def fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
+        message, log_tail = (without_values(text, self.secrets) for text in (message, log_tail))
         return self.close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
 
     def close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:

@@ -1,9 +1,11 @@
 """Removal of secrets from records, by name and by the pattern of well-known tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from benchctl.profile.secret import SECRET_VALUE, is_secret_name
+from benchctl.records.jsonl import write_bytes_atomic
 
 REDACTED: Final = "***"
 
@@ -42,13 +44,37 @@ def redacted_env(env: Mapping[str, str]) -> dict[str, str]:
     return {name: REDACTED if is_secret_name(name) else _redacted_value(env[name]) for name in sorted(env)}
 
 
-def server_env(inherited: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+def server_env(
+    inherited: Mapping[str, str], own: Mapping[str, str], withheld: Collection[str] = ()
+) -> dict[str, str]:
     """The environment of a server: ours, without its secrets, and the engine's own variables.
 
-    It keeps the token with which a server downloads its model.
+    It keeps the token with which a server downloads its model, and none of the variables that are ``withheld``.
     """
-    passed_on = {name: value for name, value in inherited.items() if name in _MODEL_HUB or not is_secret_name(name)}
+    passed_on = {
+        name: value
+        for name, value in inherited.items()
+        if name not in withheld and (name in _MODEL_HUB or not is_secret_name(name))
+    }
     return passed_on | dict(own)
+
+
+def without_values(text: str, secrets: Iterable[str]) -> str:
+    """``text`` with these values replaced."""
+    for secret in secrets:
+        text = text.replace(secret, REDACTED) if secret else text
+    return text
+
+
+def redact_file(path: Path, secrets: Iterable[str]) -> None:
+    """Replace these values in a file that is no longer written to, where it holds any."""
+    present = [secret for secret in secrets if secret]
+    if not present or not path.is_file():
+        return
+    content = path.read_bytes()
+    if any(secret.encode() in content for secret in present):
+        text = content.decode("utf-8", errors="surrogateescape")
+        write_bytes_atomic(path, without_values(text, present).encode("utf-8", errors="surrogateescape"))
 
 
 def recorded_env(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from benchctl.load.demand import size_of
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.workers.workers import num_processes, num_workers
 from benchctl.measure.measured_run import MeasuredRun, ignore
-from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
+from benchctl.measure.redaction import recorded_env, redact_file, redacted_argv, server_env
 from benchctl.measure.sending import ServerUnderTest, control_errors
 from benchctl.measure.server.attached import AttachedServer
 from benchctl.measure.server.cores import process_on, split_cores
@@ -122,7 +122,7 @@ class _ExperimentRun:
         site = LaunchSite(
             port=port, directory=self._directory.path, noise_seed=noise_seed(self._profile, self._planned)
         )
-        env = server_env(os.environ, engine.env(settings, site))
+        env = server_env(os.environ, engine.env(settings, site), settings.request.variables)
         with ExitStack() as stack:
             gpu = self._open_gpu(stack, env.get("CUDA_VISIBLE_DEVICES"))
             if gpu is not None:
@@ -131,6 +131,7 @@ class _ExperimentRun:
             try:
                 await self._measure_server(self._server(site, env), site, gpu)
             finally:
+                redact_file(self._directory.server_log, self._run.secrets)
                 self._write_steps()
             if gpu is not None:
                 self._journal.warn(*wait_memory_returned(gpu, held_bytes))

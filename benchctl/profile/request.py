@@ -105,6 +105,11 @@ class RequestOptions(Section):
             flat |= {f"{name}.{key}": value for key, value in (getattr(self, name) or {}).items()}
         return flat
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """The variables of the environment that its headers name."""
+        return frozenset(name for value in self.headers.values() for name in variables_in(value))
+
     def sent_headers(self) -> tuple[dict[str, str], tuple[str, ...]]:
         """The headers as they are sent now, and the values in them that must never be recorded.
 

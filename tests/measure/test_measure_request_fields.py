@@ -4,7 +4,12 @@ import json
 
 import pytest
 from support import cli
+from support.servers.paced_engine import PacedEngine, planned, profile, request
 from support.servers.recording_server import SentRequest, recording_server
+
+from benchctl.measure.run import RunContext, measure_run
+from benchctl.profile.request import RequestOptions
+from benchctl.records.directory import RunDirectory
 
 SECRET = "not-to-be-written-anywhere-4711"
 PLAIN = ("workload.num_prompts=4", "workload.samples_per_prompt=1", "workload.output_len=4", "telemetry.host_hz=0")
@@ -42,6 +47,27 @@ def test_a_secret_is_sent_to_the_server_and_is_in_no_file_and_no_output(tmp_path
     assert "${TEAM_KEY}" in (tmp_path / "results/aa/latest/profile.yaml").read_text()
     config = runs_of(tmp_path)[0]["effective_config"]
     assert config["request.headers.X-Team-Key"] == "key ${TEAM_KEY}"
+
+
+class Chatty(PacedEngine):
+    """A server that writes to its log what is in a file: there the headers of requests."""
+
+    def argv(self, settings, site):
+        return ("sh", "-c", f'cat {self.truth.parent / "headers"}; exec "$@"', "sh", *super().argv(settings, site))
+
+
+def test_a_secret_that_a_server_writes_to_its_log_is_not_kept_there_and_its_variable_is_not_passed_on(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("VLLM_TEAM", SECRET)  # a variable of a server would be recorded
+    (tmp_path / "headers").write_text(f"a header: X-Team: {SECRET}\n")
+    asks = profile().model_copy(update={"request": RequestOptions(headers={"X-Team": "${VLLM_TEAM}"})})
+    context = RunContext(profile=asks, requests=(request(0),), engine=Chatty(truth=tmp_path / "truth.jsonl"))
+    directory = RunDirectory(tmp_path / "runs" / "000-b0-baseline")
+    assert measure_run(context, planned(), directory).state in {"done", "suspect"}
+    assert "a header: X-Team: ***" in directory.server_log.read_text()
+    files = [path for path in directory.path.rglob("*") if path.is_file()]
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
 def test_a_missing_variable_ends_the_command_before_anything_is_written(tmp_path):
