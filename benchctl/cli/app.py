@@ -38,8 +38,8 @@ app = typer.Typer(
     name="benchctl",
     help="What does a change to the decode path of an LLM server cost, where does the cost sit, and is it real?",
     no_args_is_help=True,
-    epilog="First steps: benchctl init mine --change flag --engine sim --value max_num_seqs=4, and then what "
-    "it prints.",
+    epilog="First steps, each of which prints the next one:\n\n"
+    "benchctl init mine --change flag --engine sim --value max_num_seqs=4",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -71,7 +71,7 @@ def check_name(name: str) -> str:
 def new_profile(new: NewProfile) -> str:
     """The YAML of a profile. Raises UsageError for values that do not fit the kind of change or the engine."""
     _check_number(new)
-    head = f"# {new.name}: a change against a baseline. Run it: benchctl run --profile {new.name}.yaml"
+    head = f"# {new.name}: a change against a baseline. Run it: benchctl run {new.name}.yaml"
     lines = (*_what_is_measured(new), *_WORKLOAD, *_ATTACHED.get(new.change, ()), *_variants(new))
     return "\n".join([head, *(_line(*line) for line in lines)]) + "\n"
 

@@ -87,7 +87,7 @@ def init(
     _write(path, new)
     print(f"{path}: {_summary(new)}")
     print("edit it, or leave it as it is, then run it:")
-    print(f"  {shlex.join(['benchctl', 'run', '--profile', str(path)])}")
+    print(f"  {shlex.join(['benchctl', 'run', str(path)])}")
 
 
 def _answered(
