@@ -79,7 +79,9 @@ def _tokenizer_of(content: bytes, path: Path) -> "tokenizers.Tokenizer":
     try:
         tokenizer: tokenizers.Tokenizer = Tokenizer.from_buffer(content)
     except ValueError as error:
-        raise UsageError(f"{path} is damaged or no tokenizer: {error}; get the file again") from error
+        raise UsageError(
+            f"{path} is damaged or no tokenizer: {error}; get it again, or a newer package tokenizers"
+        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -2,10 +2,18 @@
 
 import msgspec
 import pytest
-from support.results.builders import edit_manifest, edit_requests, edit_run, edit_steps, write_results
+from support.results.builders import (
+    edit_manifest,
+    edit_requests,
+    edit_run,
+    edit_steps,
+    write_request_set,
+    write_results,
+)
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
+from benchctl.records.jsonl import encode
 from benchctl.records.manifest import GitState, GpuInfo
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import RequestError
@@ -65,6 +73,20 @@ def test_every_difference_between_two_experiments_is_named_with_both_values(resu
     )
     assert all(difference in str(caught.value) for difference in caught.value.differences)
     assert "--allow-difference" in str(caught.value)
+
+
+def test_the_same_prompts_that_two_tokenizers_counted_are_the_same_request_set(results, other):
+    counted = [
+        msgspec.structs.replace(request, prompt_tokens=request.prompt_tokens + 3, prompt_tokens_from="server")
+        for request in results.prepared_requests()
+    ]
+    write_request_set(other, b"".join(encode(request) + b"\n" for request in counted))
+    assert results.manifest().request_set_sha256 != other.manifest().request_set_sha256
+    allowed = compare(results.path, other.path).allowed
+    assert "request_set_sha256" not in {difference.key for difference in allowed}
+    write_request_set(other, b"".join(encode(request) + b"\n" for request in counted[1:]))
+    with pytest.raises(NotComparableError, match="request_set_sha256"):
+        compare(results.path, other.path)
 
 
 def test_a_refusal_names_ten_differences_and_how_many_more_there_are(results, other):

@@ -178,6 +178,14 @@ def test_a_running_server_counts_exactly_as_its_usage_will(tmp_path, dialect, mo
             assert usage["prompt_tokens"] == count
 
 
+def test_a_plan_asks_no_server():
+    with questions() as (url, asked):
+        profile = profile_of("attach", "unknown", {"url": url})
+        (warning,) = prepare_counted(profile, planning_tokenizer(profile)).warnings
+    assert not asked
+    assert "a plan asks no server" in warning.message
+
+
 def test_a_server_is_asked_once_for_each_prompt(model):
     with questions() as (url, asked):
         profile = profile_of("attach", model, {"url": url})
