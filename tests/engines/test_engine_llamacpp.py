@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from support.servers.paced_engine import send
 from support.servers.real_engines import assert_compared, assert_ended, needs
@@ -29,6 +30,7 @@ from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.guidance import Guidance
 from benchctl.profile.model import Timeouts, VariantSettings
+from benchctl.profile.request import RequestOptions
 from benchctl.profile.sampling import Sampling
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.request import Message, PreparedRequest, RequestRecord
@@ -317,6 +319,18 @@ class TestRealServers:
         settings = settings_of(model, max_num_seqs=1, enable_prefix_caching=True)
         (_, again), _ = answers(settings, tmp_path, asked(), asked())
         assert again.cached_tokens
+
+    @pytest.mark.parametrize("field", ["response_format", "structured_outputs"])
+    def test_a_schema_is_kept_to_by_prompts_and_chats_and_penalties_are_understood(self, model, tmp_path, field):
+        schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        options = RequestOptions(**{field: form if field == "response_format" else {"json": schema}})
+        sampling = Sampling(presence_penalty=0.5, repetition_penalty=1.1)
+        settings = settings_of(model, sampling=sampling).model_copy(update={"request": options})
+        requests = [asked(max_tokens=90, chat=chat) for chat in (False, True)]
+        ended = [msgspec.structs.replace(request, ignore_eos=False) for request in requests]
+        records, _ = answers(settings, tmp_path, *ended)
+        assert [type(json.loads(record.choices[0].text)["yes"]) for record in records] == [bool, bool]
 
     @pytest.mark.parametrize(
         ("content", "cause", "remedy"),

@@ -101,7 +101,7 @@ def test_penalties_are_sent_only_where_they_change_something():
     assert config["repetition_penalty"] == 1.1
     body = sent("llamacpp", {}, frequency_penalty=0.5, repetition_penalty=1.1).body
     assert body["samplers"] == ["penalties", "temperature", "top_k", "top_p", "min_p"]
-    assert (body["repeat_penalty"], body["frequency_penalty"], body["repeat_last_n"]) == (1.1, 0.5, -1)
+    assert (body["repeat_penalty"], body["frequency_penalty"], body["repeat_last_n"]) == (1.1, 0.5, 5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -158,7 +158,8 @@ def _body(request: PreparedRequest, sampling: Sampling) -> dict[str, Any]:
     if penalties:
         if (repeat := penalties.pop("repetition_penalty", None)) is not None:
             penalties["repeat_penalty"] = repeat
-        penalties["repeat_last_n"] = -1  # of the whole context, as elsewhere, rather than of 64 tokens
+        # of the whole sequence, as elsewhere, rather than of its last 64 tokens
+        penalties["repeat_last_n"] = request.prompt_tokens + request.max_tokens
     return {
         "seed": request.seed,
         "ignore_eos": request.ignore_eos,
