@@ -31,8 +31,9 @@ written out, and `benchctl profiles validate FILE` reports every error with its 
 * A preset may list substitutes under `models` for models that profiles name (`vllm-lenvm` does, for small
   machines); the experiment is then about the substitute.
 * `--set path=value` changes any key for one call: `--set workload.num_prompts=3`.
-* A variant lists only its differences: its `server`, `sampling`, `request` and `guidance` override `engine.options`,
-  `sampling` and `request`. In `request`, null removes an inherited key. Names of variants are free; `baseline` names the one that all others are compared with.
+* A variant lists only its differences: its `server`, `sampling`, `request` and `guidance` override
+  `engine.options`, `sampling` and `request`. In `request`, null removes an inherited key. Names of variants are
+  free; `baseline` names the one that all others are compared with.
 * `sweep` gives a variant one cell for each combination of values; the baseline is never swept. A factor is a
   dotted path such as `sampling.min_p`, or one of the short names
   %s.
