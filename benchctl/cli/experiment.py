@@ -32,7 +32,7 @@ def check_experiment(profile: "Profile", *, is_plan: bool = False) -> None:
     """
     from benchctl.cli.commands.profiles import check_names
     from benchctl.engines.engine import engine_for
-    from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
+    from benchctl.profile.planning.plan import arms, variant_settings
 
     check_names(profile)
     engine = engine_for(profile.engine.kind)
@@ -44,8 +44,6 @@ def check_experiment(profile: "Profile", *, is_plan: bool = False) -> None:
                 raise
             warn(f"not to be measured on this machine: {error}")
             break
-    for path in undeclared_differences(profile):
-        warn(f"variants differ in {path}, which allowed_differences does not list: compare will refuse them")
 
 
 def tokenizer_of(profile: "Profile") -> "AbstractContextManager[Tokenizer]":

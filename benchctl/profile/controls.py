@@ -11,7 +11,6 @@ one that a swept factor does not reach runs once in a block.
 """
 
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from benchctl.profile.checks import baseline_name, swept_factors
@@ -69,8 +68,7 @@ class _Ladder:
             return self._profile
         steps = {step: self._variants.get(step, variant) for step, variant in steps.items()}
         different = self._different(steps)
-        profile = self._with_variants({s: v for s, v in different.items() if s not in self._variants})
-        return self._allow_tilt(profile) if f"{self._name}-neutral" in different else profile
+        return self._with_variants({s: v for s, v in different.items() if s not in self._variants})
 
     def _parts(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The sections that each step has from the baseline and from the variant."""
@@ -137,15 +135,6 @@ class _Ladder:
                 entries[name] = variant
         locations = self._variants.locations | {name: step.location for name, step in steps.items()}
         return self._profile.with_value("variants", LocatedDict(entries, self._variants.location, locations))
-
-    def _allow_tilt(self, profile: LocatedDict) -> LocatedDict:
-        """Declare the difference of a neutral step from its variant."""
-        patterns = profile.get("allowed_differences", [])
-        if not isinstance(patterns, list) or any(fnmatchcase(_NEUTRAL_SETTING, str(item)) for item in patterns):
-            return profile
-        location = profile.locations.get("allowed_differences", self._own.location)
-        extended = located([*patterns, _NEUTRAL_SETTING], location)
-        return profile.with_value("allowed_differences", extended, location)
 
 
 def ladder_of(profile: Profile, name: str) -> tuple[str, ...]:

@@ -177,7 +177,8 @@ class Profile(Section):
     """Runs the baseline in every cell as well, and compares each cell of a variant with the same cell of the
     baseline."""
     allowed_differences: tuple[str, ...] = ()
-    """Settings in which variants may differ, as dotted paths; ``guidance.*`` covers all below ``guidance``."""
+    """Settings that may differ between variants although none of them sets these, as dotted paths; ``server.cb.*``
+    covers all below ``server.cb``."""
     primary_metrics: tuple[str, ...] = ("step_ms", "tpot_ms", "wall_s")
     """Metrics that decide the verdict of a comparison, as far as the servers of both sides record them; all others
     are exploratory."""

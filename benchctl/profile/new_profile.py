@@ -17,6 +17,7 @@ from benchctl.profile.sampling import Sampling
 from benchctl.profile.sources.files import did_you_mean
 
 VARIANT: Final = "changed"
+_ALLOWED: Final = "beside what the variants set; any other makes the comparison invalid"
 """Name of the variant that the baseline is compared with."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _PLAIN: Final = re.compile(r"(?:[A-Za-z]|\.{0,2}/)(?:[\w./+@-]|:(?!$))*")
@@ -134,16 +135,16 @@ def _variants(new: NewProfile) -> tuple[_Line, ...]:
         (f"  baseline: {baseline}",),
         (f"  {VARIANT}: {changed}",),
         *sweep,
-        (f"allowed_differences: [{', '.join(differences)}]", "any other makes the comparison invalid"),
+        *(((f"allowed_differences: [{', '.join(differences)}]", _ALLOWED),) if differences else ()),
     )
 
 
 def _sides(new: NewProfile) -> tuple[str, str, tuple[str, ...]]:
-    """The YAML of both variants, and patterns of what may differ between them."""
+    """The YAML of both variants, and patterns of what may differ beside what they set."""
     if new.change is Change.FLAG:
-        return "{}", f"{{server: {_server_options(new)}}}", ("'server.*'",)
+        return "{}", f"{{server: {_server_options(new)}}}", ()
     if new.change is Change.SAMPLER:
-        return "{}", _request_fields(new), ("'sampling.*'", "'request.*'")
+        return "{}", _request_fields(new), ()
     if new.change is Change.MODEL:
         return "{}", "{}", ("model", "'server.*'")
     if new.change is Change.SERVER:

@@ -45,8 +45,10 @@ written out, and `benchctl profiles validate FILE` reports every error with its 
 * Deprecated words of older versions still work; each use prints a warning with its line and the new word.
 * The YAML is plain: keys are text and appear once, `yes` and `on` are text, and there are no aliases and no tags.
 
-`allowed_differences` lists the settings in which variants may differ, as dotted paths (`guidance.*` covers all
-below `guidance`). Any other difference makes a comparison invalid; `benchctl profiles validate` warns of it.
+What a variant or a cell sets is declared by that, with what the option brings about on the server: options, flags
+and variables of the server, the interpreter and its versions, `sampling`, `request` and `guidance`. Anything else
+that differs makes a comparison invalid. `allowed_differences` lists settings that may differ although nobody set
+them, as dotted paths (`server.speculative.*` covers all below it); a refused comparison names those that it needs.
 
 ## Identity
 

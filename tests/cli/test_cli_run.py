@@ -106,6 +106,17 @@ def test_two_blocks_show_the_price_of_guidance_and_give_no_verdict(measured: Pat
     assert by_name["step_ms"]["blocks"] == 2
 
 
+def test_two_arms_that_differ_in_an_option_compare_without_a_second_declaration(tmp_path: Path) -> None:
+    small = "variants.small={server: {max_num_seqs: 2, max_num_batched_tokens: 64}}"
+    done = benchctl(*EXACT, "--blocks", "1", "--set", small, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "allowed_differences" not in done.stderr
+    path = only_result(tmp_path)
+    compared = benchctl("compare", f"{path}:baseline", f"{path}:small", cwd=tmp_path)
+    assert compared.returncode == 3, compared.stderr
+    assert "declared difference: server.max_num_seqs: 1024 against 2" in compared.stdout
+
+
 def test_a_dry_run_prints_the_order_and_measures_nothing(tmp_path: Path) -> None:
     done = benchctl("run", "--profile", "topk-sweep", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -178,7 +178,7 @@ def test_two_servers_are_compared_by_turns_and_the_key_is_in_no_file(tmp_path):
             "engine.options.api_key_env": "SERVER_KEY",
             "blocks": 2,
         }
-        done = benchctl(tmp_path, "allowed_differences=[server.url]", **urls)
+        done = benchctl(tmp_path, **urls)
         assert done.returncode == 0, done.stdout + done.stderr
         assert a.process.poll() is None
         assert b.process.poll() is None
@@ -200,7 +200,7 @@ def test_two_servers_are_compared_by_turns_and_the_key_is_in_no_file(tmp_path):
 def test_two_equal_servers_of_others_are_called_equivalent(tmp_path):
     with sim_server(tmp_path / "a", time_scale=1.0) as a, sim_server(tmp_path / "b", time_scale=1.0) as b:
         urls = {"engine.options.url": a.client.base_url, "variants.again.server.url": b.client.base_url}
-        done = benchctl(tmp_path, "allowed_differences=[server.url]", **urls, blocks=6)
+        done = benchctl(tmp_path, **urls, blocks=6)
     assert done.returncode == 0, done.stdout + done.stderr
     path = tmp_path / "results" / "aa" / "latest"
     compared = cli.benchctl("compare", f"{path}:baseline", f"{path}:again", "--threshold", "20%", cwd=tmp_path)
@@ -210,11 +210,19 @@ def test_two_equal_servers_of_others_are_called_equivalent(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_addresses_that_the_profile_does_not_declare_are_told_before_the_run(tmp_path):
-    with sim_server(tmp_path / "a", time_scale=50.0) as a, sim_server(tmp_path / "b", time_scale=50.0) as b:
+def test_servers_that_differ_in_more_than_their_address_are_refused_with_the_words_that_allow_it(tmp_path):
+    other = ("--model", "qwen2.5-1.5b")
+    with sim_server(tmp_path / "a", time_scale=50.0) as a, sim_server(tmp_path / "b", *other, time_scale=50.0) as b:
         urls = {"engine.options.url": a.client.base_url, "variants.again.server.url": b.client.base_url}
-        done = benchctl(tmp_path, **urls)
-    assert "variants differ in server.url, which allowed_differences does not list" in done.stderr
+        assert benchctl(tmp_path, **urls).returncode == 0
+    path = tmp_path / "results" / "aa" / "latest"
+    refused = cli.benchctl("compare", f"{path}:baseline", f"{path}:again", cwd=tmp_path)
+    assert refused.returncode == 4
+    assert 'server.served_model: "qwen2.5-7b" against "qwen2.5-1.5b"' in refused.stderr
+    assert "server.url" not in refused.stderr
+    words = next(line for line in refused.stderr.splitlines() if line.startswith("  --allow-difference")).split()
+    allowed = cli.benchctl("compare", f"{path}:baseline", f"{path}:again", *words, cwd=tmp_path)
+    assert allowed.returncode == 3, allowed.stdout + allowed.stderr
 
 
 @pytest.mark.slow

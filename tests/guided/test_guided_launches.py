@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from benchctl.analysis.validity.launch import LaunchSetting, launch_settings
+from benchctl.analysis.validity.comparability.declared import declared_settings, is_declared
+from benchctl.analysis.validity.comparability.launch import LaunchSetting, launch_settings
 from benchctl.engines.engine import LaunchSite, engine_for
-from benchctl.profile.engine_table import options_class
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning.plan import allowed_difference, arms, variant_settings
+from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.profile.sources.listing import list_profiles
 from benchctl.records.directory import arm_label
 from benchctl.records.run import RunRecord
@@ -38,15 +38,18 @@ def _models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def launches(profile: Profile, models: Path) -> dict[str, dict[str, LaunchSetting]]:
     """What each arm's server is started with, all with the models that exist here."""
     engine, found = engine_for(profile.engine.kind), {}
-    for arm in arms(profile):
-        settings = with_models(variant_settings(profile, *arm), models)
+    for label, settings in settings_by_arm(profile, models).items():
         site = LaunchSite(port=8123, directory=models / "000-b0-a")
         run = RunRecord(
             schema_version=2, index=0, run_id="000-b0-a", block=0, position=0, variant="v",
             argv=engine.argv(settings, site), env=engine.env(settings, site),
         )  # fmt: skip
-        found[arm_label(*arm)] = launch_settings(run)
+        found[label] = launch_settings(run)
     return found
+
+
+def settings_by_arm(profile: Profile, models: Path) -> dict[str, VariantSettings]:
+    return {arm_label(*arm): with_models(variant_settings(profile, *arm), models) for arm in arms(profile)}
 
 
 def with_models(settings: VariantSettings, models: Path) -> VariantSettings:
@@ -55,32 +58,29 @@ def with_models(settings: VariantSettings, models: Path) -> VariantSettings:
     return settings.model_copy(update={"model": str(models / "base"), "server": server})
 
 
-def differences(profile: Profile, models: Path) -> dict[str, tuple[str, ...]]:
-    """Settings in which some server differs from the baseline's, with the names of each."""
-    found = launches(profile, models)
-    baseline = found.pop(profile.baseline)
-    return {
-        key: (launch.get(key) or baseline[key]).names
-        for launch in found.values()
-        for key in baseline.keys() | launch.keys()
-        if baseline.get(key) != launch.get(key)
-    }
+def differences(profile: Profile, models: Path, *, undeclared: bool = False) -> set[str]:
+    """Settings in which some server differs from the baseline's; only those that its variant does not declare."""
+    found, settings = launches(profile, models), settings_by_arm(profile, models)
+    baseline, different = found.pop(profile.baseline), set()
+    for label, launch in found.items():
+        declared = declared_settings(settings[profile.baseline], settings[label], profile.engine.kind)
+        for key in baseline.keys() | launch.keys():
+            if baseline.get(key) != launch.get(key):
+                names = (launch.get(key) or baseline[key]).names
+                if not undeclared or not is_declared(key, names, ((key,), (key,)), declared):
+                    different.add(key)
+    return different
 
 
 @pytest.mark.parametrize("kind", ["vllm-lenvm", "sglang-lenvm"])
 @pytest.mark.parametrize("name", PROFILES)
-def test_servers_are_started_alike_but_for_the_value_model_and_what_the_profile_declares(
-    name: str, kind: str, models: Path
-) -> None:
+def test_servers_are_started_alike_but_for_what_their_variants_set(name: str, kind: str, models: Path) -> None:
     if kind == "sglang-lenvm" and name in OF_THE_PLUGIN:
         pytest.skip("the profile is about options of the plugin")
     if kind == "sglang-lenvm" and name in OF_SEVERAL_DEVICES:
         pytest.skip("the fork logs the steps of one device, so its servers are not started alike")
     profile = load_profile(name, engine=kind)
-    of_value_model = {f"server.{option}" for option in options_class(kind).VALUE_MODEL_OPTIONS}
-    for key, names in differences(profile, models).items():
-        declared = [name for name in names if allowed_difference(name, profile.allowed_differences)]
-        assert declared or of_value_model & {*names}, f"{key} differs and is known as {names}"
+    assert not differences(profile, models, undeclared=True)
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -89,15 +89,17 @@ def test_the_plugin_leaves_the_scheduling_of_a_guided_server_as_its_baseline_has
 ) -> None:
     profile = load_profile(name, engine="vllm-lenvm")
     assert not [key for key in differences(profile, models) if "async" in key]
-    assert not allowed_difference("server.overlap_schedule", profile.allowed_differences)
-    assert not allowed_difference("server.async_scheduling", profile.allowed_differences)
+    baseline, *others = (variant_settings(profile, *arm) for arm in arms(profile))
+    scheduling = {"server.overlap_schedule", "server.async_scheduling"}
+    assert not any(scheduling & declared_settings(baseline, other, "vllm-lenvm") for other in others)
 
 
 def test_sglang_s_fork_guides_without_overlapped_scheduling_and_the_profile_declares_it(models: Path) -> None:
     profile = load_profile("topk-sweep", engine="sglang-lenvm")
-    assert differences(profile, models)["argv.--disable-overlap-schedule"]
-    assert allowed_difference("server.overlap_schedule", profile.allowed_differences)
+    assert "argv.--disable-overlap-schedule" in differences(profile, models)
     guided = variant_settings(profile, "guided", {"top_k": 2})
+    baseline = variant_settings(profile, "baseline", {})
+    assert "server.overlap_schedule" in declared_settings(baseline, guided, "sglang-lenvm")
     assert guided.server.model_dump()["overlap_schedule"] is False
 
 

@@ -14,7 +14,6 @@ from benchctl.profile.planning.plan import (
     allowed_difference,
     arms,
     plan_runs,
-    undeclared_differences,
     variant_settings,
 )
 from benchctl.profile.settings import cells_of
@@ -203,12 +202,6 @@ def test_settings_of_what_the_profile_does_not_have_are_refused(variant, cell, m
 )
 def test_a_pattern_allows_what_lies_below_it(path, patterns, allowed):
     assert allowed_difference(path, patterns) is allowed
-
-
-def test_differences_that_a_profile_does_not_declare_are_found_before_they_are_measured():
-    assert undeclared_differences(load_profile("topk-sweep")) == ()
-    profile = load_profile("topk-sweep", overrides=["allowed_differences=[guidance.*, sampling.top_k]"])
-    assert undeclared_differences(profile) == ("server.overlap_schedule", "server.value_model")
 
 
 def test_a_profile_read_from_a_result_directory_plans_the_same_runs():

@@ -2,10 +2,11 @@
 
 import pytest
 
+from benchctl.analysis.validity.comparability.declared import declared_settings
 from benchctl.errors import ProfileError
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
-from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
+from benchctl.profile.planning.plan import arms, variant_settings
 
 PENALTY = "request.extra_body.repetition_penalty"
 
@@ -34,7 +35,8 @@ def test_a_field_of_the_body_is_swept_by_its_path_and_null_leaves_it_out():
     profile = loaded(f"sweep.{PENALTY}=[null, 1.1]", "request.extra_body.top_n_tokens=3")
     swept = [variant_settings(profile, *arm).request.extra_body for arm in arms(profile)[1:]]
     assert swept == [{"top_n_tokens": 3}, {"top_n_tokens": 3, "repetition_penalty": 1.1}]
-    assert undeclared_differences(profile) == (PENALTY,)
+    baseline, swept_last = (variant_settings(profile, *arm) for arm in (arms(profile)[0], arms(profile)[-1]))
+    assert declared_settings(baseline, swept_last, profile.engine.kind) == {PENALTY}
     with pytest.raises(ProfileError, match="no factor or setting has this name"):
         loaded("sweep.request.extra_bodies.x=[1]")
 

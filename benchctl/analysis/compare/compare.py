@@ -24,7 +24,8 @@ from benchctl.analysis.experiment.stopping import num_extensions_of, num_looks_o
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.block_ratio import Estimator
 from benchctl.analysis.step_time.explain import explaining_model
-from benchctl.analysis.validity.comparability import (
+from benchctl.analysis.validity.comparability.declared import declared_settings
+from benchctl.analysis.validity.comparability.differences import (
     Difference,
     configuration_differences,
     experiment_differences,
@@ -164,16 +165,27 @@ def _require_comparable(
     manifests = a.results.manifest, b.results.manifest
     has_one_host = manifests[0].host.hostname == manifests[1].host.hostname
     runs_of_cells = {pair.label: (pair.a_runs, pair.b_runs) for pair in pairs}
+    declared = {pair.label: _declared_between(pair, sides) for pair in pairs}
     differences = (
         *experiment_differences(a.results, b.results),
-        *configuration_differences(runs_of_cells, has_one_host=has_one_host),
-        *run_differences(runs_of_cells, has_one_experiment=manifests[0] == manifests[1]),
+        *configuration_differences(runs_of_cells, declared, has_one_host=has_one_host),
+        *run_differences(runs_of_cells, declared, has_one_experiment=manifests[0] == manifests[1]),
     )
     shared = tuple(p for p in a.profile.allowed_differences if p in b.profile.allowed_differences)
     patterns = (*shared, *options.allow)
     refused = refused_differences(differences, patterns)
     altered = require_intact(a.results, b.results, refused, allow_altered=options.allow_altered)
     return altered, require_comparable(differences, patterns)
+
+
+def _declared_between(pair: CellPair, sides: tuple[Experiment, Experiment]) -> frozenset[str]:
+    """Patterns of the settings in which both profiles say that the two arms differ."""
+    of_profiles = []
+    for experiment in sides:
+        a, b = experiment.settings(pair.a), experiment.settings(pair.b)
+        kind = experiment.results.manifest.engine
+        of_profiles.append(frozenset() if a is None or b is None else declared_settings(a, b, kind))
+    return of_profiles[0] & of_profiles[1]
 
 
 def noise_of(a: Experiment, b: Experiment) -> dict[str, MetricNoise]:

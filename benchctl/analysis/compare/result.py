@@ -11,7 +11,7 @@ from benchctl.analysis.quality.accuracy import QualityComparison
 from benchctl.analysis.quality.divergence import DivergenceComparison
 from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign
 from benchctl.analysis.summary.arm_drafts import ArmDrafts
-from benchctl.analysis.validity.comparability import Difference
+from benchctl.analysis.validity.comparability.differences import Difference
 from benchctl.records.noise import MetricNoise
 from benchctl.records.record import ResultWarning
 

@@ -8,7 +8,7 @@ from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.experiment.deciding import unrecorded_text
 from benchctl.analysis.quality.text import accuracy_sentence
 from benchctl.analysis.statistics.margins import Margins
-from benchctl.analysis.validity.comparability import ABSENT, Difference
+from benchctl.analysis.validity.comparability.differences import ABSENT, Difference
 from benchctl.formats import percentage, percentage_change
 
 

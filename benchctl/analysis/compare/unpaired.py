@@ -17,7 +17,7 @@ from benchctl.analysis.compare.warnings import statistical_warnings
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.metrics.percentile import PERCENTS, smallest_sample
 from benchctl.analysis.metrics.table import LATENCIES, METRICS
-from benchctl.analysis.validity.comparability import Difference, require_comparable
+from benchctl.analysis.validity.comparability.differences import Difference, require_comparable
 from benchctl.errors import NotComparableError
 from benchctl.interop.readers.run import ForeignRun, Setting
 from benchctl.records.record import ResultWarning

@@ -11,7 +11,7 @@ from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import CellPair, unmatched_arms
 from benchctl.analysis.quality.divergence import Divergence
 from benchctl.analysis.statistics.fisher import Share, fisher_one_sided
-from benchctl.analysis.validity.comparability import machine_warnings
+from benchctl.analysis.validity.comparability.differences import machine_warnings
 from benchctl.analysis.validity.usability import decisive_warnings
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.record import ResultWarning

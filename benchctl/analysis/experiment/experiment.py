@@ -101,8 +101,8 @@ class Experiment:
         runs = tuple(run for run in self.results.runs if run.record.block < num_blocks)
         return replace(self, results=replace(self.results, plan=plan, runs=runs))
 
-    def settings(self, record: RunRecord | PlannedRun) -> VariantSettings | None:
-        """Settings of the arm of a run; None where the profile does not have them."""
+    def settings(self, record: RunRecord | PlannedRun | Arm) -> VariantSettings | None:
+        """Settings of an arm, or of that of a run; None where the profile does not have them."""
         settings_of_arms = self._derived.setdefault("settings", {})
         label, profile = arm_label(record.variant, record.cell), self.profile_or_none
         if profile is None or record.variant not in profile.variants:

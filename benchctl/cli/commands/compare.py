@@ -70,8 +70,8 @@ _AllowDifference = Annotated[
     typer.Option(
         "--allow-difference",
         metavar="PATTERN",
-        help="A setting in which the sides may differ, in addition to those of the profile, such as server.*; "
-        "repeat as needed.",
+        help="A setting in which the sides may differ, beside what variants set and the profile allows, such as "
+        "server.*; repeat as needed.",
     ),
 ]
 _NoiseFloor = Annotated[

@@ -68,7 +68,7 @@ def validate(
 ) -> None:
     """Check profiles and report every error with its line. Exit code: 2 with errors, else 0."""
     from benchctl.profile.load import load_profile
-    from benchctl.profile.planning.plan import plan_runs, undeclared_differences
+    from benchctl.profile.planning.plan import plan_runs
 
     errors: list[str] = []
     for name in names:
@@ -78,9 +78,6 @@ def validate(
             num_runs = len(plan_runs(profile).runs)
             plan = f"{count_of(num_runs, 'run')} in {count_of(profile.blocks, 'block')}"
             print(f"ok {name}: {plan} on {profile.engine.kind}")
-            for path in undeclared_differences(profile):
-                remark = "differs from the baseline and allowed_differences does not list it: compare will refuse"
-                print(f"warning {name}: {path} {remark}")
         except ProfileError as error:
             errors.append(str(error))
     if errors:

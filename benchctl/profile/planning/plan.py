@@ -7,7 +7,7 @@ variant in every cell.
 import random
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from benchctl.errors import ProfileError
 from benchctl.profile.errors import profile_error
@@ -127,27 +127,3 @@ def _runs_of(profile: Profile, orders: Sequence[Order], first_block: int = 0) ->
 def allowed_difference(path: str, patterns: Iterable[str]) -> bool:
     """True where a setting may differ between variants: ``guidance.*`` covers all that is below ``guidance``."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)
-
-
-def undeclared_differences(profile: Profile) -> tuple[str, ...]:
-    """Settings in which some run differs from the baseline although ``allowed_differences`` does not say so.
-
-    A comparison of such runs is refused, so it is better known before they are measured.
-    """
-    (variant, cell), *others = arms(profile)
-    baseline = _flat(variant_settings(profile, variant, cell))
-    undeclared: dict[str, None] = {}
-    for other, other_cell in others:
-        settings = _flat(variant_settings(profile, other, other_cell))
-        differing = {path for path in baseline.keys() | settings.keys() if baseline.get(path) != settings.get(path)}
-        for path in sorted(differing):
-            if not allowed_difference(path, profile.allowed_differences):
-                undeclared[path] = None
-    return tuple(undeclared)
-
-
-def _flat(settings: VariantSettings) -> dict[str, Any]:
-    """Settings by dotted path, as the effective configuration of a run names them."""
-    document = settings.model_dump(include={"server", "guidance"})
-    flat = {f"{name}.{key}": value for name, section in document.items() for key, value in (section or {}).items()}
-    return {"model": settings.model, **flat, **settings.stated()}

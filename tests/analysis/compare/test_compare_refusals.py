@@ -72,7 +72,7 @@ def test_every_difference_between_two_experiments_is_named_with_both_values(resu
         'engine: "sim" against "vllm"',
     )
     assert all(difference in str(caught.value) for difference in caught.value.differences)
-    assert "--allow-difference" in str(caught.value)
+    assert "--allow-difference" not in str(caught.value), "nothing allows another request set"
 
 
 def test_the_same_prompts_that_two_tokenizers_counted_are_the_same_request_set(results, other):
@@ -177,11 +177,20 @@ def test_a_setting_that_changes_between_blocks_of_one_side_is_a_difference(resul
 
 
 def test_only_what_both_profiles_allow_is_allowed_between_two_directories(results, other):
-    profile = other.path / "profile.yaml"
-    profile.write_text(profile.read_text().replace("server.value_model, ", ""))
+    for run in other.runs():
+        edit_run(other, run.path.name, effective_config=run.read().effective_config | {"server.max_num_seqs": 8})
+    allow(results, "server.max_num_seqs")
     with pytest.raises(NotComparableError) as caught:
         compare(f"{results.path}:baseline", f"{other.path}:guided")
-    assert caught.value.differences == ('server.value_model: absent against "qwen2.5-1.5b"',)
+    assert caught.value.differences == ("server.max_num_seqs: absent against 8",)
+    allow(other, "server.max_num_seqs")
+    allowed = {difference.key for difference in compare(f"{results.path}:baseline", f"{other.path}:guided").allowed}
+    assert allowed == {"sampling.top_k", "server.value_model", "server.max_num_seqs"}
+
+
+def allow(results, pattern):
+    profile = results.path / "profile.yaml"
+    profile.write_text(profile.read_text().replace("guidance.*]", f"guidance.*, {pattern}]"))
 
 
 def test_different_profile_names_are_fine(results, other):

@@ -4,15 +4,19 @@ All differences are collected and reported at once. Differences of the work itse
 are never allowed; profiles of both sides or the user allow others.
 """
 
+import glob
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from benchctl.analysis.validity.launch import is_flag, launch_settings
+from benchctl.analysis.validity.comparability.declared import chooses_build, is_declared
+from benchctl.analysis.validity.comparability.launch import is_flag, launch_settings
 from benchctl.errors import NotComparableError
 from benchctl.profile.planning.plan import allowed_difference
 from benchctl.records.loaded import LoadedResults, LoadedRun
@@ -21,6 +25,10 @@ from benchctl.records.record import ResultWarning
 from benchctl.records.request import ESTIMATE, PreparedRequest
 from benchctl.records.run import RunRecord
 
+Cells: TypeAlias = Mapping[str, tuple[Sequence[LoadedRun], Sequence[LoadedRun]]]
+"""The runs of both sides by cell."""
+NOTHING: Final[Mapping[str, Collection[str]]] = MappingProxyType({})
+"""No cell declares anything."""
 NEVER_ALLOWED: Final = frozenset({"request_set_sha256", "stop", "schema_version"})
 _MOST_NAMED: Final = 10
 """Number of differences that the message of a refusal names; the error has all of them."""
@@ -44,6 +52,8 @@ class Difference:
     cells: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     """Other names of the same setting; allowing one of them allows the difference."""
+    is_declared: bool = False
+    """The profile declares it by what its variants and cells set."""
 
     def __str__(self) -> str:
         where = f" ({'; '.join(self.cells)})" if self.cells else ""
@@ -72,15 +82,15 @@ def _uncounted(results: LoadedResults) -> tuple[PreparedRequest, ...]:
 
 
 def configuration_differences(
-    cells: Mapping[str, tuple[Sequence[LoadedRun], Sequence[LoadedRun]]], *, has_one_host: bool = True
+    cells: Cells, declared: Mapping[str, Collection[str]] = NOTHING, *, has_one_host: bool = True
 ) -> tuple[Difference, ...]:
     """Settings in which the servers of the two sides differ, over all cells: in their reported configuration, their
     command line and their environment.
 
-    A setting that changes between the blocks of one side differs too; both values are shown. With ``has_one_host``
-    paths are compared whole.
+    A setting that changes between the blocks of one side differs too; both values are shown. ``declared`` has the
+    patterns of what the variants of each cell set. With ``has_one_host`` paths are compared whole.
     """
-    cells_of: dict[tuple[str, str, str], list[str]] = {}
+    cells_of: dict[tuple[str, str, str, bool], list[str]] = {}
     names: dict[str, tuple[str, ...]] = {"server.version": ("engine_version",)}
     for cell, sides in cells.items():
         a, b = ([_settings_of(run.record, names, has_one_host=has_one_host) for run in runs] for runs in sides)
@@ -89,11 +99,22 @@ def configuration_differences(
             # of a flag that sets a reported setting, only the reported value counts
             is_reported = is_flag(key) and any(name in settings for name in names[key] for settings in (*a, *b))
             if len({*left, *right}) > 1 and not {*left, *right} <= _NOT_SET and not is_reported:
-                cells_of.setdefault((key, " or ".join(left), " or ".join(right)), []).append(cell)
+                is_set = _is_set(key, names.get(key, ()), (left, right), declared.get(cell, ()))
+                cells_of.setdefault((key, " or ".join(left), " or ".join(right), is_set), []).append(cell)
     return tuple(
-        Difference(key, left, right, () if len(differing) == len(cells) else tuple(differing), names.get(key, ()))
-        for (key, left, right), differing in sorted(cells_of.items())
+        Difference(
+            key, left, right, () if len(differing) == len(cells) else tuple(differing), names.get(key, ()), is_set
+        )
+        for (key, left, right, is_set), differing in sorted(cells_of.items())
     )
+
+
+def _is_set(
+    key: str, names: Sequence[str], sides: tuple[tuple[str, ...], tuple[str, ...]], declared: Collection[str]
+) -> bool:
+    """True where the variants set a difference. Another build of the engine may also have settings of its own."""
+    is_new = key.startswith("server.") and (ABSENT,) in sides and chooses_build(declared)
+    return is_declared(key, names, sides, (*declared, glob.escape(key)) if is_new else declared)
 
 
 def _settings_of(record: RunRecord, names: dict[str, tuple[str, ...]], *, has_one_host: bool) -> dict[str, str]:
@@ -119,7 +140,7 @@ def _as_json(value: Any) -> str:
 
 
 def run_differences(
-    cells: Mapping[str, tuple[Sequence[LoadedRun], Sequence[LoadedRun]]], *, has_one_experiment: bool
+    cells: Cells, declared: Mapping[str, Collection[str]] = NOTHING, *, has_one_experiment: bool
 ) -> tuple[Difference, ...]:
     """Engine versions and hosts that differ between the runs of two sides, or within one side if the sides are two
     experiments (which may differ, with a warning). Runs without the record differ from none.
@@ -138,7 +159,9 @@ def run_differences(
             " or ".join(dict.fromkeys(v for sides in differing.values() for v in sides[i])) or "unknown"
             for i in (0, 1)
         )
-        differences.append(Difference(key, left, right, () if len(differing) == len(cells) else tuple(differing)))
+        is_set = all(is_declared(key, (), sides, declared.get(cell, ())) for cell, sides in differing.items())
+        where = () if len(differing) == len(cells) else tuple(differing)
+        differences.append(Difference(key, left, right, where, is_declared=is_set))
     return tuple(differences)
 
 
@@ -146,7 +169,7 @@ def _recorded(runs: Sequence[LoadedRun], value_of: Callable[[RunRecord], str | N
     return tuple(dict.fromkeys(f'"{value}"' for run in runs if (value := value_of(run.record)) is not None))
 
 
-def _is_in_configuration(cells: Mapping[str, tuple[Sequence[LoadedRun], Sequence[LoadedRun]]]) -> bool:
+def _is_in_configuration(cells: Cells) -> bool:
     """True if the servers report it, so that it is a difference of ``server.version`` already."""
     runs = (run.record for sides in cells.values() for side in sides for run in side)
     return all(run.engine_version == run.effective_config.get("server.version") for run in runs)
@@ -156,29 +179,43 @@ def require_comparable(differences: Sequence[Difference], patterns: Sequence[str
     """Return the differences. Raises NotComparableError with each one that is not allowed."""
     refused = refused_differences(differences, patterns)
     if refused:
-        raise NotComparableError(refusal(refused), refused)
+        raise NotComparableError(refusal(refused, words_to_allow(differences, patterns)), refused)
     return tuple(differences)
 
 
 def refused_differences(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[str, ...]:
     """The differences that are not declared, or can never be allowed."""
-    return tuple(
-        str(difference)
-        for difference in differences
-        if difference.key in NEVER_ALLOWED
-        or not any(allowed_difference(name, patterns) for name in (difference.key, *difference.names))
-    )
+    return tuple(str(difference) for difference in differences if _is_refused(difference, patterns))
 
 
-def refusal(differences: Sequence[str]) -> str:
-    """The message for undeclared differences: the first of them, and the number of others."""
+def _is_refused(difference: Difference, patterns: Sequence[str]) -> bool:
+    if difference.key in NEVER_ALLOWED:
+        return True
+    names = (difference.key, *difference.names)
+    return not difference.is_declared and not any(allowed_difference(name, patterns) for name in names)
+
+
+def words_to_allow(differences: Sequence[Difference], patterns: Sequence[str]) -> str:
+    """The options of ``compare`` that allow all refused differences; empty where one can never be allowed."""
+    refused = [difference.key for difference in differences if _is_refused(difference, patterns)]
+    if not NEVER_ALLOWED.isdisjoint(refused):
+        return ""
+    return " ".join(f"--allow-difference {shlex.quote(glob.escape(key))}" for key in dict.fromkeys(refused))
+
+
+def refusal(differences: Sequence[str], words: str) -> str:
+    """The message for undeclared differences: the first of them, the number of others, and ``words`` that allow all
+    of them.
+    """
     lines = [f"  {difference}" for difference in differences[:_MOST_NAMED]]
     if len(differences) > _MOST_NAMED:
         lines.append(f"  and {len(differences) - _MOST_NAMED} more, which --json names")
     return (
         "the two sides differ in more than the declared factor:\n" + "\n".join(lines) + "\n"
-        "Measure both sides with the same settings; or declare a setting in the profile's allowed_differences, or "
-        "with --allow-difference, if it is the change that you study. Never allowed: "
+        "What a variant or a cell of one profile sets is declared by that. Measure both sides alike in all else; "
+        "or, if this is the change that you study, list it in the profile's allowed_differences"
+        + (f", or add:\n  {words}" if words else "")
+        + "\nNever allowed: "
         + ", ".join(sorted(NEVER_ALLOWED))
     )
 

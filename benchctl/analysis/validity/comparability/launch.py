@@ -7,7 +7,7 @@ and reported once.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePosixPath
@@ -25,6 +25,8 @@ _OURS: Final = re.compile(r"[^\s:=,]*/benchctl/engines/(?:inside/(\w+)|(\w+)/ins
 """Paths of benchctl itself, which are not settings of a server."""
 _GIVEN: Final = "given"
 """Value of a flag without one."""
+WORDS: Final = "argv.words"
+"""The words of a command line that belong to no flag."""
 _HIDDEN: Final = "***"
 _OUR_PREFIX: Final = "BENCHCTL_"
 
@@ -61,22 +63,25 @@ def _of_argv(record: RunRecord) -> Iterator[_Setting]:
     if not record.argv:
         return
     program, *words = record.argv
-    flags, plain = _split_flags(words)
+    flags, plain = split_flags(words)
     if flags.get("-m") != ["benchctl.sim"]:  # part of benchctl, in its interpreter
         yield "argv.program", program, ("server.python", "server.binary")
     if plain:
-        yield "argv.words", " ".join(plain), ("model", "server.extra_args")
+        yield WORDS, " ".join(plain), ("model", "server.extra_args")
     for flag, values in flags.items():
-        name = flag.lstrip("-")
-        if not _OF_ONE_LAUNCH.search(name):
+        if not _OF_ONE_LAUNCH.search(flag.lstrip("-")):
             # any flag may come from extra_args
-            positive = name.removeprefix("no-")
-            options = _options_by_name().get(positive, (positive.replace("-", "_"),))
-            names = ["model" if option == "model" else f"server.{option}" for option in options]
-            yield f"argv.{flag}", " ".join(values) or _GIVEN, (*names, "server.extra_args")
+            yield f"argv.{flag}", " ".join(values) or _GIVEN, (*names_of_flag(flag), "server.extra_args")
 
 
-def _split_flags(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+def names_of_flag(flag: str) -> tuple[str, ...]:
+    """The names of the options behind a flag, in profiles and in what servers report."""
+    positive = flag.lstrip("-").removeprefix("no-")
+    options = _options_by_name().get(positive, (positive.replace("-", "_"),))
+    return tuple("model" if option == "model" else f"server.{option}" for option in options)
+
+
+def split_flags(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Flags with their values, and the words that belong to no flag. Repeated flags accumulate their values."""
     flags: dict[str, list[str]] = {}
     plain: list[str] = []
