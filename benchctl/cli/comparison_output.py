@@ -15,6 +15,7 @@ from benchctl.analysis.compare.text import verdict_sentence
 from benchctl.analysis.compare.unpaired_sides import is_unpaired
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.cli.pictures import drawable
+from benchctl.cli.screen import verdict_text
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.jsonl import write_bytes_atomic
 from benchctl.report.documents.comparison import document_of, refusal_document
@@ -132,7 +133,7 @@ def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
     """Print the verdict, the table, the decomposition of the time, then the footnotes."""
     console = Console(highlight=False)
     console.width = max(console.width, _LEAST_WIDTH)
-    console.print(verdict_sentence(comparison), style="bold", markup=False, soft_wrap=True)
+    console.print(verdict_text(verdict_sentence(comparison), "bold"), soft_wrap=True)
     console.print()
     console.print(_table(headings_of(comparison), rows_of(comparison, show_all=show_all)))
     console.print()
@@ -153,5 +154,5 @@ def _table(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
     for heading in headings:
         table.add_column(heading, no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(verdict_text, row))
     return table

@@ -1,6 +1,7 @@
 """Output that several commands share, and the garbage collector while they read."""
 
 import gc
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -9,11 +10,21 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from benchctl.analysis.analyzed import AnalyzedExperiment
 
 TABLE_WIDTH: Final = 1000
 """Wide enough that no table is cut: numbers without their last digits would mislead."""
+
+_FIRST_WORD: Final = re.compile(r"\s*(\w+)")
+_VERDICT_COLOURS: Final = {
+    "regression": "red",
+    "invalid": "red",
+    "improvement": "green",
+    "equivalent": "green",
+    "inconclusive": "yellow",
+}
 
 
 def wide_console() -> "Console":
@@ -21,6 +32,19 @@ def wide_console() -> "Console":
     from rich.console import Console
 
     return Console(highlight=False, markup=False, soft_wrap=True, width=TABLE_WIDTH)
+
+
+def verdict_text(text: str, style: str = "") -> "Text":
+    """A text whose first word is in the colour of the verdict that it names, where the terminal has colours.
+
+    Without a terminal, or with NO_COLOR, the same text is printed plain.
+    """
+    from rich.text import Text
+
+    drawn = Text(text, style=style)
+    if (word := _FIRST_WORD.match(text)) and (colour := _VERDICT_COLOURS.get(word[1])):
+        drawn.stylize(colour, *word.span(1))
+    return drawn
 
 
 def print_json(document: object) -> None:

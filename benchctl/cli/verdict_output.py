@@ -57,14 +57,18 @@ def _why_more(likely: int | None, *, is_screening: bool) -> str:
 
 def print_verdicts(analysis: "AnalyzedExperiment", verdict: "PageVerdict") -> None:
     """Print one line for each arm against the baseline, then the page and the commands to go on with."""
+    from rich.text import Text
+
     from benchctl.analysis.compare.text import looks_lines
+    from benchctl.cli.screen import verdict_text, wide_console
 
     if _has_verdicts(analysis, verdict):
+        console = wide_console()
         lines = [line for one in verdict.all for line in _verdict_lines(one)]
         width = max(len(name) for name, _ in lines)
         print(f"\nVerdicts against {analysis.results.manifest.baseline}")
         for name, sentence in lines:
-            print(f"{name:<{width}}  {sentence}")
+            console.print(Text(f"{name:<{width}}  ").append_text(verdict_text(sentence)))
         for line in dict.fromkeys(line for each in verdict.comparisons for line in looks_lines(each)):
             print(line)
     follow_up = FollowUp.of(analysis, verdict)

@@ -162,7 +162,7 @@ def test_a_damaged_file_is_named(hub: Hub, suffix: str) -> None:
 
 def test_without_the_package_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(DatasetError, match=r"needs the package huggingface_hub.*pip install 'benchctl\[hub\]'"):
+    with pytest.raises(DatasetError, match=r"needs the package huggingface_hub.*pip install 'huggingface-hub'"):
         prepare(sums())
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchctl.cli.completion import complete_results
 from benchctl.cli.screen import uncollected
 from benchctl.errors import InvalidDataError, UsageError
 
@@ -24,6 +25,7 @@ _A = Annotated[
         metavar="A",
         help="The reference: DIR, or DIR:variant; or result files of vLLM, SGLang, AIPerf or GuideLLM: FILE, "
         "FILE,FILE, or a DIR of such files. Alone, DIR compares every variant with its baseline.",
+        autocompletion=complete_results,
     ),
 ]
 _B = Annotated[
@@ -31,6 +33,7 @@ _B = Annotated[
     typer.Argument(
         metavar="[B]",
         help="The side to judge, given in the same way; without it, every variant of A against its baseline.",
+        autocompletion=complete_results,
     ),
 ]
 _Threshold = Annotated[

@@ -10,7 +10,7 @@ from benchctl.profile.sources.yaml_text import read_document
 OWN: Final = "yours"
 """Group of profiles that benchctl does not carry."""
 GROUPS: Final = {
-    "start here": ("flag", "two-builds", "aa", "ci-smoke"),
+    "start here": ("flag", "two-builds", "own-prompts", "aa", "ci-smoke"),
     "sampler and guidance": (
         "topk-sweep",
         "structured-output",

@@ -31,8 +31,8 @@ from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 _FORMS: Final = ("prompt", "messages", "input_len")
 REMEDY: Final = (
-    "a row is a JSON object with prompt (text) or messages (a list of role and content); docs/tasks/own-prompts.md "
-    "has the format, and workload.columns names other columns"
+    "a row is a JSON object with prompt (text) or messages (a list of role and content); "
+    "workload.columns names other columns"
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchctl.errors import DatasetError
 
-INSTALL = "python -m pip install 'benchctl[hub]'"
+INSTALL = "python -m pip install 'huggingface-hub'"
 
 
 def hub_file(repository: str, filename: str, revision: str, directory: Path | None = None) -> Path:
