@@ -15,6 +15,7 @@ from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.interop.readers.inference_perf import read_config
 from benchctl.interop.writers.inference_perf import write_inference_perf
+from benchctl.profile.choices import DATASETS
 from benchctl.profile.load import load_profile
 from benchctl.steptime.source import roofline_source
 from benchctl.steptime.work import Deployment
@@ -259,7 +260,9 @@ def test_the_command_exits_by_severity(tmp_path: Path) -> None:
 
 
 def test_the_command_lists_and_shows_workloads_and_names_unknown_ones(tmp_path: Path) -> None:
-    assert "steptime-w3" in benchctl("workloads", "list", cwd=tmp_path).stdout
+    listed = benchctl("workloads", "list", cwd=tmp_path).stdout
+    assert "steptime-w3" in listed
+    assert all(f"\n{name} " in listed for name in DATASETS)
     assert "outputs of 1024, 32 open" in benchctl("workloads", "show", "W4", cwd=tmp_path).stdout
     unknown = benchctl("workloads", "show", "W9", cwd=tmp_path)
     assert (unknown.returncode, "name one of W1" in unknown.stderr) == (2, True)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from benchctl.workload.lint.lint import LintResult
 
 app = typer.Typer(
-    no_args_is_help=True, help="Calibration workloads: list, show, export, and lint those of other tools."
+    no_args_is_help=True,
+    help="Calibration workloads and datasets: list, show, export; lint of other tools' loads.",
 )
 
 _Names = Annotated[list[str] | None, typer.Argument(help="W1 to W5 and V1; by default all.", metavar="[NAME]...")]
@@ -49,11 +50,12 @@ _KvTokens = Annotated[
 
 @app.command("list")
 def list_workloads() -> None:
-    """List the calibration workloads with their profiles."""
+    """List the calibration workloads with their profiles, and the datasets that a profile may name."""
     from rich.console import Console
     from rich.table import Table
 
     from benchctl.workload.calibration import WORKLOADS
+    from benchctl.workload.datasets.dataset import meanings_of_datasets
 
     table = Table(box=None, pad_edge=False)
     for title in ("name", "profile", "requests", "determines"):
@@ -61,7 +63,15 @@ def list_workloads() -> None:
     for workload in WORKLOADS.values():
         num_requests = sum(stage.num_requests for stage in workload.stages)
         table.add_row(workload.name, workload.profile, str(num_requests), workload.purpose)
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+    datasets = Table(box=None, pad_edge=False)
+    for title in ("dataset", "prompts"):
+        datasets.add_column(title, overflow="fold")
+    for name, meaning in meanings_of_datasets().items():
+        datasets.add_row(name, meaning)
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console.print(table)
+    console.print("")
+    console.print(datasets)
 
 
 @app.command("show")

@@ -93,8 +93,8 @@ def _checked_row(where: str, fields: dict[str, Any], columns: Mapping[str, str])
 def _named(fields: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """Values by the fields of ``CustomRow``; a column that is another field is not read under its own name."""
     if unknown := set(columns) - set(CustomRow.__struct_fields__):
-        known = ", ".join(CustomRow.__struct_fields__)
-        raise ValueError(f"workload.columns maps {', '.join(sorted(unknown))}; fields are {known}")
+        names = ", ".join(CustomRow.__struct_fields__)
+        raise ValueError(f"workload.columns maps {', '.join(sorted(unknown))}; fields are {names}")
     for field, column in columns.items():
         if column not in fields:
             raise ValueError(f"column {column}, which is {field}, is not among {', '.join(fields) or '(none)'}")

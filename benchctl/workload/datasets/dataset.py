@@ -67,6 +67,12 @@ def names_of_datasets(accepts: Callable[[Dataset], bool]) -> tuple[str, ...]:
     return tuple(name for name in DATASETS if accepts(dataset_named(name)))
 
 
+def meanings_of_datasets() -> dict[str, str]:
+    """One sentence on the prompts of each dataset, by name: the first of its module."""
+    texts = {name: import_module(module).__doc__ or "" for name, module in DATASETS.items()}
+    return {name: " ".join(text.partition("\n\n")[0].replace("``", "").split()) for name, text in texts.items()}
+
+
 @cache
 def dataset_files() -> dict[str, DatasetFile]:
     """The published file of each dataset that has one, by name."""

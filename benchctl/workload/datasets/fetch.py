@@ -45,8 +45,8 @@ def fetch_dataset(file: DatasetFile, directory: Path, progress: Progress) -> Pat
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if (place := _OF_HUB.fullmatch(file.url)) and find_spec("huggingface_hub"):
-            _check(file, hub_file(place[1], place[3], place[2], target.parent))
+        if (address := _OF_HUB.fullmatch(file.url)) and find_spec("huggingface_hub"):
+            _check(file, hub_file(address[1], address[3], address[2], target.parent))
         else:
             _retrieve(file, target, progress)
     except OSError as error:
