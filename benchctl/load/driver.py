@@ -11,15 +11,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import islice
 from typing import Final, TypeAlias
-
-from asyncio_throttle.throttler import Throttler
 
 from benchctl.load.alarm import Alarm
 from benchctl.load.backlog import Backlog
 from benchctl.load.heartbeat import beat
+from benchctl.load.launch_limit import LaunchLimit
 from benchctl.load.open_loop import LEAD_NS, Launching, OpenLoop
 from benchctl.load.prepared import MOST_PREPARED, PreparedRequests
 from benchctl.load.progress import Progress
@@ -66,7 +65,8 @@ class Load:
         self._time_scale = time_scale
         self._is_open_loop = arrival.is_open_loop
         self._max_concurrency = arrival.max_concurrency
-        self._throttle = _throttler(arrival.launch_rate_limit, time_scale)
+        rate_per_s = arrival.launch_rate_limit
+        self._limit = None if rate_per_s is None else LaunchLimit(rate_per_s * time_scale)
         self._on_record = on_record
         self._tally = Tally()
         self._progress = Progress()
@@ -99,7 +99,7 @@ class Load:
         max_ahead = min(self._max_concurrency or MOST_PREPARED, MOST_PREPARED)
         self._prepared = PreparedRequests(iter(calls), self._begin, max_ahead)
         self._client.on_ready = self._progress.change
-        with self._progress.recording_loop_errors():
+        with self._progress.recording_loop_errors(), self._limit or nullcontext():
             helping = (self._beat(), self._catch_up())
             helpers = {self._progress.follow(asyncio.create_task(helper)) for helper in helping}
             try:
@@ -131,7 +131,7 @@ class Load:
             start=self._start_or_queue,
             can_connect_ahead=can_connect_ahead,
             num_waiting=lambda: len(self._waiting),
-            throttle=self._throttle,
+            limit=self._limit,
             time_scale=self._time_scale,
         )
         return OpenLoop(self._client, self._prepared, self._progress, launching)
@@ -139,7 +139,7 @@ class Load:
     async def _drive_by_slots(self, begin: Callable[[], Awaitable[int]] | None) -> None:
         """Launch the first request of every slot together, then each of the others when a slot becomes free."""
         await self._launch_first(begin)
-        if self._throttle is None:
+        if self._limit is None:
             self._does_refill = True
             self._fill_empty_slots()
             self._has_work.set()
@@ -147,7 +147,7 @@ class Load:
             return
         while (exchange := self._prepared.take()) is not None:
             await self._progress.until(lambda: len(self._in_slots) < (self._max_concurrency or 1))
-            await self._throttle.acquire()  # type: ignore[no-untyped-call]
+            await self._limit.acquire()
             exchange.scheduled_ns = time.monotonic_ns()
             self._start(exchange)
 
@@ -165,8 +165,8 @@ class Load:
         now_ns = time.monotonic_ns()
         for number, exchange in enumerate(first, 1):
             exchange.scheduled_ns = now_ns
-            if self._throttle is not None:
-                await self._throttle.acquire()  # type: ignore[no-untyped-call]
+            if self._limit is not None:
+                await self._limit.acquire()
                 exchange.scheduled_ns = time.monotonic_ns()
             self._client.launch(exchange)
             if number % _SENDS_AT_ONCE == 0:
@@ -202,7 +202,7 @@ class Load:
         slot_freed = ended.reads[-1][:2] if is_whole else (time.monotonic_ns(), b"")
         if self._waiting:
             self._start(self._waiting.popleft(), slot_freed)
-        elif self._max_concurrency is not None and not self._is_open_loop and self._throttle is None:
+        elif self._max_concurrency is not None and not self._is_open_loop and self._limit is None:
             self._empty_slots.append(slot_freed)
             if self._does_refill:
                 self._fill_empty_slots()
@@ -257,9 +257,3 @@ class Load:
         self._prepared.give_up()
         self._client.stop_all(CANCELLED)
         await self._progress.wait(lambda: self._backlog.is_done)
-
-
-def _throttler(rate_per_s: float | None, time_scale: float) -> Throttler | None:
-    if rate_per_s is None:
-        return None
-    return Throttler(rate_limit=1, period=1 / (rate_per_s * time_scale), retry_interval=0.001)

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from asyncio_throttle.throttler import Throttler
-
 from benchctl.load.alarm import Alarm
+from benchctl.load.launch_limit import LaunchLimit
 from benchctl.load.prepared import MOST_PREPARED, PreparedRequests
 from benchctl.load.progress import Progress
 from benchctl.load.transport.client import StreamClient
@@ -37,7 +36,7 @@ class Launching:
     that will have to wait for a slot needs none yet."""
     num_waiting: Callable[[], int]
     """Requests that are due and wait for a slot."""
-    throttle: Throttler | None
+    limit: LaunchLimit | None
     time_scale: float
 
 
@@ -48,7 +47,7 @@ class OpenLoop:
         self, client: StreamClient, prepared: PreparedRequests, progress: Progress, launching: Launching
     ) -> None:
         self._client, self._prepared, self._progress = client, prepared, progress
-        self._start, self._throttle = launching.start, launching.throttle
+        self._start, self._limit = launching.start, launching.limit
         self._launching = launching
         self._upcoming: deque[Exchange] = deque()
         """Prepared and not due yet."""
@@ -57,7 +56,7 @@ class OpenLoop:
         """Prepare each request and start it at its planned time after ``start_ns``; return after the last."""
         preparing = self._progress.follow(asyncio.create_task(self._prepare_ahead(start_ns)))
         receiver = self._client.receiver
-        if self._throttle is None:
+        if self._limit is None:
             receiver.on_due = self._start_due
         try:
             with Alarm() as alarm:
@@ -67,10 +66,10 @@ class OpenLoop:
                         return
                     receiver.due_ns = self._upcoming[0].scheduled_ns
                     await alarm.sleep_until(self._upcoming[0].scheduled_ns)
-                    if self._throttle is None:
+                    if self._limit is None:
                         self._start_due()
                     else:
-                        await self._throttle.acquire()  # type: ignore[no-untyped-call]
+                        await self._limit.acquire()
                         self._start(self._upcoming.popleft())
         finally:
             receiver.due_ns, receiver.on_due = NEVER_NS, lambda: None
