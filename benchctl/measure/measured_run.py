@@ -207,12 +207,12 @@ class MeasuredRun:
                 time_scale=self.journal.record.time_scale,
                 on_sample=keep_sample,
             )
-            limit = self.profile.workload.arrival.max_concurrency
+            arrival = self.profile.workload.arrival
             with (
                 steady_interpreter(),
                 prioritized(load, priority, lambda granted: self.journal.update(client_priority=granted)),
             ):
-                await send_requests(target, load, requests, max_concurrency=limit, is_warmup=False)
+                await send_requests(target, load, requests, arrival=arrival, is_warmup=False)
         self._check_accepted(load.summary())
 
     def _check_accepted(self, load: LoadSummary) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -18,7 +18,9 @@ from benchctl.load.transport.exchange import Call
 from benchctl.load.transport.failures import underlying
 from benchctl.load.workers.workers import AnyLoad
 from benchctl.profile.model import VariantSettings
+from benchctl.profile.workload import Arrival
 from benchctl.records.request import PreparedRequest
+from benchctl.workload.arrival import launch_offsets_ns
 
 if TYPE_CHECKING:
     from benchctl.measure.server.server import Server
@@ -66,9 +68,9 @@ async def send_requests(
     requests: Iterable[PreparedRequest],
     *,
     is_warmup: bool,
-    max_concurrency: int | None = None,
+    arrival: Arrival | None = None,
 ) -> None:
-    """Send ``requests`` through ``load``.
+    """Send ``requests`` through ``load``, whose schedule is ``arrival``; None for a burst without limits.
 
     Raises ServerDiedError when a watched server ends meanwhile, and LoadError with cause ``hung`` when it hangs.
     """
@@ -78,10 +80,24 @@ async def send_requests(
     announced = tuple(requests)
     async with control_errors(target.server):
         await target.engine.announce(
-            target.client.control, announced, max_concurrency=max_concurrency, is_warmup=is_warmup
+            target.client.control,
+            announced if arrival is None else _as_launched(announced, arrival),
+            max_concurrency=None if arrival is None else arrival.max_concurrency,
+            is_warmup=is_warmup,
         )
     calls = calls_of(target.engine, target.settings, announced, is_warmup=is_warmup)
     await _drive_watched(load, calls, target.server, target.stall_s)
+
+
+def _as_launched(requests: Sequence[PreparedRequest], arrival: Arrival) -> Sequence[PreparedRequest]:
+    """The requests as they come to the server: later than planned where launches are limited."""
+    if arrival.launch_rate_limit is None:
+        return requests
+    offsets_ns = launch_offsets_ns((request.arrival_ns for request in requests), arrival.launch_rate_limit)
+    return [
+        msgspec.structs.replace(request, arrival_ns=offset_ns)
+        for request, offset_ns in zip(requests, offsets_ns, strict=True)
+    ]
 
 
 async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: "Server", stall_s: float) -> None:

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from operator import sub
 from typing import Final
+
+import msgspec
 
 from benchctl.errors import UsageError
 from benchctl.profile.model import VariantSettings
@@ -16,6 +19,7 @@ from benchctl.sim.requests.static_prefixes import static_prefixes
 from benchctl.sim.service import serve
 from benchctl.sim.settings import config_of, core_request
 from benchctl.sim.simulate import SimLoad, engine_for_config
+from benchctl.workload.arrival import launch_offsets_ns
 
 _BURST: Final = Arrival(kind="burst")
 
@@ -57,15 +61,25 @@ class VirtualServer:
                 servable[prepared.request_id] = prepared, self._servable(prepared)
             except UsageError as error:
                 yield refusal_record(prepared, error, self.now_ns + prepared.arrival_ns, is_warmup=is_warmup)
+        planned_ns = [prepared.arrival_ns for prepared, _ in servable.values()]
+        launches_ns = launch_offsets_ns(planned_ns, arrival.launch_rate_limit)
+        held_ns = dict(zip(servable, map(sub, launches_ns, planned_ns), strict=True))
         load = SimLoad(
             requests=tuple(request for _, request in servable.values()),
-            arrival_ns=tuple(prepared.arrival_ns for prepared, _ in servable.values()),
+            arrival_ns=launches_ns,
             max_concurrency=arrival.max_concurrency,
             is_warmup=is_warmup,
         )
         for served in serve(self._core, load, self._on_step):
             prepared, _ = servable[served.request_id]
-            yield record_of(served, prepared, self.config, is_warmup=is_warmup, is_open_loop=arrival.is_open_loop)
+            record = record_of(
+                served, prepared, self.config, is_warmup=is_warmup, is_open_loop=arrival.is_open_loop
+            )
+            if arrival.is_open_loop:  # planned before the limit held it back
+                record = msgspec.structs.replace(
+                    record, scheduled_ns=record.scheduled_ns - held_ns[served.request_id]
+                )
+            yield record
 
     def _servable(self, prepared: PreparedRequest) -> Request:
         request = core_request(prepared, self._settings, self.config)

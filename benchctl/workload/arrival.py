@@ -31,6 +31,20 @@ def arrival_offsets_ns(arrival: Arrival, num_requests: int, seed: int) -> tuple[
     return tuple(accumulate(islice(gaps, num_requests)))
 
 
+def launch_offsets_ns(offsets_ns: Iterable[int], limit_per_s: float | None) -> tuple[int, ...]:
+    """When requests that arrive at these offsets are launched under a limit of launches per second: in their order,
+    each 1 / ``limit_per_s`` after the one before it or later.
+    """
+    if limit_per_s is None:
+        return tuple(offsets_ns)
+    launches, earliest_ns = [], 0.0
+    for offset_ns in offsets_ns:
+        launch_ns = max(offset_ns, earliest_ns)
+        launches.append(round(launch_ns))
+        earliest_ns = launch_ns + NS_PER_S / limit_per_s
+    return tuple(launches)
+
+
 def constant_offsets_ns(rate_per_s: float, num_requests: int) -> tuple[int, ...]:
     """(i + 1) / rate for i = 0, 1, …: the limit of ``gamma_gaps_ns`` as burstiness grows; never drifts."""
     return tuple(round((i + 1) * NS_PER_S / rate_per_s) for i in range(num_requests))

@@ -46,7 +46,7 @@ def test_no_window_has_more_launches_than_the_limit_and_none_waits_longer_than_i
         times = launches(rate_per_s, num)
         assert most_ahead(times, rate_per_s) <= (MADE_UP_S + CLOCK_S) * rate_per_s
         reached.append((num - 1) / (times[-1] - times[0]) / rate_per_s)
-    assert max(reached) > 0.85, f"{reached} of the limit"
+    assert max(reached) > 0.8, f"{reached} of the limit"
 
 
 def test_a_delay_is_made_up_in_part_and_never_by_a_burst() -> None:

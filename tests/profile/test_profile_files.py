@@ -23,6 +23,7 @@ NAMES = (
     "lenvm-50x16",
     "model-size-sweep",
     "natural",
+    "rate-limited",
     "topk-sweep",
 )
 GUIDED_NAMES = ("fused-vs-two-phase", "guided-idle", "lenvm-model-sizes", "noop-skip")

@@ -76,6 +76,11 @@ def what_was_said(requests):
         pytest.param(CLOSED, "", "baseline", id="closed loop"),
         pytest.param(CLOSED, "", "guided", id="guided"),
         pytest.param(CAPPED, "", "baseline", id="open loop with a cap"),
+        pytest.param("{kind: burst, launch_rate_limit: 30}", "", "baseline", id="launches limited"),
+        pytest.param(
+            "{kind: closed-loop, max_concurrency: 3, launch_rate_limit: 30}", "", "baseline", id="slots and limit"
+        ),
+        pytest.param("{kind: poisson, request_rate: 90, launch_rate_limit: 30}", "", "baseline", id="held back"),
         pytest.param("{kind: burst}", PREEMPTING, "baseline", id="preemption and prefix cache"),
         pytest.param(CLOSED, CHUNKED, "baseline", id="several tokens in a chunk"),
         pytest.param(CLOSED, MOCK, "baseline", id="closing step"),

@@ -14,6 +14,7 @@ from benchctl.workload.arrival import (
     arrival_offsets_ns,
     constant_offsets_ns,
     gamma_gaps_ns,
+    launch_offsets_ns,
     trace_offsets_ns,
 )
 from benchctl.workload.seeded import draw_length, draw_lengths
@@ -60,6 +61,24 @@ def test_more_requests_extend_the_same_schedule_and_time_never_runs_back(
     offsets = arrival_offsets_ns(arrival, num + more, seed)
     assert offsets[:num] == arrival_offsets_ns(arrival, num, seed)
     assert all(earlier <= later for earlier, later in pairwise((0, *offsets)))
+
+
+@given(gaps_ns=st.lists(st.integers(0, 10**9), min_size=1, max_size=50), limit_per_s=st.floats(0.1, 5000.0))
+def test_limited_launches_keep_their_order_and_distance_and_are_held_back_no_longer_than_that(
+    gaps_ns: list[int], limit_per_s: float
+) -> None:
+    planned_ns = [sum(gaps_ns[: i + 1]) for i in range(len(gaps_ns))]
+    launches_ns = launch_offsets_ns(planned_ns, limit_per_s)
+    assert launches_ns[0] == planned_ns[0]
+    for (before, after), planned in zip(pairwise(launches_ns), planned_ns[1:], strict=True):
+        assert after - before >= 10**9 / limit_per_s - 1
+        assert after == planned or after - before == pytest.approx(10**9 / limit_per_s, abs=1)
+
+
+def test_launches_without_a_limit_and_a_limited_burst() -> None:
+    assert launch_offsets_ns((0, 5, 5), None) == (0, 5, 5)
+    assert launch_offsets_ns((0, 0, 0, 0), 40.0) == (0, 25_000_000, 50_000_000, 75_000_000)
+    assert launch_offsets_ns(iter((0,) * 300_001), 3.0)[-1] == pytest.approx(10**14, abs=2**10)
 
 
 def test_another_seed_gives_another_schedule() -> None:

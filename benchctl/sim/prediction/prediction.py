@@ -33,6 +33,7 @@ from benchctl.steptime.queueing import PredictedLoad, kv_capacity_tokens, load_a
 from benchctl.steptime.serving_times import RequestSize, ServerLimits
 from benchctl.steptime.work import Deployment, StepWork
 from benchctl.units import GIGA, NS_PER_S, TERA, s_from_ns
+from benchctl.workload.arrival import launch_offsets_ns
 
 _BLOCK_SIZE: Final = 16
 _UNLIMITED_BLOCKS: Final = 1 << 30
@@ -92,7 +93,7 @@ def predict_run(
         core_requests = tuple(_emulated_request(request, settings) for request in requests)
     load = SimLoad(
         requests=core_requests,
-        arrival_ns=tuple(request.arrival_ns for request in requests),
+        arrival_ns=launch_offsets_ns((request.arrival_ns for request in requests), arrival.launch_rate_limit),
         max_concurrency=arrival.max_concurrency,
     )
     simulation = simulate(config, [load])
