@@ -1,11 +1,12 @@
 """The first minutes with an installed benchctl: every command names the next one, up to the verdict."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from support.installation import run_installed
+from support.installation import run_installed, unpacked
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +46,28 @@ def test_messages_name_only_what_an_installation_has(tmp_path: Path) -> None:
         assert "scripts/" not in text
         assert "docs/" not in text
         assert "benchctl[" not in text
+
+
+def test_nothing_that_is_installed_names_a_script_a_page_or_an_extra_of_the_checkout() -> None:
+    """Texts that a user meets: profiles, and messages in the code."""
+    package = unpacked() / "benchctl"
+    wrong = []
+    for path in (*package.rglob("*.py"), *(package / "_profiles").rglob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        texts = messages_of(text) if path.suffix == ".py" else [text]
+        names = [
+            word for each in texts for word in re.findall(r"scripts/\w+|docs/[\w/]+\.md|'?benchctl\[\w+\]", each)
+        ]
+        wrong += [f"{path.relative_to(package)}: {name}" for name in names]
+    assert wrong == []
+
+
+def messages_of(source: str) -> list[str]:
+    """String constants of a module that are no docstrings."""
+    tree = ast.parse(source)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return [node.value for node in constants if id(node) not in docstrings]
 
 
 def test_the_profiles_to_start_with_run_as_they_are(tmp_path: Path) -> None:

@@ -218,5 +218,6 @@ def _write(path: Path, new: "NewProfile") -> None:
 
 
 def _summary(new: "NewProfile") -> str:
-    engine = "running servers" if new.change == "server" else f"engine {new.engine}"
-    return f"{_QUESTIONS[new.change].partition(':')[0]} against a baseline, 6 blocks, {engine}"
+    if new.change == "server":
+        return "two running servers, 6 blocks"
+    return f"{_QUESTIONS[new.change].partition(':')[0]} against a baseline, 6 blocks, engine {new.engine}"

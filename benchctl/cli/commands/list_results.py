@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from benchctl.cli.experiment_options import RESULTS
 from benchctl.cli.screen import print_json
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _LEAST_WIDTHS: Final = {0: 18, 2: 8, 6: 8}
 
 
 def list_results(
-    root: Annotated[Path, typer.Argument(help="Parent of result directories.")] = Path("results"),
+    root: Annotated[Path, typer.Argument(help="Parent of result directories.")] = RESULTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
 ) -> None:
     """List result directories, newest first, with profile, engine, state and the number of runs."""

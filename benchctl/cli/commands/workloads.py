@@ -81,7 +81,7 @@ def show(name: Annotated[str, typer.Argument(help="W1 to W5 or V1.")]) -> None:
 
     workload = calibration_workload(name)
     print(f"{workload.name}: {workload.purpose}{'; ' + workload.remark if workload.remark else ''}")
-    print(f"run it: benchctl run --profile {workload.profile}")
+    print(f"run it: benchctl run {workload.profile}")
     for stage in workload.stages:
         print(
             f"  prompts of {stage.prompt_tokens}, outputs of {stage.output_tokens}, {stage.concurrency} open, "
