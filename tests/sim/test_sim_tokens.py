@@ -83,3 +83,8 @@ def test_gsm8k_prompts_average_about_104_tokens() -> None:
     counts = [count_chat_tokens([system, Message(role="user", content=instruction + q)]) for q in questions]
     assert sum(counts) / len(counts) == pytest.approx(104.5, abs=0.5)
     assert sum(counts[:50]) == pytest.approx(5200, rel=0.02)
+
+
+@given(st.text(alphabet=" \n\taB1.,_'"))
+def test_short_ascii_texts_are_counted_by_the_same_pieces(text: str) -> None:
+    assert count_tokens(text) == len(tokenize(text))
