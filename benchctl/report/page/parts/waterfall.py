@@ -19,6 +19,8 @@ from benchctl.report.page.parts.shapes import svg_length
 from benchctl.units import MS_PER_S
 
 _THINNEST_BAR: Final = 0.002
+_ROUNDING: Final = 1e-9
+"""Share of the whole below which a part is what rounding left."""
 _NO_WIDTH: Final = 1e-6
 """An interval narrower than this share of its ends is rounding."""
 _WORTH_A_BAR_FRAC: Final = 0.01
@@ -218,7 +220,7 @@ def _step(fall: Fall, level: float, unit: str, scale: Callable[[float], float]) 
     return {
         "label": fall.label,
         "is_total": False,
-        "text": _amount(fall, unit),
+        "text": _amount(fall, unit) if abs(fall.added) > _ROUNDING * abs(level) else f"+0 {unit}",
         "meaning": fall.meaning,
         "x": svg_length(first),
         "width": svg_length(max(last - first, _THINNEST_BAR)),
