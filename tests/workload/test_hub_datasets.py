@@ -162,7 +162,14 @@ def test_a_damaged_file_is_named(hub: Hub, suffix: str) -> None:
 
 def test_without_the_package_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(DatasetError, match=r"needs the package huggingface_hub.*pip install 'huggingface-hub'"):
+    with pytest.raises(DatasetError, match=r"needs the package huggingface_hub.*pip install huggingface_hub"):
+        prepare(sums())
+
+
+def test_a_parquet_file_names_the_package_that_reads_it(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    hub.files = {"test.parquet": b"PAR1"}
+    with pytest.raises(DatasetError, match=r"needs the package pyarrow.*pip install pyarrow"):
         prepare(sums())
 
 

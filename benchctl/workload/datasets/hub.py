@@ -8,8 +8,6 @@ from pathlib import Path
 
 from benchctl.errors import DatasetError
 
-INSTALL = "python -m pip install 'huggingface-hub'"
-
 
 def hub_file(repository: str, filename: str, revision: str, directory: Path | None = None) -> Path:
     """A file of a data set, in ``directory`` or the library's cache. Raises DatasetError where it cannot be had."""
@@ -50,7 +48,7 @@ def package_missing(package: str, repository: str) -> DatasetError:
     """The error for an optional package that reading a data set of the hub needs."""
     return DatasetError(
         f"data set {repository} of the Hugging Face Hub needs the package {package}, which is not installed here; "
-        f"run: {INSTALL}"
+        f"run: python -m pip install {package}"
     )
 
 
