@@ -51,6 +51,14 @@ def test_show_prints_headline_runs_cells_sections_sweep_and_findings(tmp_path):
     assert "Notes" not in text
 
 
+def test_show_names_the_limit_of_launches(tmp_path):
+    results = builders.write_results(tmp_path / "r")
+    limited = builders.PROFILE_YAML.replace("arrival: {", "arrival: {launch_rate_limit: 2.5, ")
+    assert limited != builders.PROFILE_YAML
+    results.write_profile(limited)
+    assert " · at most 2.5 launches per second · stop forced" in words(call("show", results.path).output)
+
+
 def test_tables_that_are_drawn_in_one_row_look_as_they_would_row_by_row(tmp_path):
     builders.write_results(tmp_path, cells=[{"top_k": 1}, {"top_k": 5}])
     analysis = analyze_directory(tmp_path)

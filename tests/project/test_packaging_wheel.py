@@ -49,7 +49,7 @@ def test_a_wheel_carries_style_script_and_templates_of_the_page(wheel: Path) -> 
 def test_a_wheel_carries_every_profile_and_every_preset(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         carried = {name for name in archive.namelist() if name.startswith("benchctl/_profiles/")}
-    expected = files_below(ROOT / "profiles", {".yaml", ".md"})
+    expected = files_below(ROOT / "profiles", {".yaml", ".md", ".jsonl"})
     assert {"topk-sweep.yaml", "engines/vllm.yaml", "engines/sim.yaml", "README.md"} <= expected
     assert carried == {f"benchctl/_profiles/{name}" for name in expected}
 

@@ -19,7 +19,6 @@ from benchctl.formats import (
     first_of,
     four_digits,
     percentage,
-    short_number,
     signed_four_digits,
     three_digits,
     whole,
@@ -82,7 +81,7 @@ def _requests_text(analysis: AnalyzedExperiment) -> str:
     lengths = None if manifest.engine == "sim" else prompt_lengths_text(requests, manifest.engine)
     prompts = "" if lengths is None else f" · prompts of {lengths}"
     rate = None if analysis.profile is None else analysis.profile.workload.arrival.launch_rate_limit
-    limit = "" if rate is None else f" · at most {short_number(rate)} launches per second"
+    limit = "" if rate is None else f" · at most {rate:g} launches per second"
     return (
         f"{len(requests)} requests of {manifest.dataset} ({manifest.request_set_sha256[:10]}){prompts}{limit} · "
         f"stop {manifest.stop}"
