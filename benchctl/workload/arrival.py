@@ -32,8 +32,8 @@ def arrival_offsets_ns(arrival: Arrival, num_requests: int, seed: int) -> tuple[
 
 
 def launch_offsets_ns(offsets_ns: Iterable[int], limit_per_s: float | None) -> tuple[int, ...]:
-    """Offsets of the launches of requests that arrive at ``offsets_ns``, at most ``limit_per_s`` per second: in their
-    order, each at least 1 / ``limit_per_s`` after the one before.
+    """Offsets of the launches of requests that arrive at ``offsets_ns``, at most ``limit_per_s`` per second: in
+    their order, each at least 1 / ``limit_per_s`` after the one before.
     """
     if limit_per_s is None:
         return tuple(offsets_ns)
