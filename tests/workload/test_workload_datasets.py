@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.datasets import DATA, first, needs_data, source
+from support.tokenizer_kinds import byte_level
 
 from benchctl.errors import DatasetError
 from benchctl.workload.datasets.dataset import dataset_file, dataset_files
@@ -160,6 +161,21 @@ def test_sharegpt_leaves_out_conversations_beyond_the_limits(tmp_path: Path, bad
     assert (prompt.text_tokens, prompt.output_tokens) == (5, 6)
     with pytest.raises(DatasetError, match="only 1 usable rows"):
         sharegpt_prompts(file, first(2), Estimate())
+
+
+def test_sharegpt_keeps_chinese_and_counts_with_the_tokenizer_it_is_given(tmp_path: Path) -> None:
+    row = conversation(("human", "今天天气怎么样"), ("gpt", "晴天很适合散步"))
+    file = write_sharegpt(tmp_path / "s.json", [row])
+    (estimated,) = sharegpt_prompts(file, first(1), Estimate())
+    assert estimated.text_tokens == 5
+    tokenizer = byte_level(259)
+    (prompt,) = sharegpt_prompts(file, first(1), tokenizer)
+    assert (prompt.text_tokens, prompt.output_tokens) == (21, 21)
+    assert tokenizer.calls == [2]
+    long = write_sharegpt(tmp_path / "l.json", [conversation(("human", "天" * 400), ("gpt", "晴天很适合散步"))])
+    assert sharegpt_prompts(long, first(1), Estimate())
+    with pytest.raises(DatasetError, match="only 0 usable rows"):
+        sharegpt_prompts(long, first(1), tokenizer)  # 1,200 bytes, above the limit of 1,024
 
 
 def test_sharegpt_keeps_conversations_at_the_limits(tmp_path: Path) -> None:
