@@ -67,7 +67,7 @@ def chosen_profile(name: str | None, option: str | None) -> str | None:
 
 
 def chosen_output(output: Path | None, former: Path | None) -> Path | None:
-    """What the command writes, by ``--output`` or its former name. Raises UsageError where both are given."""
+    """The destination of a command, by ``--output`` or its former name. Raises UsageError where both are given."""
     if output is not None and former is not None:
         raise UsageError(f"--output {output} and its former name both name the destination; give one of the two")
     return former if output is None else output

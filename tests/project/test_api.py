@@ -44,9 +44,14 @@ def test_a_profile_is_loaded_by_name_and_validated() -> None:
 
 
 def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        benchctl.load_results(tmp_path)
+    with pytest.raises(UsageError):
+        benchctl.compare(tmp_path, EXAMPLE)
+    (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(RecordError):
         benchctl.load_results(tmp_path)
-    with pytest.raises((InvalidDataError, RecordError)):
+    with pytest.raises(InvalidDataError):
         benchctl.compare(tmp_path, EXAMPLE)
 
 
