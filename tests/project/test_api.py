@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import benchctl
-from benchctl.errors import InvalidDataError, ProfileError, RecordError
+from benchctl.errors import InvalidDataError, ProfileError, RecordError, UsageError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "results" / "example"
