@@ -126,6 +126,7 @@ def _can_grow(analysis: "AnalyzedExperiment") -> bool:
 
 def _verdict_lines(one: "ComparisonVerdict") -> "Iterator[tuple[str, str]]":
     from benchctl.analysis.compare.text import cell_sentence
+    from benchctl.analysis.quality.text import accuracy_sentence
 
     control = " (control)" if one.is_control else ""
     if one.comparison is None:
@@ -133,10 +134,13 @@ def _verdict_lines(one: "ComparisonVerdict") -> "Iterator[tuple[str, str]]":
         return
     for cell in one.comparison.cells:
         yield f"{cell.b_label}{control}", cell_sentence(cell)
+        if cell.quality is not None:
+            yield "", accuracy_sentence(cell.quality)
 
 
 def _verdict_documents(one: "ComparisonVerdict") -> "Iterator[dict[str, Any]]":
     from benchctl.analysis.compare.text import cell_sentence
+    from benchctl.report.documents.comparison import quality_document
 
     if one.comparison is None:
         yield {"arm": one.b_name, "verdict": one.word, "is_control": one.is_control, "sentence": one.sentence}
@@ -159,4 +163,5 @@ def _verdict_documents(one: "ComparisonVerdict") -> "Iterator[dict[str, Any]]":
                 }
                 for metric in cell.deciding
             ],
+            "quality": quality_document(cell),
         }

@@ -99,7 +99,7 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _end_of_json(text: str) -> int | None:
-    """Where the JSON document ends with which a text begins; None where it begins with none."""
+    """The end of the JSON document with which a text begins; None where it begins with none."""
     start = len(text) - len(text.lstrip(_JSON_SPACE))
     try:
         document, end = _DECODER.raw_decode(text, start)

@@ -1,18 +1,22 @@
 """The judge ``json``: an answer is right where it is a JSON document, whatever the question was."""
 
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
 from support.results.builders import edit_requests, write_request_set, write_results
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.quality.judge import judge_named
 from benchctl.analysis.quality.text import quality_lines
+from benchctl.cli.verdict_output import print_verdicts
 from benchctl.profile.load import dump_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.jsonl import encode
 from benchctl.records.request import RequestRecord
+from benchctl.report.page.verdict import directory_verdict
 
 WHOLE = judge_named("json").is_correct
 BEGINNING = judge_named("json", runs_on=True).is_correct
@@ -56,13 +60,18 @@ def answered(record: RequestRecord, num_valid: int) -> RequestRecord:
     return msgspec.structs.replace(record, choices=choices)
 
 
-def test_it_is_chosen_where_requests_ask_for_json_and_counts_the_answers_of_both_sides(tmp_path):
-    path = forced_results(tmp_path / "r").path
+def asking_for_json(path: Path) -> Path:
+    """The same with a profile whose guided requests ask for JSON."""
     asked = {"structured_outputs": {"json": {"type": "object"}}}
     profile = parse_profile((path / "profile.yaml").read_text(), "p")
     variants = {**profile.variants, "guided": profile.variants["guided"].model_copy(update={"request": asked})}
     document = dump_profile(profile.model_copy(update={"variants": variants}))
     (path / "profile.yaml").write_text(document)
+    return path
+
+
+def test_it_is_chosen_where_requests_ask_for_json_and_counts_the_answers_of_both_sides(tmp_path):
+    path = asking_for_json(forced_results(tmp_path / "r").path)
     options = CompareOptions(allow=("request.*",), allow_altered=True)
     sides = (parse_side(f"{path}:baseline"), parse_side(f"{path}:guided"))
     (cell,) = compare_sides(*sides, options).cells
@@ -70,3 +79,10 @@ def test_it_is_chosen_where_requests_ask_for_json_and_counts_the_answers_of_both
     assert (cell.quality.judge, cell.quality.a_accuracy, cell.quality.b_accuracy) == ("json 1", 0.0, 0.75)
     first = next(iter(quality_lines(cell.quality)))
     assert first.startswith("valid JSON 0.0 % against 75.0 % (0 of 16 against 12 of 16 answers): +75.0 points [")
+
+
+def test_the_end_of_a_run_counts_the_valid_answers_of_both_sides(tmp_path, capsys):
+    path = asking_for_json(forced_results(tmp_path / "r").path)
+    analysis = analyze_directory(path)
+    print_verdicts(analysis, directory_verdict(analysis, CompareOptions(allow=("request.*",), allow_altered=True)))
+    assert "valid JSON 0.0 % against 75.0 % (0 of 16 against 12 of 16 answers)" in capsys.readouterr().out
