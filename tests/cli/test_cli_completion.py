@@ -71,3 +71,18 @@ def test_completing_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_help_groups_commands_by_what_they_are_for_and_names_the_first_step() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchctl", "--help"],
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    positions = [done.stdout.index(f"─ {title} ─") for title in ("Set up", "Measure", "Judge", "Explain")]
+    assert positions == sorted(positions)
+    assert "─ Commands ─" not in done.stdout  # every command is in a group
+    first_step = "benchctl init mine --change flag --engine sim --value max_num_seqs=4"
+    assert first_step in [line.strip() for line in done.stdout.splitlines()]
