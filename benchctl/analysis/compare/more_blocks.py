@@ -9,7 +9,7 @@ from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
 
 
 def blocks_to_settle(comparisons: Iterable[Comparison]) -> int | None:
-    """Blocks in all with which every inconclusive deciding metric that blocks can settle gets its verdict.
+    """Blocks in all with which every deciding metric that blocks can settle gets its verdict, where a cell has none.
 
     Ratio and scatter are taken to stay as they are. To add blocks is one more look at the data, so the intervals
     are those of alpha * K / (K + 1) where they were those of alpha after K looks. None where nothing is
@@ -19,7 +19,7 @@ def blocks_to_settle(comparisons: Iterable[Comparison]) -> int | None:
         number
         for comparison in comparisons
         for cell in comparison.cells
-        if not cell.errors
+        if not cell.errors and cell.verdict == "inconclusive"
         for metric in cell.deciding
         if (number := _blocks_needed(metric, comparison.num_looks)) is not None
     ]
