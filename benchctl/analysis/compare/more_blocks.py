@@ -9,7 +9,7 @@ from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
 
 
 def blocks_to_settle(comparisons: Iterable[Comparison]) -> int | None:
-    """Blocks in all with which every deciding metric that blocks can settle gets its verdict, where a cell has none.
+    """Blocks in all that give the deciding metrics of cells without a verdict theirs, where blocks can do that.
 
     Ratio and scatter are taken to stay as they are. To add blocks is one more look at the data, so the intervals
     are those of alpha * K / (K + 1) where they were those of alpha after K looks. None where nothing is
