@@ -62,7 +62,8 @@ class Tally:
             self._num_failed += 1
             self._error_kinds.add(record.error.kind)
             self._first_error = self._first_error or f"{record.error.kind}: {record.error.message}"
-            if record.error.kind == "http-status" and record.error.status in _REFUSALS:
+            # vLLM refuses a bad schema in the stream that it has begun, with the code that it would have answered
+            if record.error.kind in {"http-status", "server-error"} and record.error.status in _REFUSALS:
                 self._num_refused += 1
                 self._first_refusal = self._first_refusal or f"{record.error.status}: {record.error.message}"
 

@@ -100,7 +100,7 @@ class RequestError(Record, frozen=True, kw_only=True, omit_defaults=True):
     message: str
     """Text of the failure."""
     status: int | None = None
-    """HTTP status, if the server sent one."""
+    """HTTP status, if the server sent one; of an error event, the code in it."""
 
 
 class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -26,6 +26,16 @@ def runs_of(directory):
     return [json.loads(path.read_text()) for path in paths]
 
 
+def test_a_refusal_in_a_stream_that_has_begun_is_one_like_any_other(tmp_path):
+    """As vLLM refuses a bad schema: 200, and the code that it would have answered in an error event."""
+    with recording_server(refuse=lambda _: (400, "bad schema"), refuses_in_stream=True) as server:
+        done = run(tmp_path, server.url, "request.structured_outputs.json={type: objekt}", blocks=1)
+    assert done.returncode == 5
+    for failure in (r["failure"] for r in runs_of(tmp_path)):
+        assert failure["cause"] == "request-refused"
+        assert "bad schema" in failure["message"]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_secret_is_sent_to_the_server_and_is_in_no_file_and_no_output(tmp_path, workers):
     def refuse_one(sent: SentRequest):

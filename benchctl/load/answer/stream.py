@@ -262,7 +262,8 @@ class CompletionReader:
         if event.error is not None or (event.object == "error" and not event.choices):
             stated = event.message if event.error is None else event.error
             content = stated.encode() if isinstance(stated, str) else msgspec.json.encode(stated)
-            self._fail("server-error", excerpt(content))
+            code = stated.get("code") if isinstance(stated, dict) else None
+            self._fail("server-error", excerpt(content), code if isinstance(code, int) else None)
         if event.usage is not None:
             self.usage = event.usage
         total = event.tokens_so_far
@@ -279,9 +280,9 @@ class CompletionReader:
         else:
             self._fail("malformed-stream", f"an event cannot be read ({error}): {excerpt(payload)}")
 
-    def _fail(self, kind: str, message: str) -> None:
+    def _fail(self, kind: str, message: str, status: int | None = None) -> None:
         if self.error is None:
-            self.error = RequestError(kind=kind, message=message)
+            self.error = RequestError(kind=kind, message=message, status=status)
 
 
 def _text(delta: Delta | None) -> str:

@@ -28,6 +28,8 @@ class RecordingServer:
     url: str = ""
     requests: list[SentRequest] = field(default_factory=list)
     refuse: Callable[[SentRequest], Refusal | None] = lambda _: None
+    refuses_in_stream: bool = False
+    """Refusals are error events of an answer with status 200."""
     fields: tuple[str, ...] | None = None
     """Fields of a completion that its own description names; None: it has no description."""
 
@@ -59,10 +61,7 @@ def recording_server(**options: Any) -> Iterator[RecordingServer]:
             headers = {name.lower(): value for name, value in self.headers.items()}
             sent = SentRequest(self.path, headers, body)
             server.requests.append(sent)
-            if (refusal := server.refuse(sent)) is not None:
-                self._answer(refusal[0], {"error": {"message": refusal[1]}})
-                return
-            self._send(200, "text/event-stream", _stream(sent))
+            self._send(*_reply(server, sent))
 
         def _answer(self, status: int, document: dict[str, Any]) -> None:
             self._send(status, "application/json", json.dumps(document).encode())
@@ -77,6 +76,18 @@ def recording_server(**options: Any) -> Iterator[RecordingServer]:
     with handled_by(Handler) as url:
         server.url = url
         yield server
+
+
+def _reply(server: RecordingServer, sent: SentRequest) -> tuple[int, str, bytes]:
+    """Status, type and content of the answer or refusal."""
+    refusal = server.refuse(sent)
+    if refusal is None:
+        return 200, "text/event-stream", _stream(sent)
+    status, message = refusal
+    error = json.dumps({"error": {"message": message, "code": status}}).encode()
+    if server.refuses_in_stream:
+        return 200, "text/event-stream", b"data: " + error + b"\n\ndata: [DONE]\n\n"
+    return status, "application/json", error
 
 
 def _stream(sent: SentRequest) -> bytes:
