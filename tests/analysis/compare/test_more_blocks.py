@@ -10,7 +10,7 @@ from benchctl.analysis.compare.more_blocks import blocks_to_settle
 LIKE_BASELINE = 0.635
 """Factor that takes the cost of guidance out of the builder's guided runs."""
 SCATTERED = tuple(
-    {"baseline": 1 + 0.04 * (-1) ** i, "guided": LIKE_BASELINE * (1.01 + 0.012 * (i % 3))} for i in range(6)
+    {"baseline": 1 + 0.04 * (-1) ** i, "guided": LIKE_BASELINE * (1.01 + 0.03 * (i % 3))} for i in range(6)
 )
 
 
