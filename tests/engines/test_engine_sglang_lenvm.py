@@ -228,7 +228,11 @@ def test_a_request_that_revisions_understand_differently_needs_the_revision(
     guidance: Guidance, meanings: tuple[str, ...]
 ) -> None:
     refused = problem(guidance)
-    for meaning in (*meanings, "variant 'guided'", "--set engine.options.revision=V0, or V1 to V4"):
+    for meaning in (
+        *meanings,
+        "variant 'guided'",
+        "--set engine.options.revision=V0 for the released code, V1 to V4",
+    ):
         assert meaning in refused
     for revision in ("V0", "V1", "V2", "V3", "V4"):
         assert not problem(guidance, revision=revision)

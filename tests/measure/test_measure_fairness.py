@@ -20,6 +20,7 @@ from benchctl.records.loaded import LoadedRun, load_run
 from benchctl.records.manifest import PlannedRun
 from benchctl.records.request import Message, PreparedRequest
 from benchctl.records.samples import PrometheusSample
+from benchctl.workload.datasets.tokens import count_chat_tokens
 
 PROFILE = """\
 name: fair
@@ -37,13 +38,15 @@ def measured(
     path: Path, *, caching: bool, allows_hits: bool = False, same_prompt: bool = True, n: int = 1
 ) -> LoadedRun:
     """A run whose requests ask one question again and again, or a new one each time."""
+    questions = [QUESTION if same_prompt else f"{i} {i} {i}: " * 30 for i in range(4)]
+    chats = [(Message(role="user", content=question),) for question in questions]
     requests = tuple(
         PreparedRequest(
             request_id=f"r{i}",
             index=i,
             arrival_ns=0,
-            messages=(Message(role="user", content=QUESTION if same_prompt else f"{i} {i} {i}: " * 30),),
-            prompt_tokens=40,
+            messages=messages,
+            prompt_tokens=count_chat_tokens(messages),
             max_tokens=6,
             ignore_eos=True,
             n=n,
@@ -51,7 +54,7 @@ def measured(
             source="generated:0",
             sample=i,
         )
-        for i in range(4)
+        for i, messages in enumerate(chats)
     )
     profile = parse_profile(PROFILE.format(caching=str(caching).lower(), hits=str(allows_hits).lower()), "test")
     planned = PlannedRun(index=0, run_id="000", block=0, position=0, variant="baseline")

@@ -58,7 +58,7 @@ def count_tokens(text: str) -> int:
 
 
 def _has_short_words(text: str) -> bool:
-    """Whether no piece is longer than a token: words with single blanks, as written for the millions of a trace."""
+    """True where no piece is longer than a token: words with single blanks, as those written for a trace."""
     words = text.split(" ") if text.isascii() and text.isprintable() else [""]
     return "" not in words and max(map(len, words)) <= _LATIN_CHARS
 

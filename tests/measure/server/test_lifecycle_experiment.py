@@ -22,7 +22,8 @@ class Engine(StubbornEngine):
     def request_call(self, asked, settings):
         call = super().request_call(asked, settings)
         if "truncate" in FLAGS and asked.index == 1 and not asked.request_id.startswith("warmup"):
-            call.body = call.body.replace(b'"{{}}"', b'"{{\\\\"mode\\\\": \\\\"truncate\\\\"}}"')
+            body = call.body.replace(b'"{{}}"', b'"{{\\\\"mode\\\\": \\\\"truncate\\\\"}}"')
+            return replace(call, body=body)
         return call
 
 FLAGS = sys.argv.pop(1).split("|")

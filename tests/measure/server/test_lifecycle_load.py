@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from support.servers.paced_engine import planned, profile, request, send
@@ -120,8 +121,7 @@ class ReWorded(StubbornEngine):
 
     def request_call(self, asked, settings):
         call = super().request_call(asked, settings)
-        call.body = call.body.replace(b"(warm-up 0) ", b"")
-        return call
+        return replace(call, body=call.body.replace(b"(warm-up 0) ", b""))
 
 
 def test_a_server_that_is_stopped_by_a_signal_hangs_and_is_ended_all_the_same(tmp_path):

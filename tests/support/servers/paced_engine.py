@@ -72,6 +72,9 @@ class PacedEngine:
         headers = {"x-request-id": request.request_id}
         return RequestCall(path="/v1/completions", headers=headers, body=msgspec.json.encode(body))
 
+    def prompt_counter(self, settings: Any) -> None:
+        return None
+
     async def announce(self, client: Any, requests: Sequence[PreparedRequest], **how: Any) -> None:
         pass
 
