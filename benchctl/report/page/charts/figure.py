@@ -16,6 +16,8 @@ from benchctl.analysis.compare.result import CellComparison
 from benchctl.records.noise import MetricNoise
 
 _BAND_OPACITY: Final = 0.2
+_BUTTON_GREY: Final = "#7b818a"
+"""Colour of a chart's buttons, readable on light and on dark; Plotly's own would be a grey box on a clear chart."""
 _PHONE_PX: Final = 300
 _LEGEND_SYMBOL_PX: Final = 45
 _LEGEND_ROW_PX: Final = 21
@@ -107,6 +109,7 @@ def layout(height: int, **axes_and_more: Any) -> dict[str, Any]:
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": _BUTTON_GREY, "activecolor": _BUTTON_GREY},
         "hovermode": "closest",
         "legend": {
             "orientation": "h",
