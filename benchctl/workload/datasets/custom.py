@@ -106,7 +106,8 @@ def _check(row: CustomRow, fields: dict[str, Any]) -> None:
     """Raise ValueError for a row without a prompt, with several, or with values that cannot be."""
     given = [name for name in _FORMS if getattr(row, name) is not None]
     if not given:
-        near = next((hint for name in fields if (hint := did_you_mean(name, _FORMS))), None)
+        unknown = [name for name in fields if name not in CustomRow.__struct_fields__]
+        near = next((hint for name in unknown if (hint := did_you_mean(name, _FORMS))), None)
         raise ValueError(f"no prompt among its fields {', '.join(fields) or '(none)'}{f'; {near}' if near else ''}")
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} in one row; keep one of them")
