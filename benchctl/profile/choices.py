@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 NO_REQUESTS: Final = "none"
 """Name of the dataset without prompts."""
 DATASETS: Final = {
-    "gsm8k": "benchctl.workload.datasets.gsm8k",
-    "sharegpt": "benchctl.workload.datasets.sharegpt",
-    "sharegpt-replay": "benchctl.workload.datasets.replay",
-    "azure-trace": "benchctl.workload.datasets.azure",
-    "mooncake": "benchctl.workload.datasets.mooncake",
-    "custom": "benchctl.workload.datasets.custom",
-    "huggingface": "benchctl.workload.datasets.huggingface",
-    "synthetic": "benchctl.workload.datasets.synthetic",
-    "generated": "benchctl.workload.datasets.generated",
-    NO_REQUESTS: "benchctl.workload.datasets.none",
+    "gsm8k": "benchctl.workload.datasets.published.gsm8k",
+    "sharegpt": "benchctl.workload.datasets.published.sharegpt",
+    "sharegpt-replay": "benchctl.workload.datasets.published.replay",
+    "azure-trace": "benchctl.workload.datasets.published.azure",
+    "mooncake": "benchctl.workload.datasets.published.mooncake",
+    "custom": "benchctl.workload.datasets.own.custom",
+    "huggingface": "benchctl.workload.datasets.own.huggingface",
+    "synthetic": "benchctl.workload.datasets.made.synthetic",
+    "generated": "benchctl.workload.datasets.made.generated",
+    NO_REQUESTS: "benchctl.workload.datasets.made.none",
 }
 """Values of ``workload.dataset``, and modules with a ``DATASET``."""
 

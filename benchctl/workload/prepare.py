@@ -27,7 +27,7 @@ from benchctl.workload.datasets.dataset import (
     names_of_datasets,
 )
 from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE, data_directory, find_source
-from benchctl.workload.datasets.generated import generated_prompts
+from benchctl.workload.datasets.made.generated import generated_prompts
 from benchctl.workload.datasets.prompt import Prompt, Selection
 from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
 from benchctl.workload.natural_lengths import natural_lengths, needs_lengths, with_lengths

@@ -21,7 +21,7 @@ from benchctl.report.charts.palette import BLUE, SLATE, VERMILION
 from benchctl.report.plots.style import legend_beside, new_figure, png_bytes, tidy
 from benchctl.workload.alphabet import alphabet_of
 from benchctl.workload.datasets.files import data_directory
-from benchctl.workload.datasets.sharegpt import is_usable
+from benchctl.workload.datasets.published.sharegpt import is_usable
 from benchctl.workload.tokenizers.tokenizer import Estimate
 from benchmarks.common.table import show
 from benchmarks.measure.llm_mock_loop import cached_lengths, serve

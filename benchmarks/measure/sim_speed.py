@@ -24,7 +24,7 @@ from benchctl.sim.requests.counted_requests import CountedRequests
 from benchctl.sim.requests.load import SimLoad
 from benchctl.sim.requests.request import Prompt, Request, SamplingParams
 from benchctl.sim.simulate import Simulation, simulate
-from benchctl.workload.datasets.azure import timestamp_ns
+from benchctl.workload.datasets.published.azure import timestamp_ns
 
 AZURE = Path("../shared/data/azure/AzureLLMInferenceTrace_conv.csv")
 BLIS_STEPS_PER_S = 24_000

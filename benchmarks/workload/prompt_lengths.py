@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from benchctl.workload.alphabet import WORDS
 from benchctl.workload.datasets.dataset import dataset_file
 from benchctl.workload.datasets.files import data_directory
-from benchctl.workload.datasets.synthetic import numbers_of_prompt
+from benchctl.workload.datasets.made.synthetic import numbers_of_prompt
 from benchctl.workload.tokenizers.tokenizer import Estimate
 from benchctl.workload.written_texts import write_texts
 

@@ -16,7 +16,7 @@ from benchctl.sim.guided.draws import scoring_threshold
 from benchctl.sim.guided.guidance import CandidateLaw
 from benchctl.sim.requests.request import SamplingParams
 from benchctl.sim.simulate import Simulation
-from benchctl.workload.datasets.generated import problems
+from benchctl.workload.datasets.made.generated import problems
 
 TILTED = GuidanceParams(mode="centered_exp", value_scale=-10.0)
 UNCERTAIN = GuidanceParams(mode="centered_exp", value_scale=-10.0, value_entropy_threshold=0.4)

@@ -81,6 +81,6 @@ def _english() -> tuple[str, ...]:
     from itertools import islice
 
     from benchctl.workload.alphabet import WORDS
-    from benchctl.workload.datasets.generated import problems
+    from benchctl.workload.datasets.made.generated import problems
 
     return (*(problem.question for problem in islice(problems(0), 200)), " ".join(WORDS), "0123456789 éZ.,;:!?-x1a")

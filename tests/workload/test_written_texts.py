@@ -8,8 +8,8 @@ from support.tokenizer_kinds import TrainedTokenizer, byte_level, sentence_piece
 from benchctl.errors import ProfileError
 from benchctl.workload.alphabet import WORDS, alphabet_of
 from benchctl.workload.counted_prompts import counted_prompts
+from benchctl.workload.datasets.made.synthetic import numbers_of_prompt
 from benchctl.workload.datasets.prompt import Prompt
-from benchctl.workload.datasets.synthetic import numbers_of_prompt
 from benchctl.workload.tokenizers.tokenizer import Estimate
 from benchctl.workload.written_texts import write_texts
 

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from benchctl.errors import MissingPackageError, UsageError
-from benchctl.workload.datasets.generated import problems
+from benchctl.workload.datasets.made.generated import problems
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

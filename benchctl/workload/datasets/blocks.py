@@ -5,7 +5,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
-from benchctl.workload.datasets.synthetic import NUMBERS, numbers_of_prompt
+from benchctl.workload.datasets.made.synthetic import NUMBERS, numbers_of_prompt
 from benchctl.workload.seeded import named_stream
 
 TOKENS_PER_BLOCK: Final = 512

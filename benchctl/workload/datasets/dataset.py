@@ -1,6 +1,7 @@
 """Datasets: each is read from a published file or one of the user's own, or made from the seed of the profile.
 
-A dataset is one module here with a ``DATASET``, and one line in ``benchctl/profile/choices.py``.
+A dataset is one module of ``published/``, ``own/`` or ``made/`` with a ``DATASET``, and one line in
+``benchctl/profile/choices.py``.
 """
 
 from collections.abc import Callable

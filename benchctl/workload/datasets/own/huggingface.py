@@ -16,10 +16,10 @@ import msgspec
 
 from benchctl.errors import DatasetError, ProfileError
 from benchctl.profile.workload import Workload
-from benchctl.workload.datasets.custom import prompts_of_rows
 from benchctl.workload.datasets.dataset import OwnDataset
 from benchctl.workload.datasets.files import sha256_of
 from benchctl.workload.datasets.hub import hub_file, hub_filenames, package_missing
+from benchctl.workload.datasets.own.custom import prompts_of_rows
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.rows import read_bytes, read_jsonl_rows
 from benchctl.workload.tokenizers.tokenizer import Tokenizer

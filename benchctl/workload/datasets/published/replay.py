@@ -11,10 +11,10 @@ import msgspec
 
 from benchctl.workload.datasets.dataset import FileDataset
 from benchctl.workload.datasets.files import DatasetFile
+from benchctl.workload.datasets.made.synthetic import numbers_of_prompt
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.recorded_load import RecordedLoad
 from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
-from benchctl.workload.datasets.synthetic import numbers_of_prompt
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 

@@ -16,10 +16,10 @@ from benchctl.errors import DatasetError
 from benchctl.units import NS_PER_S
 from benchctl.workload.datasets.dataset import FileDataset
 from benchctl.workload.datasets.files import DatasetFile
+from benchctl.workload.datasets.made.synthetic import numbers_of_prompt
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.recorded_load import RecordedLoad
 from benchctl.workload.datasets.rows import damaged_row, read_bytes
-from benchctl.workload.datasets.synthetic import numbers_of_prompt
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 HEADER: Final = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]

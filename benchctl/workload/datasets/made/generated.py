@@ -11,9 +11,9 @@ from itertools import count, islice
 from typing import Final
 
 from benchctl.workload.datasets.dataset import MadeDataset
-from benchctl.workload.datasets.gsm8k import question_prompt
+from benchctl.workload.datasets.made.stories import STORIES, Cast
 from benchctl.workload.datasets.prompt import Prompt
-from benchctl.workload.datasets.stories import STORIES, Cast
+from benchctl.workload.datasets.published.gsm8k import question_prompt
 from benchctl.workload.seeded import named_stream
 
 _NAMES: Final = (

@@ -1,0 +1,1 @@
+"""Data sets made from the seed of the profile, without a file."""
