@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.request import PreparedRequest
 from benchctl.units import NS_PER_S
 

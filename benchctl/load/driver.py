@@ -26,7 +26,7 @@ from benchctl.load.tally import Activity, LoadSummary, Tally
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call, Exchange
 from benchctl.load.transport.failures import CANCELLED
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.request import RequestRecord
 from benchctl.records.samples import ClientSample
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from benchctl.measure.journal import utc_now
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.directory import arm_label
 from benchctl.records.jsonl import encode
 from benchctl.records.request import PreparedRequest

@@ -33,7 +33,7 @@ from benchctl.measure.redaction import without_values
 from benchctl.measure.sending import ServerUnderTest, send_requests
 from benchctl.profile.model import PriorityOption, Profile
 from benchctl.profile.planning.plan import variant_settings
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.manifest import PlannedRun

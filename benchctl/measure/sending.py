@@ -18,7 +18,7 @@ from benchctl.load.transport.exchange import Call
 from benchctl.load.transport.failures import underlying
 from benchctl.load.workers.workers import AnyLoad
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.request import PreparedRequest
 from benchctl.workload.arrival import launch_offsets_ns
 

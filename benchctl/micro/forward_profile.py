@@ -7,9 +7,9 @@ from itertools import product
 from typing import Any, Final
 
 from benchctl.costs.shapes import shape_for
-from benchctl.profile.forward_pass import DataType, ForwardPoint, KvLayout, Mode, Phase
 from benchctl.profile.load import profile_from_plain
 from benchctl.profile.model import Profile
+from benchctl.profile.sections.forward_pass import DataType, ForwardPoint, KvLayout, Mode, Phase
 from benchctl.records.record import Cell
 
 DEFAULT_BLOCKS: Final = 8

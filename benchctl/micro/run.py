@@ -24,9 +24,9 @@ from benchctl.micro.floor import Peaks
 from benchctl.micro.forward_times import ForwardTimes
 from benchctl.micro.worker import WorkerInfo
 from benchctl.micro.workers_of_blocks import WorkersOfBlocks, visible_devices
-from benchctl.profile.forward_pass import ForwardPoint
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.sections.forward_pass import ForwardPoint
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import copy_long_steps, load_run
 from benchctl.records.manifest import PlannedRun

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchctl.profile.choices import PENALTIES
 
 if TYPE_CHECKING:
-    from benchctl.profile.engine_options import ServerOptions
+    from benchctl.profile.sections.engine_options import ServerOptions
 
 ENGINES: Final[dict[str, str]] = {
     "sim": "benchctl.engines.sim",

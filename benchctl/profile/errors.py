@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from benchctl.errors import ProfileError
 from benchctl.profile.keys import profile_keys, section_at
-from benchctl.profile.section import Section, meanings
+from benchctl.profile.sections.section import Section, meanings
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, Location, Step, dotted, follow, value_text
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import Profile
-from benchctl.profile.section import Section
+from benchctl.profile.sections.section import Section
 from benchctl.profile.sources.yaml_text import read_document
 from benchctl.records.jsonl import encode
 

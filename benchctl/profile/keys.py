@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import Profile, Variant
-from benchctl.profile.section import Section, meanings
+from benchctl.profile.sections.section import Section, meanings
 from benchctl.profile.sources.located import Step
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, SerializeAsAny
 
-from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES
-from benchctl.profile.guidance import Guidance
-from benchctl.profile.request import RequestOptions
-from benchctl.profile.sampling import Sampling
-from benchctl.profile.section import MOST, Section
-from benchctl.profile.workload import Workload
+from benchctl.profile.sections.engine_options import ServerOptions
+from benchctl.profile.sections.guidance import Guidance
+from benchctl.profile.sections.request import RequestOptions
+from benchctl.profile.sections.sampling import Sampling
+from benchctl.profile.sections.section import MOST, Section
+from benchctl.profile.sections.workload import Workload
 from benchctl.records.manifest import StopMode
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]

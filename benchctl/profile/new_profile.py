@@ -12,8 +12,8 @@ from typing import Final
 
 from benchctl.errors import UsageError
 from benchctl.profile.engine_table import PLAIN_DIALECT, dialects, options_class
-from benchctl.profile.request import RequestOptions
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.request import RequestOptions
+from benchctl.profile.sections.sampling import Sampling
 from benchctl.profile.sources.files import did_you_mean
 
 VARIANT: Final = "changed"

@@ -8,10 +8,10 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from benchctl.profile.engine_options import flag_of
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.keys import Key, option_keys, profile_keys
-from benchctl.profile.section import Section
+from benchctl.profile.sections.engine_options import flag_of
+from benchctl.profile.sections.section import Section
 from benchctl.profile.settings import FACTOR_SETTINGS
 
 _INTRODUCTION: Final = """\

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from benchctl.profile.engine_table import request_fields
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.request import variable_problem, variables_in
+from benchctl.profile.sections.request import variable_problem, variables_in
 from benchctl.profile.sources.located import LocatedDict, LocatedError
 
 FREE_SECTIONS: Final = (

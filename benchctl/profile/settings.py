@@ -21,11 +21,11 @@ from pydantic import ValidationError, create_model
 from benchctl.guided.parameter_table import EXPONENTIAL_MODES
 from benchctl.profile.engine_table import guiding_kinds, options_class
 from benchctl.profile.errors import validate
-from benchctl.profile.guidance import Guidance
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.request import RequestOptions
 from benchctl.profile.request_checks import FREE_SECTIONS, merge_fields, request_errors
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.guidance import Guidance
+from benchctl.profile.sections.request import RequestOptions
+from benchctl.profile.sections.sampling import Sampling
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import (
     LocatedDict,

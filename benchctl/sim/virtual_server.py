@@ -9,7 +9,7 @@ import msgspec
 
 from benchctl.errors import UsageError
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.step import StepRecord
 from benchctl.sim.core import Core

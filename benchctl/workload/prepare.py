@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from benchctl.errors import DatasetError, ProfileError
 from benchctl.profile.model import Profile
-from benchctl.profile.workload import Arrival, Workload
+from benchctl.profile.sections.workload import Arrival, Workload
 from benchctl.records.jsonl import encode
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest

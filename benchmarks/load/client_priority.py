@@ -27,7 +27,7 @@ from benchctl.load.process import steady_interpreter
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.profile.model import PriorityOption, Timeouts
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.request import RequestRecord
 from benchmarks.common.table import show, write
 from benchmarks.common.truth import paced_server, usable_cores

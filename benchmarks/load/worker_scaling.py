@@ -27,7 +27,7 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.load.workers.workers import WorkerLoad, WorkerPlan
 from benchctl.profile.model import Timeouts
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.request import PreparedRequest
 from benchctl.records.samples import ClientSample
 from benchmarks.common.table import show, write

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchctl.analysis.bonus.design import BonusDesign, backfill_point, decode_point
 from benchctl.analysis.bonus.verdict import BackfillVerdict, Comparison, judge_backfill
-from benchctl.profile.forward_pass import ForwardPoint, Mode, Phase
+from benchctl.profile.sections.forward_pass import ForwardPoint, Mode, Phase
 
 LAUNCH_NS: Final[Mapping[tuple[Phase, Mode], float]] = {
     ("decode", "graph"): 220_000.0,

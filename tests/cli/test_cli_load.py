@@ -32,7 +32,7 @@ from benchctl.errors import UnsupportedError
 from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.loaded import load_results
 from benchctl.records.request import ChoiceRecord, Message, PreparedRequest, RequestError, RequestRecord
 from benchctl.workload.datasets.tokens import count_chat_tokens, count_tokens

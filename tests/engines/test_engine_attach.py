@@ -19,11 +19,11 @@ from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.tls import TlsTransport
-from benchctl.profile.guidance import Guidance
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Timeouts, VariantSettings
 from benchctl.profile.planning.plan import variant_settings
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.guidance import Guidance
+from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.request import PreparedRequest
 
 ENGINE = AttachEngine()

@@ -28,10 +28,10 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
-from benchctl.profile.guidance import Guidance
 from benchctl.profile.model import Timeouts, VariantSettings
-from benchctl.profile.request import RequestOptions
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.guidance import Guidance
+from benchctl.profile.sections.request import RequestOptions
+from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.request import Message, PreparedRequest, RequestRecord
 

@@ -14,9 +14,9 @@ from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.sim.engine import SimEngine
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, RecordError
-from benchctl.profile.guidance import Guidance
 from benchctl.profile.model import EngineKind, VariantSettings
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.guidance import Guidance
+from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.request import Message, PreparedRequest
 from benchctl.sim.__main__ import parser
 from benchctl.sim.config import SimConfig

@@ -14,11 +14,11 @@ from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.guided.params import parse_params
-from benchctl.profile.guidance import Guidance
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.guidance import Guidance
+from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.run import RunRecord
 
 ENGINE = VllmLenvmEngine()

@@ -13,8 +13,8 @@ from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.request import RequestOptions
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.request import RequestOptions
+from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.request import Message, PreparedRequest
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}

@@ -19,7 +19,7 @@ from benchctl.errors import EngineUnavailableError, ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.sampling import Sampling
 
 ENGINE = VllmEngine()
 INSIDE = Path(vllm.__file__).parent / "inside"

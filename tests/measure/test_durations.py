@@ -8,7 +8,7 @@ from support.servers.paced_engine import profile, request
 from benchctl.cli.plan_view import print_plan
 from benchctl.measure import durations
 from benchctl.measure.durations import estimate_durations, load_s, remember_duration
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.loaded import load_results
 from benchctl.records.run import RunTimes
 from benchctl.records.stores.duration_store import durations_directory, store_duration, stored_durations

@@ -16,7 +16,7 @@ from benchctl.measure.measured_run import ignore
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.micro.experiment import MicroOutcome, measure_forward, resume_forward
 from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_of_points
-from benchctl.profile.forward_pass import ForwardPoint
+from benchctl.profile.sections.forward_pass import ForwardPoint
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.verification import verify_directory
 from benchctl.report.page.parts.passes import passes_values

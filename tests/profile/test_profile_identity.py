@@ -15,8 +15,8 @@ from benchctl.profile.identity import FORMER_DEFAULTS, is_profile_of, profile_sh
 from benchctl.profile.keys import option_keys, profile_keys
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.section import Section
-from benchctl.profile.workload import Workload
+from benchctl.profile.sections.section import Section
+from benchctl.profile.sections.workload import Workload
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 EXAMPLE = Path(__file__).resolve().parents[1] / "fixtures" / "example-schema-1"

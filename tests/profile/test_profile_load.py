@@ -12,10 +12,10 @@ from support.results.builders import PROFILE_YAML
 from benchctl.errors import ProfileError
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
+from benchctl.profile.sections.workload import LengthRange
 from benchctl.profile.sources.files import builtin_profiles
 from benchctl.profile.sources.listing import list_profiles
 from benchctl.profile.sources.yaml_text import dump_document, read_document
-from benchctl.profile.workload import LengthRange
 
 SMALL = """\
 engine: {kind: sim}

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Callable, Sequence
 
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.request import RequestRecord
 from benchctl.units import NS_PER_MS, NS_PER_S
 

@@ -6,7 +6,7 @@ from benchctl.analysis.metrics.speculation import DraftCounts, run_drafts
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.costs.work import RunLengths, StepLogCounts
 from benchctl.errors import UsageError
-from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.sections.engine_options import ServerOptions
 from benchctl.records.loaded import LoadedRun
 
 

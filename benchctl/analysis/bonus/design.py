@@ -6,7 +6,7 @@ from itertools import product
 from typing import Literal, NamedTuple, TypeAlias
 
 from benchctl.errors import UsageError
-from benchctl.profile.forward_pass import MODES, ForwardPass, ForwardPoint, Mode
+from benchctl.profile.sections.forward_pass import MODES, ForwardPass, ForwardPoint, Mode
 
 Backfill: TypeAlias = Literal["expansion", "prefill"]
 

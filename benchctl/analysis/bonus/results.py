@@ -9,7 +9,7 @@ from benchctl.analysis.bonus.published import PASSES
 from benchctl.analysis.bonus.verdict import BackfillVerdict, BlockTimes, Cost, cost_over_blocks, judge_backfill
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.errors import UsageError
-from benchctl.profile.forward_pass import ForwardPass, Mode, Phase
+from benchctl.profile.sections.forward_pass import ForwardPass, Mode, Phase
 from benchctl.units import NS_PER_MS
 
 

@@ -8,7 +8,7 @@ from benchctl.analysis.bonus.results import MeasuredBonus
 from benchctl.analysis.bonus.verdict import BackfillVerdict, Comparison, cheaper_from
 from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
 from benchctl.formats import percentage, range_of
-from benchctl.profile.forward_pass import Mode
+from benchctl.profile.sections.forward_pass import Mode
 
 WAYS: Final = {"expansion": "batch expansion", "prefill": "a prefill pass"}
 _MODES: Final[dict[Mode, str]] = {"eager": "without graphs", "graph": "with graphs"}

@@ -22,7 +22,7 @@ from benchctl.analysis.bonus.design import Backfill, BonusDesign, DesignRow, bac
 from benchctl.analysis.statistics.block_ratio import MIN_PAIRED_BLOCKS, RatioEstimate, estimate_paired
 from benchctl.analysis.statistics.multiplicity import BlockScores, joint_level
 from benchctl.errors import UsageError
-from benchctl.profile.forward_pass import ForwardPass, Mode
+from benchctl.profile.sections.forward_pass import ForwardPass, Mode
 
 BlockTimes: TypeAlias = Mapping[ForwardPass, Mapping[int, float]]
 """Nanoseconds of one pass by point and mode, then by block."""

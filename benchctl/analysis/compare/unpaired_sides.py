@@ -13,7 +13,7 @@ from benchctl.analysis.metrics.request_timing import is_completed, latencies_ns,
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import is_foreign, read_foreign
 from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, unanswered
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.units import ms_from_ns
 

@@ -15,7 +15,7 @@ from benchctl.analysis.metrics.percentile import percentiles, smallest_sample
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS
 from benchctl.analysis.metrics.unknown import quotient
 from benchctl.formats import milliseconds
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import RequestRecord
 from benchctl.units import NS_PER_MS, NS_PER_US, ms_from_ns, s_from_ns

@@ -7,7 +7,7 @@ from benchctl.analysis.metrics.bounds import Bounds
 from benchctl.analysis.metrics.client_sends import sends_of
 from benchctl.analysis.metrics.slot_occupancy import SlotOccupancy, slot_occupancy
 from benchctl.analysis.metrics.unknown import ms_or_none, quotient
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.request import RequestRecord
 
 

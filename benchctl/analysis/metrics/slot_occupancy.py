@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from benchctl.analysis.metrics.percentile import percentiles
 from benchctl.analysis.metrics.unknown import quotient
 from benchctl.formats import milliseconds
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import RequestRecord
 from benchctl.units import NS_PER_S

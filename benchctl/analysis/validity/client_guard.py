@@ -28,7 +28,7 @@ from benchctl.analysis.metrics.client_sends import (
 from benchctl.analysis.metrics.request_timing import itls_ns, measured
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, idle_slots, slot_occupancy
 from benchctl.analysis.metrics.timestamp_quality import busy_cores, num_clock_steps, samples_span_ns, stalled_ns
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import RequestRecord

@@ -24,7 +24,7 @@ from benchctl.cli.screen import print_json, uncollected
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from benchctl.profile.forward_pass import ForwardPoint
+    from benchctl.profile.sections.forward_pass import ForwardPoint
 
 _INCONCLUSIVE: Final = 3
 

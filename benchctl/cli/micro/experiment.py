@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from benchctl.measure.experiment import Listener
     from benchctl.micro.experiment import MicroOutcome
     from benchctl.micro.forward_profile import PassSettings
-    from benchctl.profile.forward_pass import Mode
     from benchctl.profile.model import Profile
+    from benchctl.profile.sections.forward_pass import Mode
 
 WordT = TypeVar("WordT", bound=str)
 A_RUN_IS_BELOW_FLOOR: Final = 4
@@ -67,7 +67,7 @@ def pass_settings(
 
     from benchctl.costs.hardware import hardware_or_none
     from benchctl.micro.forward_profile import PassSettings
-    from benchctl.profile.forward_pass import MODES, DataType, KvLayout
+    from benchctl.profile.sections.forward_pass import MODES, DataType, KvLayout
 
     gpu = _gpu_name(device)
     where = device or ("cpu" if gpu is None else "cuda:0")

@@ -87,7 +87,7 @@ def forward(
     failed. Example: benchctl micro forward --model llama-68m --batch-size 5,10
     """
     from benchctl.micro.forward_profile import forward_profile, grid_of_points
-    from benchctl.profile.forward_pass import PHASES
+    from benchctl.profile.sections.forward_pass import PHASES
 
     if resume is not None:
         print_micro(resume_micro(resume, is_quiet=quiet))

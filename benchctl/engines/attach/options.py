@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from pydantic import Field, field_validator
 
 from benchctl.engines.attach.address import server_address
-from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import dialects
+from benchctl.profile.sections.engine_options import ServerOptions
 
 if TYPE_CHECKING:
     Dialect: TypeAlias = str

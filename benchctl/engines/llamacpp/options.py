@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from benchctl.profile.engine_options import Flag, LaunchedOptions
+from benchctl.profile.sections.engine_options import Flag, LaunchedOptions
 
 
 class LlamaCppOptions(LaunchedOptions):

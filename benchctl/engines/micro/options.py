@@ -2,9 +2,9 @@
 
 from pydantic import Field, model_validator
 
-from benchctl.profile.engine_options import ServerOptions
-from benchctl.profile.forward_pass import DataType, ForwardPass, ForwardPoint, KvLayout, Mode, Phase
-from benchctl.profile.workload import MAX_TOKENS
+from benchctl.profile.sections.engine_options import ServerOptions
+from benchctl.profile.sections.forward_pass import DataType, ForwardPass, ForwardPoint, KvLayout, Mode, Phase
+from benchctl.profile.sections.workload import MAX_TOKENS
 
 
 class MicroOptions(ServerOptions):

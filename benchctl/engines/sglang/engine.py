@@ -30,7 +30,7 @@ from benchctl.engines.prompt_counter import TokenizeCounter
 from benchctl.engines.sglang.options import SglangOptions
 from benchctl.engines.sglang.steps import read_sglang_steps
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.request import RequestOptions
+from benchctl.profile.sections.request import RequestOptions
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
 

@@ -27,9 +27,9 @@ from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.interop.readers.layer_profile import find_tables
 from benchctl.profile.choices import COST_MODELS
-from benchctl.profile.drafting import option_text
-from benchctl.profile.engine_options import Flag
 from benchctl.profile.model import VariantSettings
+from benchctl.profile.sections.drafting import option_text
+from benchctl.profile.sections.engine_options import Flag
 from benchctl.records.jsonl import encode, read_jsonl
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest

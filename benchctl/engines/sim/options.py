@@ -5,9 +5,9 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
-from benchctl.profile.drafting import DraftSource, drafting_error
-from benchctl.profile.engine_options import ServerOptions
-from benchctl.profile.section import LEAST, MOST
+from benchctl.profile.sections.drafting import DraftSource, drafting_error
+from benchctl.profile.sections.engine_options import ServerOptions
+from benchctl.profile.sections.section import LEAST, MOST
 from benchctl.steptime.speculation.server_steps import Backfill
 
 

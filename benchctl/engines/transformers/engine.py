@@ -32,7 +32,7 @@ from benchctl.engines.transformers.failures import SIGNATURES
 from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.jsonl import encode, read_jsonl
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord

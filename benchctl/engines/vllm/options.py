@@ -5,8 +5,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from benchctl.profile.drafting import DraftSource
-from benchctl.profile.engine_options import Flag, PythonOptions
+from benchctl.profile.sections.drafting import DraftSource
+from benchctl.profile.sections.engine_options import Flag, PythonOptions
 
 _METHODS_WITH_DRAFT: Final = frozenset({"draft_model", "eagle", "eagle3", "medusa"})
 _METHODS_WITHOUT_PASSES: Final = frozenset({"ngram", "ngram_gpu", "suffix"})

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from benchctl.engines.vllm.options import VllmOptions
-from benchctl.profile.engine_options import Flag
+from benchctl.profile.sections.engine_options import Flag
 
 
 class VllmLenvmOptions(VllmOptions):

@@ -23,7 +23,7 @@ from benchctl.analysis.metrics.request_timing import (
 )
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.interop.writers.vllm import total_throughput
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.manifest import Manifest
 from benchctl.records.request import RequestRecord

@@ -15,7 +15,7 @@ from benchctl.errors import RecordError
 from benchctl.interop.writers.aiperf import aiperf_records, aiperf_result
 from benchctl.interop.writers.lenvm import lenvm_csv
 from benchctl.interop.writers.vllm import vllm_result
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.directory import arm_label
 from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
 

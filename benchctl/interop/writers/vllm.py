@@ -15,7 +15,7 @@ from benchctl.analysis.metrics.bounds import Bounds, run_bounds
 from benchctl.analysis.metrics.percentile import PERCENTS, standard_deviation
 from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, itls_ns, latencies_ns, measured, ttft_ns
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.manifest import Manifest
 from benchctl.records.request import RequestRecord

@@ -33,7 +33,7 @@ from benchctl.load.workers.wire import (
     Wire,
 )
 from benchctl.profile.model import Timeouts
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.samples import ClientSample
 
 

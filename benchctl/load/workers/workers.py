@@ -40,7 +40,7 @@ from benchctl.load.workers.wire import (
     Stop,
 )
 from benchctl.profile.model import PriorityOption, Profile, Timeouts
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.request import RequestRecord
 from benchctl.records.samples import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S

@@ -11,7 +11,7 @@ from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_count
 from benchctl.measure.warmup import warmup_bursts
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import plan_runs, variant_settings
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.directory import arm_label
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.manifest import PlannedRun

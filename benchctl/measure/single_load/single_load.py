@@ -31,7 +31,7 @@ from benchctl.measure.server.attached import NOT_FRESH
 from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import record_run
 from benchctl.records.manifest import Manifest

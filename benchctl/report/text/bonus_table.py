@@ -9,7 +9,7 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.bonus.sentences import context_in_words, verdict_sentences
 from benchctl.analysis.bonus.verdict import BackfillVerdict, Comparison, Cost
 from benchctl.formats import UNKNOWN, three_digits
-from benchctl.profile.forward_pass import Mode
+from benchctl.profile.sections.forward_pass import Mode
 from benchctl.units import ms_from_ns
 
 HEADINGS: Final = (

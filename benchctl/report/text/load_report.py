@@ -14,7 +14,7 @@ from benchctl.analysis.summary.goodput import Goodput
 from benchctl.analysis.summary.load_figures import SEND_LAG, LoadFigures
 from benchctl.formats import UNKNOWN, four_digits, whole
 from benchctl.interop.writers.vllm import bounds_document, schedule
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.manifest import Manifest
 from benchctl.records.run import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION

@@ -22,7 +22,7 @@ from benchctl.analysis.attribution.drafter import drafter_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.request import PreparedRequest
 from benchctl.sim.config import MAX_MODEL_LEN, SimConfig
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for

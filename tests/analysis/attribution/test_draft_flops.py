@@ -16,7 +16,7 @@ from benchctl.costs.shapes import shape_for
 from benchctl.costs.work import Lengths, StepLogCounts
 from benchctl.engines.sim.options import SimOptions
 from benchctl.engines.vllm.options import VllmOptions
-from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.sections.engine_options import ServerOptions
 from benchctl.records.loaded import LoadedRun, load_results
 
 BASE, DRAFT = shape_for("llama-160m"), shape_for("llama-68m")

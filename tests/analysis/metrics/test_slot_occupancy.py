@@ -14,7 +14,7 @@ from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
 from benchctl.analysis.summary.load_figures import LoadAccumulator
 from benchctl.analysis.validity.client_guard import client_suspect_warnings
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.request import RequestError
 from benchctl.report.text.load_report import totals_table
 from benchctl.units import NS_PER_MS

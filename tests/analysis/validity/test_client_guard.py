@@ -22,7 +22,7 @@ from benchctl.load.transport import connections, receiver
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.workload import Arrival
+from benchctl.profile.sections.workload import Arrival
 from benchctl.records.directory import RunDirectory
 from benchctl.records.jsonl import encode
 from benchctl.records.loaded import LoadedRun, load_results, load_run

@@ -14,7 +14,7 @@ from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.errors import NotComparableError
 from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.manifest import HostInfo

@@ -14,7 +14,7 @@ from benchctl.engines.vllm.options import VllmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.sampling import Sampling
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
-from benchctl.profile.guidance import Guidance
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.sampling import Sampling
+from benchctl.profile.sections.guidance import Guidance
+from benchctl.profile.sections.sampling import Sampling
 
 SERVER = Path(__file__).parent / "programs" / "lenvm_server.py"
 

@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from benchctl.errors import DatasetError, ProfileError
+from benchctl.profile.sections.workload import Workload
 from benchctl.profile.sources.files import did_you_mean
-from benchctl.profile.workload import Workload
 from benchctl.records.request import Message
 from benchctl.units import NS_PER_MS
 from benchctl.workload.datasets.blocks import numbers_of_blocks

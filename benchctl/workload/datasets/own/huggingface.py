@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from benchctl.errors import DatasetError, ProfileError
-from benchctl.profile.workload import Workload
+from benchctl.profile.sections.workload import Workload
 from benchctl.workload.datasets.dataset import OwnDataset
 from benchctl.workload.datasets.files import sha256_of
 from benchctl.workload.datasets.hub import hub_file, hub_filenames, package_missing

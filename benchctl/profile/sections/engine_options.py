@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, field_validator
 from pydantic.fields import FieldInfo
 
-from benchctl.profile.drafting import DraftSource
-from benchctl.profile.forward_pass import ForwardPass
 from benchctl.profile.secret import SECRET_VALUE, is_secret_name, secret_options
-from benchctl.profile.section import Section
+from benchctl.profile.sections.drafting import DraftSource
+from benchctl.profile.sections.forward_pass import ForwardPass
+from benchctl.profile.sections.section import Section
 
 _INSTEAD: Final = (
     "remove it: a server on the loopback interface needs no key, and HF_TOKEN is taken from your environment"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from pydantic import Field
 
 from benchctl.guided.parameter_table import CONSTRAINTS, MODES, PARAMETERS
-from benchctl.profile.section import Section
+from benchctl.profile.sections.section import Section
 
 if TYPE_CHECKING:
     GuidanceMode: TypeAlias = str

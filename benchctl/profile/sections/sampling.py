@@ -5,7 +5,7 @@ from typing import Any, Final
 from pydantic import Field, field_validator
 
 from benchctl.profile.choices import PENALTIES
-from benchctl.profile.section import Section
+from benchctl.profile.sections.section import Section
 
 
 class Sampling(Section):

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.secret import SECRET_VALUE, is_secret_name
-from benchctl.profile.section import Section
+from benchctl.profile.sections.section import Section
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

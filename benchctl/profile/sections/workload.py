@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from benchctl.profile.choices import DatasetName
-from benchctl.profile.section import LEAST, MOST, Section
+from benchctl.profile.sections.section import LEAST, MOST, Section
 
 MAX_OUTPUTS = 1_000_000
 MAX_TOKENS = 1_000_000
