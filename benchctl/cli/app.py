@@ -31,8 +31,8 @@ from benchctl.cli.commands import (
     workloads,
 )
 from benchctl.cli.micro import bonus, forward, roofline
+from benchctl.cli.options.vllm import LoadCommand
 from benchctl.cli.speculation import speculation
-from benchctl.cli.vllm_options import LoadCommand
 
 app = typer.Typer(
     name="benchctl",

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, deciding_metrics
 from benchctl.analysis.experiment.pairing import Side, parse_side
-from benchctl.cli.comparison_output import PAGE, append, print_comparison
+from benchctl.cli.output.comparison import PAGE, append, print_comparison
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import is_foreign
 from benchctl.records.directory import open_results

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from benchctl.cli.outcome import warn
+from benchctl.cli.output.outcome import warn
 from benchctl.errors import EngineUnavailableError
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def measure(
     simulate: "MeasureRun | None" = None,
 ) -> "Outcome":
     """Measure, or ``simulate``, the runs that are not done; ``next_step`` is advice for after an interrupt."""
-    from benchctl.cli.progress import experiment_progress
+    from benchctl.cli.output.progress import experiment_progress
     from benchctl.measure.experiment import pending_runs, run_experiment
     from benchctl.measure.run import measure_run
     from benchctl.profile.planning.plan import arms

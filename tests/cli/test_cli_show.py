@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.commands import list_results, report, show
-from benchctl.cli.screen import in_one_row, wide_console
+from benchctl.cli.output.screen import in_one_row, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.records.manifest import GitState, GpuInfo
 from benchctl.records.record import ResultWarning

@@ -4,7 +4,7 @@ import pytest
 from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.cli.outcome import suspects_lines
+from benchctl.cli.output.outcome import suspects_lines
 from benchctl.records.record import ResultWarning
 
 

@@ -16,7 +16,7 @@ from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.metrics.run_metrics import METRICS, unavailable_reason
 from benchctl.analysis.validity.batch_fill import in_step_frac, underfilled_batch_warnings
 from benchctl.analysis.validity.reconcile import Check
-from benchctl.cli.screen import wide_console
+from benchctl.cli.output.screen import wide_console
 from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.export import write_report

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl, only_result
 
-from benchctl.cli.progress import experiment_progress
+from benchctl.cli.output.progress import experiment_progress
 from benchctl.measure.experiment import Listener, create_experiment, pending_runs, run_experiment
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.profile.load import load_profile

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.cli.completion import complete_results
-from benchctl.cli.screen import uncollected
+from benchctl.cli.options.completion import complete_results
+from benchctl.cli.output.screen import uncollected
 from benchctl.errors import InvalidDataError, UsageError
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def compare(
     4 if any has it, then 1, 3 and 0. Example: benchctl compare results/x:baseline results/x:guided
     """
     from benchctl.analysis.compare.compare import CompareOptions
-    from benchctl.cli.comparison_output import (
+    from benchctl.cli.output.comparison import (
         PAGE,
         append,
         checked_outputs,
@@ -224,7 +224,7 @@ def _compare_or_write_refusal(
 ) -> "Comparison":
     """Compare the sides. If they cannot be compared, write the reason to all outputs and raise InvalidDataError."""
     from benchctl.analysis.compare.unpaired import compare_paths
-    from benchctl.cli.comparison_output import write_refusal
+    from benchctl.cli.output.comparison import write_refusal
     from benchctl.report.documents.comparison import refusal_document
 
     try:
@@ -237,7 +237,7 @@ def _compare_or_write_refusal(
 
 
 def _print(comparison: "Comparison", *, as_json: bool, as_markdown: bool, show_all: bool) -> None:
-    from benchctl.cli.comparison_output import print_comparison
+    from benchctl.cli.output.comparison import print_comparison
     from benchctl.report.documents.comparison import document_of
     from benchctl.report.text.comparison_markdown import markdown_of
 

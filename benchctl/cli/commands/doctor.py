@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from benchctl.cli.experiment_options import RESULTS
-from benchctl.cli.screen import print_json
+from benchctl.cli.options.experiment import RESULTS
+from benchctl.cli.output.screen import print_json
 from benchctl.errors import UsageError
 from benchctl.formats import count_of
 
@@ -79,7 +79,7 @@ def _print_table(checks: "Sequence[Check]") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from benchctl.cli.screen import wide_console
+    from benchctl.cli.output.screen import wide_console
 
     table = Table(box=None, pad_edge=False)
     for column in ("topic", "part", "state", "finding"):

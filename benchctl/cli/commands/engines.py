@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchctl.cli.screen import print_json
+from benchctl.cli.output.screen import print_json
 
 if TYPE_CHECKING:
     from benchctl.measure.doctor.check import Check
@@ -83,7 +83,7 @@ def _document(check: "Check") -> dict[str, Any]:
 def _print_table(checks: "tuple[Check, ...]") -> None:
     from rich.table import Table
 
-    from benchctl.cli.screen import wide_console
+    from benchctl.cli.output.screen import wide_console
 
     table = Table(box=None, pad_edge=False)
     for column in ("engine", "installed", "to install"):

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from benchctl.cli.completion import complete_results
-from benchctl.cli.experiment_options import FormerOutputDir, chosen_output
+from benchctl.cli.options.completion import complete_results
+from benchctl.cli.options.experiment import FormerOutputDir, chosen_output
 from benchctl.errors import RecordError
 
 

@@ -8,7 +8,7 @@ import typer
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from benchctl.cli.flops_output import Drafting, FlopsAnswer, FlopsRequest
+    from benchctl.cli.output.flops import Drafting, FlopsAnswer, FlopsRequest
     from benchctl.costs.work import RunLengths, StepLogCounts
 
 NO_MODEL = "none"
@@ -96,7 +96,7 @@ def flops(
     as_json: _AsJson = False,
 ) -> None:
     """FLOPs of a run from its totals. The defaults are those of a published run: 50 questions, 16 samples."""
-    from benchctl.cli.flops_output import FlopsRequest, print_json, print_tables
+    from benchctl.cli.output.flops import FlopsRequest, print_json, print_tables
     from benchctl.costs.hardware import hardware_for
     from benchctl.costs.shapes import shape_for
     from benchctl.costs.work import RunTotals
@@ -130,7 +130,7 @@ def flops(
 
 def _drafting(draft_tokens: int | None, acceptance: str | None, draft_model: str) -> "Drafting | None":
     """Speculation as the options state it; None without any."""
-    from benchctl.cli.flops_output import Drafting
+    from benchctl.cli.output.flops import Drafting
     from benchctl.cli.speculation.options import read_acceptance
     from benchctl.costs.shapes import shape_for
 
@@ -146,7 +146,7 @@ def _drafting(draft_tokens: int | None, acceptance: str | None, draft_model: str
 
 
 def _account(request: "FlopsRequest") -> "FlopsAnswer":
-    from benchctl.cli.flops_output import FlopsAnswer
+    from benchctl.cli.output.flops import FlopsAnswer
     from benchctl.costs.difference import explain_difference
     from benchctl.costs.flops import observed_flops, published_flops
 

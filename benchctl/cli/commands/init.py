@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from benchctl.cli.completion import complete_engine
+from benchctl.cli.options.completion import complete_engine
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:

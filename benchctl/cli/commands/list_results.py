@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from benchctl.cli.experiment_options import RESULTS
-from benchctl.cli.screen import print_json
+from benchctl.cli.options.experiment import RESULTS
+from benchctl.cli.output.screen import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def list_results(
 def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
     from rich.table import Table
 
-    from benchctl.cli.screen import wide_console
+    from benchctl.cli.output.screen import wide_console
 
     rows = [_row(root, entry) for entry in entries]
     if sys.stdout.isatty():

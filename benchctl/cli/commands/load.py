@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from benchctl.cli.experiment_options import RESULTS, FormerOutputDir, chosen_output
-from benchctl.cli.load_options import (
+from benchctl.cli.options.experiment import RESULTS, FormerOutputDir, chosen_output
+from benchctl.cli.options.load import (
     OUTPUT_TOKENS,
     ApiKeyEnv,
     AsJson,
@@ -48,7 +48,7 @@ from benchctl.cli.load_options import (
     Url,
     Workers,
 )
-from benchctl.cli.screen import print_json
+from benchctl.cli.output.screen import print_json
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _check_key(profile: "Profile") -> None:
 
 @contextmanager
 def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
-    from benchctl.cli.progress import has_room_for_bars
+    from benchctl.cli.output.progress import has_room_for_bars
 
     if is_quiet or os.environ.get("CI") or not has_room_for_bars():
         yield lambda _num_ended: None
@@ -291,7 +291,7 @@ def _report(path: Path, loaded: "LoadResult", result_file: Path | None, *, as_js
 
 
 def _print_tables(path: Path, loaded: "LoadResult") -> None:
-    from benchctl.cli.screen import wide_console
+    from benchctl.cli.output.screen import wide_console
     from benchctl.report.text.load_report import bounds_note, durations_table, missing_tail, totals_table
 
     console, record = wide_console(), loaded.record

@@ -132,7 +132,7 @@ def _document(entry: "StoredNoise") -> dict[str, Any]:
 def _print_list(store: Path, entries: "Sequence[StoredNoise]") -> None:
     from rich.table import Table
 
-    from benchctl.cli.screen import wide_console
+    from benchctl.cli.output.screen import wide_console
 
     table = Table(box=None, pad_edge=False)
     for title in ("key", "engine", "model", "blocks", "floor of step_ms", "when", "age", "from"):
@@ -156,7 +156,7 @@ def _print_list(store: Path, entries: "Sequence[StoredNoise]") -> None:
 def _print_noise(source: str, noise: "NoiseFloor") -> None:
     from rich.table import Table
 
-    from benchctl.cli.screen import wide_console
+    from benchctl.cli.output.screen import wide_console
 
     console = wide_console()
     devices = ", ".join(noise.gpus) or "no GPU"

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.cli.completion import complete_profile
-from benchctl.cli.experiment_options import EnginePreset
+from benchctl.cli.options.completion import complete_profile
+from benchctl.cli.options.experiment import EnginePreset
 from benchctl.errors import ProfileError, UsageError
 from benchctl.formats import count_of
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.cli.completion import complete_results
+from benchctl.cli.options.completion import complete_results
 from benchctl.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def report(
 def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> None:
     from benchctl.analysis.compare.compare import CompareOptions
     from benchctl.analysis.experiment.pairing import parse_side
-    from benchctl.cli.comparison_output import write_page
+    from benchctl.cli.output.comparison import write_page
 
     path = output or Path(f"report-{_slug(parse_side(a))}-vs-{_slug(parse_side(b))}.html")
     damage = write_page(a, b, CompareOptions(allow_suspect=allow_suspect), path)

@@ -19,7 +19,7 @@ from benchctl.cli.experiment import (
     prepare_experiment,
     tokenizer_of,
 )
-from benchctl.cli.experiment_options import (
+from benchctl.cli.options.experiment import (
     RESULTS,
     Blocks,
     EnginePreset,
@@ -33,7 +33,7 @@ from benchctl.cli.experiment_options import (
     Seed,
     chosen_profile,
 )
-from benchctl.cli.outcome import print_outcome, store_noise, warn
+from benchctl.cli.output.outcome import print_outcome, store_noise, warn
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _baseline_against_itself(profile: "Profile", num_blocks: int | None) -> "Pro
 
 def _print_plan(profile: "Profile", step_time_model: Path | None) -> None:
     """Print the ordered runs, with those that measure natural lengths first where needed."""
-    from benchctl.cli.plan_view import print_plan
+    from benchctl.cli.output.plan import print_plan
     from benchctl.measure.noise_on_file import noise_on_file
     from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 
@@ -226,7 +226,7 @@ def _print_plan(profile: "Profile", step_time_model: Path | None) -> None:
 
 
 def _measure_new(results: "ResultDirectory", profile: "Profile", prepared: "PreparedSet", manner: _Manner) -> None:
-    from benchctl.cli.plan_view import print_duration
+    from benchctl.cli.output.plan import print_duration
 
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
         print(f"results in {results.path}", flush=True)
@@ -237,7 +237,7 @@ def _measure_new(results: "ResultDirectory", profile: "Profile", prepared: "Prep
 
 def _print_expectations(results: "ResultDirectory", profile: "Profile") -> None:
     """Print the power of the experiment with the noise on file, and the warnings about that noise."""
-    from benchctl.cli.plan_view import print_power
+    from benchctl.cli.output.plan import print_power
     from benchctl.records.noise import load_noise
 
     print_power(profile, load_noise(results.path))
@@ -267,8 +267,8 @@ def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manne
 def _measure_and_report(
     results: "ResultDirectory", profile: "Profile", requests: "tuple[PreparedRequest, ...]", manner: _Manner
 ) -> None:
-    from benchctl.cli.screen import print_json
-    from benchctl.cli.verdict_output import outcome_document
+    from benchctl.cli.output.screen import print_json
+    from benchctl.cli.output.verdicts import outcome_document
 
     next_step = f"Continue with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.cli.completion import complete_results
-from benchctl.cli.screen import print_json, uncollected
+from benchctl.cli.options.completion import complete_results
+from benchctl.cli.output.screen import print_json, uncollected
 from benchctl.errors import RecordError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def show(
 
 
 def _print_tables(analysis: "AnalyzedExperiment") -> None:
-    from benchctl.cli.screen import in_one_row, print_notes, wide_console
+    from benchctl.cli.output.screen import in_one_row, print_notes, wide_console
     from benchctl.report.text.acceptance_table import acceptance_table
     from benchctl.report.text.client_table import client_table
     from benchctl.report.text.ladder_table import ladder_table

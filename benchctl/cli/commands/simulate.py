@@ -18,7 +18,7 @@ from benchctl.cli.experiment import (
     measure_lengths,
     prepare_experiment,
 )
-from benchctl.cli.experiment_options import (
+from benchctl.cli.options.experiment import (
     RESULTS,
     AsJson,
     Blocks,
@@ -31,9 +31,9 @@ from benchctl.cli.experiment_options import (
     Quiet,
     Seed,
 )
-from benchctl.cli.outcome import print_outcome
-from benchctl.cli.prediction_output import print_predictions, write_predictions
-from benchctl.cli.recorded_output import simulate_summary
+from benchctl.cli.output.outcome import print_outcome
+from benchctl.cli.output.prediction_intervals import print_predictions, write_predictions
+from benchctl.cli.output.recorded import simulate_summary
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _simulate(
 def _print_document(path: Path, predicted: "list[Any]") -> None:
     """Print what ``show --json`` prints, with the directory; everything derived is written as well."""
     from benchctl.analysis.analyzed import analyze_directory
-    from benchctl.cli.screen import print_json
+    from benchctl.cli.output.screen import print_json
     from benchctl.report.documents.experiment import show_document
     from benchctl.report.export import write_derived
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from benchctl.cli.commands.simulate import Jobs, simulated_profile
-from benchctl.cli.experiment_options import RESULTS, AsJson, EnginePreset, OutputDir, ProfileName, Seed
-from benchctl.cli.outcome import warn
+from benchctl.cli.options.experiment import RESULTS, AsJson, EnginePreset, OutputDir, ProfileName, Seed
+from benchctl.cli.output.outcome import warn
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def sweep(
 
     Ends with 1 if no load of any arm keeps every --slo.
     """
-    from benchctl.cli.screen import print_json
-    from benchctl.cli.sweep_output import print_sweep, sweep_document, write_sweep
+    from benchctl.cli.output.screen import print_json
+    from benchctl.cli.output.sweep import print_sweep, sweep_document, write_sweep
     from benchctl.measure.capacity.objective import parse_objective
     from benchctl.measure.capacity.sweep import run_sweep, sweep_points
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchctl.cli.screen import print_json, wide_console
-from benchctl.cli.step_time_options import (
+from benchctl.cli.options.step_time import (
     ConstraintOption,
     ExpertsOption,
     FittedArgument,
@@ -27,7 +26,8 @@ from benchctl.cli.step_time_options import (
     fit_options,
     read_steps,
 )
-from benchctl.cli.step_time_output import (
+from benchctl.cli.output.screen import print_json, wide_console
+from benchctl.cli.output.step_time import (
     draw_fitted,
     picture_title,
     print_files,

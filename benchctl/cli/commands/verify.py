@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from benchctl.cli.completion import complete_results
+from benchctl.cli.options.completion import complete_results
 from benchctl.formats import megabytes
 
 if TYPE_CHECKING:

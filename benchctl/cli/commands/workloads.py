@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.cli.experiment_options import chosen_output
+from benchctl.cli.options.experiment import chosen_output
 from benchctl.errors import UsageError
 from benchctl.units import MS_PER_S
 

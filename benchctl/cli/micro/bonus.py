@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from benchctl.cli.experiment_options import RESULTS, AsJson, Label, Output, OutputDir, Quiet
 from benchctl.cli.micro.experiment import counts_of, measure_micro, pass_settings, warn_of_failures
 from benchctl.cli.micro.forward import (
     Device,
@@ -20,7 +19,8 @@ from benchctl.cli.micro.forward import (
     Replays,
     Threads,
 )
-from benchctl.cli.screen import print_json, uncollected
+from benchctl.cli.options.experiment import RESULTS, AsJson, Label, Output, OutputDir, Quiet
+from benchctl.cli.output.screen import print_json, uncollected
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def print_bonus(measured: "MeasuredBonus") -> None:
     """Print a table for each context and pair of modes, what follows, and the published numbers."""
-    from benchctl.cli.screen import wide_console
+    from benchctl.cli.output.screen import wide_console
 
     console = wide_console()
     for design, verdict in measured.verdicts:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import typer
 
-from benchctl.cli.outcome import print_tables, warn
+from benchctl.cli.output.outcome import print_tables, warn
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def warn_of_failures(outcome: "MicroOutcome") -> int:
 
 @contextmanager
 def _progress(num_runs: int, profile: "Profile", *, is_quiet: bool) -> "Iterator[Listener]":
-    from benchctl.cli.progress import experiment_progress
+    from benchctl.cli.output.progress import experiment_progress
     from benchctl.profile.planning.plan import arms
 
     is_quiet = is_quiet or bool(os.environ.get("CI"))

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from benchctl.cli.experiment_options import RESULTS, Label, Output, OutputDir, Quiet
 from benchctl.cli.micro.experiment import (
     counts_of,
     measure_micro,
@@ -14,6 +13,7 @@ from benchctl.cli.micro.experiment import (
     resume_micro,
     words_of,
 )
+from benchctl.cli.options.experiment import RESULTS, Label, Output, OutputDir, Quiet
 
 Model = Annotated[
     str,

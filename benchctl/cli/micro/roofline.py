@@ -114,7 +114,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _print_peaks(peaks: "MeasuredPeaks", path: Path | None) -> None:
     from rich.table import Table
 
-    from benchctl.cli.screen import wide_console
+    from benchctl.cli.output.screen import wide_console
     from benchctl.formats import four_digits, percentage
     from benchctl.micro.peak_checks import best_of_each, data_sheet_peaks, unit_of
     from benchctl.records.peaks import hardware_of
@@ -180,7 +180,7 @@ def _show(store: Path, entries: "Sequence[StoredPeaks]", *, as_json: bool) -> No
 def _print_list(store: Path, entries: "Sequence[StoredPeaks]") -> None:
     from rich.table import Table
 
-    from benchctl.cli.screen import wide_console
+    from benchctl.cli.output.screen import wide_console
 
     table = Table(box=None, pad_edge=False)
     titles = ("key", "measured", "bfloat16", "float32", "copy", "read", "launch", "warnings")
@@ -236,6 +236,6 @@ def _document(peaks: "MeasuredPeaks", path: Path | None) -> dict[str, Any]:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    from benchctl.cli.screen import print_json
+    from benchctl.cli.output.screen import print_json
 
     print_json(document)

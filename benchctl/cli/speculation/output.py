@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchctl.cli.screen import print_json, wide_console
+from benchctl.cli.output.screen import print_json, wide_console
 
 if TYPE_CHECKING:
     from benchctl.analysis.summary.speculation import MeasuredSpeculation

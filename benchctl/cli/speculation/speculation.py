@@ -1,6 +1,6 @@
 """``benchctl speculation``: what drafts gain, by the law and on a server with step times."""
 
-from benchctl.cli.screen import uncollected
+from benchctl.cli.output.screen import uncollected
 from benchctl.cli.speculation.answer import (
     LoadOptions,
     StatedAcceptance,

@@ -11,7 +11,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.quality.judge import judge_named
 from benchctl.analysis.quality.text import quality_lines
-from benchctl.cli.verdict_output import print_verdicts
+from benchctl.cli.output.verdicts import print_verdicts
 from benchctl.profile.load import dump_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.jsonl import encode

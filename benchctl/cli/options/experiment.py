@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from benchctl.cli.completion import complete_engine, complete_profile
+from benchctl.cli.options.completion import complete_engine, complete_profile
 from benchctl.errors import UsageError
 
 RESULTS = Path(os.environ.get("BENCHCTL_RESULTS") or "results")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from benchctl.cli.outcome import warn
+from benchctl.cli.output.outcome import warn
 from benchctl.formats import count_of, duration, four_digits, percentage
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import verdict_sentence
 from benchctl.analysis.compare.unpaired_sides import is_unpaired
 from benchctl.analysis.experiment.pairing import parse_side
+from benchctl.cli.output.screen import verdict_text
 from benchctl.cli.pictures import drawable
-from benchctl.cli.screen import verdict_text
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.jsonl import write_bytes_atomic
 from benchctl.report.documents.comparison import document_of, refusal_document

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def print_outcome(path: "Path", outcome: "Outcome") -> "tuple[AnalyzedExperiment, PageVerdict]":
     """Print what an experiment came to and its verdicts, and warn of suspect runs; returns what was printed."""
-    from benchctl.cli.verdict_output import print_verdicts
+    from benchctl.cli.output.verdicts import print_verdicts
 
     analysis, verdict = _print_results(path)
     counts = {
@@ -40,7 +40,7 @@ def print_outcome(path: "Path", outcome: "Outcome") -> "tuple[AnalyzedExperiment
 
 def print_tables(analysis: "AnalyzedExperiment") -> None:
     """Print cells, their comparison with the baseline, findings and notes."""
-    from benchctl.cli.screen import print_notes, wide_console
+    from benchctl.cli.output.screen import print_notes, wide_console
     from benchctl.report.text.ladder_table import ladder_table
     from benchctl.report.text.passes_table import launch_table, passes_table
     from benchctl.report.text.tables import cells_table, sweep_table

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
-from benchctl.cli.outcome import warn
-from benchctl.cli.screen import print_json, uncollected, wide_console
+from benchctl.cli.output.outcome import warn
+from benchctl.cli.output.screen import print_json, uncollected, wide_console
 from benchctl.formats import short_number
 
 if TYPE_CHECKING:

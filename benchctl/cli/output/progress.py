@@ -76,7 +76,7 @@ def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -
     """Yield the listener that shows progress; with ``is_quiet`` one line per run on stderr and no bars."""
     from tqdm import tqdm
 
-    from benchctl.cli.plan_view import look_text
+    from benchctl.cli.output.plan import look_text
     from benchctl.measure.experiment import Listener
 
     course = _Course(num_runs=num_runs, runs_per_block=runs_per_block)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from benchctl.cli.outcome import warn
+from benchctl.cli.output.outcome import warn
 from benchctl.errors import MissingPackageError
 from benchctl.formats import short_number
 
@@ -25,7 +25,7 @@ def print_sweep(sweep: "Sweep", profile: "Profile") -> None:
     """Print a row for each load, and a sentence for each arm on the largest that keeps all limits."""
     from rich.table import Table
 
-    from benchctl.cli.screen import wide_console
+    from benchctl.cli.output.screen import wide_console
 
     console = wide_console()
     names = _names(sweep, _ALWAYS)

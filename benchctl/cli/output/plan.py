@@ -24,8 +24,8 @@ def print_plan(
     """Print all runs in order, their predicted durations and loads, and the power of the experiment."""
     from rich.table import Table
 
-    from benchctl.cli.prediction_view import duration_text, estimate_plan, print_prediction
-    from benchctl.cli.screen import wide_console
+    from benchctl.cli.output.prediction import duration_text, estimate_plan, print_prediction
+    from benchctl.cli.output.screen import wide_console
     from benchctl.profile.planning.imbalance import imbalance_of
     from benchctl.profile.planning.plan import arms, plan_runs
     from benchctl.records.directory import arm_label, cell_name
@@ -118,7 +118,7 @@ def look_text(look: "Look", rule: "StoppingRecord") -> str:
 
 def print_duration(profile: "Profile", requests: "Sequence[PreparedRequest]") -> None:
     """Print the estimated duration of an experiment on a real engine; a simulated one ends soon."""
-    from benchctl.cli.prediction_view import duration_text, estimate_plan
+    from benchctl.cli.output.prediction import duration_text, estimate_plan
 
     if profile.engine.kind != "sim":
         print(duration_text(profile, estimate_plan(profile, requests)), flush=True)

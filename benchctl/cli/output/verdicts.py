@@ -60,7 +60,7 @@ def print_verdicts(analysis: "AnalyzedExperiment", verdict: "PageVerdict") -> No
     from rich.text import Text
 
     from benchctl.analysis.compare.text import looks_lines
-    from benchctl.cli.screen import verdict_text, wide_console
+    from benchctl.cli.output.screen import verdict_text, wide_console
 
     if _has_verdicts(analysis, verdict):
         console = wide_console()

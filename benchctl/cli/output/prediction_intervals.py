@@ -17,7 +17,7 @@ def print_predictions(predictions: "Sequence[ArmPrediction]") -> None:
     """Print a row for each arm; nothing without predictions."""
     from rich.table import Table
 
-    from benchctl.cli.screen import wide_console
+    from benchctl.cli.output.screen import wide_console
 
     if not predictions:
         return

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchctl.cli.screen import wide_console
+from benchctl.cli.output.screen import wide_console
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Options of ``benchctl load``; ``vllm_options`` translates those of ``vllm bench serve`` into these."""
+"""Options of ``benchctl load``; ``options.vllm`` translates those of ``vllm bench serve`` into these."""
 
 from enum import StrEnum
 from pathlib import Path

@@ -25,7 +25,7 @@ def complete_engine(incomplete: str) -> list[str]:
 
 def complete_results(incomplete: str) -> list[str]:
     """Result directories below the parent of results that begin so, ``latest`` of each experiment first."""
-    from benchctl.cli.experiment_options import RESULTS
+    from benchctl.cli.options.experiment import RESULTS
 
     directories = (path.parent for path in RESULTS.glob(f"*/*/{_MANIFEST}"))
     ordered = sorted(directories, key=lambda path: (path.name != "latest", str(path)))

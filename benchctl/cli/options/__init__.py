@@ -1,0 +1,1 @@
+"""Options that commands share, and the words that a shell completes."""

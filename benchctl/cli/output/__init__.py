@@ -1,0 +1,1 @@
+"""Tables, documents and progress of commands, on the terminal and in files."""
