@@ -2,8 +2,10 @@
 
 import os
 import pty
+import select
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -160,6 +162,10 @@ def test_a_wrong_answer_is_named_and_no_file_is_left(tmp_path: Path, args: list[
     assert list(tmp_path.glob("*.yaml")) == []
 
 
+INTERRUPT = "\x03"
+"""Ctrl-C at a terminal."""
+
+
 def at_terminal(cwd: Path, *args: str, answers: str) -> tuple[int, str]:
     """Exit code and output of a command at a terminal that controls it, with these answers."""
     ours, theirs = pty.openpty()
@@ -173,11 +179,14 @@ def at_terminal(cwd: Path, *args: str, answers: str) -> tuple[int, str]:
     while b"[1]" not in output:  # the first question
         output += os.read(ours, 65536)
     os.write(ours, answers.encode())
-    try:
-        while chunk := os.read(ours, 65536):
-            output += chunk
-    except OSError:  # the terminal's other end is closed
-        pass
+    with suppress(OSError):  # the terminal's other end is closed
+        while True:
+            if select.select([ours], [], [], 1.0)[0]:
+                if not (chunk := os.read(ours, 65536)):
+                    break
+                output += chunk
+            elif answers == INTERRUPT:  # a signal just before Python reads a line is only seen after it
+                os.write(ours, INTERRUPT.encode())
     os.close(ours)
     return process.wait(timeout=60), output.decode()
 
@@ -198,6 +207,6 @@ def test_an_answer_that_is_none_is_asked_again(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_question_ends_with_130_and_leaves_no_file(tmp_path: Path) -> None:
-    code, _ = at_terminal(tmp_path, "init", "mine", answers="\x03")
+    code, _ = at_terminal(tmp_path, "init", "mine", answers=INTERRUPT)
     assert code == 130
     assert list(tmp_path.glob("*.yaml")) == []
