@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ def test_without_a_terminal_every_missing_option_is_named(tmp_path: Path) -> Non
     assert (
         "--change flag|build|sampler|model|server, --value (what it changes to), --model (for vllm" in done.stderr
     )
-    simulated = init(tmp_path, "x", "--change", "flag")
+    simulated = init(tmp_path, "x", "--change", "flag", "--engine", "sim")
     assert simulated.returncode == 2
     assert "add --value (the option and its value, such as max_num_seqs=4" in simulated.stderr
     assert "--model" not in simulated.stderr
@@ -162,6 +163,8 @@ def test_a_wrong_answer_is_named_and_no_file_is_left(tmp_path: Path, args: list[
     assert list(tmp_path.glob("*.yaml")) == []
 
 
+ENGINE = "sim" if find_spec("transformers") else ""
+"""The simulator is the default where no engine is installed; transformers may be, beside benchctl itself."""
 INTERRUPT = "\x03"
 """Ctrl-C at a terminal."""
 
@@ -192,7 +195,7 @@ def at_terminal(cwd: Path, *args: str, answers: str) -> tuple[int, str]:
 
 
 def test_at_a_terminal_everything_is_asked_and_enter_takes_the_default(tmp_path: Path) -> None:
-    code, output = at_terminal(tmp_path, "init", answers="\n\n\nmine\nmax_num_seqs=2\n")
+    code, output = at_terminal(tmp_path, "init", answers=f"\n{ENGINE}\n\nmine\nmax_num_seqs=2\n")
     assert code == 0, output
     assert "What changes?" in output
     assert load_profile(str(tmp_path / "mine.yaml")).engine.kind == "sim"
@@ -200,7 +203,7 @@ def test_at_a_terminal_everything_is_asked_and_enter_takes_the_default(tmp_path:
 
 
 def test_an_answer_that_is_none_is_asked_again(tmp_path: Path) -> None:
-    code, output = at_terminal(tmp_path, "init", "mine", answers="7\nsampler\n\n\ntop_p=0.9\n")
+    code, output = at_terminal(tmp_path, "init", "mine", answers=f"7\nsampler\n{ENGINE}\n\ntop_p=0.9\n")
     assert code == 0, output
     assert "'7' is none of flag, build, sampler, model, server" in output
     assert sides(tmp_path / "mine.yaml")[1].sampling.top_p == 0.9

@@ -111,7 +111,7 @@ def test_an_interrupt_ends_with_130_and_keeps_what_was_simulated(tmp_path: Path,
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     results = only_result(tmp_path)
-    assert json.loads((results / "manifest.json").read_text())["state"] == "failed"
+    assert json.loads((results / "manifest.json").read_text())["state"] == "interrupted"
     states = {json.loads(path.read_text())["state"] for path in results.glob("runs/*/run.json")}
     assert states <= {"done", "failed"}
     assert benchctl("show", results, cwd=tmp_path).returncode == 0
