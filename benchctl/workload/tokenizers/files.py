@@ -40,7 +40,7 @@ def directory_named(name: str) -> Path:
 def _cached(repository: str) -> Path | None:
     """The files of a repository that a server or another program has fetched; None without them."""
     try:
-        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - an optional package
+        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - its import takes a while
 
         path = try_to_load_from_cache(repository, TOKENIZER_FILE)
     except (ImportError, ValueError):  # ValueError: what cannot be a repository
@@ -50,7 +50,7 @@ def _cached(repository: str) -> Path | None:
 
 def _fetched(repository: str) -> Path:
     try:
-        from huggingface_hub import hf_hub_download  # noqa: PLC0415 - an optional package
+        from huggingface_hub import hf_hub_download  # noqa: PLC0415 - its import takes a while
         from huggingface_hub.errors import EntryNotFoundError  # noqa: PLC0415
     except ImportError as error:
         raise UsageError(

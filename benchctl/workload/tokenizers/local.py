@@ -70,7 +70,7 @@ def _content_of(path: Path) -> bytes:
 
 def _tokenizer_of(content: bytes, path: Path) -> "tokenizers.Tokenizer":
     try:
-        from tokenizers import Tokenizer  # noqa: PLC0415 - an optional package, and its import takes a while
+        from tokenizers import Tokenizer  # noqa: PLC0415 - its import takes a while
     except ImportError as error:
         raise UsageError(
             f"{path} is there to count prompts, but the package tokenizers, which reads it, is not installed; run: "

@@ -9,7 +9,6 @@ from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opene
 from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.records.samples import GpuSample, HostSample
 from benchctl.report.page.build import directory_page
 from benchctl.report.page.charts.table import draw_charts
 
@@ -36,12 +35,7 @@ def _path(tmp_path_factory):
     directory = tmp_path_factory.mktemp("results")
     cells = [{"top_k": k} for k in (1, 2, 3, 4, 5)]
     results = builders.write_results(directory, block_factors=FACTORS, cells=cells, num_requests=12)
-    for run in results.runs():
-        with run.append("gpu") as gpu, run.append("host") as host:
-            for i in range(20):
-                t_ns = builders.T0_NS + i * 5_000_000
-                gpu.write(GpuSample(t_ns=t_ns, index=0, source="nvml", power_w=300.0 + i, utilization_frac=0.9))
-                host.write(HostSample(t_ns=t_ns, server_cpu_cores=1.0 + i / 20, client_cpu_cores=0.2))
+    builders.write_samples(results)
     path = directory / "report.html"
     path.write_text(directory_page(analyze_directory(directory)))
     return path

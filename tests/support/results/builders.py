@@ -18,7 +18,7 @@ from benchctl.records.manifest import HostInfo, Manifest, Plan, PlannedRun
 from benchctl.records.record import Cell
 from benchctl.records.request import ChoiceRecord, Message, PreparedRequest, RequestRecord
 from benchctl.records.run import RunRecord, RunTimes
-from benchctl.records.samples import PrometheusSample
+from benchctl.records.samples import GpuSample, HostSample, PrometheusSample
 from benchctl.records.step import StepRecord
 
 STEP_NS = 10_000_000
@@ -327,3 +327,13 @@ def edit_steps(results: ResultDirectory, run_id: str, change: Callable[[StepReco
     path = results.run(run_id).path / "steps.jsonl"
     changed = [change(step) for step in results.run(run_id).steps()]
     path.write_bytes(b"".join(encode(step) + b"\n" for step in changed))
+
+
+def write_samples(results: ResultDirectory) -> None:
+    """Add samples of a GPU and of the host to every run, 5 ms apart."""
+    for run in results.runs():
+        with run.append("gpu") as gpu, run.append("host") as host:
+            for i in range(20):
+                t_ns = T0_NS + i * 5_000_000
+                gpu.write(GpuSample(t_ns=t_ns, index=0, source="nvml", power_w=300.0 + i, utilization_frac=0.9))
+                host.write(HostSample(t_ns=t_ns, server_cpu_cores=1.0 + i / 20, client_cpu_cores=0.2))

@@ -93,9 +93,7 @@ def draw_distributions(arms: Sequence[ArmLatencies], unit: str) -> figure.Chart:
             f"Share of the completed requests (of gaps: of all gaps) with at most this latency in ms: a thick line "
             f"for each arm over all its {unit}s, a thin one for each {unit}."
         ),
-        definition="; ".join(
-            f"{name} = {METRICS[f'{name}_ms'].formula.removeprefix('mean of ')}" for name in names
-        ),
+        definition="; ".join(f"{name} = {_formula(name)}" for name in names),
         choices=(
             figure.Choice(
                 name="latency",
