@@ -14,6 +14,7 @@ BenchctlError
 │   ├── SchemaVersionError      the directory was written by a newer benchctl
 │   ├── AlteredError            files of a result directory were altered after the measurement
 │   └── NotComparableError      two results differ in more than the declared factor
+├── InternalError           70  a mistake of benchctl; the message says where its traceback was written
 └── RunError                 5  a run failed; its measurements are kept
     ├── ServerStartError        the server did not become ready
     ├── ServerDiedError         the server ended in mid-run
@@ -108,6 +109,12 @@ class NotComparableError(InvalidDataError):
     def __init__(self, message: str, differences: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.differences = differences
+
+
+class InternalError(BenchctlError):
+    """A mistake of benchctl itself; ``cli`` makes it of every exception that nothing else explains."""
+
+    exit_code = 70
 
 
 class RunError(BenchctlError):

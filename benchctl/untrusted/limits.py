@@ -1,0 +1,16 @@
+"""Sizes beyond which input is refused unread. Each is far above honest input and far below what harms a machine."""
+
+from typing import Final
+
+PROFILE_BYTES: Final = 1 << 20
+"""A profile, with each file that it extends."""
+DOCUMENT_BYTES: Final = 64 << 20
+"""A JSON document of a result directory, or a result of another tool that is read whole."""
+LOG_BYTES: Final = 64 << 30
+"""A JSON Lines file of a result directory, which is read piece by piece."""
+LINE_BYTES: Final = 16 << 20
+"""One line of a stream from a server, and one line of JSON Lines."""
+RESPONSE_HEAD_BYTES: Final = 64 << 10
+"""Status line and headers of a response."""
+MESSAGE_CHARS: Final = 2_000
+"""A text from outside within a message, a table or a page."""

@@ -1,0 +1,33 @@
+"""Text from outside, such as a model's name, an error body or a line of a log, on its way to a reader.
+
+Records keep the raw text. What shows it (terminal, Markdown, HTML, CSV) passes it through ``visible`` first.
+"""
+
+import re
+from typing import Final
+
+from benchctl.untrusted.limits import MESSAGE_CHARS
+
+_CONTROL: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+"""C0 and C1 controls but tab and line feed, marks that reorder or hide text (joiners of scripts stay), and lone surrogates."""
+
+
+def visible(text: str, max_chars: int = MESSAGE_CHARS) -> str:
+    r"""``text`` with its control characters as escapes such as ``\x1b``, cut to ``max_chars``.
+
+    Tabs and line feeds stay. Plain text is returned unchanged.
+    """
+    shown = _CONTROL.sub(_escape, text[: max_chars + 1])
+    return shown if len(shown) <= max_chars else f"{shown[: max_chars - 1]}…"
+
+
+def visible_line(text: str, max_chars: int = MESSAGE_CHARS) -> str:
+    """``visible`` text on one line: line feeds and tabs are escapes, too."""
+    return visible(text, max_chars).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found.group())
+    return f"\\x{number:02x}" if number <= 0xFF else f"\\u{number:04x}"
