@@ -11,7 +11,8 @@ from benchctl.untrusted.limits import MESSAGE_CHARS
 _CONTROL: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
-"""C0 and C1 controls but tab and line feed, marks that reorder or hide text (joiners of scripts stay), and lone surrogates."""
+"""C0 and C1 controls but tab and line feed, marks that reorder or hide text, and lone surrogates. The joiners of
+Persian and of emoji stay."""
 
 
 def visible(text: str, max_chars: int = MESSAGE_CHARS) -> str:
