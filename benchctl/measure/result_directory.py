@@ -15,7 +15,7 @@ import msgspec
 
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.profile.identity import is_profile_of, profile_sha256
-from benchctl.profile.load import dump_profile, parse_profile
+from benchctl.profile.load import dump_profile, stored_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import plan_runs
 from benchctl.records.directory import ResultDirectory, open_results
@@ -183,7 +183,7 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
     if manifest.imported is not None:
         raise UsageError(f"{path} was imported from {manifest.imported.source}: there is nothing to resume")
     profile_path, requests_path, text = path / "profile.yaml", path / "requests.jsonl", results.profile_yaml()
-    stored = parse_profile(text, str(profile_path), is_to_send=True)
+    stored = stored_profile(text, str(profile_path), is_to_send=True)
     if profile is not None and profile_sha256(_with_blocks(profile, stored)) != profile_sha256(stored):
         raise NotComparableError(
             f"{path} was begun with another profile: its sha256 is {profile_sha256(stored)[:12]}…, that of "

@@ -10,7 +10,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
-from benchctl.errors import DeprecatedWordWarning, ProfileError, UsageError
+from benchctl.errors import DeprecatedWordWarning, ProfileError, RecordError, UsageError
 from benchctl.profile.checks import profile_errors
 from benchctl.profile.controls import with_controls
 from benchctl.profile.engine_table import ENGINES, options_class
@@ -19,7 +19,7 @@ from benchctl.profile.model import EngineSettings, Profile
 from benchctl.profile.sources.files import profile_file
 from benchctl.profile.sources.layers import Layers, over
 from benchctl.profile.sources.located import LocatedDict, Location, located
-from benchctl.profile.sources.yaml_text import dump_document
+from benchctl.profile.sources.yaml_text import STORED, dump_document
 from benchctl.records.stores.peaks_store import MEASURED, resolved_hardware
 
 _HARDWARE: Final = "hardware"
@@ -66,12 +66,26 @@ def parse_profile(text: str, source: str, *, is_to_send: bool = False) -> Profil
     Raises ProfileError with every error.
     """
     layers = Layers()
-    tree = layers.text(text, source)
+    tree = layers.text(text, source, STORED)
     if "extends" in tree:
         problem = "a stored profile is complete and cannot extend another; write out what it extends"
         layers.refuse(tree.error(problem, "extends"))
         tree = tree.without("extends")
     return _profile(layers, layers.with_preset(tree), is_to_send=is_to_send)
+
+
+def stored_profile(text: str, source: str, *, is_to_send: bool = False) -> Profile:
+    """The profile that a result directory holds as ``text`` in the file ``source``.
+
+    Raises RecordError where it is damaged, ProfileError where ``is_to_send`` and a variable is not set here.
+    """
+    try:
+        profile = parse_profile(text, source)
+    except ProfileError as error:
+        raise RecordError(
+            f"{source} cannot be read as the profile of these results; restore it from a copy:\n{error}"
+        ) from error
+    return parse_profile(text, source, is_to_send=True) if is_to_send else profile
 
 
 def profile_from_plain(plain: Mapping[str, Any], source: str, *, is_to_send: bool = False) -> Profile:

@@ -22,6 +22,7 @@ from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.run import RunRecord
 from benchctl.records.schema import upgrade
 from benchctl.records.step import StepRecord
+from benchctl.untrusted.limits import STORED_PROFILE_BYTES
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -126,6 +127,12 @@ class ResultDirectory:
         """The resolved profile as written; ``profile.load.parse_profile`` reads it."""
         path = self.path / "profile.yaml"
         try:
+            size = path.stat().st_size if path.is_file() else 0
+            if size > STORED_PROFILE_BYTES:
+                raise RecordError(
+                    f"{path} has {size / 1e6:.1f} MB, and no stored profile is larger than "
+                    f"{STORED_PROFILE_BYTES / 1e6:.0f} MB; restore the file from a copy"
+                )
             return _read_bytes(path).decode()
         except UnicodeDecodeError as error:
             raise RecordError(f"{path} is not UTF-8 text ({error}); restore the file from a copy") from error

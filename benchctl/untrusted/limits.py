@@ -4,6 +4,15 @@ from typing import Final
 
 PROFILE_BYTES: Final = 1 << 20
 """A profile, with each file that it extends."""
+STORED_PROFILE_BYTES: Final = 8 << 20
+"""A ``profile.yaml`` of a result directory, which has all that it extended and every default."""
+PROFILE_NODES: Final = 20_000
+"""Keys, values and lists of a profile; a stored one has its defaults beside them."""
+STORED_PROFILE_NODES: Final = 60_000
+PROFILE_DEPTH: Final = 32
+"""Mappings and lists of a profile inside one another."""
+EXTENDED_FILES: Final = 16
+"""Files in a row of which each extends the next."""
 DOCUMENT_BYTES: Final = 64 << 20
 """A JSON document of a result directory, or a result of another tool that is read whole."""
 LOG_BYTES: Final = 64 << 30

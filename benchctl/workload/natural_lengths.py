@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import ProfileError
-from benchctl.profile.load import parse_profile
+from benchctl.profile.load import stored_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import ResultDirectory, open_results
@@ -100,7 +100,7 @@ def _check_same_baseline(path: Path, results: ResultDirectory, profile: Profile)
         raise _refusal(
             path, f"was measured with stop {manifest.stop}", "name one that was measured with stop: natural"
         )
-    theirs = parse_profile(results.profile_yaml(), str(path / "profile.yaml"))
+    theirs = stored_profile(results.profile_yaml(), str(path / "profile.yaml"))
     then, now = (variant_settings(each, each.baseline, {}) for each in (theirs, profile))
     for name, left, right in (
         ("model", then.model, now.model),

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from benchctl.errors import UsageError
 from benchctl.profile.engine_table import options_class
-from benchctl.profile.load import parse_profile
+from benchctl.profile.load import stored_profile
 from benchctl.profile.sources.yaml_text import dump_document
+from benchctl.records.directory import ResultDirectory
 from benchctl.steptime.diagnosis.run_to_add import RunToAdd, num_requests
 from benchctl.steptime.work import ObservedSteps
 
@@ -29,7 +30,7 @@ def measured_engine(sources: Sequence[Path]) -> dict[str, Any] | None:
     """
     for directory in sources:
         if (path := directory / "profile.yaml").is_file():
-            engine = parse_profile(path.read_text(encoding="utf-8"), str(path)).engine
+            engine = stored_profile(ResultDirectory(directory).profile_yaml(), str(path)).engine
             fields = options_class(engine.kind).model_fields
             defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
             options = {

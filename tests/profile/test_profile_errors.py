@@ -111,7 +111,7 @@ def test_all_errors_of_a_profile_are_reported_at_once():
             "p.yaml:2: not readable as YAML: aliases (*name) are not supported; write the value out",
         ),
         ("a: \0\n", "p.yaml:1: not readable as YAML: unacceptable character #x0000"),
-        ("[" * 5000, "p.yaml:1: not readable as YAML: nested too deeply; write it flatter"),
+        ("[" * 5000, "p.yaml:1: not readable as YAML: nested more than 32 deep; write it flatter"),
     ],
 )
 def test_a_text_that_is_not_a_yaml_mapping_is_refused_with_its_line_and_nothing_else(text, message):

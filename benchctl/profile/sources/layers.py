@@ -11,6 +11,7 @@ Each layer goes over the one below it with the same rules:
 * a file's section ``per_engine.<kind>`` goes over the rest of that file where the engine is of that kind.
 """
 
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,8 @@ from benchctl.profile.sources.files import (
 )
 from benchctl.profile.sources.located import LocatedDict, LocatedError, Location, located, merge, value_text
 from benchctl.profile.sources.presets import read_preset, with_models
-from benchctl.profile.sources.yaml_text import read_document, read_value
+from benchctl.profile.sources.yaml_text import WRITTEN, Bounds, read_document, read_value, size_problem
+from benchctl.untrusted.limits import EXTENDED_FILES, PROFILE_BYTES
 
 _NOT_INHERITED: Final = ("name", "description")
 _DROPPABLE: Final = ("variants", "sweep")
@@ -49,10 +51,10 @@ class Layers:
         self.errors.append(error)
         self.is_whole = False
 
-    def text(self, text: str, source: str) -> LocatedDict:
+    def text(self, text: str, source: str, bounds: Bounds = WRITTEN) -> LocatedDict:
         """One document, by itself."""
         num_errors = len(self.errors)
-        document = read_document(text, source, self.errors)
+        document = read_document(text, source, self.errors, bounds)
         if not document and len(self.errors) > num_errors:
             self.is_whole = False
         return self._document(document)
@@ -82,7 +84,7 @@ class Layers:
         path_part, equals, value_part = assignment.partition("=")
         path = tuple(path_part.strip().split("."))
         if not equals or not all(path):
-            problem = f"{assignment!r} is not of the form path=value, for example workload.num_prompts=3"
+            problem = f"{value_text(assignment)} is not of the form path=value, for example workload.num_prompts=3"
             self.errors.append(LocatedError(Location("--set"), problem))
             return LocatedDict({}, Location("--set"))
         if path[0] == "sweep":
@@ -124,7 +126,12 @@ class Layers:
     def _read_file(self, path: Path) -> LocatedDict:
         source = display_path(path)
         try:
-            return self.text(path.read_text(encoding="utf-8"), source)
+            with path.open("rb") as file:
+                content = file.read(PROFILE_BYTES + 1)
+                size = max(len(content), os.fstat(file.fileno()).st_size)
+            if size <= PROFILE_BYTES:
+                return self.text(content.decode(), source)
+            problem = size_problem(size)
         except UnicodeDecodeError as error:
             problem = f"not readable as UTF-8: {error.reason} at byte {error.start}; save the file as UTF-8"
         except OSError as error:
@@ -147,6 +154,10 @@ class Layers:
         if base.resolve() in resolved:
             circle = " -> ".join(display_path(file) for file in (*files[resolved.index(base.resolve()) :], base))
             self.refuse(tree.error(f"goes round in a circle: {circle}; remove one", "extends"))
+            return tree.without("extends")
+        if len(files) > EXTENDED_FILES:
+            problem = f"is the {len(files)}th file in a row, and {EXTENDED_FILES} may extend one another; join some"
+            self.refuse(tree.error(problem, "extends"))
             return tree.without("extends")
         inherited = self._chain(base, tuple(files), kind)
         tree = tree.without("extends")

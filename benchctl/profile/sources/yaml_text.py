@@ -8,11 +8,45 @@ another by ``extends``.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import yaml
 
-from benchctl.profile.sources.located import LocatedDict, LocatedError, LocatedList, Location, Step, located
+from benchctl.profile.sources.located import (
+    LocatedDict,
+    LocatedError,
+    LocatedList,
+    Location,
+    Step,
+    located,
+    value_text,
+)
+from benchctl.untrusted.limits import (
+    PROFILE_BYTES,
+    PROFILE_DEPTH,
+    PROFILE_NODES,
+    STORED_PROFILE_BYTES,
+    STORED_PROFILE_NODES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The size of a document beyond which it is refused."""
+
+    num_bytes: int
+    num_nodes: int
+    remedy: str
+
+
+WRITTEN: Final = Bounds(
+    PROFILE_BYTES, PROFILE_NODES, "no profile needs so much; keep prompts and schemas in files of their own"
+)
+"""Bounds of what a user writes: a profile, a preset, a value of the command line."""
+STORED: Final = Bounds(
+    STORED_PROFILE_BYTES, STORED_PROFILE_NODES, "benchctl stores none of that size; restore the file from a copy"
+)
+"""Bounds of what benchctl stores of it."""
 
 _CORE_SCHEMA: Final = (
     ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -38,12 +72,26 @@ def _implicit_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
 class _Composer(yaml.SafeLoader):
     """Composes nodes of the dialect; ``_Reader`` turns them into values."""
 
+    def __init__(self, text: str, bounds: Bounds) -> None:
+        super().__init__(text)
+        self._bounds, self._num_nodes, self._depth = bounds, 0, 0
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            event: Any = self.get_event()  # type: ignore[no-untyped-call]
-            problem = "aliases (*name) are not supported; write the value out, or share it with extends"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        return super().compose_node(parent, index)
+            self._refuse("aliases (*name) are not supported; write the value out, or share it with extends")
+        self._num_nodes += 1
+        if self._num_nodes > self._bounds.num_nodes:
+            self._refuse(f"more than {self._bounds.num_nodes:,} keys and values; {self._bounds.remedy}")
+        if self._depth > PROFILE_DEPTH:
+            self._refuse(f"nested more than {PROFILE_DEPTH} deep; write it flatter")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def _refuse(self, problem: str) -> NoReturn:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -61,13 +109,13 @@ _Composer.yaml_implicit_resolvers = _implicit_resolvers()
 _Dumper.yaml_implicit_resolvers = _implicit_resolvers()
 
 
-def read_document(text: str, source: str, errors: list[LocatedError]) -> LocatedDict:
+def read_document(text: str, source: str, errors: list[LocatedError], bounds: Bounds = WRITTEN) -> LocatedDict:
     """Read one YAML document, which must be a mapping; an empty one where it cannot be read.
 
-    What the dialect refuses is added to ``errors``, and left out of the result.
+    What the dialect refuses, and what is beyond ``bounds``, is added to ``errors``, and left out of the result.
     """
     try:
-        root = _compose(text)
+        root = _compose(text, bounds)
     except _SyntaxProblem as error:
         errors.append(LocatedError(Location(source, error.line), f"not readable as YAML: {error}"))
         return LocatedDict({}, Location(source, 1))
@@ -83,9 +131,9 @@ def read_document(text: str, source: str, errors: list[LocatedError]) -> Located
 def read_value(text: str, location: Location, errors: list[LocatedError]) -> Any:
     """Read one YAML value of the command line; all of it is at ``location``."""
     try:
-        root = _compose(text)
+        root = _compose(text, WRITTEN)
     except _SyntaxProblem as error:
-        errors.append(LocatedError(location, f"{text!r} is not readable as a YAML value: {error}"))
+        errors.append(LocatedError(location, f"{value_text(text)} is not readable as a YAML value: {error}"))
         return None
     inner_errors: list[LocatedError] = []
     value = None if root is None else _Reader(location.source, inner_errors).value(root, location.path)
@@ -98,6 +146,11 @@ def dump_document(document: Mapping[str, Any]) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
+def size_problem(num_bytes: int, bounds: Bounds = WRITTEN) -> str:
+    """The problem of a document that is too large."""
+    return f"has {num_bytes / 1e6:.1f} MB, more than {bounds.num_bytes / 1e6:.0f} MB; {bounds.remedy}"
+
+
 class _SyntaxProblem(Exception):  # noqa: N818  # never leaves this file
     """A text that is not YAML."""
 
@@ -106,10 +159,13 @@ class _SyntaxProblem(Exception):  # noqa: N818  # never leaves this file
         self.line = line
 
 
-def _compose(text: str) -> yaml.Node | None:
+def _compose(text: str, bounds: Bounds) -> yaml.Node | None:
+    # Characters are counted where encoding the text would cost more than reading it: a byte holds one at most.
+    if len(text) > bounds.num_bytes:
+        raise _SyntaxProblem(size_problem(len(text), bounds))
     composer = None
     try:
-        composer = _Composer(text)
+        composer = _Composer(text, bounds)
         return composer.get_single_node()
     except RecursionError:
         raise _SyntaxProblem("nested too deeply; write it flatter") from None
