@@ -2,6 +2,7 @@
 
 BenchctlError
 ├── UsageError               2  the command line, a profile or a needed file is wrong
+│   ├── UnreadableError         a file is not what it should be (its reader says the remedy)
 │   ├── ProfileError            a profile does not describe a valid experiment
 │   ├── DatasetError            a dataset is missing, damaged or not the pinned one
 │   ├── EngineUnavailableError  the engine is not installed here

@@ -14,11 +14,17 @@ PROFILE_DEPTH: Final = 32
 EXTENDED_FILES: Final = 16
 """Files in a row of which each extends the next."""
 DOCUMENT_BYTES: Final = 64 << 20
-"""A JSON document of a result directory, or a result of another tool that is read whole."""
+"""A JSON document of a result directory, or of a model, that is read whole."""
+FOREIGN_BYTES: Final = 256 << 20
+"""A result of another tool, which may hold the time of every token, and is read whole."""
+DATASET_BYTES: Final = 4 << 30
+"""A file of a data set that is no table of lines and so read whole: the largest published one has 0.7 GB."""
 LOG_BYTES: Final = 64 << 30
 """A JSON Lines file of a result directory, which is read piece by piece."""
 LINE_BYTES: Final = 16 << 20
 """One line of a stream from a server, and one line of JSON Lines."""
+PROMPT_TOKENS: Final = 1 << 24
+"""Tokens of one prompt or output in a file of a data set: the longest contexts of models are 10 million."""
 RESPONSE_HEAD_BYTES: Final = 64 << 10
 """Status line and headers of a response."""
 MESSAGE_CHARS: Final = 2_000
