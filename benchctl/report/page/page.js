@@ -40,6 +40,9 @@
     const code = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     const text = await new Response(code).text();
     library = document.createElement("script");
+    // plotly.js adds the styles of maps, which this page has none of, unless an element has their id. The policy of
+    // the page would refuse them.
+    library.id = "9f215cf04c5486422605d13261cb87401f4e7763b6296af81e98efbc0130da53";
     library.textContent = text;
   };
   const unpacked = unpack();
@@ -97,7 +100,7 @@
     const { figure, id } = data().charts.find((chart) => chart.id === place.dataset.chart);
     const state = {
       figure,
-      height: Number.parseFloat(place.style.minHeight),
+      height: Number(place.dataset.height),
       selected: Object.fromEntries(selectors(id).map((select) => [select.dataset.choice, select.value])),
       isLog: all("[data-log]").some((button) => button.dataset.log === id && button.ariaPressed === "true"),
     };

@@ -6,7 +6,7 @@ The verdict and every table are plain HTML and need no script; a script in the p
 into view.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from benchctl import __version__
@@ -33,7 +33,8 @@ from benchctl.report.page.parts.waterfall import (
     from_sections,
     waterfall_values,
 )
-from benchctl.report.page.render import closed, inert_json, packed_plotly, render_page, resource
+from benchctl.report.page.policy import content_policy
+from benchctl.report.page.render import closed, inert_json, packed_plotly, plotly, render_page, resource
 from benchctl.report.page.verdict import PageVerdict
 
 _LADDER_QUANTITIES: Final = {"step_ms": "ms", "wall_s": "s"}
@@ -53,15 +54,21 @@ def render(
     ``is_inside``: it will be written into the (one) result directory that it is about. ``foreign`` are the result
     files of a comparison without analyses.
     """
+    comparisons = _comparisons(verdict)
+    css = closed(resource("page.css"), "style")
+    sizes = closed(_sizes(charts, comparisons), "style")
+    script = closed(resource("page.js"), "script")
     values = {
         "version": __version__,
         "title": title,
-        "css": closed(resource("page.css"), "style"),
-        "script": closed(resource("page.js"), "script"),
+        "policy": content_policy(scripts=(script, plotly()), styles=(css, sizes)),
+        "css": css,
+        "sizes": sizes,
+        "script": script,
         "plotly": packed_plotly(),
         "data": inert_json(data_document(verdict, analyses, charts)),
         "verdict": verdict,
-        "comparisons": _comparisons(verdict),
+        "comparisons": comparisons,
         "waterfalls": _waterfalls(analyses, verdict),
         "backfills": [values for analysis in analyses if (values := bonus_values(analysis)) is not None],
         "passes": [values for analysis in analyses if (values := passes_values(analysis)) is not None],
@@ -78,6 +85,18 @@ def render(
         **definition_values(verdict.comparisons),
     }
     return render_page(values)
+
+
+def _sizes(charts: Sequence[Chart], comparisons: Sequence[Mapping[str, Any]]) -> str:
+    """The rules for sizes that depend on the results. The policy of the page allows no ``style`` attributes."""
+    heights = sorted({chart.height for chart in charts if chart.figure is not None})
+    labels = sorted({each["forest"]["label_ch"] for each in comparisons if each["forest"] is not None})
+    return "\n".join(
+        (
+            *(f'.chart[data-height="{px}"] {{ min-height: {px}px; }}' for px in heights),
+            *(f'.forest[data-label="{ch}"] {{ --label: {ch}ch; }}' for ch in labels),
+        )
+    )
 
 
 def _percentiles(

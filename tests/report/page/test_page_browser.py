@@ -1,11 +1,15 @@
 """The report page in a real browser: silent, alone, readable at any width, in any light, on paper."""
 
 import csv
+import html
 import io
 import json
+import re
 
 import pytest
+from support import bonus_directory
 from support.browser import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, needs_browser, opened
+from support.cli import benchctl
 from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
@@ -153,6 +157,97 @@ def test_hostile_names_logs_and_messages_are_only_text(browser, tmp_path):
         assert page.title() == title != "owned"
         assert HOSTILE in page.locator("details.log").text_content()
         assert json.loads(page.locator("#benchctl-data").text_content())["schema_version"] == 3
+
+
+PLANTED = """<script>document.title = 'owned by a script'</script>
+<img src="data:image/gif;base64,broken" onerror="document.title = 'owned by a picture'">
+<a id="planted" href="javascript:void(document.title = 'owned by a link')">a link</a>
+<p id="styled" style="color: rgb(1, 2, 3)">a style</p><style>#styled { font-size: 99px; }</style>
+<base href="https://example.com/"><form id="form" action="https://example.com/"></form>
+<iframe src="data:text/html,<p>"></iframe>"""
+
+
+def test_what_somebody_plants_in_the_file_does_not_run_and_asks_nobody(browser, path, tmp_path):
+    """The policy of the page refuses all of it, and the charts are drawn still."""
+    planted = tmp_path / "planted.html"
+    text = path.read_text()
+    planted.write_text(text.replace('<main id="top">', f'<main id="top">{PLANTED}'))
+    context = browser.new_context(viewport=DESKTOP)
+    page = context.new_page()
+    asked, refused = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: refused.append(message.text))
+    page.goto(planted.as_uri())
+    title = page.evaluate("document.title")
+    page.locator("#planted").click()
+    page.evaluate("document.getElementById('form').requestSubmit()")
+    page.evaluate(
+        "const late = document.createElement('script'); late.textContent = 'document.title = 1'; "
+        "document.body.append(late)"
+    )
+    look_at_all(page)
+    page.wait_for_function("document.querySelectorAll('[data-chart] svg.main-svg').length > 0")
+    style = page.evaluate(
+        "(({ color, fontSize }) => [color, fontSize])(getComputedStyle(document.getElementById('styled')))"
+    )
+    assert page.evaluate("document.title") == title
+    assert not title.startswith("owned")
+    assert style[0] != "rgb(1, 2, 3)"
+    assert style[1] != "99px"
+    assert page.evaluate("document.baseURI").startswith("file:")
+    assert all(url.startswith(("file:", "data:image")) for url in asked), asked
+    for kind in ("script-src", "style-src", "base-uri", "form-action", "default-src"):
+        assert any(kind in text for text in refused), kind
+    context.close()
+
+
+def test_a_chart_under_the_pointer_and_saved_as_a_picture_keeps_to_the_policy_of_the_page(browser, path):
+    """The test of silence is that of ``opened``: the browser reports what a policy refuses."""
+    with opened(browser, path, accept_downloads=True) as page:
+        charts = page.locator(".charts > .chart-figure .chart")
+        for i in range(charts.count()):
+            chart = charts.nth(i)
+            chart.scroll_into_view_if_needed()
+            chart.locator("svg.main-svg").first.wait_for()
+            box = chart.bounding_box()
+            for x in (0.2, 0.5, 0.8):
+                page.mouse.move(box["x"] + x * box["width"], box["y"] + box["height"] / 2)
+                page.wait_for_timeout(60)
+        with page.expect_download() as download:
+            chart.locator("[data-title*='Download']").first.click()
+        assert b"<svg" in download.value.path().read_bytes()
+        page.get_by_role("button", name="Dark").click()
+
+
+def test_pages_of_two_directories_of_files_of_other_tools_and_of_passes_keep_to_the_policy_too(browser, tmp_path):
+    sides = [builders.write_results(tmp_path / name, block_factors=FACTORS) for name in "ab"]
+    exported = [tmp_path / f"files-{side.path.name}" for side in sides]
+    for side, files in zip(sides, exported, strict=True):
+        assert benchctl("export", side.path, "--format", "vllm", "-o", files).returncode == 0
+    passes = bonus_directory.measured(tmp_path / "passes", batch_sizes=(2,), blocks=3)
+    pages = {name: tmp_path / f"{name}.html" for name in ("directories", "files", "passes")}
+    benchctl("compare", *(f"{side.path}:baseline" for side in sides), "-o", pages["directories"])
+    benchctl("compare", *(files / "baseline" for files in exported), "-o", pages["files"])
+    pages["passes"].write_text(directory_page(analyze_directory(passes)))
+    for name, path in pages.items():
+        with opened(browser, path) as page:
+            look_at_all(page)
+            page.wait_for_function("document.querySelectorAll('[data-chart] svg.main-svg').length > 0")
+            assert page.locator("meta[http-equiv=Content-Security-Policy]").count() == 1, name
+
+
+def test_the_policy_of_a_page_allows_its_own_scripts_and_styles_by_hash_and_nothing_else(path):
+    text = path.read_text()
+    policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', text)[1]
+    rules = {name: values for name, *values in (rule.split() for rule in html.unescape(policy).split("; "))}
+    assert text.index("Content-Security-Policy") < text.index("<style")
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == ["'none'"]
+    assert rules["img-src"] == ["data:"]
+    assert set(rules) == {"default-src", "base-uri", "form-action", "img-src", "script-src", "style-src"}
+    assert len(rules["script-src"]) == 2
+    assert all(value.startswith("'sha256-") for value in (*rules["script-src"], *rules["style-src"]))
+    without_scripts = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
+    assert not re.findall(r"<[^>]+\s(?:style|on\w+)=|javascript:", without_scripts)
 
 
 def test_block_values_are_saved_as_csv_and_all_data_as_json_without_a_network(browser, path):

@@ -179,10 +179,14 @@ def panel_axis(index: int) -> str:
 
 
 def panel_titles(titles: Sequence[str]) -> list[dict[str, Any]]:
-    """Annotations: a title of one or two lines on top of each panel, at its left edge."""
+    """Annotations: a title of one or two lines on top of each panel, at its left edge.
+
+    They are not in ``<b>``, which plotly.js turns into a ``style`` attribute: the policy of the page refuses it.
+    """
     return [
         {
-            "text": f"<b>{wrapped(title, _TITLE_CHARACTERS)}</b>",
+            "text": wrapped(title, _TITLE_CHARACTERS),
+            "font": {"weight": 700},
             "align": "left",
             "showarrow": False,
             "xref": "paper",
