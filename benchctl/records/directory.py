@@ -3,7 +3,8 @@
     <root>/manifest.json profile.yaml plan.json requests.jsonl
     <root>/runs/<nnn>-b<block>-<variant>[-<cell>]/run.json requests.jsonl steps.jsonl client.jsonl gpu.jsonl …
 
-JSON documents are replaced atomically, JSON Lines are appended. Nothing here knows what the numbers mean.
+JSON documents are replaced atomically, JSON Lines are appended. No link is followed out of the directory or within
+it. Nothing here knows what the numbers mean.
 """
 
 import re
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from benchctl.errors import RecordError, UsageError
+from benchctl.records.files import check_name, check_run_id, read_document
 from benchctl.records.jsonl import JsonlWriter, read_jsonl, write_bytes_atomic, write_json_atomic
 from benchctl.records.manifest import Manifest, Plan
 from benchctl.records.record import Cell
@@ -22,7 +24,9 @@ from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.run import RunRecord
 from benchctl.records.schema import upgrade
 from benchctl.records.step import StepRecord
+from benchctl.untrusted.files import is_there
 from benchctl.untrusted.limits import STORED_PROFILE_BYTES
+from benchctl.untrusted.writing import make_folder
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -57,6 +61,13 @@ class RunDirectory:
     """The directory of one run."""
 
     path: Path
+    within: Path | None = None
+    """The result directory that holds it; None for a directory that is read alone."""
+
+    @property
+    def root(self) -> Path:
+        """The directory out of which nothing in this one leads."""
+        return self.within or self.path
 
     @property
     def server_log(self) -> Path:
@@ -70,23 +81,32 @@ class RunDirectory:
     def request_log(self) -> Path:
         return self.path / "requests.jsonl"
 
+    def is_begun(self) -> bool:
+        """True once the run has a record, readable or not."""
+        return is_there(self.path / "run.json", within=self.root)
+
     def read(self) -> RunRecord:
-        return _read_json(self.path / "run.json", RunRecord)
+        path = self.path / "run.json"
+        run = _read_json(path, RunRecord, self.root)
+        check_run_id(run.run_id, path, "run_id")
+        for name in run.files:
+            check_name(name, path, "a name among files")
+        return run
 
     def write(self, run: RunRecord) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json_atomic(self.path / "run.json", run)
+        make_folder(self.path, within=self.root)
+        write_json_atomic(self.path / "run.json", run, within=self.root)
 
     def append(self, name: str) -> JsonlWriter:
         """Open ``<name>.jsonl`` for appending: such as ``requests`` or ``steps``."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        return JsonlWriter(self.path / f"{name}.jsonl")
+        make_folder(self.path, within=self.root)
+        return JsonlWriter(self.path / f"{name}.jsonl", within=self.root)
 
     def requests(self) -> Iterator[RequestRecord]:
-        return read_jsonl(self.request_log, RequestRecord)
+        return read_jsonl(self.request_log, RequestRecord, within=self.root)
 
     def steps(self) -> Iterator[StepRecord]:
-        return read_jsonl(self.step_log, StepRecord)
+        return read_jsonl(self.step_log, StepRecord, within=self.root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +116,18 @@ class ResultDirectory:
     path: Path
 
     def manifest(self) -> Manifest:
-        return _read_json(self.path / "manifest.json", Manifest)
+        return _read_json(self.path / "manifest.json", Manifest, self.path)
 
     def write_manifest(self, manifest: Manifest) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path, within=self.path)
         write_json_atomic(self.path / "manifest.json", manifest)
 
     def plan(self) -> Plan:
-        return _read_json(self.path / "plan.json", Plan)
+        path = self.path / "plan.json"
+        plan = _read_json(path, Plan, self.path)
+        for number, planned in enumerate(plan.runs):
+            check_run_id(planned.run_id, path, f"runs[{number}].run_id")
+        return plan
 
     def due_plan(self) -> Plan:
         """The plan without the blocks that a stopping rule made unnecessary."""
@@ -127,13 +151,7 @@ class ResultDirectory:
         """The resolved profile as written; ``profile.load.parse_profile`` reads it."""
         path = self.path / "profile.yaml"
         try:
-            size = path.stat().st_size if path.is_file() else 0
-            if size > STORED_PROFILE_BYTES:
-                raise RecordError(
-                    f"{path} has {size / 1e6:.1f} MB, and no stored profile is larger than "
-                    f"{STORED_PROFILE_BYTES / 1e6:.0f} MB; restore the file from a copy"
-                )
-            return _read_bytes(path).decode()
+            return read_document(path, within=self.path, max_bytes=STORED_PROFILE_BYTES).decode()
         except UnicodeDecodeError as error:
             raise RecordError(f"{path} is not UTF-8 text ({error}); restore the file from a copy") from error
 
@@ -141,7 +159,7 @@ class ResultDirectory:
         write_bytes_atomic(self.path / "profile.yaml", text.encode())
 
     def run(self, run_id: str) -> RunDirectory:
-        return RunDirectory(self.path / "runs" / run_id)
+        return RunDirectory(self.path / "runs" / run_id, self.path)
 
     def runs(self) -> tuple[RunDirectory, ...]:
         """Directories of all planned runs, begun or not, in plan order."""
@@ -150,7 +168,7 @@ class ResultDirectory:
     def begun_runs(self, plan: Plan) -> tuple[RunDirectory, ...]:
         """Directories of the runs of ``plan`` that were begun, in its order."""
         planned = (self.run(planned.run_id) for planned in plan.runs)
-        return tuple(run for run in planned if (run.path / "run.json").is_file())
+        return tuple(run for run in planned if run.is_begun())
 
 
 def as_ended(plan: Plan, manifest: Manifest) -> Plan:
@@ -167,13 +185,13 @@ def open_results(path: Path) -> ResultDirectory:
     Raises UsageError when ``path`` is not one, RecordError when it is one without a manifest, SchemaVersionError
     when it is of a newer schema.
     """
-    if not (path / "manifest.json").is_file():
-        if any((path / name).exists() for name in ("plan.json", "runs")):
+    if not is_there(path / "manifest.json", within=path):
+        if any(is_there(path / name, within=path) for name in ("plan.json", "runs")):
             raise RecordError(
                 f"{path} has no manifest.json: the result directory is incomplete; copy it again whole"
             )
         problem = "it has no manifest.json" if path.is_dir() else "it does not exist"
-        if path.is_file():
+        if path.exists() and not path.is_dir():
             problem = "it is a file"
         raise UsageError(
             f"{path} is not a result directory: {problem}. "
@@ -184,20 +202,10 @@ def open_results(path: Path) -> ResultDirectory:
     return results
 
 
-def _read_bytes(path: Path) -> bytes:
+def _read_json(path: Path, kind: type[T], within: Path) -> T:
+    content = read_document(path, within=within)
     try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise RecordError(f"{path} is missing: the result directory is incomplete; copy it again whole") from error
-    except OSError as error:
-        raise RecordError(
-            f"{path} cannot be read: {error.strerror}; correct its permissions, or copy the directory again"
-        ) from error
-
-
-def _read_json(path: Path, kind: type[T]) -> T:
-    try:
-        document: Any = msgspec.json.decode(_read_bytes(path))
+        document: Any = msgspec.json.decode(content)
     except msgspec.DecodeError as error:
         raise RecordError(f"{path}: {error}; restore the file from a copy, or run the experiment again") from error
     if not isinstance(document, dict):

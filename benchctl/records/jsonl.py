@@ -1,8 +1,6 @@
 """JSON Lines and JSON files: appended with one flush per record, read with the location of any damage."""
 
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -10,6 +8,9 @@ from typing import Self, TypeVar
 import msgspec
 
 from benchctl.errors import RecordError
+from benchctl.records.files import open_log, read_if_there
+from benchctl.untrusted.files import lines_of
+from benchctl.untrusted.writing import open_to_append, replace_file
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -22,11 +23,14 @@ def encode(record: object) -> bytes:
 
 
 class JsonlWriter:
-    """Appends records to a file, one line and one flush each, so that a crash costs at most a torn last line."""
+    """Appends records to a file, one line and one flush each, so that a crash costs at most a torn last line.
 
-    def __init__(self, path: Path) -> None:
+    No link leads the path out of ``within``, by default the folder of the file.
+    """
+
+    def __init__(self, path: Path, *, within: Path | None = None) -> None:
         self.path = path
-        self._file = path.open("ab")
+        self._file = open_to_append(path, within=within or path.parent)
 
     def __enter__(self) -> Self:
         return self
@@ -44,47 +48,41 @@ class JsonlWriter:
         self._file.close()
 
 
-def write_json_atomic(path: Path, record: object) -> None:
+def write_json_atomic(path: Path, record: object, *, within: Path | None = None) -> None:
     """Replace ``path`` in one step: a reader sees the old document or the new one, never a part."""
-    write_bytes_atomic(path, msgspec.json.format(encode(record), indent=1) + b"\n")
+    write_bytes_atomic(path, msgspec.json.format(encode(record), indent=1) + b"\n", within=within)
 
 
-def write_bytes_atomic(path: Path, content: bytes) -> None:
-    """Replace ``path`` in one step with ``content``, on disk before the name changes."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
+def write_bytes_atomic(path: Path, content: bytes, *, within: Path | None = None) -> None:
+    """Replace ``path`` in one step with ``content``, on disk before the name changes.
+
+    No link leads the path out of ``within``, by default its folder, which the user named.
+    """
+    replace_file(path, content, within=within or path.parent)
 
 
-def read_jsonl(path: Path, kind: type[R]) -> Iterator[R]:
-    """Yield the records of a file.
+def read_jsonl(path: Path, kind: type[R], *, within: Path | None = None) -> Iterator[R]:
+    """Yield the records of a file, to which no link leads from ``within``, by default its folder.
 
     Raises RecordError naming file and line at the first damaged line; the records before it have been
     yielded by then. A missing file has no records.
     """
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        yield from decode_lines(file, path, kind)
+    file = open_log(path, within=within or path.parent)
+    if file is not None:
+        with file:
+            yield from decode_lines(lines_of(file, path), path, kind)
 
 
-def read_whole(path: Path, kind: type[R]) -> tuple[R, ...] | None:
+def read_whole(path: Path, kind: type[R], *, within: Path | None = None) -> tuple[R, ...] | None:
     """All records of a file at once, in a third of the time; None unless every line is one whole record.
 
-    ``read_jsonl`` then says which line is damaged. A missing file has no records.
+    ``read_jsonl`` then says what is damaged. A missing file has no records.
     """
     try:
-        records = decode_whole(path.read_bytes(), kind)
-    except FileNotFoundError:
-        return ()
+        content = read_if_there(path, within=within or path.parent)
+    except RecordError:
+        return None
+    records = () if content is None else decode_whole(content, kind)
     return None if records is None else tuple(records)
 
 

@@ -15,6 +15,7 @@ from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.run import RunRecord
 from benchctl.records.samples import ClientSample, GpuSample, HostSample, PrometheusSample
 from benchctl.records.step import StepRecord
+from benchctl.untrusted.files import stat_file
 
 if TYPE_CHECKING:
     from benchctl.records.columns.step_columns import StepColumns
@@ -121,12 +122,12 @@ class _RunReader:
     def lines(self, name: str, kind: type[T]) -> tuple[T, ...]:
         """The records of ``<name>.jsonl`` up to its first damaged line."""
         path = self._directory.path / f"{name}.jsonl"
-        whole = read_whole(path, kind)
+        whole = read_whole(path, kind, within=self._directory.root)
         if whole is not None:
             return whole
         records: list[T] = []
         try:
-            records.extend(read_jsonl(path, kind))
+            records.extend(read_jsonl(path, kind, within=self._directory.root))
         except RecordError as error:
             self._note(error)
         return tuple(records)
@@ -134,12 +135,13 @@ class _RunReader:
     def requests(self) -> tuple[RequestRecord, ...]:
         """The requests; those of a long file are copied as arrays once the run has ended."""
         path = self._directory.request_log
-        if _size_bytes(path) <= self._limits.few_requests:
+        if _size_bytes(path, self._directory.root) <= self._limits.few_requests:
             return self.lines("requests", RequestRecord)
         from benchctl.records.columns.request_arrays import read_requests  # noqa: PLC0415 - numpy, for long files
 
         requests = read_requests(
             path,
+            within=self._directory.root,
             recorded=self._record.files.get(path.name),
             writes_copy=self._has_ended,
         )
@@ -148,12 +150,14 @@ class _RunReader:
     def steps(self) -> "Steps":
         """The steps, in the form that suits the length of their log."""
         path = self._directory.step_log
-        if _size_bytes(path) <= self._limits.kept_steps:
+        if _size_bytes(path, self._directory.root) <= self._limits.kept_steps:
             return self.lines("steps", StepRecord)
         from benchctl.records.columns.step_log import read_step_log  # noqa: PLC0415 - numpy, for long logs
 
         recorded = self._record.files.get(path.name)
-        steps, error = read_step_log(path, recorded=recorded, block_bytes=self._limits.steps_block)
+        steps, error = read_step_log(
+            path, within=self._directory.root, recorded=recorded, block_bytes=self._limits.steps_block
+        )
         if error is not None:
             self._note(error)
         elif self._has_ended:
@@ -204,5 +208,9 @@ def load_results(path: Path) -> LoadedResults:
     )
 
 
-def _size_bytes(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+def _size_bytes(path: Path, within: Path) -> int:
+    """Size of a log; 0 for one that cannot be opened, which the reader of lines reports."""
+    try:
+        return stat_file(path, within=within).st_size
+    except (OSError, RecordError):
+        return 0

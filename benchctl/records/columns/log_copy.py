@@ -5,15 +5,19 @@ have theirs, and may be deleted.
 """
 
 import hashlib
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from benchctl.errors import RecordError
 from benchctl.records.columns.tensor_file import Numbers, tensor_bytes, tensors_of
 from benchctl.records.jsonl import write_bytes_atomic
 from benchctl.records.run import FileDigest
+from benchctl.untrusted.files import open_file, read_file
+from benchctl.untrusted.limits import LOG_BYTES
 
 
 def copy_path(log: Path) -> Path:
@@ -21,15 +25,16 @@ def copy_path(log: Path) -> Path:
     return log.with_suffix(".safetensors")
 
 
-def read_copy(log: Path, *, version: str, recorded: FileDigest | None) -> dict[str, Numbers] | None:
+def read_copy(log: Path, *, version: str, recorded: FileDigest | None, within: Path) -> dict[str, Numbers] | None:
     """The arrays of the copy; None without one of this version and of the log's present content.
 
     ``recorded``: digest of the log when its run ended; trusted if the log still has that size and time.
     """
     try:
-        tensors, metadata = tensors_of(copy_path(log).read_bytes())
-        is_current = metadata.get("version") == version and metadata.get(_key(log)) == _sha256(log, recorded)
-    except (OSError, ValueError, msgspec.MsgspecError):  # a copy that cannot be read: the log can
+        tensors, metadata = tensors_of(read_file(copy_path(log), within=within, max_bytes=LOG_BYTES))
+        log_sha256 = _sha256(log, recorded, within)
+        is_current = metadata.get("version") == version and metadata.get(_key(log)) == log_sha256
+    except (OSError, RecordError, ValueError, msgspec.MsgspecError):  # a copy that cannot be read: the log can
         return None
     return tensors if is_current else None
 
@@ -39,19 +44,22 @@ def copy_bytes(log: Path, tensors: Mapping[str, Numbers], *, version: str, log_s
     return tensor_bytes(tensors, {"version": version, _key(log): log_sha256})
 
 
-def write_copy(log: Path, content: bytes) -> None:
+def write_copy(log: Path, content: bytes, *, within: Path) -> None:
     """Put a copy beside its log, unless the directory cannot be written: no reader depends on it."""
     with suppress(OSError):
-        write_bytes_atomic(copy_path(log), content)
+        write_bytes_atomic(copy_path(log), content, within=within)
 
 
 def _key(log: Path) -> str:
     return f"{log.stem}_sha256"
 
 
-def _sha256(path: Path, recorded: FileDigest | None) -> str:
-    stat = path.stat()
-    if recorded is not None and (stat.st_size, stat.st_mtime_ns) == (recorded.size_bytes, recorded.mtime_ns):
-        return recorded.sha256
-    with path.open("rb") as file:
+def _sha256(path: Path, recorded: FileDigest | None, within: Path) -> str:
+    with open_file(path, within=within) as file:
+        status = os.fstat(file.fileno())
+        if recorded is not None and (status.st_size, status.st_mtime_ns) == (
+            recorded.size_bytes,
+            recorded.mtime_ns,
+        ):
+            return recorded.sha256
         return hashlib.file_digest(file, "sha256").hexdigest()

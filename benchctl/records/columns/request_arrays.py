@@ -25,6 +25,7 @@ from benchctl.records.columns.tensor_file import Numbers, in_fewest_bytes, tenso
 from benchctl.records.jsonl import decode_lines, encode
 from benchctl.records.request import ChoiceRecord, RequestRecord
 from benchctl.records.run import FileDigest
+from benchctl.untrusted.files import lines_of, open_file
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -45,33 +46,35 @@ _TYPE_CODES: Final = {"uint8": "B", "uint16": "H", "int32": "i", "int64": "q"}
 
 
 def read_requests(
-    requests: Path, *, recorded: FileDigest | None = None, writes_copy: bool
+    requests: Path, *, recorded: FileDigest | None = None, writes_copy: bool, within: Path | None = None
 ) -> tuple[RequestRecord, ...] | None:
     """The records of a file, from its copy if that fits; None if a line is damaged or a number too large.
 
     ``recorded``: digest of the file when its run ended; trusted if the file still has that size and time.
-    ``writes_copy``: the file is complete, so a copy is worth writing.
+    ``writes_copy``: the file is complete, so a copy is worth writing. No link leads to the file from ``within``, by
+    default its folder.
     """
-    copied = read_copy(requests, version=_VERSION, recorded=recorded)
+    root = within or requests.parent
+    copied = read_copy(requests, version=_VERSION, recorded=recorded, within=root)
     if copied is not None:
         with suppress(ValueError, KeyError, msgspec.MsgspecError):  # arrays that do not fit together: the lines do
             return _unpacked(copied)
     try:
-        content = _packed(requests)
+        content = _packed(requests, root)
     except (RecordError, OverflowError):  # the reader of lines reports it
         return None
     if writes_copy:
-        write_copy(requests, content)
+        write_copy(requests, content, within=root)
     return _unpacked(tensors_of(content)[0])
 
 
-def _packed(requests: Path) -> bytes:
+def _packed(requests: Path, within: Path) -> bytes:
     """The copy of a file. Raises RecordError at a damaged line, OverflowError for a number beyond 64 bits."""
     digest, records = hashlib.sha256(), bytearray()
     values = {name: array("q") for name in CHUNK_FIELDS}
     lengths = {name: array("i") for name in CHUNK_FIELDS}
-    with requests.open("rb") as file:
-        for record in decode_lines(_digested(file, digest), requests, RequestRecord):
+    with open_file(requests, within=within) as file:
+        for record in decode_lines(_digested(lines_of(file, requests), digest), requests, RequestRecord):
             for choice in record.choices:
                 for name, default in CHUNK_FIELDS.items():
                     numbers = getattr(choice, name)

@@ -17,6 +17,8 @@ from benchctl.records.columns.step_table import StepTable, joined, table_of
 from benchctl.records.jsonl import decode_lines, decode_whole, read_jsonl
 from benchctl.records.run import FileDigest
 from benchctl.records.step import StepRecord
+from benchctl.untrusted.files import lines_of, open_file, stat_file
+from benchctl.untrusted.limits import LINE_BYTES
 
 COPY_FROM_BYTES: Final = 1 << 20
 """Shorter logs are read nearly as fast as their copies."""
@@ -27,8 +29,9 @@ _VERSION: Final = "3"
 class StepLog(Sequence[StepRecord]):
     """The readable steps of a log, held as a table. Access to a record reads the file from its beginning."""
 
-    def __init__(self, path: Path, table: StepTable, log_sha256: str | None = None) -> None:
+    def __init__(self, path: Path, table: StepTable, within: Path, log_sha256: str | None = None) -> None:
         self._path = path
+        self._within = within
         self._table = table
         self._log_sha256 = log_sha256
 
@@ -36,7 +39,7 @@ class StepLog(Sequence[StepRecord]):
         return len(self._table)
 
     def __iter__(self) -> Iterator[StepRecord]:
-        return islice(read_jsonl(self._path, StepRecord), len(self))
+        return islice(read_jsonl(self._path, StepRecord, within=self._within), len(self))
 
     @overload
     def __getitem__(self, index: int) -> StepRecord: ...
@@ -51,25 +54,28 @@ class StepLog(Sequence[StepRecord]):
 
     def write_copy(self) -> None:
         """Put a copy beside a long log of which every line was decoded."""
-        if self._log_sha256 is not None and self._path.stat().st_size >= COPY_FROM_BYTES:
-            content = copy_bytes(self._path, self._table.arrays, version=_VERSION, log_sha256=self._log_sha256)
-            write_copy(self._path, content)
+        if self._log_sha256 is None or stat_file(self._path, within=self._within).st_size < COPY_FROM_BYTES:
+            return
+        content = copy_bytes(self._path, self._table.arrays, version=_VERSION, log_sha256=self._log_sha256)
+        write_copy(self._path, content, within=self._within)
 
 
 def read_step_log(
-    path: Path, *, block_bytes: int, recorded: FileDigest | None = None
+    path: Path, *, block_bytes: int, within: Path | None = None, recorded: FileDigest | None = None
 ) -> tuple[StepLog, RecordError | None]:
     """The steps of a file up to its first damaged line, and the error of that line.
 
-    ``recorded``: digest of the log when its run ended; trusted if the log still has that size and time.
+    No link leads to the file from ``within``, by default its folder. ``recorded``: digest of the log when its run
+    ended; trusted if the log still has that size and time.
     """
-    arrays = read_copy(path, version=_VERSION, recorded=recorded)
+    root = within or path.parent
+    arrays = read_copy(path, version=_VERSION, recorded=recorded, within=root)
     if arrays is not None:
-        return StepLog(path, StepTable(arrays)), None
+        return StepLog(path, StepTable(arrays), root), None
     tables, digest, damage = list[StepTable](), hashlib.sha256(), None
     num_lines = 0
-    with path.open("rb") as file:
-        while damage is None and (lines := file.read(block_bytes) + file.readline()):
+    with open_file(path, within=root) as file:
+        while damage is None and (lines := file.read(block_bytes) + file.readline(LINE_BYTES)):
             digest.update(lines)
             records = decode_whole(lines, StepRecord)
             if records is None:
@@ -78,14 +84,14 @@ def read_step_log(
             else:
                 num_lines += len(records)
             tables.append(table_of(records))
-    return StepLog(path, joined(tables), digest.hexdigest() if damage is None else None), damage
+    return StepLog(path, joined(tables), root, digest.hexdigest() if damage is None else None), damage
 
 
 def _decode_singly(lines: bytes, path: Path, first_line: int) -> tuple[list[StepRecord], RecordError | None]:
     """The records of a block up to its first damaged line, and the error of that line."""
     records: list[StepRecord] = []
     try:
-        records.extend(decode_lines(io.BytesIO(lines), path, StepRecord, first_line))
+        records.extend(decode_lines(lines_of(io.BytesIO(lines), path, first_line), path, StepRecord, first_line))
     except RecordError as error:
         return records, error
     return records, None
