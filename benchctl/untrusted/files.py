@@ -71,7 +71,7 @@ def open_file(path: Path, *, within: Path, max_bytes: int = LOG_BYTES) -> Buffer
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
         os.close(handle)
-        raise _irregular(path) if not stat.S_ISREG(status.st_mode) else _oversized(path, max_bytes)
+        raise _irregular(path) if not stat.S_ISREG(status.st_mode) else _oversized(path, status.st_size, max_bytes)
     return os.fdopen(handle, "rb")
 
 
@@ -128,5 +128,8 @@ def _irregular(path: Path) -> OutsideError:
     return OutsideError(f"{path} is no regular file; remove the entry, or copy the directory again")
 
 
-def _oversized(path: Path, max_bytes: int) -> RecordError:
-    return RecordError(f"{path} is larger than {max_bytes / 1e6:.0f} MB, which no such file is; remove it")
+def _oversized(path: Path, size_bytes: int, max_bytes: int) -> RecordError:
+    return RecordError(
+        f"{path} has {size_bytes / 1e6:.1f} MB, and no such file is larger than {max_bytes / 1e6:.0f} MB; "
+        "restore it from a copy, or remove it"
+    )

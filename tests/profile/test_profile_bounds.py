@@ -102,7 +102,7 @@ def test_a_stored_profile_has_wider_bounds_and_is_a_damaged_file_beyond_them(tmp
     stored = HEAD + "#" * PROFILE_BYTES
     assert parse_profile(stored, "profile.yaml").name == "p"
     path.write_text(HEAD + "#" * STORED_PROFILE_BYTES)
-    with pytest.raises(RecordError, match=r"has 8\.4 MB, and no stored profile is larger than 8 MB; restore"):
+    with pytest.raises(RecordError, match=r"has 8\.4 MB, and no such file is larger than 8 MB; restore"):
         ResultDirectory(tmp_path).profile_yaml()
     many = ", ".join("1" for _ in range(STORED_PROFILE_NODES))
     with pytest.raises(RecordError, match="more than 60,000 keys and values; benchctl stores none of that size"):
