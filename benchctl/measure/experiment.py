@@ -274,6 +274,6 @@ def _warn_of_version(results: ResultDirectory, noise: NoiseFloor | None, record:
 def _is_done(directory: RunDirectory) -> bool:
     """True when its record says so; a run with an unreadable ``run.json`` is measured again."""
     try:
-        return (directory.path / "run.json").is_file() and directory.read().state == "done"
+        return directory.is_begun() and directory.read().state == "done"
     except RecordError:
         return False

@@ -76,7 +76,7 @@ def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extensio
 
 def _is_done(results: ResultDirectory, run_id: str) -> bool:
     directory = results.run(run_id)
-    return (directory.path / "run.json").is_file() and directory.read().state == "done"
+    return directory.is_begun() and directory.read().state == "done"
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from benchctl.records.integrity.digests import digests_of_run
 from benchctl.records.record import ResultWarning, RunState
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.warning_codes import by_severity
+from benchctl.untrusted.files import entry_names
+from benchctl.untrusted.writing import make_folder, move_entry
 
 _EARLIER_ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 
@@ -112,18 +114,18 @@ def begin_attempt(directory: RunDirectory) -> int:
 
     The files of the previous one move into ``attempt-<n>/`` inside the run's directory.
     """
-    directory.path.mkdir(parents=True, exist_ok=True)
-    entries = sorted(directory.path.iterdir())
-    matches = [(entry, _EARLIER_ATTEMPT.fullmatch(entry.name)) for entry in entries]
-    files = [entry for entry, match in matches if match is None]
+    path, root = directory.path, directory.root
+    make_folder(path, within=root)
+    matches = [(name, _EARLIER_ATTEMPT.fullmatch(name)) for name in entry_names(path, within=root)]
+    files = [name for name, match in matches if match is None]
     newest = max((int(match[1]) for _, match in matches if match is not None), default=0)
     if not files:
         return newest + 1
     number = newest + 1
     with suppress(BenchctlError):  # ``run.json`` is missing or damaged
         number = max(directory.read().attempt, number)
-    aside = directory.path / f"attempt-{number}"
-    aside.mkdir()
-    for entry in files:
-        entry.rename(aside / entry.name)
+    aside = path / f"attempt-{number}"
+    make_folder(aside, within=root)
+    for name in files:
+        move_entry(path / name, aside / name, within=root)
     return number + 1

@@ -6,6 +6,8 @@ from typing import Final
 
 from benchctl.profile.secret import SECRET_VALUE, is_secret_name
 from benchctl.records.jsonl import write_bytes_atomic
+from benchctl.untrusted.files import is_file, read_file
+from benchctl.untrusted.limits import LOG_BYTES
 
 REDACTED: Final = "***"
 
@@ -69,9 +71,9 @@ def without_values(text: str, secrets: Iterable[str]) -> str:
 def redact_file(path: Path, secrets: Iterable[str]) -> None:
     """Replace these values in a file that is no longer written to, where it holds any."""
     present = [secret for secret in secrets if secret]
-    if not present or not path.is_file():
+    if not present or not is_file(path, within=path.parent):
         return
-    content = path.read_bytes()
+    content = read_file(path, within=path.parent, max_bytes=LOG_BYTES)
     if any(secret.encode() in content for secret in present):
         text = content.decode("utf-8", errors="surrogateescape")
         write_bytes_atomic(path, without_values(text, present).encode("utf-8", errors="surrogateescape"))

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -192,11 +191,12 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
         )
     if not is_profile_of(text, stored, manifest.profile_sha256):
         raise _altered(profile_path)
-    if hashlib.sha256(requests_path.read_bytes()).hexdigest() != manifest.request_set_sha256:
+    if digest_of(requests_path, within=path).sha256 != manifest.request_set_sha256:
         raise _altered(requests_path)
+    results.begun_runs(results.plan())  # refuses a run whose directory is a link, before anything is measured
     digests, plan_path = read_digests(path), path / "plan.json"
     recorded = None if digests is None else digests.files.get(plan_path.name)  # older directories have none
-    if recorded is not None and recorded.sha256 != digest_of(plan_path).sha256:
+    if recorded is not None and recorded.sha256 != digest_of(plan_path, within=path).sha256:
         raise _altered(plan_path)
     return ReopenedExperiment(results=results, profile=stored, requests=results.prepared_requests())
 

@@ -83,7 +83,9 @@ class _Ahead:
             for run in self._pending:
                 if not self._is_sequential or run.block == planned.block:
                     path = directory.path.with_name(run.run_id)
-                    self._futures[run.run_id] = self._executor.submit(_simulate, run, RunDirectory(path))
+                    self._futures[run.run_id] = self._executor.submit(
+                        _simulate, run, RunDirectory(path, directory.within)
+                    )
         return self._futures.pop(planned.run_id).result()
 
 

@@ -89,6 +89,7 @@ class RunDirectory:
         path = self.path / "run.json"
         run = _read_json(path, RunRecord, self.root)
         check_run_id(run.run_id, path, "run_id")
+        check_name(run.variant, path, "variant")
         for name in run.files:
             check_name(name, path, "a name among files")
         return run
@@ -120,13 +121,14 @@ class ResultDirectory:
 
     def write_manifest(self, manifest: Manifest) -> None:
         make_folder(self.path, within=self.path)
-        write_json_atomic(self.path / "manifest.json", manifest)
+        write_json_atomic(self.path / "manifest.json", manifest, within=self.path)
 
     def plan(self) -> Plan:
         path = self.path / "plan.json"
         plan = _read_json(path, Plan, self.path)
         for number, planned in enumerate(plan.runs):
             check_run_id(planned.run_id, path, f"runs[{number}].run_id")
+            check_name(planned.variant, path, f"runs[{number}].variant")
         return plan
 
     def due_plan(self) -> Plan:
@@ -134,18 +136,18 @@ class ResultDirectory:
         return as_ended(self.plan(), self.manifest())
 
     def write_plan(self, plan: Plan) -> None:
-        write_json_atomic(self.path / "plan.json", plan)
+        write_json_atomic(self.path / "plan.json", plan, within=self.path)
 
     def prepared_requests(self) -> tuple[PreparedRequest, ...]:
         return tuple(self.stored_requests())
 
     def stored_requests(self) -> Iterator[PreparedRequest]:
         """The request set, one by one as it is read."""
-        return read_jsonl(self.path / "requests.jsonl", PreparedRequest)
+        return read_jsonl(self.path / "requests.jsonl", PreparedRequest, within=self.path)
 
     def write_prepared_requests(self, content: bytes) -> None:
         """Store the request set exactly as its sha256 was taken."""
-        write_bytes_atomic(self.path / "requests.jsonl", content)
+        write_bytes_atomic(self.path / "requests.jsonl", content, within=self.path)
 
     def profile_yaml(self) -> str:
         """The resolved profile as written; ``profile.load.parse_profile`` reads it."""
@@ -156,7 +158,7 @@ class ResultDirectory:
             raise RecordError(f"{path} is not UTF-8 text ({error}); restore the file from a copy") from error
 
     def write_profile(self, text: str) -> None:
-        write_bytes_atomic(self.path / "profile.yaml", text.encode())
+        write_bytes_atomic(self.path / "profile.yaml", text.encode(), within=self.path)
 
     def run(self, run_id: str) -> RunDirectory:
         return RunDirectory(self.path / "runs" / run_id, self.path)

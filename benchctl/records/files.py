@@ -59,11 +59,16 @@ def check_run_id(run_id: str, path: Path, entry: str) -> None:
 
 def check_name(name: str, path: Path, entry: str) -> None:
     """Raise RecordError naming ``entry`` of the file ``path`` unless ``name`` is one component of a path."""
-    is_plain = name not in {"", ".", ".."} and not any(character in name for character in "/\\\0")
-    if not is_plain or len(name.encode(errors="surrogatepass")) > _LONGEST_NAME_BYTES:
+    if not is_name(name):
         raise RecordError(
             f"{path}: {entry} is {name[:80]!r}, which names no file of the directory; restore the file from a copy"
         )
+
+
+def is_name(name: str) -> bool:
+    """True if ``name`` is one component of a path on any system."""
+    is_plain = name not in {"", ".", ".."} and not any(character in name for character in "/\\\0")
+    return is_plain and len(name.encode(errors="surrogatepass")) <= _LONGEST_NAME_BYTES
 
 
 def _unreadable(path: Path, error: OSError) -> RecordError:

@@ -56,9 +56,15 @@ def write_json_atomic(path: Path, record: object, *, within: Path | None = None)
 def write_bytes_atomic(path: Path, content: bytes, *, within: Path | None = None) -> None:
     """Replace ``path`` in one step with ``content``, on disk before the name changes.
 
-    No link leads the path out of ``within``, by default its folder, which the user named.
+    No link leads the path out of ``within``, by default its folder, which the user named. Raises RecordError where
+    a directory of that name is ``within`` one.
     """
-    replace_file(path, content, within=within or path.parent)
+    try:
+        replace_file(path, content, within=within or path.parent)
+    except IsADirectoryError as error:
+        if within is None:
+            raise
+        raise RecordError(f"{path} is a directory, and a file belongs in its place; move it away") from error
 
 
 def read_jsonl(path: Path, kind: type[R], *, within: Path | None = None) -> Iterator[R]:

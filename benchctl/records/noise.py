@@ -10,9 +10,11 @@ from typing import Any, Final
 import msgspec
 
 from benchctl.errors import RecordError
+from benchctl.records.files import read_document
 from benchctl.records.jsonl import write_json_atomic
 from benchctl.records.record import Record
 from benchctl.records.schema import upgrade
+from benchctl.untrusted.files import is_there
 
 NOISE_FILE: Final = "noise.json"
 
@@ -58,15 +60,19 @@ class NoiseFloor(Record, frozen=True, kw_only=True, omit_defaults=True):
 def load_noise(results_path: Path) -> NoiseFloor | None:
     """The noise in a result directory; None without one. Raises RecordError when it is damaged."""
     path = results_path / NOISE_FILE
-    return read_noise(path) if path.is_file() else None
+    return read_noise(path, within=results_path) if is_there(path, within=results_path) else None
 
 
-def read_noise(path: Path) -> NoiseFloor:
-    """Read one file of noise. Raises RecordError when it is damaged, SchemaVersionError when it is newer."""
+def read_noise(path: Path, *, within: Path | None = None) -> NoiseFloor:
+    """Read one file of noise, to which no link leads from ``within``, by default its folder.
+
+    Raises RecordError when it is damaged, SchemaVersionError when it is newer.
+    """
+    content = read_document(path, within=within or path.parent)
     try:
-        document = {"schema_version": 1} | msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        document = {"schema_version": 1} | msgspec.json.decode(content, type=dict[str, Any])
         return msgspec.convert(upgrade(document, path), NoiseFloor)
-    except (msgspec.DecodeError, OSError) as error:
+    except msgspec.DecodeError as error:
         raise RecordError(f"{path}: {error}; remove the file, or measure an A/A experiment again") from error
 
 

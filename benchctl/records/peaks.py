@@ -15,10 +15,12 @@ import msgspec
 
 from benchctl.costs.hardware import Hardware, device_or_none, hardware_for
 from benchctl.errors import RecordError
+from benchctl.records.files import read_document
 from benchctl.records.jsonl import write_json_atomic
 from benchctl.records.record import Record, ResultWarning
 from benchctl.records.schema import upgrade
 from benchctl.units import GIGA, TERA
+from benchctl.untrusted.files import is_there
 
 PEAKS_FILE: Final = "peaks.json"
 PeakQuantity: TypeAlias = Literal["matmul", "copy", "read", "launch", "all-reduce", "all-reduce-time"]
@@ -187,15 +189,19 @@ def data_sheet(peaks: MeasuredPeaks) -> Hardware | None:
 def load_peaks(results_path: Path) -> MeasuredPeaks | None:
     """The peaks in a result directory; None without any. Raises RecordError when they are damaged."""
     path = results_path / PEAKS_FILE
-    return read_peaks(path) if path.is_file() else None
+    return read_peaks(path, within=results_path) if is_there(path, within=results_path) else None
 
 
-def read_peaks(path: Path) -> MeasuredPeaks:
-    """Read one file of peaks. Raises RecordError when it is damaged, SchemaVersionError when it is newer."""
+def read_peaks(path: Path, *, within: Path | None = None) -> MeasuredPeaks:
+    """Read one file of peaks, to which no link leads from ``within``, by default its folder.
+
+    Raises RecordError when it is damaged, SchemaVersionError when it is newer.
+    """
+    content = read_document(path, within=within or path.parent)
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        document = msgspec.json.decode(content, type=dict[str, Any])
         peaks = msgspec.convert(upgrade(document, path), MeasuredPeaks)
-    except (msgspec.DecodeError, OSError) as error:
+    except msgspec.DecodeError as error:
         raise RecordError(f"{path}: {error}; remove the file, or measure with 'benchctl micro roofline'") from error
     if reason := peaks.incomplete:
         raise RecordError(f"{path}: {reason}; remove the file, or measure with 'benchctl micro roofline'")

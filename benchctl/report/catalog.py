@@ -12,6 +12,7 @@ from benchctl.errors import InvalidDataError, UsageError
 from benchctl.formats import first_of
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 from benchctl.records.integrity.verification import verify_directory
+from benchctl.untrusted.files import is_there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ def _candidates(root: Path) -> Iterator[Path]:
 
 
 def _is_result(path: Path) -> bool:
-    return (path / "manifest.json").is_file()
+    return is_there(path / "manifest.json", within=path)
 
 
 def _directories(path: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from benchctl.report.documents.csv_files import csv_bytes
 from benchctl.report.documents.experiment import summary_document, sweep_document
 from benchctl.report.page.build import directory_page
 from benchctl.report.page.verdict import PageVerdict, directory_verdict
+from benchctl.untrusted.writing import make_folder
 
 if TYPE_CHECKING:
     from benchctl.report.plots.style import Plot
@@ -50,14 +51,15 @@ def write_derived(analysis: AnalyzedExperiment) -> ReportFiles:
     """Write everything that is derived from an analyzed directory into it."""
     written = [*_write_tables(analysis), *_write_run_results(analysis)]
     plots, skipped = _draw_plots(analysis)
-    directory = analysis.results.path / "plots"
+    root = analysis.results.path
+    directory = root / "plots"
     for plot in plots:
         if plot.png is not None:
-            directory.mkdir(exist_ok=True)
-            write_bytes_atomic(directory / plot.name, plot.png)
+            make_folder(directory, within=root)
+            write_bytes_atomic(directory / plot.name, plot.png, within=root)
             written.append(directory / plot.name)
-    page, verdict = analysis.results.path / PAGE_NAME, directory_verdict(analysis)
-    write_bytes_atomic(page, directory_page(analysis, verdict=verdict).encode())
+    page, verdict = root / PAGE_NAME, directory_verdict(analysis)
+    write_bytes_atomic(page, directory_page(analysis, verdict=verdict).encode(), within=root)
     written.append(page)
     return ReportFiles(
         written=tuple(written),
@@ -85,18 +87,18 @@ def _write_tables(analysis: AnalyzedExperiment) -> list[Path]:
         "sweep_summary.csv": csv_bytes(SWEEP_COLUMNS, analysis.sweep_values()),
     }
     for name, document in documents.items():
-        write_json_atomic(root / name, document)
+        write_json_atomic(root / name, document, within=root)
     for name, content in tables.items():
-        write_bytes_atomic(root / name, content)
+        write_bytes_atomic(root / name, content, within=root)
     return [root / name for name in (*tables, *documents)]
 
 
 def _write_run_results(analysis: AnalyzedExperiment) -> list[Path]:
     arrival = None if analysis.profile is None else analysis.profile.workload.arrival
-    written = []
+    root, written = analysis.results.path, []
     for run in analysis.runs:
         if run.is_usable:
-            path = analysis.results.path / "runs" / run.record.run_id / "result.json"
-            write_json_atomic(path, vllm_result(run.run, analysis.results.manifest, arrival))
+            path = root / "runs" / run.record.run_id / "result.json"
+            write_json_atomic(path, vllm_result(run.run, analysis.results.manifest, arrival), within=root)
             written.append(path)
     return written

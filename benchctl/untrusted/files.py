@@ -118,6 +118,15 @@ def is_there(path: Path, *, within: Path) -> bool:
     return True
 
 
+def is_file(path: Path, *, within: Path) -> bool:
+    """True where ``path`` is a regular file to which no link leads from ``within``."""
+    try:
+        stat_file(path, within=within)
+    except (OSError, OutsideError):
+        return False
+    return True
+
+
 def entry_names(folder: Path, *, within: Path, files_only: bool = False) -> list[str]:
     """Sorted names of the entries of a folder, or of its regular files alone. Raises as ``opened_folder`` does."""
     with opened_folder(folder, within=within) as handle, os.scandir(handle) as entries:

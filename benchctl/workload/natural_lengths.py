@@ -129,7 +129,7 @@ def _measured_lengths(results: ResultDirectory) -> dict[str, list[tuple[int, boo
     baseline, lengths = results.manifest().baseline, dict[str, list[tuple[int, bool]]]()
     for planned in results.plan().runs:
         directory = results.run(planned.run_id)
-        if planned.variant != baseline or not (directory.path / "run.json").is_file():
+        if planned.variant != baseline or not directory.is_begun():
             continue
         if directory.read().state not in _MEASURED_STATES:
             continue

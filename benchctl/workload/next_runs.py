@@ -17,6 +17,7 @@ from benchctl.profile.sources.yaml_text import dump_document
 from benchctl.records.directory import ResultDirectory
 from benchctl.steptime.diagnosis.run_to_add import RunToAdd, num_requests
 from benchctl.steptime.work import ObservedSteps
+from benchctl.untrusted.files import is_there
 
 _BASE: Final = "steptime-w1"
 _UNLIMITED_ENGINES: Final = ("transformers", "attach")
@@ -29,7 +30,7 @@ def measured_engine(sources: Sequence[Path]) -> dict[str, Any] | None:
     Options that have their default, or that the runs to add set themselves, are left out.
     """
     for directory in sources:
-        if (path := directory / "profile.yaml").is_file():
+        if is_there(path := directory / "profile.yaml", within=directory):
             engine = stored_profile(ResultDirectory(directory).profile_yaml(), str(path)).engine
             fields = options_class(engine.kind).model_fields
             defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}

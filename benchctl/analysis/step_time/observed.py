@@ -4,7 +4,6 @@ Work comes from ``steps.jsonl``, shapes and devices from the profile, hardware f
 warm-up are not in the columns; saturated ones are marked.
 """
 
-import hashlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +14,7 @@ from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.model import VariantSettings
 from benchctl.records.columns.step_columns import Floats, StepColumns
+from benchctl.records.integrity.digests import digest_of
 from benchctl.records.loaded import LoadedRun
 from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, count_step_work, first_reasons
 from benchctl.steptime.work import Deployment, ObservedSteps, Origin, StepWork
@@ -128,7 +128,7 @@ def _reasons(run: LoadedRun, columns: StepColumns) -> Iterator[tuple[str, Flags]
 def _origin(experiment: Experiment, run: LoadedRun) -> Origin:
     digest = run.record.files.get("steps.jsonl")
     path = experiment.path / "runs" / run.record.run_id / "steps.jsonl"
-    sha256 = digest.sha256 if digest is not None else hashlib.sha256(path.read_bytes()).hexdigest()
+    sha256 = (digest or digest_of(path, within=experiment.path)).sha256
     return Origin(
         path=str(path),
         sha256=sha256,

@@ -14,6 +14,7 @@ from benchctl.interop.readers.files import MANIFEST
 from benchctl.interop.readers.step_table import TableDefaults, is_step_table, read_step_table
 from benchctl.records.loaded import LoadedRun
 from benchctl.steptime.work import ObservedSteps
+from benchctl.untrusted.files import is_there
 
 NO_DEFAULTS: Final = TableDefaults()
 
@@ -35,7 +36,7 @@ def read_sources(
     for path in paths:
         if is_step_table(path):
             observed += read_step_table(path, defaults)
-        elif (path / MANIFEST).is_file():
+        elif is_there(path / MANIFEST, within=path):
             _read_directory(path, defaults, observed, skipped, allow_suspect=allow_suspect)
         else:
             raise UsageError(

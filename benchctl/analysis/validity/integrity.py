@@ -8,6 +8,7 @@ from benchctl.errors import AlteredError, InvalidDataError
 from benchctl.records.integrity.verification import Alteration, AlterationKind, Verification, verify_directory
 from benchctl.records.loaded import LoadedResults
 from benchctl.records.record import ResultWarning
+from benchctl.untrusted.files import is_there
 
 _NUM_NAMED: Final = 4
 """Number of files that a warning names; a refusal names all."""
@@ -29,7 +30,9 @@ def require_intact(
     ``differences`` of the sides.
     """
     paths = [a.path] if a.path.resolve() == b.path.resolve() else [a.path, b.path]
-    verifications = [(path, verify_directory(path)) for path in paths if (path / "manifest.json").is_file()]
+    verifications = [
+        (path, verify_directory(path)) for path in paths if is_there(path / "manifest.json", within=path)
+    ]
     shared = _shared_runs(verifications)
     refused = [
         f"{path}/{alteration}"

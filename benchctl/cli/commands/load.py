@@ -279,7 +279,7 @@ def _report(path: Path, loaded: "LoadResult", result_file: Path | None, *, as_js
     from benchctl.report.text.load_report import load_result
 
     document = load_result(loaded.figures, loaded.record, loaded.manifest, loaded.arrival, loaded.client)
-    write_json_atomic(path / "runs" / loaded.record.run_id / "result.json", document)
+    write_json_atomic(path / "runs" / loaded.record.run_id / "result.json", document, within=path)
     if result_file is not None:
         result_file.parent.mkdir(parents=True, exist_ok=True)
         write_json_atomic(result_file, document)

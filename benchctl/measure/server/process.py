@@ -21,6 +21,7 @@ import psutil
 
 from benchctl.measure.server import guardian
 from benchctl.measure.server.cores import thread_on
+from benchctl.untrusted.writing import open_to_append
 
 _POLL_S: Final = 0.01
 _KILL_WAIT_S: Final = 5.0
@@ -39,13 +40,13 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cores: frozens
 
     It may use only ``cores``, or with None all that we may use.
     """
-    with log.open("ab") as output, thread_on(cores):
+    with open_to_append(log, within=log.parent) as output, thread_on(cores):
         return _started(argv, env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
 
 
 def start_piped(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Started:
     """As ``start``, with pipes to its input and from its output; its standard error is appended to ``log``."""
-    with log.open("ab") as errors:
+    with open_to_append(log, within=log.parent) as errors:
         return _started(argv, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
 
 

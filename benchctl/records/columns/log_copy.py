@@ -46,7 +46,7 @@ def copy_bytes(log: Path, tensors: Mapping[str, Numbers], *, version: str, log_s
 
 def write_copy(log: Path, content: bytes, *, within: Path) -> None:
     """Put a copy beside its log, unless the directory cannot be written: no reader depends on it."""
-    with suppress(OSError):
+    with suppress(OSError, RecordError):
         write_bytes_atomic(copy_path(log), content, within=within)
 
 

@@ -6,6 +6,7 @@ the manifest. They find mistakes and carelessness; a forger who rewrites the dig
 """
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +15,12 @@ import msgspec
 import benchctl
 from benchctl.errors import RecordError
 from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.files import check_name, is_name, read_document, read_if_there
 from benchctl.records.jsonl import encode, write_json_atomic
 from benchctl.records.record import Record
 from benchctl.records.run import FileDigest
 from benchctl.records.schema import RENAMED_STOP_MODES, SCHEMA_VERSION, upgrade
+from benchctl.untrusted.files import entry_names, open_file
 
 DIGESTS_FILE: Final = "digests.json"
 WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
@@ -45,20 +48,23 @@ class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Digests by path below the directory, with slashes."""
 
 
-def digest_of(path: Path) -> FileDigest:
-    """The digest of a file. Raises OSError when it cannot be read."""
-    with path.open("rb") as file:
+def digest_of(path: Path, *, within: Path | None = None) -> FileDigest:
+    """The digest of a file, to which no link leads from ``within``, by default its folder.
+
+    Raises OSError or OutsideError when it cannot be read.
+    """
+    with open_file(path, within=within or path.parent) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    stat = path.stat()
-    return FileDigest(sha256=digest, size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns)
+        status = os.fstat(file.fileno())
+    return FileDigest(sha256=digest, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
 def digests_of_run(directory: RunDirectory) -> dict[str, FileDigest]:
     """Digests of the files of a run by name, without ``run.json``, derived files and earlier attempts."""
     return {
-        path.name: digest_of(path)
-        for path in sorted(directory.path.iterdir())
-        if path.name not in _DERIVED and not path.name.startswith(".") and path.is_file()
+        name: digest_of(directory.path / name, within=directory.root)
+        for name in entry_names(directory.path, within=directory.root, files_only=True)
+        if name not in _DERIVED and not name.startswith(".") and is_name(name)
     }
 
 
@@ -71,20 +77,24 @@ def read_digests(directory: Path) -> DirectoryDigests | None:
     """``digests.json``; None without one. Raises RecordError when it cannot be read."""
     path = directory / DIGESTS_FILE
     try:
-        document = msgspec.json.decode(path.read_bytes())
-        return msgspec.convert(upgrade(document, path), DirectoryDigests)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError, AttributeError) as error:
+        content = read_if_there(path, within=directory)
+        if content is None:
+            return None
+        digests = msgspec.convert(upgrade(msgspec.json.decode(content), path), DirectoryDigests)
+    except (msgspec.MsgspecError, AttributeError) as error:
         raise RecordError(f"{path}: {error}; restore the file from a copy") from error
+    for file in digests.files:
+        for part in file.split("/"):
+            check_name(part, path, f"the file {file[:80]!r}")
+    return digests
 
 
 def manifest_sha256(directory: Path) -> str:
     """SHA-256 of the manifest's lasting fields. Raises RecordError when it cannot be read."""
     path = directory / "manifest.json"
     try:
-        document: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
+        document: dict[str, Any] = msgspec.json.decode(read_document(path, within=directory), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
         raise RecordError(f"{path}: {error}; restore the file from a copy") from error
     lasting = {key: value for key, value in document.items() if key not in _CHANGING} | _FIRST_SCHEMA
     if lasting.get("stop") in _FIRST_STOP_MODES:
@@ -103,14 +113,14 @@ def _new_digests(results: ResultDirectory) -> DirectoryDigests:
         schema_version=SCHEMA_VERSION,
         benchctl_version=benchctl.__version__,
         manifest_sha256=manifest_sha256(results.path),
-        files={name: digest_of(results.path / name) for name in WHOLE_FILES},
+        files={name: digest_of(results.path / name, within=results.path) for name in WHOLE_FILES},
     )
 
 
 def renew_digests(results: ResultDirectory) -> None:
     """Record plan and manifest anew, after blocks were added to the experiment; digests of other files stay."""
     digests = read_digests(results.path) or _new_digests(results)
-    files = digests.files | {"plan.json": digest_of(results.path / "plan.json")}
+    files = digests.files | {"plan.json": digest_of(results.path / "plan.json", within=results.path)}
     sha256 = manifest_sha256(results.path)
     _write(results, msgspec.structs.replace(digests, manifest_sha256=sha256, files=files))
 
@@ -126,12 +136,12 @@ def forget_run(results: ResultDirectory, run_id: str) -> None:
 def record_run(results: ResultDirectory, run_id: str) -> None:
     """Record the digest of a run's record, after the run has ended."""
     digests, name = read_digests(results.path) or _new_digests(results), run_record_path(run_id)
-    files = digests.files | {name: digest_of(results.path / name)}
+    files = digests.files | {name: digest_of(results.path / name, within=results.path)}
     _write(results, msgspec.structs.replace(digests, files=files))
 
 
 def _write(results: ResultDirectory, digests: DirectoryDigests) -> None:
-    write_json_atomic(results.path / DIGESTS_FILE, digests)
+    write_json_atomic(results.path / DIGESTS_FILE, digests, within=results.path)
 
 
 def directory_sha256(digests: DirectoryDigests) -> str:

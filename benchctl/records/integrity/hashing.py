@@ -14,9 +14,12 @@ from typing import Final
 
 import msgspec
 
+from benchctl.errors import RecordError
+from benchctl.records.files import read_if_there
 from benchctl.records.integrity.digests import digest_of
 from benchctl.records.jsonl import write_json_atomic
 from benchctl.records.run import FileDigest
+from benchctl.untrusted.files import OutsideError, is_there, stat_file
 
 STAMPS_FILE: Final = ".verified.json"
 _WORTH_KEEPING_BYTES: Final = 1 << 20
@@ -39,7 +42,14 @@ class FileHasher:
 
     def size_bytes(self, name: str) -> int | None:
         """Size of a file; None without one."""
-        return _stamp(self._directory / name)[0]
+        return self._stamp(name)[0]
+
+    def is_there(self, name: str) -> bool:
+        """True where there is an entry of any kind."""
+        try:
+            return is_there(self._directory / name, within=self._directory)
+        except OutsideError:
+            return True
 
     def digests(self, recorded: Iterable[tuple[str, FileDigest | None]]) -> dict[str, FileDigest | None]:
         """Digests of the files as they are now, by name; None for a file that cannot be read.
@@ -49,7 +59,7 @@ class FileHasher:
         current: dict[str, FileDigest | None] = {}
         unhashed = []
         for name, digest in recorded:
-            stamp = _stamp(self._directory / name)
+            stamp = self._stamp(name)
             earlier = (digest, self._earlier.get(name), self._hashed_now.get(name))
             trusted = [held for held in earlier if held and stamp == (held.size_bytes, held.mtime_ns)]
             if trusted and not (self._is_fresh and name not in self._hashed_now):
@@ -61,41 +71,41 @@ class FileHasher:
     def write_stamps(self) -> None:
         """Keep the digests for the next verification, if they were much work and the directory can be written."""
         if self.hashed_bytes >= _WORTH_KEEPING_BYTES:
-            with suppress(OSError):
-                write_json_atomic(self._directory / STAMPS_FILE, self._earlier | self._hashed_now)
+            with suppress(OSError, RecordError):
+                write_json_atomic(
+                    self._directory / STAMPS_FILE, self._earlier | self._hashed_now, within=self._directory
+                )
 
     def _hash(self, names: Sequence[str]) -> dict[str, FileDigest | None]:
         """Digests by name; threads share the work, because hashing releases the interpreter."""
-        paths = [self._directory / name for name in names]
-        if len(paths) < 2:
-            hashed = [_readable_digest(path) for path in paths]
+        if len(names) < 2:
+            hashed = [self._readable_digest(name) for name in names]
         else:
             with ThreadPoolExecutor(max_workers=_NUM_HASHING) as pool:
-                hashed = list(pool.map(_readable_digest, paths))
+                hashed = list(pool.map(self._readable_digest, names))
         digests = dict(zip(names, hashed, strict=True))
         self._hashed_now |= {name: digest for name, digest in digests.items() if digest is not None}
         self.hashed_bytes += sum(digest.size_bytes for digest in hashed if digest is not None)
         return digests
 
+    def _stamp(self, name: str) -> tuple[int | None, int | None]:
+        """Size in bytes and time of change in nanoseconds; None without a regular file."""
+        try:
+            status = stat_file(self._directory / name, within=self._directory)
+        except (OSError, OutsideError):
+            return None, None
+        return status.st_size, status.st_mtime_ns
+
+    def _readable_digest(self, name: str) -> FileDigest | None:
+        try:
+            return digest_of(self._directory / name, within=self._directory)
+        except (OSError, RecordError):
+            return None
+
 
 def _read_stamps(directory: Path) -> dict[str, FileDigest]:
     try:
-        return msgspec.json.decode((directory / STAMPS_FILE).read_bytes(), type=dict[str, FileDigest])
-    except (OSError, msgspec.MsgspecError):
+        content = read_if_there(directory / STAMPS_FILE, within=directory) or b"{}"
+        return msgspec.json.decode(content, type=dict[str, FileDigest])
+    except (RecordError, msgspec.MsgspecError):
         return {}
-
-
-def _stamp(path: Path) -> tuple[int | None, int | None]:
-    """Size in bytes and time of change in nanoseconds; None without a file."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None, None
-    return stat.st_size, stat.st_mtime_ns
-
-
-def _readable_digest(path: Path) -> FileDigest | None:
-    try:
-        return digest_of(path)
-    except OSError:
-        return None

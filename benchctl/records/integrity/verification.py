@@ -125,6 +125,9 @@ def _altered_files(expected: Mapping[str, FileDigest], hasher: FileHasher) -> It
         elif size_bytes is not None:
             what = f"has {size_bytes:,} bytes and had {digest.size_bytes:,} when it was recorded"
             yield Alteration(kind="altered-file", file=name, what=what, decides=decides)
+        elif hasher.is_there(name):
+            what = "is a link or no regular file, and was a file when it was recorded"
+            yield Alteration(kind="altered-file", file=name, what=what, decides=decides)
         elif base not in _MAY_GO:
             yield Alteration(kind="missing-file", file=name, what="is missing", decides=decides)
     for name, held in hasher.digests(same_size.items()).items():

@@ -10,10 +10,12 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.warnings import WarningKind, warning_kind
 from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.summary.runs import RunSummary
+from benchctl.errors import RecordError
 from benchctl.formats import NOT_AVAILABLE, page_number
 from benchctl.records.directory import arm_label
 from benchctl.records.manifest import PlannedRun
 from benchctl.report.text.tables import footnotes, run_columns
+from benchctl.untrusted.files import is_file, open_file
 
 LOG_LINES: Final = 40
 _MOST_LOG_BYTES: Final = 64 * 1024
@@ -31,7 +33,7 @@ def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, A
     begun = {run.record.run_id: run for run in analysis.runs}
     warnings = footnotes(analysis)
     columns = {**_COLUMNS, **_REQUESTS} if analysis.passes is None else run_columns(analysis)
-    logs = {path.parent.name for path in (analysis.results.path / "runs").glob("*/server.log")}
+    root = analysis.results.path
     numbers = {warning_kind(warning): i for i, warning in enumerate(warnings, start=1)}
     rows = []
     for planned in analysis.results.plan.runs:
@@ -41,7 +43,8 @@ def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, A
             continue
         row = _row(run, columns, numbers)
         path = f"runs/{quote(planned.run_id)}" if is_inside else None
-        rows.append({**row, "path": path, "has_log": planned.run_id in logs})
+        has_log = is_file(root / "runs" / planned.run_id / "server.log", within=root)
+        rows.append({**row, "path": path, "has_log": has_log})
     states = Counter(row["state"] for row in rows)
     return {
         "headings": list(columns),
@@ -92,7 +95,8 @@ def _logs(analysis: AnalyzedExperiment) -> Iterator[dict[str, str]]:
         failure = run.record.failure
         if failure is None and run.record.state != "failed":
             continue
-        tail = log_tail(analysis.results.path / "runs" / run.record.run_id / "server.log")
+        root = analysis.results.path
+        tail = log_tail(root / "runs" / run.record.run_id / "server.log", within=root)
         tail = tail or (failure.log_tail if failure is not None else "")
         yield {
             "run_id": run.record.run_id,
@@ -101,13 +105,17 @@ def _logs(analysis: AnalyzedExperiment) -> Iterator[dict[str, str]]:
         }
 
 
-def log_tail(path: Path) -> str:
-    """The last lines of a log, with any bytes replaced that are not text; empty where there is no log."""
+def log_tail(path: Path, *, within: Path) -> str:
+    """The last lines of a log, with any bytes replaced that are not text; empty where there is no log, and the
+    reason where its entry is no file.
+    """
     try:
-        with path.open("rb") as file:
+        with open_file(path, within=within) as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - _MOST_LOG_BYTES))
             content = file.read()
     except OSError:
         return ""
+    except RecordError as error:
+        return f"({error})"
     return "\n".join(content.decode(errors="replace").splitlines()[-LOG_LINES:])
