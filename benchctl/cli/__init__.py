@@ -17,6 +17,7 @@ from typing import NoReturn, TextIO
 
 from benchctl.cli.streams import drop_output, log_line, steady_streams
 from benchctl.errors import BenchctlError, DeprecatedWordWarning
+from benchctl.untrusted.text import visible_lines
 
 INTERRUPTED = 130
 _NEW_OBJECTS = 200_000
@@ -57,7 +58,7 @@ def _run() -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 0
     except BenchctlError as error:
-        print(f"benchctl: {error}", file=sys.stderr)
+        print(f"benchctl: {visible_lines(str(error))}", file=sys.stderr)
         if error.log_tail:
             lines = ("the server's log ends:", *map(log_line, error.log_tail.splitlines()))
             print(*lines, sep="\n", file=sys.stderr)

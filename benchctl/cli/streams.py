@@ -1,14 +1,19 @@
-"""Standard streams that never end a command.
+"""Standard streams that never end a command, and that show control characters instead of sending them.
 
 A command runs to its end and its exit code whatever happens to them: a closed stream, a reader that leaves
-(``| head``), a lost terminal, an encoding without the characters of our tables.
+(``| head``), a lost terminal, an encoding without the characters of our tables. Text may come from servers and
+files of strangers: only libraries that draw (rich, tqdm) write control sequences, and only those that they need.
 """
 
+import codecs
 import errno
 import io
 import os
+import re
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from benchctl.untrusted.text import escaped, visible_line
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -16,30 +21,78 @@ if TYPE_CHECKING:
 _STDERR_FD = 2
 _NOBODY_READS = frozenset({errno.EPIPE, errno.EIO})
 """Errors of writing when the reader of a pipe has left, or the terminal was closed."""
+_DRAWING: Final = re.compile(r"(\x1b\[[0-9;]*[mA]|\r)")
+"""What libraries that draw send to a terminal: colours, one line up, and the return of a bar."""
+_STAND_INS: Final = {
+    "·": "-", "\u00d7": "x", "±": "+-", "µ": "u", "…": "...", "→": "->", "▸": ">", "─": "-", "│": "|", "├": "|",
+    "└": "`", "\u2212": "-", "\u2013": "-", "—": "-", "Σ": "sum", "≤": "<=", "≥": ">=", "≈": "~", "∥": "||",
+    "°": " deg", "β": "beta", "θ": "theta", "Φ": "Phi", "²": "^2", "³": "^3", "†": "+", "\u2009": " ",
+    "\u202f": " ", "\xa0": " ",
+}  # fmt: skip
+"""Characters of ours, for encodings that lack them."""
+_ERRORS: Final = "benchctl.stand_ins"
 
 
 class _Outlet(io.FileIO):
-    """A stream that drops output without a reader."""
+    """A stream that drops output without a reader; stderr drops all that it cannot write, as nobody can be told."""
 
     def write(self, content: "ReadableBuffer", /) -> int:
         try:
             return super().write(content)
         except OSError as error:
-            if error.errno not in _NOBODY_READS:
+            if error.errno not in _NOBODY_READS and self.fileno() != _STDERR_FD:
                 raise
             return memoryview(content).nbytes
+
+
+class _Shown(io.TextIOWrapper):
+    """A standard stream on which control characters, but tab and line feed, are shown as escapes."""
+
+    def __init__(self, number: int, encoding: str, *, line_buffering: bool) -> None:
+        outlet = io.BufferedWriter(_Outlet(number, "wb", closefd=False))
+        super().__init__(outlet, encoding=encoding, errors=_ERRORS, line_buffering=line_buffering)
+        self.rich_proxied_file = _Drawn(self)
+
+    def write(self, text: str, /) -> int:
+        super().write(escaped(text))
+        return len(text)
+
+    def write_drawn(self, text: str) -> int:
+        """Write what a library draws, whose own control sequences stay."""
+        super().write("".join(part if i % 2 else escaped(part) for i, part in enumerate(_DRAWING.split(text))))
+        return len(text)
+
+
+class _Drawn:
+    """The same stream for libraries that draw. Rich looks for it under the name ``rich_proxied_file``."""
+
+    def __init__(self, stream: _Shown) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write_drawn(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def steady_streams() -> None:
     """Make the standard streams of this process steady."""
     _open_closed()
+    codecs.register_error(_ERRORS, _stand_in)
     sys.stdout = _steady(sys.stdout, 1)
     sys.stderr = _steady(sys.stderr, 2)
 
 
+def drawing(stream: TextIO) -> TextIO:
+    """The stream for bars of tqdm; what they are labelled with passes ``visible_line`` first."""
+    drawn: TextIO = getattr(stream, "rich_proxied_file", stream)
+    return drawn
+
+
 def log_line(line: str) -> str:
     """A line of a server's log below a message of ours."""
-    return f"  | {line}"
+    return f"  | {visible_line(line)}"
 
 
 def drop_output() -> None:
@@ -60,11 +113,14 @@ def _open_closed() -> None:
 
 def _steady(stream: TextIO | None, number: int) -> TextIO:
     """``stream`` on an outlet; it is None when it was closed."""
-    strict = "backslashreplace" if number == _STDERR_FD else "replace"
-    errors = stream.errors if stream is not None else None
-    return io.TextIOWrapper(
-        io.BufferedWriter(_Outlet(number, "wb", closefd=False)),
-        encoding=stream.encoding if stream is not None else "utf-8",
-        errors=strict if errors in {None, "strict"} else errors,
-        line_buffering=number == _STDERR_FD or os.isatty(number),
-    )
+    encoding = stream.encoding if stream is not None else "utf-8"
+    return _Shown(number, encoding, line_buffering=number == _STDERR_FD or os.isatty(number))
+
+
+def _stand_in(error: UnicodeError) -> tuple[str, int]:
+    """Characters that the encoding of a stream lacks, in others: a stand-in for ours, an escape for the rest."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    shown = (_STAND_INS.get(sign) or sign.encode("ascii", "backslashreplace").decode("ascii") for sign in lacking)
+    return "".join(shown), error.end

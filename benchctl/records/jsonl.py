@@ -19,7 +19,26 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 def encode(record: object) -> bytes:
     """One record as canonical JSON: fields in their order, keys of mappings sorted; equal means byte-equal."""
-    return _encoder.encode(record)
+    try:
+        return _encoder.encode(record)
+    except UnicodeEncodeError:
+        return _encoder.encode(encodable(record))
+
+
+def encodable(document: object) -> object:
+    r"""A document as plain values without lone surrogates, which no file can hold.
+
+    They stand for bytes that are no text, as in a name of a file, and become escapes such as ``\udcff``.
+    """
+    return _encodable(msgspec.to_builtins(document))
+
+
+def _encodable(value: object) -> object:
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(part) for part in value]
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 class JsonlWriter:

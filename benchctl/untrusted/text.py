@@ -18,15 +18,26 @@ Persian and of emoji stay."""
 def visible(text: str, max_chars: int = MESSAGE_CHARS) -> str:
     r"""``text`` with its control characters as escapes such as ``\x1b``, cut to ``max_chars``.
 
-    Tabs and line feeds stay. Plain text is returned unchanged.
+    Tabs and line feeds stay, and the line ends of HTTP and Windows become line feeds. Plain text is returned
+    unchanged.
     """
-    shown = _CONTROL.sub(_escape, text[: max_chars + 1])
+    shown = escaped(text[: max_chars + 1].replace("\r\n", "\n"))
     return shown if len(shown) <= max_chars else f"{shown[: max_chars - 1]}…"
 
 
 def visible_line(text: str, max_chars: int = MESSAGE_CHARS) -> str:
     """``visible`` text on one line: line feeds and tabs are escapes, too."""
     return visible(text, max_chars).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def visible_lines(text: str, max_chars: int = MESSAGE_CHARS) -> str:
+    """A text whose lines are each ``visible`` and cut to ``max_chars``."""
+    return "\n".join(visible(line, max_chars) for line in text.replace("\r\n", "\n").split("\n"))
+
+
+def escaped(text: str) -> str:
+    """The whole of a text, with escapes as those of ``visible``."""
+    return _CONTROL.sub(_escape, text)
 
 
 def _escape(found: re.Match[str]) -> str:

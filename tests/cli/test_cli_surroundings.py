@@ -47,7 +47,7 @@ def test_a_terminal_without_our_signs_gets_the_others(tmp_path: Path) -> None:
     (tmp_path / "profiles" / "own.yaml").write_text("extends: aa\ndescription: 1 ± 2\n", encoding="utf-8")
     done = in_shell("$benchctl profiles list", tmp_path, PYTHONIOENCODING="ascii", LC_ALL="C")
     assert done.returncode == 0, done.stderr
-    assert "1 ? 2" in done.stdout
+    assert "1 +- 2" in done.stdout
 
 
 def test_a_full_device_behind_the_output_is_one_message(tmp_path: Path) -> None:

@@ -11,6 +11,10 @@ def test_plain_text_of_any_script_is_unchanged() -> None:
     assert visible("Straße 東京\tعربي\n") == "Straße 東京\tعربي\n"
 
 
+def test_line_ends_of_http_are_line_ends() -> None:
+    assert visible("a\r\nb\rc") == "a\nb\\x0dc"
+
+
 def test_a_long_text_is_cut() -> None:
     assert visible("x" * 50, 10) == "x" * 9 + "…"
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchctl.cli.streams import drawing
 from benchctl.errors import DatasetError
 from benchctl.formats import megabytes
 
@@ -40,7 +41,13 @@ def fetch(
 
     file = dataset_file(name)
     with tqdm(
-        desc=name, total=file.size_bytes, unit="B", unit_scale=True, disable=None, file=sys.stderr, leave=False
+        desc=name,
+        total=file.size_bytes,
+        unit="B",
+        unit_scale=True,
+        disable=None,
+        file=drawing(sys.stderr),
+        leave=False,
     ) as bar:
         path = fetch_dataset(file, data_directory(), bar)
     print(f"{name}: {path} ({megabytes(file.size_bytes)}, {file.licence}, sha256 checked)")
@@ -66,8 +73,9 @@ def verify(
 
 
 def _print_table(directory: Path, states: "Iterable[tuple[DatasetFile, FileState]]") -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from benchctl.cli.output.screen import folding_console
 
     table = Table(box=None, pad_edge=False)
     for title in ("name", "state", "size", "licence", "file", "source"):
@@ -75,6 +83,6 @@ def _print_table(directory: Path, states: "Iterable[tuple[DatasetFile, FileState
     for file, state in states:
         path = f"{file.folder}/{file.filename}"
         table.add_row(file.name, state, megabytes(file.size_bytes), file.licence, path, file.source_page)
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = folding_console()
     console.print(table)
     console.print(f"data directory: {directory} (set BENCHCTL_DATA_DIR for another)", soft_wrap=True)

@@ -48,8 +48,11 @@ from benchctl.cli.options.load import (
     Url,
     Workers,
 )
+from benchctl.cli.output.outcome import warn
 from benchctl.cli.output.screen import print_json
+from benchctl.cli.streams import drawing
 from benchctl.errors import UsageError
+from benchctl.untrusted.text import visible_line
 
 if TYPE_CHECKING:
     from benchctl.measure.single_load.single_load import LoadResult
@@ -266,7 +269,7 @@ def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], 
         return
     from tqdm import tqdm
 
-    with tqdm(total=num_requests, desc="requests", unit="req", leave=False) as bar:
+    with tqdm(total=num_requests, desc="requests", unit="req", leave=False, file=drawing(sys.stderr)) as bar:
 
         def advanced(num_ended: int) -> None:
             bar.update(num_ended - bar.n)
@@ -305,6 +308,6 @@ def _print_tables(path: Path, loaded: "LoadResult") -> None:
     print(f"{record.state}: {path}")
     for warning in (*loaded.manifest.warnings, *record.warnings):
         if warning.code != _OBVIOUS_WARNING:
-            print(f"warning: {warning.code}: {warning.message}", file=sys.stderr)
+            warn(f"{warning.code}: {warning.message}")
     if record.failure is not None:
-        print(f"benchctl: {record.failure.cause}: {record.failure.message}", file=sys.stderr)
+        print(visible_line(f"benchctl: {record.failure.cause}: {record.failure.message}"), file=sys.stderr)

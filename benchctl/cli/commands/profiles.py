@@ -1,6 +1,5 @@
 """``benchctl profiles``: list, show and validate profiles."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,10 +25,10 @@ SetOption = Annotated[
 @app.command("list")
 def list_known() -> None:
     """List the profiles and engine presets that can be used by name."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from benchctl.cli.output.screen import folding_console
     from benchctl.profile.sources.files import display_path, preset_files
     from benchctl.profile.sources.listing import grouped_profiles
 
@@ -40,7 +39,7 @@ def list_known() -> None:
         table.add_row(Text(group, style="bold"))
         for entry in entries:
             table.add_row(f"  {entry.name}", entry.description, display_path(entry.path))
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = folding_console()
     console.print(table)
     console.print(f"engine presets: {', '.join(preset_files())}", soft_wrap=True)
 

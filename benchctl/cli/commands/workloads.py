@@ -1,7 +1,6 @@
 """``benchctl workloads``: the calibration workloads, and a lint of anyone's load-generator configuration."""
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,9 +50,9 @@ _KvTokens = Annotated[
 @app.command("list")
 def list_workloads() -> None:
     """List the calibration workloads with their profiles, and the datasets that a profile may name."""
-    from rich.console import Console
     from rich.table import Table
 
+    from benchctl.cli.output.screen import folding_console
     from benchctl.workload.calibration import WORKLOADS
     from benchctl.workload.datasets.dataset import meanings_of_datasets
 
@@ -68,7 +67,7 @@ def list_workloads() -> None:
         datasets.add_column(title, overflow="fold")
     for name, meaning in meanings_of_datasets().items():
         datasets.add_row(name, meaning)
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = folding_console()
     console.print(table)
     console.print("")
     console.print(datasets)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
 from rich.table import Table
 
 from benchctl.analysis.compare.compare import CompareOptions
@@ -14,7 +13,7 @@ from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import verdict_sentence
 from benchctl.analysis.compare.unpaired_sides import is_unpaired
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.cli.output.screen import verdict_text
+from benchctl.cli.output.screen import folding_console, verdict_text
 from benchctl.cli.pictures import drawable
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.jsonl import write_bytes_atomic
@@ -23,6 +22,7 @@ from benchctl.report.text.acceptance_table import TITLE, acceptance_headings, ac
 from benchctl.report.text.comparison_markdown import markdown_of
 from benchctl.report.text.comparison_table import footnotes_of, headings_of, rows_of
 from benchctl.report.text.decomposition_table import decomposition_headings, decomposition_rows
+from benchctl.untrusted.text import visible_line
 
 PAGE: Final = ".html"
 SUFFIXES: Final = (".json", ".md", ".csv", ".png", PAGE)
@@ -131,8 +131,7 @@ def append(path: Path, text: str) -> None:
 
 def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
     """Print the verdict, the table, the decomposition of the time, then the footnotes."""
-    console = Console(highlight=False)
-    console.width = max(console.width, _LEAST_WIDTH)
+    console = folding_console(_LEAST_WIDTH, None)
     console.print(verdict_text(verdict_sentence(comparison), "bold"), soft_wrap=True)
     console.print()
     console.print(_table(headings_of(comparison), rows_of(comparison, show_all=show_all)))
@@ -142,11 +141,11 @@ def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
         console.print(_table(decomposition_headings(comparison), parts))
         console.print()
     if arms := compared_drafts(comparison):
-        console.print(TITLE, markup=False, soft_wrap=True)
+        console.print(TITLE, soft_wrap=True)
         console.print(_table(acceptance_headings(arms), acceptance_rows(arms)))
         console.print()
     for line in footnotes_of(comparison):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(visible_line(line), soft_wrap=True)
 
 
 def _table(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:

@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ class FlopsAnswer:
 
 def print_tables(request: FlopsRequest, answer: FlopsAnswer) -> None:
     """The accounts side by side, and the corrections that lead from one to the other."""
+    from benchctl.cli.output.screen import folding_console
     from benchctl.formats import four_digits
     from benchctl.units import PETA, TERA
 
@@ -62,7 +62,7 @@ def print_tables(request: FlopsRequest, answer: FlopsAnswer) -> None:
     columns = [_readable(account, request) for account in accounts]
     for label in columns[0]:
         table.add_row(label, *(column[label] for column in columns), end_section=label.endswith("total, PFLOP"))
-    console = Console(highlight=False)
+    console = folding_console(width_of_files=None)
     guided = _drafted(request.drafting)
     guided += f" guided by {request.value_model.name}, top_k {request.top_k}" if request.value_model else ""
     totals = request.totals

@@ -5,6 +5,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from benchctl.untrusted.text import visible_lines
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -107,4 +109,4 @@ def _runs(suspect: "Sequence[RunSummary]") -> str:
 
 
 def warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {visible_lines(message)}", file=sys.stderr)

@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from benchctl.cli.streams import log_line
+from benchctl.cli.streams import drawing, log_line
 from benchctl.formats import duration
 from benchctl.records.manifest import PlannedRun
 from benchctl.records.run import RunRecord
+from benchctl.untrusted.text import visible_line, visible_lines
 
 if TYPE_CHECKING:
     from benchctl.measure.experiment import Listener
@@ -52,8 +54,9 @@ class _Course:
         text = f"[{self.num_ended}/{self.num_runs}] {planned.run_id}: {record.state} in {duration_s:.1f} s"
         if record.failure is not None:
             tail = record.failure.log_tail.splitlines()[-_TAIL_LINES:]
-            return "\n".join([f"{text}; {record.failure.cause}: {record.failure.message}", *map(log_line, tail)])
-        line = "; ".join([text, *(f"{warning.code}: {warning.message}" for warning in record.warnings)])
+            message = visible_line(f"{record.failure.cause}: {record.failure.message}")
+            return "\n".join([f"{text}; {message}", *map(log_line, tail)])
+        line = "; ".join([text, *(visible_line(f"{each.code}: {each.message}") for each in record.warnings)])
         return f"{line}\n{left}" if record.clock != "virtual" and (left := self._left()) else line
 
     def _left(self) -> str | None:
@@ -80,16 +83,20 @@ def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -
     from benchctl.measure.experiment import Listener
 
     course = _Course(num_runs=num_runs, runs_per_block=runs_per_block)
+    stderr = drawing(sys.stderr)
     hidden = is_quiet or not has_room_for_bars()
+    bar = partial(tqdm, disable=hidden, file=stderr)
     with (
-        tqdm(total=num_runs, desc="runs", unit="run", disable=hidden, position=0) as runs,
-        tqdm(total=1, desc="requests", unit="req", disable=hidden, position=1, leave=False) as requests,
+        bar(total=num_runs, desc="runs", unit="run", position=0) as runs,
+        tqdm(
+            total=1, desc="requests", unit="req", disable=hidden, position=1, leave=False, file=stderr
+        ) as requests,
     ):
 
         def started(planned: PlannedRun, num_requests: int) -> None:
             course.begin_run(planned)
             requests.reset(total=num_requests)
-            requests.set_description(planned.run_id)
+            requests.set_description(visible_line(planned.run_id))
 
         def advanced(num_done: int) -> None:
             requests.set_postfix_str("", refresh=False)
@@ -97,7 +104,7 @@ def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -
 
         def log_changed(line: str) -> None:
             if not hidden:
-                requests.set_postfix_str(line)
+                requests.set_postfix_str(visible_line(line))
             elif report := course.waiting(line):
                 print(report, file=sys.stderr, flush=True)
 
@@ -107,12 +114,12 @@ def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -
             if hidden:
                 print(line, file=sys.stderr, flush=True)
             elif record.state != "done":  # the bars show the others
-                tqdm.write(line, file=sys.stderr)
+                tqdm.write(visible_lines(line), file=stderr)
 
         yield Listener(
             on_run_start=started,
             on_request_end=advanced,
             on_run_end=ended,
             on_log_line=log_changed,
-            on_look=lambda look, rule: tqdm.write(look_text(look, rule), file=sys.stderr),
+            on_look=lambda look, rule: tqdm.write(visible_lines(look_text(look, rule)), file=stderr),
         )

@@ -1,22 +1,30 @@
 """Output that several commands share, and the garbage collector while they read."""
 
 import gc
+import json
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Final
 
+from benchctl.untrusted.text import visible_line, visible_lines
+
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from benchctl.analysis.analyzed import AnalyzedExperiment
+    from benchctl.cli.output.console import TextConsole
 
 TABLE_WIDTH: Final = 1000
 """Wide enough that no table is cut: numbers without their last digits would mislead."""
+_LEAST_FOLDED: Final = 80
+"""Narrower columns could not be read; a narrower terminal breaks the lines by itself."""
+_FILE_WIDTH: Final = 200
 
+_NOT_PLAIN: Final = re.compile(r"[^\n -~]+")
 _FIRST_WORD: Final = re.compile(r"\s*(\w+)")
 _VERDICT_COLOURS: Final = {
     "regression": "red",
@@ -27,11 +35,23 @@ _VERDICT_COLOURS: Final = {
 }
 
 
-def wide_console() -> "Console":
+def wide_console() -> "TextConsole":
     """A console that prints tables and sentences as they are: not cut, wrapped or interpreted as markup."""
-    from rich.console import Console
+    from benchctl.cli.output.console import TextConsole
 
-    return Console(highlight=False, markup=False, soft_wrap=True, width=TABLE_WIDTH)
+    return TextConsole(soft_wrap=True, width=TABLE_WIDTH)
+
+
+def folding_console(least_width: int = _LEAST_FOLDED, width_of_files: int | None = _FILE_WIDTH) -> "TextConsole":
+    """A console whose tables fold their cells to the width of the terminal, but not below ``least_width``.
+
+    ``width_of_files`` is the width without a terminal; by None as at one.
+    """
+    from benchctl.cli.output.console import TextConsole
+
+    console = TextConsole(width=None if width_of_files is None or sys.stdout.isatty() else width_of_files)
+    console.width = max(console.width, least_width)
+    return console
 
 
 def verdict_text(text: str, style: str = "") -> "Text":
@@ -41,16 +61,20 @@ def verdict_text(text: str, style: str = "") -> "Text":
     """
     from rich.text import Text
 
-    drawn = Text(text, style=style)
+    drawn = Text(text := visible_lines(text), style=style)
     if (word := _FIRST_WORD.match(text)) and (colour := _VERDICT_COLOURS.get(word[1])):
         drawn.stylize(colour, *word.span(1))
     return drawn
 
 
 def print_json(document: object) -> None:
+    """Print a document as JSON in ASCII, which every stream can hold and which has no control characters."""
     import msgspec
 
-    print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+    from benchctl.records.jsonl import encodable
+
+    text = msgspec.json.format(msgspec.json.encode(encodable(document)), indent=1).decode()
+    print(_NOT_PLAIN.sub(lambda found: json.dumps(found.group())[1:-1], text))
 
 
 def in_one_row(table: "Table") -> "Table":
@@ -70,7 +94,7 @@ def in_one_row(table: "Table") -> "Table":
     return drawn
 
 
-def print_notes(console: "Console", analysis: "AnalyzedExperiment") -> None:
+def print_notes(console: "TextConsole", analysis: "AnalyzedExperiment") -> None:
     """Print the verdicts on backfill, the findings and the notes of a result directory, each under its title."""
     from benchctl.report.text.bonus_table import bonus_notes
     from benchctl.report.text.tables import footnote_lines
@@ -82,7 +106,7 @@ def print_notes(console: "Console", analysis: "AnalyzedExperiment") -> None:
             console.print()
             console.print(title, style="bold")
             for line in lines:
-                console.print(line)
+                console.print(visible_line(line))
 
 
 @contextmanager

@@ -61,14 +61,15 @@ def print_verdicts(analysis: "AnalyzedExperiment", verdict: "PageVerdict") -> No
 
     from benchctl.analysis.compare.text import looks_lines
     from benchctl.cli.output.screen import verdict_text, wide_console
+    from benchctl.untrusted.text import visible_line
 
     if _has_verdicts(analysis, verdict):
         console = wide_console()
         lines = [line for one in verdict.all for line in _verdict_lines(one)]
-        width = max(len(name) for name, _ in lines)
+        width = max(len(visible_line(name)) for name, _ in lines)
         print(f"\nVerdicts against {analysis.results.manifest.baseline}")
         for name, sentence in lines:
-            console.print(Text(f"{name:<{width}}  ").append_text(verdict_text(sentence)))
+            console.print(Text(f"{visible_line(name):<{width}}  ").append_text(verdict_text(sentence)))
         for line in dict.fromkeys(line for each in verdict.comparisons for line in looks_lines(each)):
             print(line)
     follow_up = FollowUp.of(analysis, verdict)

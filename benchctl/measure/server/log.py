@@ -9,12 +9,15 @@ import re
 from pathlib import Path
 from typing import Final
 
+from benchctl.untrusted.text import visible_line
+
 SEARCHED_BYTES: Final = 65_536
 """Size of the end that is searched for known failures: the cause is above the traces of its consequences."""
 _TAIL_BYTES: Final = 16_384
 _TAIL_LINES: Final = 20
 _LINE_CHARS: Final = 100
-_CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""Colours and moves of the cursor, which servers' progress bars are full of."""
 
 
 class ServerLog:
@@ -47,8 +50,8 @@ class ServerLog:
     def last_line(self) -> str:
         """The last line that is not blank, shortened; of a line that was overwritten, its last state."""
         for line in reversed(self.tail().splitlines()):
-            if text := _CONTROL.sub("", line).strip():
-                return text if len(text) <= _LINE_CHARS else text[: _LINE_CHARS - 1] + "…"
+            if text := visible_line(_COLOURS.sub("", line).strip(), _LINE_CHARS):
+                return text
         return ""
 
     def _end(self) -> bytes:
