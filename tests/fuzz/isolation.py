@@ -1,0 +1,160 @@
+"""Cases in processes of their own: one that hangs is killed, one that crashes is told from one that fails."""
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+LIMIT_S: Final = 10.0
+"""No reader and no command may take longer on a small input."""
+_MEMORY_BYTES: Final = 4 << 30
+_NO_PLOTS: Final = ModuleType("benchctl.report.plots.table")
+_NO_PLOTS.draw_plots = lambda analysis: ()  # type: ignore[attr-defined]
+
+
+def in_children(count: int, run: Callable[[int], str | None], limit_s: float = LIMIT_S) -> dict[int, str]:
+    """Problems of the cases ``0 … count - 1`` by number; ``run`` says what is wrong with one, or None.
+
+    One child process takes case after case; where it hangs or dies, another one goes on with the next.
+    """
+    problems: dict[int, str] = {}
+    first = 0
+    while first < count:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reader)
+            _become_child()
+            warnings.simplefilter("ignore")
+            _run_all(range(first, count), run, writer)
+        os.close(writer)
+        first, problem = _followed(reader, first, problems, limit_s)
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if first < count:
+            problems[first] = problem or f"the process ended ({status})"
+            first += 1
+    return problems
+
+
+def _followed(reader: int, first: int, problems: dict[int, str], limit_s: float) -> tuple[int, str]:
+    """Collect what the child says; returns the number of the case in which it ended and, if it hung, that."""
+    pending = b""
+    while select.select([reader], [], [], limit_s)[0]:
+        read = os.read(reader, 1 << 16)
+        if not read:
+            return first, ""
+        *lines, pending = (pending + read).split(b"\n")
+        for line in lines:
+            if (problem := json.loads(line)) is not None:
+                problems[first] = problem
+            first += 1
+    return first, f"took longer than {limit_s:g} s"
+
+
+def _run_all(numbers: Sequence[int], run: Callable[[int], str | None], writer: int) -> None:
+    try:
+        for number in numbers:
+            try:
+                problem = run(number)
+            except BaseException:  # noqa: BLE001 - whatever it is, it is a problem
+                problem = traceback.format_exc()
+            os.write(writer, json.dumps(problem if problem is None else problem[-6_000:]).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def _become_child() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def command_codes(
+    commands: Sequence[Sequence[str]], cwd: Path, *, has_plots: bool = True, limit_s: float = LIMIT_S
+) -> list[int | None]:
+    """Exit codes of ``benchctl`` with these arguments, one after the other in one fork of this process.
+
+    What the command at ``i`` says is in ``cwd/i.txt``. The last code is None where it had to be killed. Without
+    plots a report draws none, which takes most of its time.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        _become_child()
+        os.chdir(cwd)
+        if not has_plots:
+            sys.modules["benchctl.report.plots.table"] = _NO_PLOTS
+        _run_commands(commands, writer)
+    os.close(writer)
+    codes: list[int | None] = []
+    with os.fdopen(reader, "rb", buffering=0) as told:
+        while len(codes) < len(commands):
+            if not select.select([told], [], [], limit_s)[0]:
+                codes.append(None)
+                break
+            if not (code := told.read(1)):
+                codes.append(-1)
+                break
+            codes.append(code[0])
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return codes
+
+
+class _LeavingError(BaseException):
+    """In place of the end of the process, which ``main`` asks for."""
+
+
+def _run_commands(commands: Sequence[Sequence[str]], writer: int) -> None:
+    from benchctl.cli import main
+
+    end = os._exit
+
+    def leave(code: int) -> None:
+        raise _LeavingError(code)
+
+    os._exit = leave  # type: ignore[assignment]
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        for i, argv in enumerate(commands):
+            output = os.open(f"{i}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            for number in (1, 2):
+                os.dup2(output, number)
+            os.close(output)
+            sys.argv = ["benchctl", *argv]
+            code = 70
+            try:
+                with warnings.catch_warnings():
+                    main()
+            except _LeavingError as leaving:
+                (code,) = leaving.args
+            except BaseException:  # noqa: BLE001 - what the interpreter would print
+                traceback.print_exc(file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.write(writer, bytes([code]))
+    finally:
+        end(0)
+
+
+class Deadline:
+    """The end of a time budget."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def has_passed(self) -> bool:
+        return time.monotonic() >= self._end
