@@ -69,7 +69,12 @@ class JsonlWriter:
 
 def write_json_atomic(path: Path, record: object, *, within: Path | None = None) -> None:
     """Replace ``path`` in one step: a reader sees the old document or the new one, never a part."""
-    write_bytes_atomic(path, msgspec.json.format(encode(record), indent=1) + b"\n", within=within)
+    write_bytes_atomic(path, document_bytes(record), within=within)
+
+
+def document_bytes(record: object) -> bytes:
+    """One record as a document for readers: indented canonical JSON."""
+    return msgspec.json.format(encode(record), indent=1) + b"\n"
 
 
 def write_bytes_atomic(path: Path, content: bytes, *, within: Path | None = None) -> None:

@@ -5,7 +5,8 @@ aiperf   OUT/<arm>/<run>/profile_export_aiperf.json and profile_export.jsonl
 lenvm    OUT/summary.csv, a row per run
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -17,52 +18,66 @@ from benchctl.interop.writers.lenvm import lenvm_csv
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.profile.sections.workload import Arrival
 from benchctl.records.directory import arm_label
-from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
+from benchctl.records.jsonl import document_bytes, encode, write_bytes_atomic
+from benchctl.records.manifest import Manifest
+from benchctl.untrusted.writing import make_folder
 
 Format: TypeAlias = Literal["vllm", "aiperf", "lenvm"]
+_NO_PART: Final = re.compile(r"[/\\\x00-\x1f]|^\.+")
+"""What a part of a path cannot hold, or must not begin with."""
 
 
 def write_foreign(analysis: AnalyzedExperiment, form: Format, out: Path) -> tuple[Path, ...]:
-    """Write every finished run that can be read whole. Raises RecordError when there is none."""
+    """Write every finished run that can be read whole. Raises RecordError when there is none.
+
+    Inside the result directory nothing is written through a link; another ``out`` is its user's own.
+    """
     arrival = None if analysis.profile is None else analysis.profile.workload.arrival
     usable = [run for run in analysis.runs if run.is_usable]
     if not usable:
         raise RecordError(f"{analysis.results.path}: no run is finished and whole; 'benchctl show' says why")
+    root = analysis.results.path
+    within = root if out.is_relative_to(root) else None
     if form == "lenvm":
-        out.mkdir(parents=True, exist_ok=True)
-        write_bytes_atomic(out / "summary.csv", lenvm_csv(usable))
+        _make(out, within)
+        write_bytes_atomic(out / "summary.csv", lenvm_csv(usable), within=within)
         return (out / "summary.csv",)
-    return tuple(
-        path for run in usable for path in _WRITERS[form](analysis, run, arrival, out / arm_directory(run))
-    )
+    written: list[Path] = []
+    for run in usable:
+        folder = out / arm_directory(run) / ("" if form == "vllm" else run.record.run_id)
+        _make(folder, within)
+        for name, content in _WRITERS[form](run, analysis.results.manifest, arrival).items():
+            write_bytes_atomic(folder / name, content, within=within)
+            written.append(folder / name)
+    return tuple(written)
+
+
+def _make(folder: Path, within: Path | None) -> None:
+    if within is None:
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        make_folder(folder, within=within)
 
 
 def arm_directory(run: RunSummary) -> str:
     """``guided-top_k5``: the arm as one part of a path."""
-    return arm_label(run.record.variant, run.record.cell).replace(" ", "-").replace("=", "").replace("/", "_")
+    label = arm_label(run.record.variant, run.record.cell).replace(" ", "-").replace("=", "")
+    return _NO_PART.sub("_", label)
 
 
-def _write_vllm(
-    analysis: AnalyzedExperiment, run: RunSummary, arrival: Arrival | None, directory: Path
-) -> list[Path]:
-    path = directory / f"{run.record.run_id}.json"
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(path, vllm_result(run.run, analysis.results.manifest, arrival))
-    return [path]
+def _vllm_files(run: RunSummary, manifest: Manifest, arrival: Arrival | None) -> dict[str, bytes]:
+    return {f"{run.record.run_id}.json": document_bytes(vllm_result(run.run, manifest, arrival))}
 
 
-def _write_aiperf(
-    analysis: AnalyzedExperiment, run: RunSummary, arrival: Arrival | None, directory: Path
-) -> list[Path]:
-    folder = directory / run.record.run_id
-    folder.mkdir(parents=True, exist_ok=True)
-    summary, records = folder / "profile_export_aiperf.json", folder / "profile_export.jsonl"
-    write_json_atomic(summary, aiperf_result(run.run, analysis.results.manifest, arrival))
-    write_bytes_atomic(records, b"".join(encode(line) + b"\n" for line in aiperf_records(run.run)))
-    return [summary, records]
+def _aiperf_files(run: RunSummary, manifest: Manifest, arrival: Arrival | None) -> dict[str, bytes]:
+    return {
+        "profile_export_aiperf.json": document_bytes(aiperf_result(run.run, manifest, arrival)),
+        "profile_export.jsonl": b"".join(encode(line) + b"\n" for line in aiperf_records(run.run)),
+    }
 
 
-_WRITERS: Final[dict[Format, Callable[[AnalyzedExperiment, RunSummary, Arrival | None, Path], list[Path]]]] = {
-    "vllm": _write_vllm,
-    "aiperf": _write_aiperf,
+_WRITERS: Final[Mapping[Format, Callable[[RunSummary, Manifest, Arrival | None], dict[str, bytes]]]] = {
+    "vllm": _vllm_files,
+    "aiperf": _aiperf_files,
 }
+"""Content by name of the files of one run."""
