@@ -141,7 +141,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
             *experiment.warnings,
             *(warning for paired in pairs for warning in paired.prompt_differences()),
         ),
-        damage=tuple(damage),
+        damage=tuple(dict.fromkeys(damage)),
     )
 
 
@@ -152,10 +152,11 @@ def _load(directory: ResultDirectory) -> tuple[LoadedResults, list[str]]:
     runs: list[LoadedRun] = []
     with _collecting(damage):
         plan = directory.due_plan()
-    for run in directory.begun_runs(plan):
+    for run in (directory.run(planned.run_id) for planned in plan.runs):
         with _collecting(damage):
-            runs.append(load_run(run))
-            damage += runs[-1].damage
+            if run.is_begun():
+                runs.append(load_run(run))
+                damage += runs[-1].damage
     with _collecting(damage):
         profile_yaml = directory.profile_yaml()
     with _collecting(damage):

@@ -8,7 +8,7 @@ from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, deciding_metrics
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.cli.output.comparison import PAGE, append, print_comparison
-from benchctl.errors import UsageError
+from benchctl.errors import RecordError, UsageError
 from benchctl.interop.readers.files import is_foreign
 from benchctl.records.directory import open_results
 from benchctl.records.jsonl import write_bytes_atomic
@@ -48,6 +48,8 @@ def compare_directory(
     deciding_metrics(options.metrics)
     analysis = analyze_directory(path, allow_suspect=options.allow_suspect)
     verdict = directory_verdict(analysis, options)
+    if not verdict.all and analysis.damage:
+        raise RecordError("\n".join(analysis.damage))
     if not verdict.all:
         raise UsageError(f"{path}: {verdict.sentence}; name the side to judge as well, as B")
     if all(one.problem is not None and one.exit_code == UsageError.exit_code for one in verdict.all):

@@ -20,6 +20,13 @@ from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES
 
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+_KINDS: Final = {
+    "a link": stat.S_ISLNK,
+    "a file": stat.S_ISREG,
+    "a directory": stat.S_ISDIR,
+    "a FIFO": stat.S_ISFIFO,
+    "a socket": stat.S_ISSOCK,
+}
 _NO_FILE: Final = {errno.ELOOP, errno.ENXIO, errno.ENOTDIR}
 """Errors of ``openat`` at a link, at a socket or a FIFO, and at what is no directory where one is needed."""
 
@@ -37,27 +44,34 @@ def opened_folder(path: Path, *, within: Path) -> Iterator[int]:
     parts = path.relative_to(within).parts
     if ".." in parts:
         raise OutsideError(f"{path} leads out of {within}; remove the entry")
-    folder = os.open(within, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder, opened = os.open(within, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), within
     try:
         for part in parts:
-            folder, left = open_entry(part, _FOLDER, folder, path), folder
+            opened /= part
+            folder, left = open_entry(opened, _FOLDER, folder), folder
             os.close(left)
         yield folder
     finally:
         os.close(folder)
 
 
-def open_entry(name: str, flags: int, folder: int, path: Path) -> int:
-    """Open one entry of an open folder; ``path`` is for messages. Raises OutsideError as ``open_file`` does."""
+def open_entry(path: Path, flags: int, folder: int) -> int:
+    """Open the entry ``path`` of the open directory that holds it. Raises OutsideError as ``open_file`` does."""
     try:
-        return os.open(name, flags, 0o666, dir_fd=folder)
+        return os.open(path.name, flags, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno in _NO_FILE:
-            raise OutsideError(
-                f"{path}: {name} is a link or no regular file, and entries of a result directory are neither; "
-                "put a copy of the file in its place"
-            ) from error
+            mode = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode
+            raise irregular(path, mode, "directory" if flags & os.O_DIRECTORY else "file") from error
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def irregular(path: Path, mode: int, wanted: str = "file") -> OutsideError:
+    """The refusal of an entry by its mode, where a ``file`` or a ``directory`` is wanted."""
+    kind = next((kind for kind, is_kind in _KINDS.items() if is_kind(mode)), "a device")
+    return OutsideError(
+        f"{path} is {kind}, not a {wanted} of this directory; put a copy of the {wanted} in its place"
+    )
 
 
 def open_file(path: Path, *, within: Path, max_bytes: int = LOG_BYTES) -> BufferedReader:
@@ -67,11 +81,12 @@ def open_file(path: Path, *, within: Path, max_bytes: int = LOG_BYTES) -> Buffer
     over ``max_bytes``, OSError as ``open`` does.
     """
     with opened_folder(path.parent, within=within) as folder:
-        handle = open_entry(path.name, _FILE, folder, path)
+        handle = open_entry(path, _FILE, folder)
     status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
+    is_regular = stat.S_ISREG(status.st_mode)
+    if not is_regular or status.st_size > max_bytes:
         os.close(handle)
-        raise _irregular(path) if not stat.S_ISREG(status.st_mode) else _oversized(path, status.st_size, max_bytes)
+        raise _oversized(path, status.st_size, max_bytes) if is_regular else irregular(path, status.st_mode)
     return os.fdopen(handle, "rb")
 
 
@@ -101,7 +116,7 @@ def stat_file(path: Path, *, within: Path) -> os.stat_result:
     with opened_folder(path.parent, within=within) as folder:
         status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode):
-        raise _irregular(path)
+        raise irregular(path, status.st_mode)
     return status
 
 
@@ -131,10 +146,6 @@ def entry_names(folder: Path, *, within: Path, files_only: bool = False) -> list
     """Sorted names of the entries of a folder, or of its regular files alone. Raises as ``opened_folder`` does."""
     with opened_folder(folder, within=within) as handle, os.scandir(handle) as entries:
         return sorted(entry.name for entry in entries if not files_only or entry.is_file(follow_symlinks=False))
-
-
-def _irregular(path: Path) -> OutsideError:
-    return OutsideError(f"{path} is no regular file; remove the entry, or copy the directory again")
 
 
 def _oversized(path: Path, size_bytes: int, max_bytes: int) -> RecordError:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from benchctl.untrusted.files import OutsideError, open_entry, opened_folder
+from benchctl.untrusted.files import irregular, open_entry, opened_folder
 
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPENDED: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -55,10 +55,11 @@ def replace_file(path: Path, content: bytes, *, within: Path) -> None:
 def open_to_append(path: Path, *, within: Path) -> BinaryIO:
     """Open a regular file at its end, or a new one. Raises OutsideError and OSError as ``open_file`` does."""
     with opened_folder(path.parent, within=within) as folder:
-        handle = open_entry(path.name, _APPENDED, folder, path)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        handle = open_entry(path, _APPENDED, folder)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
         os.close(handle)
-        raise OutsideError(f"{path} is no regular file; remove the entry, or copy the directory again")
+        raise irregular(path, mode)
     os.set_blocking(handle, True)  # not blocking was for a FIFO
     return os.fdopen(handle, "ab")
 

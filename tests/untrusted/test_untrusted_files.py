@@ -50,7 +50,7 @@ def test_parents_are_refused(root: Path) -> None:
 
 def test_a_fifo_is_refused_at_once(root: Path) -> None:
     os.mkfifo(root / "pipe")
-    with pytest.raises(OutsideError, match="no regular file"):
+    with pytest.raises(OutsideError, match="a FIFO, not a file"):
         open_file(root / "pipe", within=root)
 
 
