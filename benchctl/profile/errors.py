@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from benchctl.errors import ProfileError
 from benchctl.profile.keys import profile_keys, section_at
+from benchctl.profile.sections.quantities import NAME_PATTERN
 from benchctl.profile.sections.section import Section, meanings
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, Location, Step, dotted, follow, value_text
@@ -26,6 +27,8 @@ _EXPECTED: Final = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
 }
+_MAX_SHOWN: Final = 50
+"""Errors of one message."""
 _BOUNDS: Final = {
     "greater_than": ("gt", "above"),
     "greater_than_equal": ("ge", "at least"),
@@ -65,7 +68,9 @@ def profile_error(errors: Iterable[LocatedError]) -> ProfileError:
     """One error with a line for each, in the order of the files' lines."""
     ordered = sorted(set(errors), key=lambda error: (error.location.source, error.location.line or 0, str(error)))
     heading = (f"{len(ordered)} errors in the profile",) if len(ordered) > 1 else ()
-    return ProfileError("\n".join((*heading, *map(str, ordered))))
+    shown, rest = ordered[:_MAX_SHOWN], len(ordered) - _MAX_SHOWN
+    ending = (f"and {rest} more",) if rest > 0 else ()
+    return ProfileError("\n".join((*heading, *map(str, shown), *ending)))
 
 
 def _detail(tree: LocatedDict, error: ErrorDetails) -> _Detail:
@@ -130,13 +135,11 @@ def _problem(model: type[Section], item: _Detail, types: Sequence[str]) -> str:
             field = _field_at(model, item.steps)
             words = [*(_choices(field) if field else ()), *types]
             return f"is {value}; allowed are {', '.join(words)}{did_you_mean(item.value, words, '; ')}"
-        case "string_pattern_mismatch":
-            name = value_text(item.steps[-1] if error["loc"][-1] == "[key]" else item.value)
-            return (
-                f"{name} is not a name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit"
-            )
-        case "too_short":
-            return "is empty; give at least one, or remove the key"
+        case "string_pattern_mismatch" | "string_too_long":
+            return _wrong_text(item)
+        case "too_short" | "too_long":
+            most = context.get("max_length")
+            return f"has more than {most} entries" if most else "is empty; give at least one, or remove the key"
         case "value_error":
             return str(context["error"])
         case _ if kind in _BOUNDS:
@@ -144,6 +147,17 @@ def _problem(model: type[Section], item: _Detail, types: Sequence[str]) -> str:
             return f"is {value}; it must be {word} {context[key]:.10g}"
         case _:
             return f"is {value}: {error['msg']}"
+
+
+def _wrong_text(item: _Detail) -> str:
+    """The problem of a text that is too long or not of the form that it must have."""
+    context, is_key = item.error.get("ctx", {}), item.error["loc"][-1] == "[key]"
+    text = value_text(item.steps[-1] if is_key else item.value)
+    if "max_length" in context:
+        return f"{text} has more than {context['max_length']} characters; shorten it"
+    if context["pattern"] != NAME_PATTERN:
+        return f"is {text}; it must match {context['pattern']}"
+    return f"{text} is not a name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit"
 
 
 def _unknown_key(key: str, section: type[Section] | None) -> str:

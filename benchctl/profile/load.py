@@ -19,6 +19,7 @@ from benchctl.profile.model import EngineSettings, Profile
 from benchctl.profile.sources.files import profile_file
 from benchctl.profile.sources.layers import Layers, over
 from benchctl.profile.sources.located import LocatedDict, Location, located
+from benchctl.profile.sources.plain_values import plain_value_errors
 from benchctl.profile.sources.yaml_text import STORED, dump_document
 from benchctl.records.stores.peaks_store import MEASURED, resolved_hardware
 
@@ -103,6 +104,8 @@ def dump_profile(profile: Profile) -> str:
 
 
 def _profile(layers: Layers, tree: LocatedDict, *, is_to_send: bool = False) -> Profile:
+    if unusable := tuple(plain_value_errors(tree)):
+        raise profile_error((*layers.errors, *unusable))
     tree = with_controls(tree, layers.errors)
     profile, type_errors = validate(tree, Profile, reports_missing=layers.is_whole)
     errors = (*layers.errors, *type_errors, *profile_errors(tree, is_to_send=is_to_send))

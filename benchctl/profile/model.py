@@ -10,13 +10,15 @@ from pydantic import Field, SerializeAsAny
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.sections.engine_options import ServerOptions
 from benchctl.profile.sections.guidance import Guidance
+from benchctl.profile.sections.quantities import NAME_PATTERN, ReplicateCount, Seconds, Seed
 from benchctl.profile.sections.request import RequestOptions
 from benchctl.profile.sections.sampling import Sampling
-from benchctl.profile.sections.section import MOST, Section
+from benchctl.profile.sections.section import Section
 from benchctl.profile.sections.workload import Workload
 from benchctl.records.manifest import StopMode
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=128)]
+MAX_VARIANTS = 128
 Gate = Literal["throttling", "foreign-gpu-process", "failed-requests"]
 FactorValue = str | int | float | bool | None
 PriorityOption = Literal["auto", "none"]
@@ -73,19 +75,19 @@ class Stopping(Section):
 class Timeouts(Section):
     """Limits in seconds."""
 
-    ready_s: float = Field(default=600.0, gt=0, le=MOST)
+    ready_s: Seconds = 600.0
     """From launch until the server answers."""
-    request_s: float = Field(default=600.0, gt=0, le=MOST)
+    request_s: Seconds = 600.0
     """From sending a request to its last token."""
-    connect_s: float = Field(default=10.0, gt=0, le=MOST)
+    connect_s: Seconds = 10.0
     """For opening a connection."""
-    first_token_s: float | None = Field(default=None, gt=0, le=MOST)
+    first_token_s: Seconds | None = None
     """From sending a request to its first token; null: only ``request_s`` counts."""
-    between_tokens_s: float | None = Field(default=None, gt=0, le=MOST)
+    between_tokens_s: Seconds | None = None
     """From one token of a request to the next; null: only ``request_s`` counts."""
-    stall_s: float = Field(default=120.0, gt=0, le=MOST)
+    stall_s: Seconds = 120.0
     """Without a token of any request, while requests are open, until the server counts as hung."""
-    stop_s: float = Field(default=10.0, gt=0, le=MOST)
+    stop_s: Seconds = 10.0
     """From asking a server to end until it is killed."""
 
 
@@ -140,9 +142,9 @@ class Profile(Section):
     """Name of the experiment and of its result directories; by default that of the file."""
     description: str = ""
     """One line for ``benchctl profiles list``."""
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     """Feeds every random stream: request set, arrivals, order of runs."""
-    blocks: int = Field(default=8, ge=1, le=10_000)
+    blocks: ReplicateCount = 8
     """Complete replicates: each runs the baseline and every cell on a fresh server. With ``stopping``, the most."""
     stopping: Stopping | None = None
     """Rule for ending earlier; null: the number of blocks is fixed."""
@@ -165,7 +167,7 @@ class Profile(Section):
     """Sampling parameters that all variants share."""
     request: RequestOptions = RequestOptions()
     """Fields of requests that all variants share."""
-    variants: dict[Name, Variant] = Field(min_length=1)
+    variants: dict[Name, Variant] = Field(min_length=1, max_length=MAX_VARIANTS)
     """Named server configurations."""
     baseline: Name = "baseline"
     """The variant that the others are compared with."""

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.keys import Key, option_keys, profile_keys
 from benchctl.profile.sections.engine_options import flag_of
+from benchctl.profile.sections.quantities import MAX_SEED
 from benchctl.profile.sections.section import Section
 from benchctl.profile.settings import FACTOR_SETTINGS
 
@@ -68,7 +69,8 @@ _WORDS: Final = {
     NoneType: "null",
     Any: "any",
 }
-_BOUNDS: Final = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_LOWER: Final = {"ge": "from", "gt": "above"}
+_UPPER: Final = {"le": "to", "lt": "and below"}
 
 
 def profile_reference() -> str:
@@ -109,13 +111,29 @@ def _with_flag(key: Key) -> str:
 
 
 def _type_text(field: FieldInfo) -> str:
-    bounds = [
-        f"{sign} {getattr(limit, name):.10g}"
-        for limit in field.metadata
-        for name, sign in _BOUNDS.items()
-        if getattr(limit, name, None) is not None
-    ]
-    return ", ".join((_words(field.annotation), *bounds))
+    return _with_range(_words(field.annotation), field.metadata)
+
+
+def _with_range(words: str, metadata: Iterable[Any]) -> str:
+    """The words of a number with its range: ``whole number from 1 to 65,536``."""
+    limits = {name: value for each in metadata for name, value in _limits(each)}
+    parts = [f"{word} {_number(limits[name])}" for name, word in (_LOWER | _UPPER).items() if name in limits]
+    number, or_null, _ = words.partition(" or null")
+    return " ".join((number, *parts)) + or_null
+
+
+def _limits(limit: Any) -> Iterable[tuple[str, float]]:
+    """The bounds that an entry of a field's metadata states, by name."""
+    if isinstance(limit, FieldInfo):  # of a type with a range, inside another
+        return [pair for each in limit.metadata for pair in _limits(each)]
+    found = ((name, getattr(limit, name, None)) for name in (*_LOWER, *_UPPER))
+    return [(name, value) for name, value in found if value is not None]
+
+
+def _number(value: float) -> str:
+    if value == MAX_SEED:
+        return "2^63 - 1"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6f}".rstrip("0").rstrip(".")
 
 
 def _words(annotation: Any) -> str:
@@ -129,7 +147,7 @@ def _words(annotation: Any) -> str:
     if get_origin(annotation) is dict or (isinstance(annotation, type) and issubclass(annotation, Section)):
         return "mapping"
     if hasattr(annotation, "__metadata__"):
-        return _words(arguments[0])
+        return _with_range(_words(arguments[0]), annotation.__metadata__)
     return " or ".join(_words(argument) for argument in arguments)
 
 

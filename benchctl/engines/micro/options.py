@@ -4,7 +4,7 @@ from pydantic import Field, model_validator
 
 from benchctl.profile.sections.engine_options import ServerOptions
 from benchctl.profile.sections.forward_pass import DataType, ForwardPass, ForwardPoint, KvLayout, Mode, Phase
-from benchctl.profile.sections.workload import MAX_TOKENS
+from benchctl.profile.sections.quantities import MAX_TOKENS, Concurrency, RequestCount, ThreadCount, TokenCount
 
 
 class MicroOptions(ServerOptions):
@@ -14,7 +14,7 @@ class MicroOptions(ServerOptions):
     """Interpreter of an environment that has torch; searched for where it is not given."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda:\d+)$")
     """Device as torch names it: ``cpu`` or ``cuda:0``."""
-    threads: int | None = Field(default=None, ge=1, le=1024)
+    threads: ThreadCount | None = None
     """Threads of an operator on a CPU; null: torch's own choice, one for each core."""
     dtype: DataType = "bfloat16"
     """Type of weights, activations and key-value cache."""
@@ -24,16 +24,16 @@ class MicroOptions(ServerOptions):
     """``eager`` launches every kernel from the host; ``graph`` replays a captured CUDA graph."""
     phase: Phase = "decode"
     """``decode`` computes one new token of each sequence, ``prefill`` several."""
-    batch_size: int = Field(default=1, ge=1, le=65_536)
+    batch_size: Concurrency = 1
     """Sequences of a pass."""
     length: int = Field(default=128, ge=0, le=MAX_TOKENS)
     """Tokens of each sequence: those in the cache before a decode, and those of the prompt of a prefill."""
-    new_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    new_tokens: TokenCount | None = None
     """Tokens of each sequence that a prefill computes behind ``length`` tokens in the cache; null: the ``length``
     tokens themselves, behind an empty cache."""
     warmups: int = Field(default=3, ge=1, le=10_000)
     """Passes before those that count."""
-    replays: int = Field(default=25, ge=1, le=1_000_000)
+    replays: RequestCount = 25
     """Passes of one run that count."""
 
     @model_validator(mode="after")

@@ -2,9 +2,8 @@
 
 from typing import Annotated
 
-from pydantic import Field
-
 from benchctl.profile.sections.engine_options import Flag, PythonOptions
+from benchctl.profile.sections.quantities import Concurrency, ContextLength, DeviceCount, Share
 
 
 class SglangOptions(PythonOptions):
@@ -12,13 +11,13 @@ class SglangOptions(PythonOptions):
 
     device: Annotated[str | None, Flag()] = None
     """Kind of device to run on."""
-    max_model_len: Annotated[int | None, Flag("--context-length")] = Field(default=None, ge=1)
+    max_model_len: Annotated[ContextLength | None, Flag("--context-length")] = None
     """Longest prompt and output together, in tokens."""
-    mem_fraction_static: Annotated[float | None, Flag()] = Field(default=None, gt=0, le=1)
+    mem_fraction_static: Annotated[Share | None, Flag()] = None
     """Share of the device's memory for weights and KV cache."""
-    tensor_parallel_size: Annotated[int, Flag("--tp-size")] = Field(default=1, ge=1)
+    tensor_parallel_size: Annotated[DeviceCount, Flag("--tp-size")] = 1
     """Devices that each layer is spread over."""
-    data_parallel_size: Annotated[int, Flag("--dp-size")] = Field(default=1, ge=1)
+    data_parallel_size: Annotated[DeviceCount, Flag("--dp-size")] = 1
     """Replicas of the engine."""
     enable_prefix_caching: Annotated[bool, Flag("--disable-radix-cache", when=False)] = False
     """Share the KV cache between prompts with a common beginning."""
@@ -26,9 +25,9 @@ class SglangOptions(PythonOptions):
     """Run without CUDA graphs."""
     overlap_schedule: Annotated[bool, Flag("--disable-overlap-schedule", when=False)] = True
     """Overlap the scheduler with the device."""
-    max_num_seqs: Annotated[int | None, Flag("--max-running-requests")] = Field(default=None, ge=1)
+    max_num_seqs: Annotated[Concurrency | None, Flag("--max-running-requests")] = None
     """Sequences in one batch at most."""
-    max_num_batched_tokens: Annotated[int | None, Flag("--chunked-prefill-size")] = Field(default=None, ge=1)
+    max_num_batched_tokens: Annotated[ContextLength | None, Flag("--chunked-prefill-size")] = None
     """Prompt tokens in one step at most."""
     load_format: Annotated[str | None, Flag()] = None
     """Source of the weights; ``dummy`` draws random ones."""

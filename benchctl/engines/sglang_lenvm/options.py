@@ -2,9 +2,10 @@
 
 from typing import ClassVar, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from benchctl.engines.sglang.options import SglangOptions
+from benchctl.profile.sections.quantities import Share, StepCount
 
 LenvmRevision = Literal["V0", "V1", "V2", "V3", "V4"]
 """Generations of SGLang's LenVM fork, which understand requests differently; see docs/engines.md."""
@@ -29,13 +30,13 @@ class SglangLenvmOptions(SglangOptions):
         Literal["Qwen2ForLengthValueModel", "Qwen3ForLengthValueModel", "Qwen2_5_VLForLengthValueModel"] | None
     ) = None
     """Class that loads the value model; null: by its backbone."""
-    value_mem_fraction_static: float | None = Field(default=None, gt=0, le=1)
+    value_mem_fraction_static: Share | None = None
     """Share of the device's memory for the value model and its cache, beside ``mem_fraction_static``."""
     guided_fn: str = "sglang.srt.lvm.lvm_guided_sampling:lvm_combined_guidance"
     """Function that tilts, as ``module:function``."""
-    stride: int = Field(default=1, ge=1)
+    stride: StepCount = 1
     """Guide every n-th step of a request, if the revision can (``LENVM_STRIDE``)."""
-    synchronised_timing_interval: int | None = Field(default=None, ge=1)
+    synchronised_timing_interval: StepCount | None = None
     """Calls of the sampler between two lines of averages in the log of a V2 server, which waits for the device
     around every section for their sake and becomes slower; null: none."""
 

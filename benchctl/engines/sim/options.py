@@ -2,12 +2,26 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
 from benchctl.profile.sections.drafting import DraftSource, drafting_error
 from benchctl.profile.sections.engine_options import ServerOptions
-from benchctl.profile.sections.section import LEAST, MOST
+from benchctl.profile.sections.quantities import (
+    BlockCount,
+    BlockTokens,
+    CachedTokens,
+    Concurrency,
+    ContextLength,
+    CostShare,
+    Delay,
+    DeviceCount,
+    DraftTokens,
+    Factor,
+    Port,
+    Probability,
+    TokenCount,
+)
 from benchctl.steptime.speculation.server_steps import Backfill
 
 
@@ -23,12 +37,12 @@ class SimOptions(ServerOptions):
     """Folder of measured layers for the cost model ``layer-profile``: a path, or one below the data directory."""
     step_time_model: str | None = None
     """File of a step-time model for the cost model ``fitted``, as ``benchctl steptime fit`` writes it."""
-    tensor_parallel_size: int = Field(default=1, ge=1)
+    tensor_parallel_size: DeviceCount = 1
     """Devices that share each layer; more than one for the cost models ``fitted`` and ``layer-profile``."""
     hardware: str = "h100-sxm"
     """Device whose peaks the cost model computes with: a name of the hardware table, peaks as name:TFLOP/s:GB/s, or
     ``measured`` for those on file."""
-    time_scale: float = Field(default=1.0, ge=LEAST, le=MOST)
+    time_scale: Factor = 1.0
     """Virtual seconds per wall second."""
     noise: Literal["none", "published", "fitted"] = "none"
     """Seeded run-to-run variation of step times: none, of the size that was published, or the uncertainty of the
@@ -41,47 +55,47 @@ class SimOptions(ServerOptions):
     """Overlap the scheduler with the device."""
     async_scheduling: bool = False
     """Plan each step while the one before it runs: a request that arrives in the meantime joins one step later."""
-    max_num_seqs: int = Field(default=1024, ge=1)
+    max_num_seqs: Concurrency = 1024
     """Sequences in one batch at most."""
-    max_num_batched_tokens: int = Field(default=8192, ge=1)
+    max_num_batched_tokens: ContextLength = 8192
     """Tokens in one step at most; longer prompts are prefilled in chunks."""
-    num_kv_blocks: int = Field(default=65536, ge=1)
+    num_kv_blocks: BlockCount = 65536
     """Blocks of the KV cache."""
-    block_size: int = Field(default=16, ge=1)
+    block_size: BlockTokens = 16
     """Tokens in one KV block."""
     enable_prefix_caching: bool = False
     """Share KV blocks between prompts with a common beginning."""
     cached_prompts: str | None = None
     """JSON Lines of prompts, whose most frequent beginnings fill a prefix cache that never changes (llm-mock's)."""
-    cached_prompt_tokens: int = Field(default=500, ge=0)
+    cached_prompt_tokens: CachedTokens = 500
     """Tokens that this cache keeps."""
     scheduling: Literal["fcfs", "priority"] = "fcfs"
     """Order of requests: by arrival, or by priority and then by arrival."""
     guided_rows: Literal["exact", "aggregate"] = "exact"
     """Draws of guided rows: each row from a stream of its own, or all rows together, which is fast and has the same
     distribution."""
-    num_speculative_tokens: int = Field(default=0, ge=0)
+    num_speculative_tokens: DraftTokens = 0
     """Tokens that are drafted for each decoding row and verified in its step; 0 without speculation."""
-    acceptance: float | tuple[float, ...] | None = None
+    acceptance: Probability | tuple[Probability, ...] | None = None
     """Probability that a draft token is accepted when all before it are: one number, or a list with one for each
     position."""
-    acceptance_spread: float = Field(default=0.0, ge=0, le=1)
+    acceptance_spread: Probability = 0.0
     """Each request draws its acceptance evenly from a ± spread · min(a, 1 - a), at all positions alike; 0: all
     requests have the same."""
     draft_model: str | None = None
     """Model that drafts: a built-in shape or a directory, whose passes the cost model prices."""
-    draft_cost: float | None = Field(default=None, ge=0, le=MOST)
+    draft_cost: CostShare | None = None
     """Time of one drafting pass as a share of the model's own decode step, in place of ``draft_model``."""
     bonus_token: bool = True
     """A step whose drafts are all accepted yields one token more, which its verification has computed anyway."""
     backfill: Backfill = "none"
     """The draft model's pass over the token before a bonus token: free, as more rows of its next pass, or as a
     prefill pass of its own."""
-    tokens_per_chunk: int = Field(default=1, ge=1)
+    tokens_per_chunk: TokenCount = 1
     """Tokens in one streamed event."""
-    port: int | None = Field(default=None, ge=1, le=65535)
+    port: Port | None = None
     """A fixed port; a free one where it is not given."""
-    start_delay_s: float = Field(default=0.0, ge=0, le=MOST)
+    start_delay_s: Delay = 0.0
     """Time the server takes to become ready, to rehearse slow starts."""
 
     @model_validator(mode="after")

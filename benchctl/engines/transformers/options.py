@@ -2,9 +2,8 @@
 
 from typing import Annotated
 
-from pydantic import Field
-
 from benchctl.profile.sections.engine_options import Flag, PythonOptions
+from benchctl.profile.sections.quantities import BlockCount, BlockTokens, ContextLength
 
 
 class TransformersOptions(PythonOptions):
@@ -14,11 +13,11 @@ class TransformersOptions(PythonOptions):
     """Device that the model runs on, such as ``cpu`` or ``cuda``."""
     continuous_batching: Annotated[bool, Flag(when=True)] = True
     """Batch requests; if false, they are served one after another and no steps are recorded."""
-    num_kv_blocks: Annotated[int | None, Flag("--cb-num-blocks")] = Field(default=None, ge=1)
+    num_kv_blocks: Annotated[BlockCount | None, Flag("--cb-num-blocks")] = None
     """Blocks of the KV cache."""
-    block_size: Annotated[int | None, Flag("--cb-block-size")] = Field(default=None, ge=1)
+    block_size: Annotated[BlockTokens | None, Flag("--cb-block-size")] = None
     """Tokens in one KV block."""
-    max_num_batched_tokens: Annotated[int | None, Flag("--cb-max-batch-tokens")] = Field(default=None, ge=1)
+    max_num_batched_tokens: Annotated[ContextLength | None, Flag("--cb-max-batch-tokens")] = None
     """Tokens in one step at most."""
     enable_prefix_caching: bool = False
     """Share KV blocks between prompts with a common beginning; off, because repeated prompts would be free."""

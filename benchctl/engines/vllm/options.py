@@ -7,7 +7,18 @@ from pydantic import Field, model_validator
 
 from benchctl.profile.sections.drafting import DraftSource
 from benchctl.profile.sections.engine_options import Flag, PythonOptions
+from benchctl.profile.sections.quantities import (
+    AdapterCount,
+    ByteCount,
+    Concurrency,
+    ContextLength,
+    DeviceCount,
+    DraftTokens,
+    Share,
+)
 
+MemorySize = Annotated[str, Field(pattern=r"^[0-9]{1,15}([kKmMgGtT]|\.[0-9]{1,6}[kmgt])?$")]
+"""A number of bytes as vLLM reads it: ``256M``."""
 _METHODS_WITH_DRAFT: Final = frozenset({"draft_model", "eagle", "eagle3", "medusa"})
 _METHODS_WITHOUT_PASSES: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
 """Methods that look their drafts up in text."""
@@ -16,15 +27,15 @@ _METHODS_WITHOUT_PASSES: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
 class VllmOptions(PythonOptions):
     """Options of the engine ``vllm``; null leaves the choice to vLLM."""
 
-    max_model_len: Annotated[int | None, Flag()] = Field(default=None, ge=1)
+    max_model_len: Annotated[ContextLength | None, Flag()] = None
     """Longest prompt and output together, in tokens."""
-    gpu_memory_utilization: Annotated[float | None, Flag()] = Field(default=None, gt=0, le=1)
+    gpu_memory_utilization: Annotated[Share | None, Flag()] = None
     """Share of the device's memory that the server may take."""
-    kv_cache_memory_bytes: Annotated[str | int | None, Flag()] = None
+    kv_cache_memory_bytes: Annotated[MemorySize | ByteCount | None, Flag()] = None
     """Size of the KV cache, such as ``256M``; in place of a share of the memory."""
-    tensor_parallel_size: Annotated[int, Flag()] = Field(default=1, ge=1)
+    tensor_parallel_size: Annotated[DeviceCount, Flag()] = 1
     """Devices that each layer is spread over."""
-    data_parallel_size: Annotated[int, Flag()] = Field(default=1, ge=1)
+    data_parallel_size: Annotated[DeviceCount, Flag()] = 1
     """Replicas of the engine behind one front end."""
     enable_prefix_caching: Annotated[bool, Flag()] = False
     """Share KV blocks between prompts with a common beginning; off, because repeated prompts would be free."""
@@ -32,9 +43,9 @@ class VllmOptions(PythonOptions):
     """Compute long prompts in parts; on a CPU vLLM crashes if the request has a seed."""
     enforce_eager: Annotated[bool, Flag()] = False
     """Run without compilation and CUDA graphs."""
-    max_num_seqs: Annotated[int | None, Flag()] = Field(default=None, ge=1)
+    max_num_seqs: Annotated[Concurrency | None, Flag()] = None
     """Sequences in one batch at most."""
-    max_num_batched_tokens: Annotated[int | None, Flag()] = Field(default=None, ge=1)
+    max_num_batched_tokens: Annotated[ContextLength | None, Flag()] = None
     """Tokens in one step at most."""
     async_scheduling: Annotated[bool | None, Flag()] = None
     """Overlap the scheduler with the device."""
@@ -44,13 +55,13 @@ class VllmOptions(PythonOptions):
     """Method by which weights are quantised."""
     enable_lora: Annotated[bool, Flag(when=True)] = False
     """Serve LoRA adapters beside the model; requests name one in ``request.model``."""
-    max_lora_rank: Annotated[int | None, Flag()] = Field(default=None, ge=1)
+    max_lora_rank: Annotated[AdapterCount | None, Flag()] = None
     """Highest rank of an adapter; vLLM takes 1, 8, 16, 32, 64, 128, 256, 320 or 512."""
-    max_loras: Annotated[int | None, Flag()] = Field(default=None, ge=1)
+    max_loras: Annotated[AdapterCount | None, Flag()] = None
     """Adapters in one batch at most."""
     lora_modules: dict[str, str] = Field(default={})
     """Adapters by the name under which requests ask for them: directories or repositories."""
-    num_speculative_tokens: int | None = Field(default=None, ge=0)
+    num_speculative_tokens: DraftTokens | None = None
     """Tokens that are drafted for each sequence in each step; 0 or null: nothing is speculated."""
     speculative_method: Literal["draft_model", "ngram", "suffix", "eagle", "eagle3", "medusa", "mtp"] | None = None
     """Source of the drafts; null: ``draft_model`` where one is named. ``ngram`` looks for the last tokens in the
@@ -60,7 +71,7 @@ class VllmOptions(PythonOptions):
     draft_sampling: Literal["greedy", "probabilistic"] | None = None
     """The draft's choice of a token: its likeliest one, vLLM's default, or a draw from its distribution, which at a
     temperature above 0 is accepted more often."""
-    prompt_lookup_max: int | None = Field(default=None, ge=1)
+    prompt_lookup_max: ContextLength | None = None
     """Most tokens that ``ngram`` compares; vLLM's default is 5."""
     speculative_config: Annotated[dict[str, Any] | None, Flag()] = None
     """Speculative decoding as vLLM takes it, where the options above do not reach; excludes them."""

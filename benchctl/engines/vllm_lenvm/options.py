@@ -2,10 +2,11 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.profile.sections.engine_options import Flag
+from benchctl.profile.sections.quantities import ByteCount, StepCount
 
 
 class VllmLenvmOptions(VllmOptions):
@@ -19,7 +20,7 @@ class VllmLenvmOptions(VllmOptions):
     """Type of the value model's weights; ``auto`` as they are stored."""
     value_load_format: Literal["auto", "dummy"] = "auto"
     """Source of the value model's weights; ``dummy`` draws random ones on the device and needs none on disk."""
-    value_memory_bytes: int | None = Field(default=None, ge=1)
+    value_memory_bytes: ByteCount | None = None
     """Most memory for the prefixes that the value model keeps, for which max_num_seqs and max_model_len are
     multiplied; null: whatever that takes. vLLM does not count it: leave room with gpu_memory_utilization."""
     fused: bool = True
@@ -34,7 +35,7 @@ class VllmLenvmOptions(VllmOptions):
     """Skip guidance that changes no probability; if false, it is computed and its price measured."""
     guidance_clock: Literal["host", "device"] = "host"
     """Clock of the sections of guidance: the host's, which on a GPU times launches, or the GPU's."""
-    stride: int = Field(default=1, ge=1)
+    stride: StepCount = 1
     """Guide every n-th step of a request."""
     overlap_schedule: Annotated[bool | None, Flag("--async-scheduling")] = None
     """Overlap the scheduler with the device: the name of ``async_scheduling`` on other guided engines."""

@@ -8,12 +8,13 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 from pydantic.fields import FieldInfo
 
 from benchctl.profile.secret import SECRET_VALUE, is_secret_name, secret_options
 from benchctl.profile.sections.drafting import DraftSource
 from benchctl.profile.sections.forward_pass import ForwardPass
+from benchctl.profile.sections.quantities import CoreCount, Port
 from benchctl.profile.sections.section import Section
 
 _INSTEAD: Final = (
@@ -107,13 +108,13 @@ class ServerOptions(Section):
 class LaunchedOptions(ServerOptions):
     """Options of servers that benchctl starts and others wrote."""
 
-    port: int | None = Field(default=None, ge=1, le=65535)
+    port: Port | None = None
     """A fixed port; a free one where it is not given."""
     env: dict[str, str] = {}
     """Variables of the server's environment beyond ours."""
     extra_args: tuple[str, ...] = ()
     """Words added to the server's command line as they are, after those that the options give."""
-    client_cores: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    client_cores: Literal["auto"] | CoreCount = "auto"
     """Processor cores that are the client's alone: the server is started on the others, the client runs on the last
     ones. ``auto``: one, or one for each process of the load, where these are no more than an eighth of the cores;
     else none. The server always keeps one; on a machine with one core nothing is bound."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from pydantic import Field
 
 from benchctl.guided.parameter_table import CONSTRAINTS, MODES, PARAMETERS
+from benchctl.profile.sections.quantities import MOST
 from benchctl.profile.sections.section import Section
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ def _parameter(name: str) -> Any:
     """The default, the limits and the meaning of a parameter."""
     parameter = PARAMETERS[name]
     limits: dict[str, Any] = dict(parameter.profile_bounds)
+    if parameter.type == "number":
+        limits |= {"ge": -MOST} if not limits.keys() & {"ge", "gt"} else {}
+        limits |= {"le": MOST} if not limits.keys() & {"le", "lt"} else {}
     return Field(default=parameter.profile_default, description=parameter.meaning, **limits)
 
 

@@ -5,23 +5,24 @@ from typing import Any, Final
 from pydantic import Field, field_validator
 
 from benchctl.profile.choices import PENALTIES
+from benchctl.profile.sections.quantities import Penalty, Probability, Share, Temperature, VocabularyRank
 from benchctl.profile.sections.section import Section
 
 
 class Sampling(Section):
     """Sampling parameters of every request of a variant. ``top_k: -1`` keeps the whole vocabulary."""
 
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: Temperature = 1.0
     """Divides the logits; 0 is greedy."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: Share = 1.0
     """Keeps the most probable tokens up to this probability mass."""
-    top_k: int = Field(default=-1, ge=-1)
+    top_k: VocabularyRank = -1
     """Keeps this many most probable tokens; 1 is greedy, -1 keeps all."""
-    min_p: float = Field(default=0.0, ge=0, le=1)
+    min_p: Probability = 0.0
     """Drops tokens less probable than this fraction of the most probable one."""
-    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    presence_penalty: Penalty = 0.0
     """Taken from the logits of tokens that the answer has; 0: none."""
-    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: Penalty = 0.0
     """Taken from the logits of tokens once for each time that the answer has them; 0: none."""
     repetition_penalty: float = Field(default=1.0, gt=0, le=2)
     """Divides positive logits, and multiplies negative ones, of tokens that prompt or answer have; 1: none."""

@@ -6,9 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 from benchctl.docstrings import attribute_docstrings
 
-LEAST, MOST = 1e-6, 1e6
-"""Rates, factors and durations lie between, so that no time computed from them overflows."""
-
 
 class Section(BaseModel):
     """A part of a profile: frozen, closed, and strict about types (``"5"`` is text).
@@ -16,7 +13,7 @@ class Section(BaseModel):
     A section's validator is built when something is first validated against it: most commands need few.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True, allow_inf_nan=False)
 
 
 @cache

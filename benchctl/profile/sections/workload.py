@@ -1,14 +1,25 @@
 """The workload of a profile: dataset, lengths, arrival schedule, warm-up. Lengths are in tokens."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from benchctl.profile.choices import DatasetName
-from benchctl.profile.sections.section import LEAST, MOST, Section
+from benchctl.profile.sections.quantities import (
+    MAX_OUTPUTS,
+    MAX_TOKENS,
+    Concurrency,
+    Factor,
+    Rate,
+    RequestCount,
+    TokenCount,
+    WarmupCount,
+)
+from benchctl.profile.sections.section import Section
 
-MAX_OUTPUTS = 1_000_000
-MAX_TOKENS = 1_000_000
+MAX_PROMPT_TOKENS = 500_000_000
+"""Tokens of all prompts of a run, which are prepared in memory."""
 MAX_SAMPLES_OF_A_REQUEST = 128
 """Largest ``n`` of the OpenAI API."""
 
@@ -16,13 +27,13 @@ MAX_SAMPLES_OF_A_REQUEST = 128
 class LengthRange(Section):
     """Lengths drawn log-normally around ``mean`` with coefficient of variation ``cv``, cut to [min, max]."""
 
-    mean: float = Field(gt=0)
+    mean: float = Field(gt=0, le=MAX_TOKENS)
     """Mean length before cutting."""
     cv: float = Field(default=0.0, ge=0, le=5)
     """Standard deviation over mean; 0 gives every length the mean."""
-    min: int = Field(default=1, ge=1)
+    min: TokenCount = 1
     """Shortest length."""
-    max: int = Field(default=MAX_TOKENS, ge=1, le=MAX_TOKENS)
+    max: TokenCount = MAX_TOKENS
     """Longest length."""
 
     @model_validator(mode="after")
@@ -32,8 +43,7 @@ class LengthRange(Section):
         return self
 
 
-OneLength = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-Length = OneLength | LengthRange | Annotated[tuple[OneLength, ...], Field(min_length=1)]
+Length = TokenCount | LengthRange | Annotated[tuple[TokenCount, ...], Field(min_length=1)]
 """A list is taken in turn: request i has the length i modulo its number of lengths."""
 
 
@@ -42,15 +52,15 @@ class Arrival(Section):
 
     kind: Literal["closed-loop", "burst", "constant", "poisson", "gamma", "trace"] = "closed-loop"
     """``closed-loop`` sends when a slot frees, ``burst`` all at once, the others at precomputed times."""
-    max_concurrency: int | None = Field(default=None, ge=1)
+    max_concurrency: Concurrency | None = None
     """Requests open at the same time; needed by ``closed-loop``, a cap for the others."""
-    request_rate: float | None = Field(default=None, ge=LEAST, le=MOST)
+    request_rate: Rate | None = None
     """Requests per second, on the engine's clock, of ``constant``, ``poisson`` and ``gamma``."""
-    burstiness: float = Field(default=1.0, ge=LEAST, le=MOST)
+    burstiness: Factor = 1.0
     """Shape of ``gamma``, as vLLM defines it: 1 is Poisson, below 1 burstier."""
-    speedup: float = Field(default=1.0, ge=LEAST, le=MOST)
+    speedup: Factor = 1.0
     """Divides the recorded times of ``trace``."""
-    launch_rate_limit: float | None = Field(default=None, ge=LEAST, le=MOST)
+    launch_rate_limit: Rate | None = None
     """Requests per second at which sends are throttled, whatever the schedule says."""
 
     @property
@@ -65,6 +75,13 @@ class Arrival(Section):
         if self.kind in {"constant", "poisson", "gamma"} and self.request_rate is None:
             raise ValueError(f"kind {self.kind} needs request_rate")
         return self
+
+
+def _longest(length: Length | None) -> int:
+    """Tokens of the longest length, or 0; of a range those around its mean, which few exceed."""
+    if isinstance(length, LengthRange):
+        return min(length.max, math.ceil(length.mean * (1 + length.cv)))
+    return max(length) if isinstance(length, tuple) else length or 0
 
 
 class Workload(Section):
@@ -83,13 +100,13 @@ class Workload(Section):
     columns: dict[str, str] = {}
     """Column of the file for each field of ``custom`` and ``huggingface`` rows that is called otherwise there,
     such as ``{prompt: question}``."""
-    num_prompts: int = Field(default=50, ge=1, le=MAX_OUTPUTS)
+    num_prompts: RequestCount = 50
     """Prompts taken from the dataset."""
     selection: Literal["first", "sample"] = "first"
     """The first prompts in file order, or a seeded sample."""
     repeat: bool = False
     """Begin the dataset again when it has fewer rows than num_prompts; recorded arrivals go on behind the last."""
-    samples_per_prompt: int = Field(default=1, ge=1, le=MAX_OUTPUTS)
+    samples_per_prompt: RequestCount = 1
     """Answers per prompt."""
     samples_as: Literal["one-request", "requests"] = "one-request"
     """Samples as one request with ``n``, or as as many requests with distinct seeds."""
@@ -100,7 +117,7 @@ class Workload(Section):
     output_len: Length | None = None
     """Length of each output with stop mode ``forced``: one, a range, or a list that prompts take in turn, so that
     lists of one size in both keys pair prompts with outputs. null: the dataset's own lengths, if it has them."""
-    max_tokens: int = Field(default=1500, ge=1, le=MAX_TOKENS)
+    max_tokens: TokenCount = 1500
     """Limit of each output with stop mode ``natural``, and of the natural lengths of ``replay-natural``."""
     lengths_from: str | None = None
     """Result directory of the same prompts with stop mode ``natural``; its baseline gives the natural length of
@@ -114,7 +131,7 @@ class Workload(Section):
     chat template."""
     arrival: Arrival
     """Schedule of the requests."""
-    num_warmups: int = Field(default=1, ge=0, le=10_000)
+    num_warmups: WarmupCount = 1
     """Requests sent to each fresh server before the measured ones; no metric includes them."""
     warmup_shapes: bool | None = None
     """Also warms up every batch size and prompt length of the load. null: on all engines but the simulator, unless
@@ -127,6 +144,11 @@ class Workload(Section):
         num_outputs = self.num_prompts * self.samples_per_prompt
         if num_outputs > MAX_OUTPUTS:
             raise ValueError(f"asks for {num_outputs} outputs, more than {MAX_OUTPUTS}; lower num_prompts")
+        if (tokens := self.num_prompts * _longest(self.input_len)) > MAX_PROMPT_TOKENS:
+            raise ValueError(
+                f"asks for {tokens:,} prompt tokens, which no memory holds, more than {MAX_PROMPT_TOKENS:,}; lower "
+                "num_prompts or input_len"
+            )
         if self.samples_as == "one-request" and self.samples_per_prompt > MAX_SAMPLES_OF_A_REQUEST:
             raise ValueError(
                 f"asks for {self.samples_per_prompt} samples in one request, which takes at most "

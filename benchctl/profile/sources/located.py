@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from benchctl.untrusted.text import visible_line
+
 Step: TypeAlias = str | int
 
 
@@ -84,8 +86,9 @@ class LocatedList(list[Any]):
 
 
 def dotted(path: tuple[Step, ...]) -> str:
-    """``workload.arrival.kind``, ``sweep.top_k[2]``."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+    """``workload.arrival.kind``, ``sweep.top_k[2]``; long keys are cut."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{visible_line(step, 100)}" for step in path)
+    return "".join(steps).removeprefix(".")
 
 
 def value_text(value: object) -> str:
@@ -94,7 +97,9 @@ def value_text(value: object) -> str:
         return "nothing (null)"
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list"
-    text = repr(value) if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, int) and abs(value) > 10**60:  # Python refuses to write one of more than 4,300 digits
+        return "a whole number of more than 60 digits"
+    text = repr(value[:120]) if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -217,7 +217,7 @@ class _Reader:
         try:
             return _SCALARS[kind](node.value) if kind in _SCALARS else None
         except ValueError:
-            self._refuse(node, path, f"{node.value!r} is not a number that can be stored; write another")
+            self._refuse(node, path, f"{value_text(node.value)} is not a number that can be stored; write another")
             return None
 
     def mapping(self, node: yaml.MappingNode, path: tuple[Step, ...]) -> LocatedDict:

@@ -1,0 +1,96 @@
+"""Ranges of a profile's values: each number has both bounds, and no text can hide or break anything."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+from pydantic.fields import FieldInfo
+
+from benchctl.errors import ProfileError
+from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.keys import option_keys, profile_keys
+from benchctl.profile.load import load_profile, profile_from_plain
+
+KEYS = {f"{kind}: {key.path}": key.field for kind in ENGINES for key in option_keys(kind)} | {
+    key.path: key.field for key in profile_keys()
+}
+FREE = {"sweep", "cells"}
+"""Keys whose numbers are settings, checked where they are set."""
+
+
+def unbounded(annotation: Any, metadata: tuple[Any, ...] = ()) -> Iterator[str]:
+    """The numbers of a declaration that lack a lower or an upper bound."""
+    if annotation in (int, float):
+        names = {name for each in flat(metadata) for name in ("ge", "gt", "le", "lt") if hasattr(each, name)}
+        if not (names & {"ge", "gt"} and names & {"le", "lt"}):
+            yield f"{annotation.__name__} with {sorted(names)}"
+    own = getattr(annotation, "__metadata__", ())
+    for argument in get_args(annotation)[: 1 if own else None]:
+        yield from unbounded(argument, (*metadata, *own))
+
+
+def flat(metadata: tuple[Any, ...]) -> Iterator[Any]:
+    for each in metadata:
+        yield from flat(tuple(each.metadata)) if isinstance(each, FieldInfo) else (each,)
+
+
+def test_each_number_of_a_profile_has_a_lower_and_an_upper_bound():
+    found = {path: [*unbounded(field.annotation, tuple(field.metadata))] for path, field in KEYS.items()}
+    assert {path: problems for path, problems in found.items() if problems and path not in FREE} == {}
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ProfileError) as error:
+        load_profile("ci-smoke", overrides=overrides)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("workload.arrival.max_concurrency=65537", "is 65537; it must be at most 65536"),
+        ("workload.num_prompts=0", "is 0; it must be at least 1"),
+        ("timeouts.ready_s=1e7", "is 10000000.0; it must be at most 1000000"),
+        ("sampling.temperature=101", "is 101; it must be at most 100"),
+        ("seed=9223372036854775808", "is 9223372036854775808; a whole number has 64 bits at most"),
+        ("workload.max_tokens=1e400", "'1e400' is not a number that can be stored; write another"),
+        (f"blocks={'9' * 5000}", f"{repr('9' * 60)[:57]}... is not a number that can be stored; write another"),
+        ('model="a\\nb"', r"is 'a\nb', which has control characters; remove them"),
+        ('model="\\x1b[31mred"', r"is '\x1b[31mred', which has control characters; remove them"),
+        ('model="a\\0b"', r"is 'a\x00b', which has control characters; remove them"),
+        (f"model={'x' * 300}", "longer than a name (255 bytes) or a path can be; shorten it"),
+        (f"description={'x' * 70_000}", "has 70,000 characters, more than 65,536; shorten it"),
+        ("variants={%s: {}}" % ("x" * 129), "has more than 128 characters; shorten it"),
+        ('request.headers={"a\\nb": c}', r"'a\nb' has control characters or more than 256 of any"),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_refused_with_its_key_and_its_bound(override: str, message: str):
+    found = refusal(override)
+    assert message in found
+    assert found.startswith(f"--set: {override.partition('=')[0]}")
+
+
+def test_plain_values_of_a_program_are_bounded_as_those_of_a_file_are():
+    plain = {"name": "p", "engine": {"kind": "sim"}, "variants": {"baseline": {}}, "seed": 10**5000}
+    with pytest.raises(ProfileError, match=r"seed: is a whole number of more than 60 digits; .* 64 bits at most"):
+        profile_from_plain(plain, "program")
+    deep: Any = 1
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(ProfileError, match="is nested more than 32 deep; write it flatter"):
+        profile_from_plain(plain | {"seed": 1, "description": deep}, "program")
+
+
+def test_many_errors_are_cut(tmp_path):
+    lines = "\n".join(f"key{i}: 1" for i in range(200))
+    (tmp_path / "many.yaml").write_text(f"extends: ci-smoke\n{lines}\n")
+    with pytest.raises(ProfileError, match="200 errors in the profile") as error:
+        load_profile(str(tmp_path / "many.yaml"))
+    assert str(error.value).endswith("and 150 more")
+    assert len(str(error.value).splitlines()) == 52
+
+
+def test_prompts_that_no_memory_holds_are_refused():
+    assert "asks for 1,000,000,000 prompt tokens, which no memory holds, more than 500,000,000" in refusal(
+        "workload.dataset=synthetic", "workload.num_prompts=1000", "workload.input_len=1000000"
+    )
