@@ -36,7 +36,7 @@ def _errors(value: Any, location: Location, path: tuple[Step, ...], depth: int) 
     elif isinstance(value, LocatedDict):
         for key, item in value.items():
             if len(key) > MAX_KEY or visible_line(key) != key:
-                problem = f"{value_text(key)} has control characters or more than {MAX_KEY} of any; write another key"
+                problem = f"{value_text(key)} has control characters or more than {MAX_KEY} of any; rename it"
                 yield LocatedError(location, problem)
             else:
                 yield from _errors(item, value.location_of(key), (*path, key), depth + 1)
