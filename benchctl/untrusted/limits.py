@@ -17,8 +17,8 @@ DOCUMENT_BYTES: Final = 64 << 20
 """A JSON document of a result directory, or of a model, that is read whole."""
 FOREIGN_BYTES: Final = 256 << 20
 """A result of another tool, which may hold the time of every token, and is read whole."""
-DATASET_BYTES: Final = 4 << 30
-"""A file of a data set that is no table of lines and so read whole: the largest published one has 0.7 GB."""
+ROWS_BYTES: Final = 4 << 30
+"""A file of rows that are all kept, such as prompts or steps: the largest published data set has 0.7 GB."""
 LOG_BYTES: Final = 64 << 30
 """A JSON Lines file of a result directory, which is read piece by piece."""
 LINE_BYTES: Final = 16 << 20

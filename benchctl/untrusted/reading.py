@@ -14,7 +14,7 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ from benchctl.errors import UsageError
 from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
 from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES
 
-_MOST_DIGITS: Final = 300
+MOST_DIGITS: Final = 300
 """Digits of a whole number, which fits into a double."""
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _BOM: Final = b"\xef\xbb\xbf"
@@ -79,7 +79,7 @@ def json_value(text: str, where: object) -> Any:
 
 
 def _whole_number(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:
+    if len(digits) > MOST_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits")
     return int(digits)
 
@@ -125,17 +125,25 @@ def read_csv(path: Path, max_bytes: int = LOG_BYTES) -> Iterator[tuple[int, list
             yield rows.line_num, row
 
 
-def read_csv_records(path: Path, max_bytes: int = LOG_BYTES) -> Iterator[tuple[int, dict[str, str | None]]]:
-    """The rows below the header by name of column, None where a row is shorter; see ``read_csv``.
-
-    Raises UnreadableError also for a row with more values than names.
-    """
+def read_csv_records(path: Path, max_bytes: int = LOG_BYTES) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows below the header by name of column, with their line numbers; see ``read_csv`` and ``whole_rows``."""
     rows = read_csv(path, max_bytes)
     _, names = next(rows, (1, []))
+    for number, row in whole_rows(rows, names, path):
+        yield number, dict(zip(names, row, strict=True))
+
+
+def whole_rows(
+    rows: Iterable[tuple[int, list[str]]], names: Sequence[str], path: Path
+) -> Iterator[tuple[int, list[str]]]:
+    """The rows with a value for each name, an empty text where they are shorter.
+
+    Raises UnreadableError for a row with more values than names.
+    """
     for number, row in rows:
         if len(row) > len(names):
             raise UnreadableError(f"{path}:{number}: {len(row)} values under {len(names)} names")
-        yield number, dict(zip(names, [*row, *[None] * (len(names) - len(row))], strict=True))
+        yield number, [*row, *[""] * (len(names) - len(row))]
 
 
 def _text_lines(path: Path, max_bytes: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ import yaml
 
 from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
 from benchctl.untrusted.limits import PROFILE_BYTES
-from benchctl.untrusted.reading import UnreadableError, read_text
+from benchctl.untrusted.reading import MOST_DIGITS, UnreadableError, read_text
 
 _MOST_NODES: Final = 100_000
 """Values of a document with its aliases written out."""
@@ -39,17 +39,18 @@ def _problem(error: Exception) -> str:
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Raise ValueError for a node that holds itself, or too many with its aliases written out."""
+    """Raise ValueError for a node with itself or too many in it, aliases written out, and for a number too long."""
     sizes: dict[int, int | None] = {}
 
     def size(node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > MOST_DIGITS:
+            raise ValueError(f"a number has {len(node.value)} digits")
         if id(node) not in sizes:
             sizes[id(node)] = None
             sizes[id(node)] = 1 + sum(map(size, _children(node)))
-        known = sizes[id(node)]
-        if known is None:
+        if (num_nodes := sizes[id(node)]) is None:
             raise ValueError("an alias stands inside of what it repeats")
-        return known
+        return num_nodes
 
     if (num_nodes := size(root)) > _MOST_NODES:
         raise ValueError(f"it has {num_nodes:,} values with its aliases written out, the limit is {_MOST_NODES:,}")

@@ -222,8 +222,8 @@ def test_a_result_directory_or_a_path_that_is_not_there_is_not_foreign(tmp_path)
     [
         ('{"a": 1, "b": 2}', r"Looked for: vllm bench serve \(model_id, .*Found keys: a, b"),
         ("[1]", "holds list, not an object"),
-        ("hello", "not JSON"),
-        ('{"a": 1}\n{"a": ', r"file.json:2: not JSON"),
+        ("hello", "cannot be read as JSON"),
+        ('{"a": 1}\n{"a": ', r"file.json:2: cannot be read as JSON"),
         ('{"benchmarks": [{"metrics": {}}]}', "request_totals is missing"),
         ('{"model_id": "m", "num_prompts": "12", "completed": 1, "request_throughput": 1}', "num_prompts is '12'"),
     ],

@@ -142,9 +142,9 @@ def test_yaml_with_some_aliases_is_read(tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "a")[0] == {"stage": {"rate": 1}, "stages": [{"rate": 1}, {"rate": 1}]}
 
 
-def test_a_csv_record_has_none_where_its_row_is_shorter(tmp_path: Path) -> None:
+def test_a_csv_record_is_empty_where_its_row_is_shorter(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfa,b\r\n\r\n1,2\r\n3\r\n")
-    assert list(read_csv_records(tmp_path / "a.csv")) == [(3, {"a": "1", "b": "2"}), (4, {"a": "3", "b": None})]
+    assert list(read_csv_records(tmp_path / "a.csv")) == [(3, {"a": "1", "b": "2"}), (4, {"a": "3", "b": ""})]
 
 
 def test_a_csv_row_with_too_many_values_is_named(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """One arm of a LenVM timing directory in memory: its requests, its answers and its server's log."""
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from benchctl.errors import InvalidDataError
 from benchctl.guided.parameter_table import CONSTRAINT_SIGNS, LENGTH_MODES, PARAMETERS, SERVER_MODE, SERVER_SCALE
 from benchctl.interop.lenvm.files import BASELINE, ArmFiles, Meta, read_meta
 from benchctl.interop.lenvm.responses import Responses, read_responses
@@ -19,7 +20,10 @@ from benchctl.interop.readers.lenvm_timing import (
     read_timing,
     revisions_of,
 )
+from benchctl.untrusted.limits import ROWS_BYTES
+from benchctl.untrusted.reading import UnreadableError, read_lines
 
+_MOST_SETTING: Final = 1 << 32
 _SAMPLING: Final = {"temperature": "--temperature", "top_p": "--top-p", "top_k": "--top-k", "min_p": "--min-p"}
 
 
@@ -140,33 +144,38 @@ class ArmData:
 
 def read_arm(files: ArmFiles) -> ArmData:
     """Read the files of one tag as far as possible. Raises InvalidDataError for a damaged meta file."""
-    log = () if files.server_log is None else files.server_log.read_bytes().decode(errors="replace").splitlines()
+    log = [line.decode(errors="replace").rstrip("\r\n") for line in lines_of(files.server_log)]
     return ArmData(
         files=files,
         meta=read_meta(files.meta),
-        responses=read_responses(_lines(files.responses)),
-        timing=read_timing(_lines(files.timing)),
+        responses=read_responses(lines_of(files.responses)),
+        timing=read_timing(lines_of(files.timing)),
         averages=read_averages(log),
         log_lines=tuple(log),
     )
 
 
-def _lines(path: Path | None) -> list[bytes]:
-    return [] if path is None else path.read_bytes().splitlines(keepends=True)
+def lines_of(path: Path | None) -> Iterator[bytes]:
+    """The lines of a file with their ends; none without a file. Raises InvalidDataError where it cannot be read."""
+    if path is None:
+        return
+    try:
+        yield from (line for _, line in read_lines(path, ROWS_BYTES))
+    except UnreadableError as error:
+        raise InvalidDataError(f"{error}; copy it again, or remove it") from error
 
 
 def whole_number(value: object) -> int | None:
-    """A positive whole number; None for anything else."""
-    return value if type(value) is int and value > 0 else None
+    """A positive whole number that a setting can have; None for anything else."""
+    return value if type(value) is int and 0 < value <= _MOST_SETTING else None
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return None
-    return float(value) if type(value) in {int, float} else None  # type: ignore[arg-type]
+    try:
+        number = float(value) if isinstance(value, str) or type(value) in {int, float} else None  # type: ignore[arg-type]
+    except (ValueError, OverflowError):
+        return None
+    return number if number is not None and abs(number) <= _MOST_SETTING else None
 
 
 def sends_s(durations_s: Sequence[float], concurrency: int) -> tuple[float, ...]:
@@ -175,7 +184,7 @@ def sends_s(durations_s: Sequence[float], concurrency: int) -> tuple[float, ...]
     The LenVM client records no times, only durations. It is a closed loop: each of ``concurrency`` workers takes
     the next question as soon as it is free, so durations determine all times but the first.
     """
-    free_at_s = [0.0] * max(1, concurrency)
+    free_at_s = [0.0] * max(1, min(concurrency, len(durations_s)))
     sends = []
     for duration_s in durations_s:
         send_s = heapq.heappop(free_at_s)

@@ -10,10 +10,11 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate, chain, pairwise
+from pathlib import Path
 
 import msgspec
 
-from benchctl.interop.lenvm.arm import ArmData, sends_s, whole_number
+from benchctl.interop.lenvm.arm import ArmData, lines_of, sends_s, whole_number
 from benchctl.interop.lenvm.gpu_samples import read_gpu_samples
 from benchctl.interop.lenvm.responses import Answered
 from benchctl.interop.readers.lenvm_timing import SAMPLER, step_records
@@ -133,11 +134,16 @@ def gpu_of(arm: ArmData, client_start_ns: int) -> Iterable[GpuSample]:
     """Samples of the devices of the host; nvidia-smi started with the client."""
     if arm.files.gpu_samples is None:
         return ()
-    lines = arm.files.gpu_samples.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = (line.decode(errors="replace") for line in lines_of(arm.files.gpu_samples))
     return read_gpu_samples(lines, start_epoch_s=arm.meta.wall_start_epoch_s, start_ns=client_start_ns)
 
 
 def sha256_of_files(arms: Sequence[ArmData]) -> dict[str, str]:
     """SHA-256 of each file that was read, by name."""
     paths = chain.from_iterable(arm.files.paths.values() for arm in arms)
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(set(paths))}
+    return {path.name: _sha256(path) for path in sorted(set(paths))}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

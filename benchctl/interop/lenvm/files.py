@@ -3,16 +3,28 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
 from benchctl.errors import InvalidDataError, UsageError
+from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
+from benchctl.untrusted.reading import UnreadableError, read_bytes
 
 BASELINE: Final = "baseline"
 _META: Final = ".meta.json"
 _TIMING: Final = ".timing.jsonl"
 _RESPONSES: Final = ".responses.jsonl"
+_NOT_META: Final = (
+    "it is not a meta.json of a LenVM timing run: copy it again, or remove it; its own values are then unknown"
+)
+_SAMPLES: Final = ".gpu_samples.csv"
+_LOG: Final = ".log"
+_SUFFIXES: Final = (_META, _TIMING, _RESPONSES, _SAMPLES, _LOG)
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
+_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 32), le=1 << 32)]
+_Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,17 +35,17 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
 
     tag: str | None = None
     dataset: str | None = None
-    max_questions: int | None = None
-    n_samples_per_q: int | None = None
-    max_concurrency: int | None = None
-    max_tokens: int | None = None
-    top_k: int | None = None
-    value_scale: float | None = None
+    max_questions: _Count | None = None
+    n_samples_per_q: _Count | None = None
+    max_concurrency: _Count | None = None
+    max_tokens: _Count | None = None
+    top_k: _Number | None = None
+    value_scale: _Finite | None = None
     value_mode: str | None = None
-    value_gamma: float | None = None
-    wall_clock_s: float | None = None
-    wall_start_epoch_s: float | None = None
-    wall_end_epoch_s: float | None = None
+    value_gamma: _Finite | None = None
+    wall_clock_s: _Seconds | None = None
+    wall_start_epoch_s: _Seconds | None = None
+    wall_end_epoch_s: _Seconds | None = None
     responses_path: str | None = None
     cmd: tuple[str, ...] = ()
 
@@ -72,7 +84,7 @@ def find_arms(directory: Path) -> tuple[ArmFiles, ...]:
     """The arms of a directory, the baseline first. Raises UsageError without a baseline."""
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a directory; name one that the LenVM timing scripts wrote")
-    names = sorted(path.name for path in directory.iterdir() if path.is_file())
+    names = _names_in(directory)
     tags = {name.removesuffix(end) for name in names for end in (_META, _TIMING) if name.endswith(end)}
     if BASELINE not in tags:
         raise UsageError(
@@ -80,6 +92,18 @@ def find_arms(directory: Path) -> tuple[ArmFiles, ...]:
             "timing scripts wrote"
         )
     return tuple(_files_of(directory, tag, names) for tag in sorted(tags, key=lambda tag: (tag != BASELINE, tag)))
+
+
+def _names_in(directory: Path) -> list[str]:
+    """Names of the files, without links: what they lead to would be copied into the results."""
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.is_file())
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be read: {error.strerror}; correct its permissions") from error
+    links = [path for path in paths if path.is_symlink()]
+    if link := next((path for path in links if path.name.endswith(_SUFFIXES)), None):
+        raise UsageError(f"{link} is a link; put a copy of the file in its place")
+    return [path.name for path in paths if path not in links]
 
 
 def _files_of(directory: Path, tag: str, names: Iterable[str]) -> ArmFiles:
@@ -94,13 +118,13 @@ def _files_of(directory: Path, tag: str, names: Iterable[str]) -> ArmFiles:
             name for name in names if name.endswith(_RESPONSES) and _is_of(name.removesuffix(_RESPONSES), tag)
         ]
         answers = directory / matches[0] if len(matches) == 1 else None
-    logs = [name for name in names if name.endswith(".log") and _is_of(name.removesuffix(".log"), tag)]
+    logs = [name for name in names if name.endswith(_LOG) and _is_of(name.removesuffix(_LOG), tag)]
     return ArmFiles(
         tag=tag,
         meta=meta,
         timing=existing(f"{tag}{_TIMING}"),
         responses=answers,
-        gpu_samples=existing(f"{tag}.gpu_samples.csv"),
+        gpu_samples=existing(f"{tag}{_SAMPLES}"),
         server_log=directory / logs[0] if len(logs) == 1 else None,
     )
 
@@ -115,10 +139,9 @@ def read_meta(path: Path | None) -> Meta:
     if path is None:
         return Meta()
     try:
-        document: Any = msgspec.json.decode(path.read_bytes())
+        document: Any = msgspec.json.decode(read_bytes(path))
         return msgspec.convert(document, Meta, strict=False)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidDataError(
-            f"{path}: {error}; it is not a meta.json of a LenVM timing run: copy it again, or remove it; its own "
-            "values are then unknown"
-        ) from error
+    except UnreadableError as error:
+        raise InvalidDataError(f"{error}; {_NOT_META}") from error
+    except DECODING_ERRORS as error:
+        raise InvalidDataError(f"{path}: {decoding_problem(error)}; {_NOT_META}") from error

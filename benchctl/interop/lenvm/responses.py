@@ -6,18 +6,22 @@ are appended, also by a client that is started again: a question may have failed
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
 from benchctl.records.request import ChoiceRecord
+from benchctl.untrusted.decoding import DECODING_ERRORS
 
 JsonObject = Mapping[str, Any]
+_MOST_COUNT: Final = 1 << 53
+_DAY_S: Final = 86_400.0
+_Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_MOST_COUNT)]
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True):
-    idx: int
-    choice_idx: int | None = None
+    idx: _Index
+    choice_idx: _Index | None = None
     question: str | None = None
     answer: Any = None
     request: dict[str, Any] = {}
@@ -25,7 +29,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     choice: dict[str, Any] | None = None
     text: str | None = None
     error: Any = None
-    elapsed_s: float | None = None
+    elapsed_s: Annotated[float, msgspec.Meta(ge=0, le=_DAY_S)] | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -75,7 +79,7 @@ def read_responses(lines: Iterable[bytes]) -> Responses:
             continue
         try:
             rows.append(decoder.decode(line))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except DECODING_ERRORS:
             is_cut = not line.endswith(b"\n")
             num_damaged += not is_cut
     by_question: dict[int, list[_Row]] = {}
@@ -134,7 +138,7 @@ def _choice(position: int, row: _Row) -> ChoiceRecord:
 
 def _count(usage: JsonObject, *names: str) -> int | None:
     value = next((usage[name] for name in names if usage.get(name) is not None), None)
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= _MOST_COUNT else None
 
 
 def _text(error: object) -> str:

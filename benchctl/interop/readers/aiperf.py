@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from benchctl.errors import RecordError
 from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, number_at, setting_at, unanswered
+from benchctl.untrusted.text import visible_line
 
 KEYS: Final = ("request_latency", "request_throughput")
 """Objects with a unit that identify such a document."""
@@ -88,14 +89,15 @@ def _block(document: Mapping[str, Any], key: str, where: str) -> Mapping[str, An
     if block is None:
         return {}
     if not isinstance(block, dict):
-        raise RecordError(f"{where}: {key} is {block!r}; expected an object with unit and avg")
+        shown = visible_line(repr(block), 60)
+        raise RecordError(f"{where}: {key} is {shown}; expected an object with unit and avg")
     return block
 
 
 def _factor(block: Mapping[str, Any], factors: Mapping[str, float], key: str, where: str) -> float:
     unit = str(block.get("unit"))
     if unit not in factors:
-        raise RecordError(f"{where}: {key} has the unit {unit!r}; known are {', '.join(factors)}")
+        raise RecordError(f"{where}: {key} has the unit {unit[:60]!r}; known are {', '.join(factors)}")
     return factors[unit]
 
 

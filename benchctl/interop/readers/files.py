@@ -5,7 +5,6 @@ repeats: every ``profile_export_aiperf.json`` below it, or else all ``*.json`` a
 lists some.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +20,15 @@ from benchctl.interop.readers.latencies import aiperf_latencies
 from benchctl.interop.readers.run import ForeignRun
 from benchctl.interop.readers.sglang import is_sglang, sglang_run
 from benchctl.interop.readers.vllm import is_vllm, vllm_run
+from benchctl.untrusted.limits import FOREIGN_BYTES
+from benchctl.untrusted.reading import UnreadableError, json_value, read_text
+from benchctl.untrusted.text import visible_line
 
 MANIFEST: Final = "manifest.json"
 AIPERF_FILE: Final = "profile_export_aiperf.json"
 AIPERF_RECORDS: Final = "profile_export.jsonl"
 _SUFFIXES: Final = frozenset({".json", ".jsonl"})
+_KEY_CHARS: Final = 60
 _NOT_A_RUN: Final = (".pytorch.json",)
 """Suffix of a second copy that vLLM writes for a dashboard."""
 
@@ -33,19 +36,30 @@ _NOT_A_RUN: Final = (".pytorch.json",)
 def is_foreign(text: str) -> bool:
     """True if a side of a comparison names result files of other tools instead of a result directory."""
     path = Path(text)
-    if path.is_dir():
-        is_ours = any((path / name).exists() for name in (MANIFEST, "plan.json"))
-        return not is_ours and bool(_files_in(path))
-    return path.is_file() or (not path.exists() and all(part and Path(part).is_file() for part in text.split(",")))
+    try:
+        if path.is_dir():
+            is_ours = any((path / name).exists() for name in (MANIFEST, "plan.json"))
+            return not is_ours and bool(_files_in(path))
+    except PermissionError:
+        return False
+    return path.is_file() or (not _exists(path) and all(part and Path(part).is_file() for part in text.split(",")))
 
 
 def read_foreign(text: str) -> tuple[ForeignRun, ...]:
     """Every run that ``text`` names, in the order of its files. Raises RecordError for a file without a result."""
-    paths = [Path(text)] if Path(text).exists() else [Path(part) for part in text.split(",")]
+    paths = [Path(text)] if _exists(Path(text)) else [Path(part) for part in text.split(",")]
     files = [file for path in paths for file in (_files_in(path) if path.is_dir() else [path])]
     if not files:
         raise UsageError(f"{text}: no result file found; name a FILE, or a DIR with such files")
     return tuple(run for file in files for run in _runs_of(file))
+
+
+def _exists(path: Path) -> bool:
+    """False also for a list of files, which may be too long for a path."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _files_in(directory: Path) -> list[Path]:
@@ -76,16 +90,9 @@ def _runs_of(path: Path) -> Iterator[ForeignRun]:
 def _documents(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The JSON objects of a file with their locations: the whole file, or one object per line."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: cannot be read: {error}") from error
-    try:
-        documents = [(str(path), json.loads(text))]
-    except ValueError as error:
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        if len(lines) < 2:
-            raise RecordError(f"{path}: not JSON: {error}") from error
-        documents = [(f"{path}:{number}", _line(path, number, line)) for number, line in lines]
+        documents = _decoded(path)
+    except UnreadableError as error:
+        raise RecordError(f"{error}; write it again with its tool, or remove a line cut short") from error
     for where, document in documents:
         if not isinstance(document, dict):
             raise RecordError(
@@ -94,11 +101,20 @@ def _documents(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield where, document
 
 
-def _line(path: Path, number: int, line: str) -> Any:
+def _decoded(path: Path) -> list[tuple[str, Any]]:
+    """The one document of a file, or that of each line if the first line is one."""
+    text = read_text(path, FOREIGN_BYTES)
+    lines = [(f"{path}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     try:
-        return json.loads(line)
-    except ValueError as error:
-        raise RecordError(f"{path}:{number}: not JSON: {error}; a line cut short can be removed") from error
+        return [(str(path), json_value(text, path))]
+    except UnreadableError as error:
+        if len(lines) < 2:
+            raise
+        try:
+            json_value(lines[0][1], path)
+        except UnreadableError:
+            raise error from None
+    return [(where, json_value(line, where)) for where, line in lines]
 
 
 def _unknown(document: Mapping[str, Any], where: str) -> str:
@@ -107,5 +123,5 @@ def _unknown(document: Mapping[str, Any], where: str) -> str:
         f"SGLang's bench_serving ({', '.join(foreign_sglang.KEYS)}), "
         f"AIPerf ({', '.join(foreign_aiperf.KEYS)}, each with a unit), GuideLLM (benchmarks, each with metrics)"
     )
-    keys = ", ".join(list(document)[:6]) or "none"
+    keys = ", ".join(visible_line(key, _KEY_CHARS) for key in list(document)[:6]) or "none"
     return f"{where}: not a result that can be read. Looked for: {known_tools}. Found keys: {keys}"

@@ -15,6 +15,7 @@ from typing import Any, Final
 from benchctl.errors import RecordError
 from benchctl.interop.readers.latencies import Latencies, known_latencies
 from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, number_at, setting_at, unanswered
+from benchctl.untrusted.text import visible_line
 
 _NO_TPOT: Final = (
     "GuideLLM's time_per_output_token_ms includes the first token and is not compared; tpot_ms is the mean of its "
@@ -91,7 +92,9 @@ def _all_requests(benchmark: Mapping[str, Any], completed: float | None) -> list
     """The answered requests; None if the report does not have all of them."""
     requests = benchmark.get("requests")
     answered = requests.get("successful") if isinstance(requests, dict) else None
-    return answered if isinstance(answered, list) and len(answered) == completed else None
+    if not isinstance(answered, list) or len(answered) != completed:
+        return None
+    return answered if all(isinstance(request, dict) for request in answered) else None
 
 
 def _latencies(requests: Sequence[Mapping[str, Any]], where: str) -> Latencies:
@@ -122,7 +125,8 @@ def _successful(metrics: Mapping[str, Any], key: str, where: str) -> Mapping[str
     if distribution is None:
         return {}
     if not isinstance(distribution, dict):
-        raise RecordError(f"{where}: metrics.{key}.successful is {distribution!r}; expected an object with mean")
+        shown = visible_line(repr(distribution), 60)
+        raise RecordError(f"{where}: metrics.{key}.successful is {shown}; expected an object with mean")
     return distribution if distribution.get("count", 1) else {}
 
 

@@ -17,6 +17,8 @@ from benchctl.interop.readers.inference_perf_schema import (
     Schema,
     SessionStage,
 )
+from benchctl.untrusted.reading import UnreadableError
+from benchctl.untrusted.yaml_file import read_yaml
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
@@ -50,14 +52,9 @@ class ConfigFile:
 def read_config(path: Path) -> ConfigFile:
     """Read one configuration. Raises UsageError for a file that is not a YAML mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
-        document = yaml.safe_load(text)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())
-        raise UsageError(
-            f"{path}: cannot be read as YAML: {problem}; name a configuration of inference-perf"
-        ) from error
+        document, node = read_yaml(path)
+    except UnreadableError as error:
+        raise UsageError(f"{error}; name a configuration of inference-perf") from error
     if not isinstance(document, dict):
         raise UsageError(
             f"{path}: holds {type(document).__name__}, not a mapping; a configuration of inference-perf has keys "

@@ -3,13 +3,15 @@
 A file without details has none. Only answered requests count, as in benchctl's own distributions.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from benchctl.errors import RecordError
 from benchctl.units import MS_PER_S
+from benchctl.untrusted.limits import ROWS_BYTES
+from benchctl.untrusted.reading import UnreadableError, json_value, read_lines, utf8_text
 
 Latencies: TypeAlias = Mapping[str, tuple[float, ...]]
 """Values in ms by latency (``ttft``, ``tpot``, ``itl``, ``e2el``); a latency without values is left out."""
@@ -21,6 +23,8 @@ _AIPERF: Final = {
     "inter_chunk_latency": "itl",
     "request_latency": "e2el",
 }
+_MOST_TIME: Final = 1e15
+"""Above every latency, in whichever unit."""
 _AIPERF_TO_MS: Final = {"ms": 1.0, "us": 1e-3, "ns": 1e-6, "s": 1e3, "sec": 1e3}
 
 
@@ -48,36 +52,44 @@ def detailed_latencies(document: Mapping[str, Any], *, has_itl: bool) -> Latenci
 
 
 def aiperf_latencies(path: Path) -> Latencies:
-    """``profile_export.jsonl`` beside an AIPerf export, one request a line; none without that file."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+    """``profile_export.jsonl`` beside an AIPerf export, one request a line; none without that file.
+
+    Lines that are damaged, such as one cut short, are left out. Raises RecordError where the file cannot be read.
+    """
+    if not path.is_file():
         return NO_LATENCIES
     values_ms: dict[str, list[float]] = {name: [] for name in _AIPERF.values()}
-    for line in lines:
-        record = _object(line)
-        is_measured = record.get("metadata", {}).get("benchmark_phase", "profiling") == "profiling"
-        if record.get("error") or not is_measured:
-            continue
-        metrics = record.get("metrics", {})
-        for theirs, ours in _AIPERF.items():
-            values_ms[ours] += _values_ms(metrics.get(theirs))
+    try:
+        for _, line in read_lines(path, ROWS_BYTES):
+            record = _decoded(line)
+            phase = _object(record.get("metadata")).get("benchmark_phase", "profiling")
+            if record.get("error") or phase != "profiling":
+                continue
+            metrics = _object(record.get("metrics"))
+            for theirs, ours in _AIPERF.items():
+                values_ms[ours] += _values_ms(metrics.get(theirs))
+    except UnreadableError as error:
+        raise RecordError(f"{error}; write it again with AIPerf, or remove it") from error
     return known_latencies(values_ms)
 
 
-def _object(line: str) -> dict[str, Any]:
+def _decoded(line: bytes) -> dict[str, Any]:
     """A line as an object; empty where it is none, such as a line cut short."""
     try:
-        value = json.loads(line)
-    except ValueError:
+        return _object(json_value(utf8_text(line, "line"), "line"))
+    except UnreadableError:
         return {}
+
+
+def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
 def _values_ms(metric: Any) -> list[float]:
-    if not isinstance(metric, dict) or metric.get("unit") not in _AIPERF_TO_MS:
+    unit = _object(metric).get("unit")
+    if not isinstance(unit, str) or unit not in _AIPERF_TO_MS:
         return []
-    value, factor = metric.get("value"), _AIPERF_TO_MS[metric["unit"]]
+    value, factor = metric.get("value"), _AIPERF_TO_MS[unit]
     numbers: list[Any] = value if isinstance(value, list) else [value]
     return [number * factor for number in numbers if _is_time(number)]
 
@@ -88,7 +100,7 @@ def _beside(values: Any, others: Sequence[Any]) -> Sequence[Any]:
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST_TIME
 
 
 def known_latencies(values_ms: Mapping[str, Sequence[float]]) -> Latencies:

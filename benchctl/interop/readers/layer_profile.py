@@ -24,12 +24,11 @@ Above it may lie the folder of a whole run, whose ``config.json`` states ``tp_si
 ``link_latency`` (ns) and tells which of several tables to take.
 """
 
-import csv
-import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from benchctl.errors import UsageError
 from benchctl.steptime.layers.attention import AttentionCell, AttentionTable
@@ -38,6 +37,9 @@ from benchctl.steptime.layers.profile import LayerTables, Link
 from benchctl.steptime.layers.skew import SkewedBatch, SkewTable, fits
 from benchctl.steptime.layers.verification import VerificationTable
 from benchctl.units import GIB, NS_PER_US
+from benchctl.untrusted.limits import ROWS_BYTES
+from benchctl.untrusted.reading import UnreadableError, read_csv, read_csv_records, read_json
+from benchctl.untrusted.text import visible_line
 
 DENSE: Final = "dense.csv"
 PER_SEQUENCE: Final = "per_sequence.csv"
@@ -45,7 +47,12 @@ ATTENTION: Final = "attention.csv"
 EXPERTS: Final = "moe.csv"
 SKEW: Final = "skew.csv"
 _SKEW_COLUMNS: Final = ("n", "pc", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us")
+_DIGITS: Final = re.compile(r"[0-9]{1,5}")
+CONFIG: Final = "config.json"
 _DEGREE: Final = re.compile(r"tp(\d+)")
+_MOST: Final = 1e15
+"""Above every time in microseconds and every count of tokens."""
+_MOST_DEVICES: Final = 1 << 16
 
 
 def read_layer_tables(directory: Path) -> LayerTables:
@@ -65,8 +72,8 @@ def read_layer_tables(directory: Path) -> LayerTables:
         experts=_experts(folder / EXPERTS, config.get("ep_size")),
         skew=_skew(folder / SKEW, attention),
         verification=_verification(folder / ATTENTION, cells),
-        tensor_parallel=int(match.group(1)) if match else 1,
-        link=_link(config),
+        tensor_parallel=_degree(match.group(1), folder) if match else 1,
+        link=_link(config, directory / CONFIG),
     )
 
 
@@ -89,27 +96,45 @@ def find_tables(directory: Path) -> Path:
 
 def _config(directory: Path) -> Mapping[str, Any]:
     """The settings of the first instance in ``config.json``, with the link of the whole; empty without the file."""
-    path = directory / "config.json"
+    path = directory / CONFIG
     if not path.is_file():
         return {}
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
         instance = document["nodes"][0]["instances"][0]
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        return {**{name: document.get(name) for name in ("link_bw", "link_latency")}, **instance}
+    except UnreadableError as error:
+        raise UsageError(f"{error}; LLMServingSim writes such a file") from error
+    except (KeyError, IndexError, TypeError) as error:
         raise UsageError(
             f"{path}: not the configuration of a run, {error!r}; it needs nodes with instances, as LLMServingSim "
             "writes them"
         ) from error
-    return {**{name: document.get(name) for name in ("link_bw", "link_latency")}, **instance}
 
 
-def _link(config: Mapping[str, Any]) -> Link | None:
+def _degree(digits: str, folder: Path) -> int:
+    if not 0 < (degree := int(digits)) <= _MOST_DEVICES:
+        raise UsageError(f"{folder}: {degree} devices cannot be; name the folder tp<k> after their number")
+    return degree
+
+
+def _link(config: Mapping[str, Any], path: Path) -> Link | None:
     bandwidth, latency = (
-        value[0] if isinstance(value := config.get(name), list) else value for name in ("link_bw", "link_latency")
+        value[0] if isinstance(value := config.get(name), list) and value else value
+        for name in ("link_bw", "link_latency")
     )
     if bandwidth is None or latency is None:
         return None
+    if not (_is_number(bandwidth) and _is_number(latency) and bandwidth > 0):
+        raise UsageError(
+            f"{path}: link_bw is {visible_line(repr(bandwidth), 60)} and link_latency "
+            f"{visible_line(repr(latency), 60)}; write a positive number of GiB/s and a number of ns"
+        )
     return Link(latency_us=float(latency) / NS_PER_US, bandwidth_bytes_per_s=float(bandwidth) * GIB)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
 def _lines(path: Path, axis: str) -> dict[str, Line]:
@@ -126,7 +151,7 @@ def _experts(path: Path, degree: object) -> Surface | None:
     if not path.is_file():
         return None
     rows = list(_rows(path, ("tokens", "activated_experts", "time_us")))
-    degrees = sorted({int(row["ep"]) for row, _ in rows if row.get("ep", "").isdigit()})
+    degrees = sorted({int(row["ep"]) for row, _ in rows if _DIGITS.fullmatch(row.get("ep", ""))})
     if degrees:
         chosen = degree if degree in degrees else degrees[0]
         rows = [(row, point) for row, point in rows if row["ep"] == str(chosen)]
@@ -139,12 +164,11 @@ def _experts(path: Path, degree: object) -> Surface | None:
 def _skew(path: Path, attention: AttentionTable) -> SkewTable | None:
     if not path.is_file() or not set(_SKEW_COLUMNS) <= set(_header(path)):
         return None
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [[row[name] for name in _SKEW_COLUMNS] for row in csv.DictReader(file)]
-    try:  # a batch that could not be measured has empty times
-        batches = [SkewedBatch(*map(float, row)) for row in rows if all(row)]
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}; columns {', '.join(_SKEW_COLUMNS)} hold numbers") from error
+    batches = [  # a batch that could not be measured has empty times
+        SkewedBatch(*_numbers(row, _SKEW_COLUMNS, f"{path}:{number}"))
+        for number, row in _records(path)
+        if all(row[name] for name in _SKEW_COLUMNS)
+    ]
     return SkewTable(batches) if fits(batches, attention) else None
 
 
@@ -160,7 +184,8 @@ def _attention_cells(path: Path) -> dict[float, dict[AttentionCell, float]]:
         if reach == "prefill_key":
             history -= chunk / 2
         cell = AttentionCell(chunk, history if chunk else 0.0, rows, context if rows else 0.0)
-        query_tokens = float(row.get("decode_q_len") or 1) if rows else 1.0
+        text = row.get("decode_q_len") if rows else None
+        (query_tokens,) = _numbers({"decode_q_len": text}, ("decode_q_len",), str(path)) if text else (1.0,)
         cells.setdefault(query_tokens, {})[cell] = time_us
     return cells
 
@@ -184,10 +209,32 @@ def _verification(path: Path, cells: Mapping[float, Mapping[AttentionCell, float
 
 def _header(path: Path) -> list[str]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return next(csv.reader(file), [])
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}; a layer profile needs this table") from error
+        _, names = next(read_csv(path, ROWS_BYTES), (1, []))
+    except UnreadableError as error:
+        raise UsageError(f"{error}; a layer profile needs this table") from error
+    return names
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    try:
+        yield from read_csv_records(path, ROWS_BYTES)
+    except UnreadableError as error:
+        raise UsageError(f"{error}; correct the row, or copy the profile again") from error
+
+
+def _numbers(row: Mapping[str, str], names: Sequence[str], where: str) -> tuple[float, ...]:
+    """Times and counts of a row. Raises UsageError that names ``where`` for what is neither."""
+    numbers = []
+    for name in names:
+        try:
+            number = float(row[name])
+        except ValueError:
+            number = math.nan
+        if not 0 <= number <= _MOST:
+            value = visible_line(repr(row[name]), 60)
+            raise UsageError(f"{where}: {name} is {value}; columns {', '.join(names)} hold numbers from 0")
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def _rows(
@@ -201,9 +248,5 @@ def _rows(
             f"{path}: column {missing[0]} is missing; its columns are {','.join(header) or 'none'}, needed are "
             f"{','.join((*also, *numeric))}"
         )
-    with path.open(encoding="utf-8", newline="") as file:
-        for number, row in enumerate(csv.DictReader(file), 2):
-            try:
-                yield row, tuple(float(row[name]) for name in numeric)
-            except (TypeError, ValueError) as error:
-                raise UsageError(f"{path}:{number}: {error}; columns {', '.join(numeric)} hold numbers") from error
+    for number, row in _records(path):
+        yield row, _numbers(row, numeric, f"{path}:{number}")

@@ -22,6 +22,8 @@ WHOLE_OF: Final = {"sampler_timing": "sampler_forward", "lvm_timing": "apply_tot
 """The key of each line that occurs in every call."""
 _LINE: Final = re.compile(r"\[(sampler_timing|lvm_timing)\]\s+(.*)")
 _PAIR: Final = re.compile(r"(\w+)=(-?\d+(?:\.\d+)?)(ms)?(?:/-?\d+(?:\.\d+)?%)?(?=\s|$)")
+_MOST: Final = 2.0**53
+"""Above every count and every time in ms; a damaged line may have anything."""
 _ROUNDING_MS: Final = 0.0005
 
 
@@ -55,7 +57,7 @@ def _averages(line: str) -> Averages | None:
     match = _LINE.search(line)
     if match is None:
         return None
-    pairs = _PAIR.findall(match[2])
+    pairs = [pair for pair in _PAIR.findall(match[2]) if abs(float(pair[1])) < _MOST]
     numbers = {name: float(value) for name, value, unit in pairs if not unit}
     if "calls" not in numbers:  # a line that was cut
         return None

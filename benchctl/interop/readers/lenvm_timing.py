@@ -25,6 +25,7 @@ import msgspec
 from benchctl.interop.readers.lenvm_averages import read_averages
 from benchctl.records.step import StepRecord
 from benchctl.units import NS_PER_MS
+from benchctl.untrusted.decoding import DECODING_ERRORS
 
 ALL: Final = ("V0", "V1", "V2", "V3", "V4")
 """Revisions of the fork."""
@@ -39,6 +40,9 @@ _REQUIRED: Final = ("step", "t_sampler_total_ms", "batch_size", "is_greedy")
 _OUTER: Final = "lvm_apply_outer"
 _INNER: Final = ("lvm_build_pending", "lvm_forward", "lvm_apply_guidance")
 _RECORD_START: Final = b'{"step"'
+_MOST_COUNT: Final = 1 << 53
+_MOST_MS: Final = 86_400_000
+"""A day, which no call of a sampler takes."""
 _NUM_START_UP: Final = 8
 """Tokens that SGLang's own first request asks for, greedily and one at a time."""
 
@@ -61,7 +65,7 @@ class TimingRecord:
     def count(self, *names: str) -> int | None:
         """The first of these counts that the line has."""
         value = next((self.other[name] for name in names if name in self.other), None)
-        return int(value) if isinstance(value, int | float) else None
+        return int(value) if isinstance(value, int | float) and 0 <= value < _MOST_COUNT else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +87,7 @@ def record_from(line: bytes | str) -> TimingRecord | None:
     """The record of a line; None for a damaged line."""
     try:
         fields = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except DECODING_ERRORS:
         return None
     return _record(fields) if isinstance(fields, dict) else None
 
@@ -105,11 +109,11 @@ def _record(fields: dict[str, Any]) -> TimingRecord | None:
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 53
+    return type(value) is int and 0 <= value < _MOST_COUNT
 
 
 def _is_time(value: object) -> bool:
-    return type(value) in {int, float} and 0 <= float(value) < 1e12  # type: ignore[arg-type]
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST_MS
 
 
 def read_timing(lines: Iterable[bytes]) -> TimingLog:

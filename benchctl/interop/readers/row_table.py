@@ -1,6 +1,5 @@
 """Tables as CSV or JSON Lines: columns by name, each with a value for every row, None where there is none."""
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from benchctl.errors import UsageError
+from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
+from benchctl.untrusted.limits import ROWS_BYTES
+from benchctl.untrusted.reading import UnreadableError, read_csv, read_lines, whole_rows
 
 _WORDS = {"true": 1.0, "false": 0.0}
 
@@ -40,7 +42,7 @@ class RowTable:
 def _number(value: Any) -> float:
     try:
         return _WORDS[value.lower()] if isinstance(value, str) and value.lower() in _WORDS else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return np.nan
 
 
@@ -48,38 +50,28 @@ def read_rows(path: Path) -> RowTable:
     """The table of a ``.csv`` file, or of JSON Lines. Raises UsageError with the line that is none of its rows."""
     try:
         return _read_csv(path) if path.suffix == ".csv" else _read_json_lines(path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error}); name a CSV or JSON Lines file") from error
-    except (csv.Error, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not a table ({error}); name a CSV or JSON Lines file") from error
+    except UnreadableError as error:
+        raise UsageError(f"{error}; correct the row: a table is a CSV or JSON Lines file") from error
 
 
 def _read_csv(path: Path) -> RowTable:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(file, strict=True)
-        names = next(lines, [])
-        rows = []
-        for row in lines:
-            if len(row) > len(names):
-                raise UsageError(
-                    f"{path}:{lines.line_num}: {len(row)} values under {len(names)} names; correct the row"
-                )
-            if row:  # not an empty line
-                rows.append([*(value or None for value in row), *[None] * (len(names) - len(row))])
+    rows = read_csv(path, ROWS_BYTES)
+    _, names = next(rows, (1, []))
+    values = [[value or None for value in row] for _, row in whole_rows(rows, names, path)]
     columns: dict[str, Sequence[str | None]] = {}
     for index, name in enumerate(names):
-        columns.setdefault(name, [row[index] for row in rows])
+        columns.setdefault(name, [row[index] for row in values])
     return RowTable(columns)
 
 
 def _read_json_lines(path: Path) -> RowTable:
     rows = []
     decoder = msgspec.json.Decoder(dict[str, Any])
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in read_lines(path, ROWS_BYTES):
         try:
             if line.strip():
                 rows.append(decoder.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path}:{number}: no row of a table ({error}); correct or remove the line") from error
+        except DECODING_ERRORS as error:
+            raise UnreadableError(f"{path}:{number}: no row of a table: {decoding_problem(error)}") from error
     names = dict.fromkeys(name for row in rows for name in row)
     return RowTable({name: [row.get(name) for row in rows] for name in names})

@@ -7,9 +7,10 @@ the definition of ``analysis/metrics/table.py``; it leaves out the others, and a
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from benchctl.errors import RecordError
+from benchctl.untrusted.text import visible_line
 
 Source: TypeAlias = Literal["vllm", "sglang", "aiperf", "guidellm", "benchctl"]
 """The tool that drove the load."""
@@ -43,16 +44,27 @@ class ForeignRun:
 
 
 LOAD_POINT = ("request_rate", "max_concurrency")
+_MOST: Final = 1e15
+"""Above every duration in ms, count and rate of a load."""
+_VALUE_CHARS: Final = 60
 
 
 def number_at(document: Mapping[str, Any], key: str, where: str) -> float | None:
-    """The finite number under ``key``; None without one. Raises RecordError for anything else."""
+    """The finite number under ``key``; None without one.
+
+    Raises RecordError for anything else, and for a number that no duration, count or rate can have.
+    """
     value = document.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RecordError(f"{where}: {key} is {value!r}, not a number; write the file again with its tool")
-    return float(value) if math.isfinite(value) else None
+        shown = visible_line(repr(value), _VALUE_CHARS)
+        raise RecordError(f"{where}: {key} is {shown}, not a number; write the file again with its tool")
+    if not math.isfinite(value):
+        return None
+    if not 0 <= value <= _MOST:
+        raise RecordError(f"{where}: {key} is {value:g}, which is impossible; write the file again with its tool")
+    return float(value)
 
 
 def setting_at(document: Mapping[str, Any], key: str) -> Setting:

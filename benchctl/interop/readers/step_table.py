@@ -24,6 +24,7 @@ from benchctl.interop.readers.row_table import RowTable, read_rows
 from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, Floats, count_step_work, first_reasons
 from benchctl.steptime.work import Deployment, ObservedSteps, Origin
 from benchctl.units import NS_PER_US
+from benchctl.untrusted.text import visible_line
 
 SUFFIXES: Final = frozenset({".csv", ".jsonl", ".ndjson"})
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
@@ -48,6 +49,9 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 """Names that each quantity may have, ours first."""
 _NEEDED: Final = ("prefill_tokens", "decode_tokens", "context_tokens")
 _SCHEDULER_TIME: Final = "step.duration_us"
+_MOST: Final = 2.0**53
+"""Largest whole number that is exact here; no time in ns and no count of a step is near it."""
+_VALUE_CHARS: Final = 60
 _NEIGHBOUR_TOKENS: Final = 32
 """Prompt tokens of a neighbouring step whose time is not noticed."""
 
@@ -72,7 +76,8 @@ def read_step_table(path: Path, defaults: TableDefaults) -> tuple[ObservedSteps,
     table = read_rows(path)
     names = {quantity: name for quantity, options in COLUMNS.items() if (name := _first_of(options, table))}
     _check_columns(path, table, names, defaults)
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     keys = [names[key] for key in ("run", "model", "tensor_parallel", "hardware") if key in names]
     groups = table.groups(keys) if keys else [table]
     return tuple(_Table(path, group, names, defaults).observed(sha256) for group in groups)
@@ -171,11 +176,11 @@ class _Table:
             yield "long prompt next to a time from start to start", np.max(near, axis=0) > _NEIGHBOUR_TOKENS
 
     def _tensor_parallel(self) -> int:
-        return (
-            int(self._column("tensor_parallel")[0])
-            if "tensor_parallel" in self.names
-            else self.defaults.tensor_parallel
-        )
+        if "tensor_parallel" not in self.names:
+            return self.defaults.tensor_parallel
+        degrees = self._column("tensor_parallel")
+        self._refuse_any(degrees < 1, self.names["tensor_parallel"], "it counts devices from 1")
+        return int(degrees[0])
 
     def _word(self, quantity: str, default: str | None) -> str:
         return str(self.rows.columns[self.names[quantity]][0]) if quantity in self.names else default or ""
@@ -185,15 +190,18 @@ class _Table:
         name = self.names[quantity]
         values = self.rows.numbers(name)
         is_unknown = np.isnan(values)
-        if unknown is not None:
-            values[is_unknown] = unknown
-        elif is_unknown.any():
-            index = int(is_unknown.argmax())
-            raise UsageError(
-                f"{self.path}: {name} is {self.rows.columns[name][index]!r} in row {index + 1} of its run; "
-                "every step needs a number there"
-            )
+        if unknown is None:
+            self._refuse_any(is_unknown, name, "every step needs a number there")
+        values[is_unknown] = unknown
+        is_impossible = (values < 0) & (quantity != "duration") | (values > _MOST)
+        self._refuse_any(is_impossible, name, "no step has such a value")
         return values
+
+    def _refuse_any(self, is_wrong: Flags, name: str, problem: str) -> None:
+        if is_wrong.any():
+            index = int(is_wrong.argmax())
+            value = visible_line(repr(self.rows.columns[name][index]), _VALUE_CHARS)
+            raise UsageError(f"{self.path}: {name} is {value} in row {index + 1} of its run; {problem}")
 
     def _shape(self, model: str) -> ModelShape:
         """The shape of a model by its name; Hugging Face's suffix for converted weights is left out."""

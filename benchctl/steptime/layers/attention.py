@@ -10,11 +10,15 @@ A single chunk has its own history. Short prompts together attend to less than o
 their history is below 0; there, time falls along the line from history 0 to a history of one chunk.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from benchctl.errors import UsageError
 from benchctl.steptime.layers.line import Line, bracket
+
+_MOST_CELLS: Final = 1_000_000
+"""Far above measured grids, which have some ten thousand."""
 
 
 class AttentionCell(NamedTuple):
@@ -48,7 +52,17 @@ class AttentionTable:
         self._histories: Final = _axis(cell.history for cell in times_us if cell.chunk)
         self._rows: Final = _axis({cell.rows for cell in times_us} | {0.0})
         self._contexts: Final = _axis(cell.context for cell in times_us if cell.rows)
+        self._check_size()
         self._times_us: Final = self._filled(times_us)
+
+    def _check_size(self) -> None:
+        """Raise UsageError for a grid that no measurement is meant to fill: rows without a common place."""
+        marks = [len(axis) for axis in (self._chunks, self._histories, self._rows, self._contexts)]
+        if math.prod(marks) > _MOST_CELLS:
+            raise UsageError(
+                f"attention: {' x '.join(map(str, marks))} values make {math.prod(marks):,} cells of a grid, "
+                f"over {_MOST_CELLS:,}; measure the same few values of each column with those of the others"
+            )
 
     @property
     def has_prompts(self) -> bool:

@@ -65,9 +65,10 @@ class SkewTable:
 def fits(batches: Iterable[SkewedBatch], attention: AttentionTable) -> bool:
     """True if the controls of decoding rows alone agree with the grid: both are then of one kernel."""
     deviations = [
-        abs(batch.mean_us / attention.at(0.0, 0.0, batch.rows, batch.mean) - 1)
+        abs(batch.mean_us / grid_us - 1) if grid_us else math.inf
         for batch in batches
         if not batch.chunk
+        for grid_us in [attention.at(0.0, 0.0, batch.rows, batch.mean)]
     ]
     return bool(deviations) and median(deviations) <= MOST_DEVIATION
 
