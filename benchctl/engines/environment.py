@@ -5,7 +5,6 @@ names, the environment that ``benchctl engines install`` makes (``$BENCHCTL_ENGI
 user's cache directory), benchctl's own environment.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from platformdirs import user_cache_path
 
 from benchctl.engines.engine import Installation
@@ -22,6 +22,7 @@ from benchctl.engines.openai_server import OpenAiServer, own_options
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections.engine_options import PythonOptions, ServerOptions
+from benchctl.untrusted.decoding import DECODING_ERRORS
 
 _ASK: Final = """
 import importlib.metadata as metadata, json, sys
@@ -143,7 +144,8 @@ def installed_versions(python: Path, distributions: tuple[str, ...]) -> dict[str
             timeout=_ASK_LIMIT_S,
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         )
-        versions: dict[str, str] = json.loads(answer.stdout)
-    except (OSError, subprocess.SubprocessError, json.JSONDecodeError):
+        return msgspec.json.decode(answer.stdout, type=dict[str, str])
+    except (OSError, subprocess.SubprocessError):
         return {}
-    return versions
+    except DECODING_ERRORS:
+        return {}

@@ -5,7 +5,6 @@ use. A real server loads weights: from a directory, or from the model hub under 
 repository there.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchctl.errors import EngineUnavailableError
+from benchctl.untrusted.reading import UnreadableError, read_json
 
 REPOSITORIES: Final = {
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
@@ -24,6 +24,8 @@ REPOSITORIES: Final = {
     "qwen2.5-72b": "Qwen/Qwen2.5-72B-Instruct",
 }
 """Repositories of the built-in shapes: the instruct checkpoints, because workloads may ask in chats."""
+_MOST_TOKENS: Final = 1 << 32
+"""Above every vocabulary and context."""
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -74,8 +76,10 @@ def limits_of(model: str) -> ModelLimits:
     config = _document(directory / "config.json") or {}
     generation = _document(directory / "generation_config.json") or {}
     stated = (document.get("eos_token_id") for document in (generation, config, _text_config(config)))
-    eos = next((ids for ids in stated if ids is not None), ())
-    return ModelLimits(context=_context(config), eos_token_ids=(eos,) if isinstance(eos, int) else tuple(eos))
+    eos: Any = next((ids for ids in stated if ids is not None), [])
+    eos_ids = eos if isinstance(eos, list) else [eos]
+    are_ids = all(type(token) is int and 0 <= token <= _MOST_TOKENS for token in eos_ids)
+    return ModelLimits(context=_context(config), eos_token_ids=tuple(eos_ids) if are_ids else ())
 
 
 def context_of(model: str) -> int | None:
@@ -85,7 +89,7 @@ def context_of(model: str) -> int | None:
 
 def _context(config: dict[str, Any]) -> int | None:
     positions = _text_config(config).get("max_position_embeddings")
-    return positions if isinstance(positions, int) else None
+    return positions if type(positions) is int and 0 < positions <= _MOST_TOKENS else None
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +101,8 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
 def _document(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None where it cannot be read or is not an object."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document = read_json(path)
+    except UnreadableError:
         return None
     return document if isinstance(document, dict) else None
 

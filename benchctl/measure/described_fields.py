@@ -9,6 +9,8 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from benchctl.untrusted.decoding import DECODING_ERRORS
+
 _DESCRIPTION: Final = "/openapi.json"
 _PATHS: Final = ("/v1/completions", "/v1/chat/completions")
 
@@ -20,7 +22,9 @@ async def undescribed_fields(client: httpx.AsyncClient, names: Collection[str]) 
     try:
         response = await client.get(_DESCRIPTION)
         document = msgspec.json.decode(response.content) if response.status_code == httpx.codes.OK else None
-    except (httpx.HTTPError, msgspec.DecodeError):
+    except httpx.HTTPError:
+        return ()
+    except DECODING_ERRORS:
         return ()
     described = {field for path in _PATHS for field in _fields(document, path)}
     return tuple(name for name in names if name not in described) if described else ()

@@ -25,6 +25,14 @@ from benchctl.workload.arrival import launch_offsets_ns
 if TYPE_CHECKING:
     from benchctl.measure.server.server import Server
 
+_BAD_ANSWERS: Final[tuple[type[Exception], ...]] = (
+    httpx.HTTPError,
+    msgspec.MsgspecError,
+    UnicodeDecodeError,
+    json.JSONDecodeError,
+    RecursionError,
+)
+"""Not all errors of decoders: around more than a decoder, ValueError would hide mistakes of ours."""
 _CRASH_WAIT_S: Final = 2.0
 """How long a server that broke off an answer may take to end: its end explains more than the broken answer."""
 _DRAIN_WAIT_S: Final = 8.0
@@ -134,7 +142,7 @@ async def control_errors(server: "Server") -> AsyncIterator[None]:
     """Translate errors between us and the server outside the measured requests into LoadError."""
     try:
         yield
-    except (httpx.HTTPError, msgspec.DecodeError, json.JSONDecodeError) as error:
+    except _BAD_ANSWERS as error:
         if isinstance(error, httpx.TransportError):
             with suppress(TimeoutError):
                 await asyncio.wait_for(server.died(), _CRASH_WAIT_S)

@@ -8,9 +8,14 @@ import msgspec
 
 from benchctl.errors import UsageError
 from benchctl.steptime.model import StepTimeModel
+from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
+from benchctl.untrusted.reading import UnreadableError, read_json
+from benchctl.untrusted.text import visible_value
 
 FORMAT: Final = "benchctl-step-time-model"
 VERSION: Final = 1
+_MOST: Final = 1e100
+_DAMAGE: Final[tuple[type[Exception], ...]] = (*DECODING_ERRORS, UsageError)
 _ROWS: Final = "draws"
 """The one long table of the file: a line for each of its rows."""
 
@@ -32,20 +37,16 @@ def model_text(model: StepTimeModel) -> str:
 def read_model(path: Path) -> StepTimeModel:
     """The model of a file. Raises UsageError for a file that is not one, is newer or is damaged."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be read ({error.strerror}); 'benchctl steptime fit -o FILE' writes a step-time model"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"{path}: not JSON ({error}); name a file of 'benchctl steptime fit -o'") from error
+        document = read_json(path)
+    except UnreadableError as error:
+        raise UsageError(f"{error}; 'benchctl steptime fit -o FILE' writes a step-time model") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{path}: not a step-time model; name a file of 'benchctl steptime fit -o'")
     version = document.get("version")
     if version != VERSION:
         raise UsageError(
-            f"{path}: version {version} of the format is unknown to this benchctl, which reads {VERSION}; "
-            "fit the model again, or use the benchctl that wrote it"
+            f"{path}: version {visible_value(version)} of the format is unknown to this benchctl, which reads "
+            f"{VERSION}; fit the model again, or use the benchctl that wrote it"
         )
     return _model(path, document)
 
@@ -54,12 +55,24 @@ def _model(path: Path, document: dict[str, Any]) -> StepTimeModel:
     fields = {key: value for key, value in document.items() if key not in {"format", "version"}}
     unknown_keys = sorted(set(fields) - set(StepTimeModel.__dataclass_fields__))
     if unknown_keys:
-        raise UsageError(f"{path}: key {unknown_keys[0]!r} is unknown; remove it, or fit the model again")
+        raise UsageError(
+            f"{path}: key {visible_value(unknown_keys[0])} is unknown; remove it, or fit the model again"
+        )
     try:
         model = msgspec.convert(fields, StepTimeModel)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: damaged ({error}); fit the model again") from error
+    except _DAMAGE as error:
+        raise UsageError(f"{path}: damaged ({decoding_problem(error)}); fit the model again") from error
+    _check_numbers(path, fields)
     width = len(model.coefficients)
     if any(len(draw) != width for draw in model.draws):
         raise UsageError(f"{path}: a row of draws has not {width} values, one for each coefficient; fit it again")
     return model
+
+
+def _check_numbers(path: Path, fields: object) -> None:
+    """Raise UsageError for a number without a value, or one so large that sums of it have none."""
+    if isinstance(fields, dict | list):
+        for part in fields.values() if isinstance(fields, dict) else fields:
+            _check_numbers(path, part)
+    elif isinstance(fields, float) and not abs(fields) <= _MOST:
+        raise UsageError(f"{path}: damaged (a number is {fields}); fit the model again")

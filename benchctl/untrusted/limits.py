@@ -27,5 +27,7 @@ PROMPT_TOKENS: Final = 1 << 24
 """Tokens of one prompt or output in a file of a data set: the longest contexts of models are 10 million."""
 RESPONSE_HEAD_BYTES: Final = 64 << 10
 """Status line and headers of a response."""
+VALUE_CHARS: Final = 60
+"""A value of a file within a message."""
 MESSAGE_CHARS: Final = 2_000
 """A text from outside within a message, a table or a page."""

@@ -6,7 +6,7 @@ Records keep the raw text. What shows it (terminal, Markdown, HTML, CSV) passes 
 import re
 from typing import Final
 
-from benchctl.untrusted.limits import MESSAGE_CHARS
+from benchctl.untrusted.limits import MESSAGE_CHARS, VALUE_CHARS
 
 _CONTROL: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
@@ -38,6 +38,11 @@ def visible_lines(text: str, max_chars: int = MESSAGE_CHARS) -> str:
 def escaped(text: str) -> str:
     """The whole of a text, with escapes as those of ``visible``."""
     return _CONTROL.sub(_escape, text)
+
+
+def visible_value(value: object) -> str:
+    """A value of a file as a message shows it: its beginning, on one line."""
+    return visible_line(repr(value), VALUE_CHARS)
 
 
 def _escape(found: re.Match[str]) -> str:

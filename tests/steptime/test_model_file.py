@@ -72,7 +72,7 @@ def test_a_missing_file_and_one_that_is_not_json_are_refused(tmp_path: Path) -> 
     with pytest.raises(UsageError, match=r"cannot be read.*steptime fit -o FILE"):
         read_model(tmp_path / "none.json")
     (tmp_path / "text.json").write_text("hello", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"text.json: not JSON \("):
+    with pytest.raises(UsageError, match=r"text.json: cannot be read as JSON"):
         read_model(tmp_path / "text.json")
 
 

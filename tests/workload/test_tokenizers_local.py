@@ -174,13 +174,13 @@ def test_templates_that_fail_are_named_with_their_file(copy, template, message):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read"), ("{", "is damaged or no tokenizer"), ("{}", "is damaged or no tokenizer")],
+    [(None, ": cannot be read"), ("{", " is damaged or no tokenizer"), ("{}", " is damaged or no tokenizer")],
     ids=["missing", "cut", "other"],
 )
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, message):
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UsageError, match=rf"tokenizer\.json {message}"):
+    with pytest.raises(UsageError, match=rf"tokenizer\.json{message}"):
         LocalTokenizer(tmp_path)
 
 

@@ -57,7 +57,7 @@ def _shared_width(config: ConfigKeys, width: int) -> int:
 
 
 def _num_layers_with_experts(config: ConfigKeys) -> int:
-    layers = config.positive("num_hidden_layers")
+    layers = config.layers()
     with_experts = set(range(config.count("first_k_dense_replace"), layers))
     with_experts &= _by_frequency(config, layers)
     step = config.positive("decoder_sparse_step", absent=1)

@@ -49,7 +49,7 @@ def shape_from_config(path: Path) -> ModelShape:
     """
     config = ConfigKeys.read(path)
     _check_family(config)
-    architectures = " ".join(str(name) for name in config.values.get("architectures") or ())
+    architectures = " ".join(config.words("architectures"))
     is_value_model = (path.parent / "value_head.safetensors").is_file() or any(
         part in architectures for part in _VALUE_ARCHITECTURES
     )
@@ -58,7 +58,7 @@ def shape_from_config(path: Path) -> ModelShape:
     family = config.model_type
     return ModelShape(
         name=path.resolve().parent.name or str(path),
-        layers=config.positive("num_hidden_layers"),
+        layers=config.layers(),
         hidden=config.positive("hidden_size"),
         q_heads=q_heads,
         kv_heads=q_heads if latent else kv_heads,
@@ -84,8 +84,7 @@ def _check_family(config: ConfigKeys) -> None:
             f"{', '.join(sorted(_FAMILIES))}. If its layers are those of llama (attention and a gated block), name "
             'a copy of the file with "model_type": "llama"'
         )
-    layer_types = config.values.get("layer_types") or ()
-    unknown_type = next((str(kind) for kind in layer_types if str(kind) not in _LAYER_TYPES), None)
+    unknown_type = next((kind for kind in config.words("layer_types") if kind not in _LAYER_TYPES), None)
     foreign_key = next((key for key in _FOREIGN_KEYS if config.values.get(key)), None)
     if unknown_type is None and foreign_key is None:
         return

@@ -6,6 +6,7 @@ from typing import Any, Final
 from benchctl.costs.config_json.keys import ConfigKeys
 from benchctl.costs.precision import WeightFormat
 from benchctl.errors import UsageError
+from benchctl.untrusted.text import visible_value
 
 _STORED_BITS: Final[dict[int, WeightFormat]] = {4: "int4", 8: "int8-stored"}
 """Formats of weights that are widened before they are multiplied, by bits."""
@@ -31,14 +32,16 @@ def weight_format(config: ConfigKeys) -> WeightFormat:
     if not quantisation:
         return "bfloat16"
     if not isinstance(quantisation, dict):
-        raise UsageError(f"{config.path}: quantization_config is {quantisation!r}; it must be an object")
+        raise UsageError(
+            f"{config.path}: quantization_config is {visible_value(quantisation)}; it must be an object"
+        )
     method = str(quantisation.get("quant_method") or "")
     weights = _format_of(method, quantisation)
     if weights is None:
         raise UsageError(
-            f"{config.path}: quantization_config with quant_method {method!r} has weights of an unknown format; "
-            "known are fp8, gptq and awq of 4 or 8 bits, bitsandbytes, compressed-tensors and modelopt. Remove the "
-            "key from a copy of the file to count weights of 2 bytes"
+            f"{config.path}: quantization_config with quant_method {visible_value(method)} has weights of an "
+            "unknown format; known are fp8, gptq and awq of 4 or 8 bits, bitsandbytes, compressed-tensors and "
+            "modelopt. Remove the key from a copy of the file to count weights of 2 bytes"
         )
     return weights
 
@@ -65,4 +68,6 @@ def _compressed_format(quantisation: Mapping[str, Any]) -> WeightFormat | None:
     if not isinstance(group, dict) or not isinstance(weights := group.get("weights"), dict):
         return None
     has_quantised_inputs = bool(group.get("input_activations"))
-    return _COMPRESSED.get((weights.get("type"), weights.get("num_bits"), has_quantised_inputs))
+    kind, bits = weights.get("type"), weights.get("num_bits")
+    is_named = isinstance(kind, str) and isinstance(bits, int)
+    return _COMPRESSED.get((kind, bits, has_quantised_inputs)) if is_named else None

@@ -22,6 +22,7 @@ from benchctl.profile.engine_table import PLAIN_DIALECT, engine_spec, load_name
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
 from benchctl.records.request import PreparedRequest
+from benchctl.untrusted.decoding import DECODING_ERRORS
 
 
 class Dialect(Protocol):
@@ -146,7 +147,9 @@ async def _get_json(client: httpx.AsyncClient, path: str, headers: dict[str, str
     try:
         response = await client.get(path, headers=headers)
         document = msgspec.json.decode(response.content) if response.status_code == httpx.codes.OK else None
-    except (httpx.HTTPError, msgspec.DecodeError):
+    except httpx.HTTPError:
+        return {}
+    except DECODING_ERRORS:
         return {}
     return document if isinstance(document, dict) else {}
 

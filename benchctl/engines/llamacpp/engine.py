@@ -138,7 +138,7 @@ class LlamaCppEngine(OpenAiServer):
             config["extra_args"] = " ".join(options.extra_args)
         response = await client.get("/props")
         response.raise_for_status()
-        return config | stated_config(msgspec.json.decode(response.content))
+        return config | stated_config(msgspec.json.decode(response.content, type=dict[str, Any]))
 
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
         return stated_config(await get_json("/props"))

@@ -199,7 +199,7 @@ async def server_info(client: httpx.AsyncClient) -> dict[str, Any]:
     if response.status_code == httpx.codes.NOT_FOUND:  # its name before
         response = await client.get("/get_server_info")
     response.raise_for_status()
-    info: dict[str, Any] = msgspec.json.decode(response.content)
+    info: dict[str, Any] = msgspec.json.decode(response.content, type=dict[str, Any])
     return info
 
 

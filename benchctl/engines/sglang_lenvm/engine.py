@@ -42,6 +42,7 @@ from benchctl.interop.readers.lenvm_timing import revisions_of
 from benchctl.profile.model import VariantSettings
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
+from benchctl.untrusted.reading import UnreadableError, read_json
 
 _KIND: Final = "sglang-lenvm"
 _PIPE: Final = "steps.pipe"
@@ -224,8 +225,8 @@ def _guided_words(options: SglangLenvmOptions) -> Iterator[str]:
 def _architecture_of(checkpoint: str) -> str:
     """The class for a value model by what its config.json calls its backbone, or else by its name."""
     try:
-        family = str(json.loads((Path(checkpoint) / "config.json").read_text(encoding="utf-8")).get("model_type"))
-    except (OSError, ValueError, AttributeError):
+        family = str(read_json(Path(checkpoint) / "config.json").get("model_type"))
+    except (UnreadableError, AttributeError):
         family = checkpoint.rpartition("-b-")[2].lower()
     if "vl" in family.replace("-", "_").split("_"):
         return "Qwen2_5_VLForLengthValueModel"

@@ -136,7 +136,7 @@ class SimEngine(OpenAiServer):
     ) -> dict[str, Any]:
         response = await client.get("/server_info")
         response.raise_for_status()
-        config: dict[str, Any] = msgspec.json.decode(response.content)
+        config: dict[str, Any] = msgspec.json.decode(response.content, type=dict[str, Any])
         return config
 
     async def after_load_warnings(self, client: httpx.AsyncClient) -> tuple[ResultWarning, ...]:

@@ -36,6 +36,7 @@ from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.jsonl import encode, read_jsonl
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
+from benchctl.untrusted.reading import UnreadableError, read_bytes
 
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "serve.py"
 _DISTRIBUTION: Final = "transformers"
@@ -119,9 +120,8 @@ class TransformersEngine(PythonServer):
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """The description that the launcher wrote. Raises UnsupportedError where the server cannot batch."""
-        try:
-            config: dict[str, Any] = msgspec.json.decode(site.description.read_bytes())
-        except (OSError, msgspec.DecodeError):  # the server's log says why it is missing
+        config = _described(site.description)
+        if config is None:  # the server's log says why
             config = dict(installed_versions(self.interpreter(settings), (_DISTRIBUTION, "torch")))
             return {"version": config.pop(_DISTRIBUTION, None), **config}
         options = own_options(settings, TransformersOptions)
@@ -161,6 +161,14 @@ class TransformersEngine(PythonServer):
             if longest > room:
                 what = f"has a KV cache of {room} tokens and stops for good when one request needs more: {longest}"
                 raise self.refusal(settings, what, f"raise num_kv_blocks, or {remedy}")
+
+
+def _described(path: Path) -> dict[str, Any] | None:
+    """The description of a server; None where it is missing or damaged."""
+    try:
+        return msgspec.json.decode(read_bytes(path), type=dict[str, Any])
+    except (UnreadableError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 class _RawStep(msgspec.Struct, frozen=True, kw_only=True):

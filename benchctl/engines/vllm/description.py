@@ -10,6 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
+from benchctl.untrusted.decoding import DECODING_ERRORS
+from benchctl.untrusted.reading import UnreadableError, read_bytes
+
 _FLAT: Final = (
     "model_config", "cache_config", "scheduler_config", "parallel_config", "load_config", "device_config",
 )  # fmt: skip
@@ -58,8 +61,10 @@ def num_kv_blocks(path: Path) -> int | None:
 def read_description(path: Path) -> dict[str, dict[str, Any]]:
     """The document as it was written, section by section; empty when it is missing or damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]])
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_bytes(path), type=dict[str, dict[str, Any]])
+    except UnreadableError:
+        return {}
+    except DECODING_ERRORS:
         return {}
 
 

@@ -117,7 +117,7 @@ class VllmEngine(PythonServer):
         """The configuration that the plugin wrote, and the version that the server reports."""
         response = await client.get("/version")
         response.raise_for_status()
-        version = msgspec.json.decode(response.content)["version"]
+        version = msgspec.json.decode(response.content, type=dict[str, Any]).get("version")
         has_fixed_cache = own_options(settings, VllmOptions).kv_cache_memory_bytes is not None
         return {**effective(site.description, has_fixed_cache=has_fixed_cache), "version": version}
 

@@ -31,6 +31,8 @@ from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
+from benchctl.untrusted.decoding import DECODING_ERRORS
+from benchctl.untrusted.reading import UnreadableError, read_bytes
 
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 MAX_CANDIDATES: Final = 64
@@ -137,8 +139,10 @@ def _server_settings(options: VllmLenvmOptions) -> dict[str, Any]:
 def _described(site: LaunchSite) -> dict[str, Any]:
     """The description of the value model that the processor wrote; empty before a lazy one is loaded."""
     try:
-        return msgspec.json.decode((site.directory / _DESCRIPTION).read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_bytes(site.directory / _DESCRIPTION), type=dict[str, Any])
+    except UnreadableError:
+        return {}
+    except DECODING_ERRORS:
         return {}
 
 

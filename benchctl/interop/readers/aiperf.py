@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from benchctl.errors import RecordError
 from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, number_at, setting_at, unanswered
-from benchctl.untrusted.text import visible_line
+from benchctl.untrusted.text import visible_value
 
 KEYS: Final = ("request_latency", "request_throughput")
 """Objects with a unit that identify such a document."""
@@ -89,7 +89,7 @@ def _block(document: Mapping[str, Any], key: str, where: str) -> Mapping[str, An
     if block is None:
         return {}
     if not isinstance(block, dict):
-        shown = visible_line(repr(block), 60)
+        shown = visible_value(block)
         raise RecordError(f"{where}: {key} is {shown}; expected an object with unit and avg")
     return block
 

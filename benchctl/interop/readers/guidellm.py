@@ -15,7 +15,7 @@ from typing import Any, Final
 from benchctl.errors import RecordError
 from benchctl.interop.readers.latencies import Latencies, known_latencies
 from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, number_at, setting_at, unanswered
-from benchctl.untrusted.text import visible_line
+from benchctl.untrusted.text import visible_value
 
 _NO_TPOT: Final = (
     "GuideLLM's time_per_output_token_ms includes the first token and is not compared; tpot_ms is the mean of its "
@@ -125,7 +125,7 @@ def _successful(metrics: Mapping[str, Any], key: str, where: str) -> Mapping[str
     if distribution is None:
         return {}
     if not isinstance(distribution, dict):
-        shown = visible_line(repr(distribution), 60)
+        shown = visible_value(distribution)
         raise RecordError(f"{where}: metrics.{key}.successful is {shown}; expected an object with mean")
     return distribution if distribution.get("count", 1) else {}
 

@@ -39,7 +39,7 @@ from benchctl.steptime.layers.verification import VerificationTable
 from benchctl.units import GIB, NS_PER_US
 from benchctl.untrusted.limits import ROWS_BYTES
 from benchctl.untrusted.reading import UnreadableError, read_csv, read_csv_records, read_json
-from benchctl.untrusted.text import visible_line
+from benchctl.untrusted.text import visible_value
 
 DENSE: Final = "dense.csv"
 PER_SEQUENCE: Final = "per_sequence.csv"
@@ -127,8 +127,8 @@ def _link(config: Mapping[str, Any], path: Path) -> Link | None:
         return None
     if not (_is_number(bandwidth) and _is_number(latency) and bandwidth > 0):
         raise UsageError(
-            f"{path}: link_bw is {visible_line(repr(bandwidth), 60)} and link_latency "
-            f"{visible_line(repr(latency), 60)}; write a positive number of GiB/s and a number of ns"
+            f"{path}: link_bw is {visible_value(bandwidth)} and link_latency "
+            f"{visible_value(latency)}; write a positive number of GiB/s and a number of ns"
         )
     return Link(latency_us=float(latency) / NS_PER_US, bandwidth_bytes_per_s=float(bandwidth) * GIB)
 
@@ -231,7 +231,7 @@ def _numbers(row: Mapping[str, str], names: Sequence[str], where: str) -> tuple[
         except ValueError:
             number = math.nan
         if not 0 <= number <= _MOST:
-            value = visible_line(repr(row[name]), 60)
+            value = visible_value(row[name])
             raise UsageError(f"{where}: {name} is {value}; columns {', '.join(names)} hold numbers from 0")
         numbers.append(number)
     return tuple(numbers)

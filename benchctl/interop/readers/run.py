@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from benchctl.errors import RecordError
-from benchctl.untrusted.text import visible_line
+from benchctl.untrusted.text import visible_value
 
 Source: TypeAlias = Literal["vllm", "sglang", "aiperf", "guidellm", "benchctl"]
 """The tool that drove the load."""
@@ -46,7 +46,6 @@ class ForeignRun:
 LOAD_POINT = ("request_rate", "max_concurrency")
 _MOST: Final = 1e15
 """Above every duration in ms, count and rate of a load."""
-_VALUE_CHARS: Final = 60
 
 
 def number_at(document: Mapping[str, Any], key: str, where: str) -> float | None:
@@ -58,7 +57,7 @@ def number_at(document: Mapping[str, Any], key: str, where: str) -> float | None
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        shown = visible_line(repr(value), _VALUE_CHARS)
+        shown = visible_value(value)
         raise RecordError(f"{where}: {key} is {shown}, not a number; write the file again with its tool")
     if not math.isfinite(value):
         return None

@@ -24,7 +24,7 @@ from benchctl.interop.readers.row_table import RowTable, read_rows
 from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, Floats, count_step_work, first_reasons
 from benchctl.steptime.work import Deployment, ObservedSteps, Origin
 from benchctl.units import NS_PER_US
-from benchctl.untrusted.text import visible_line
+from benchctl.untrusted.text import visible_value
 
 SUFFIXES: Final = frozenset({".csv", ".jsonl", ".ndjson"})
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
@@ -51,7 +51,6 @@ _NEEDED: Final = ("prefill_tokens", "decode_tokens", "context_tokens")
 _SCHEDULER_TIME: Final = "step.duration_us"
 _MOST: Final = 2.0**53
 """Largest whole number that is exact here; no time in ns and no count of a step is near it."""
-_VALUE_CHARS: Final = 60
 _NEIGHBOUR_TOKENS: Final = 32
 """Prompt tokens of a neighbouring step whose time is not noticed."""
 
@@ -200,7 +199,7 @@ class _Table:
     def _refuse_any(self, is_wrong: Flags, name: str, problem: str) -> None:
         if is_wrong.any():
             index = int(is_wrong.argmax())
-            value = visible_line(repr(self.rows.columns[name][index]), _VALUE_CHARS)
+            value = visible_value(self.rows.columns[name][index])
             raise UsageError(f"{self.path}: {name} is {value} in row {index + 1} of its run; {problem}")
 
     def _shape(self, model: str) -> ModelShape:

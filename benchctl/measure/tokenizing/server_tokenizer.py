@@ -16,6 +16,7 @@ from benchctl.measure.interrupt import run_interruptible
 from benchctl.profile.model import Timeouts, VariantSettings
 from benchctl.records.jsonl import encode
 from benchctl.records.request import SERVER, Message, PreparedRequest
+from benchctl.untrusted.decoding import DECODING_ERRORS
 from benchctl.workload.tokenizers.tokenizer import Chat, Tokenizer
 
 _CONCURRENCY: Final = 32
@@ -106,7 +107,9 @@ class ServerTokenizer:
             try:
                 response = await client.post(path, content=encode(body), headers=headers, timeout=_LIMIT_S)
                 answer = msgspec.json.decode(response.content) if response.is_success else None
-            except (httpx.HTTPError, OSError, msgspec.DecodeError):
+            except (httpx.HTTPError, OSError):
+                return {}
+            except DECODING_ERRORS:
                 return {}
             return answer if isinstance(answer, dict) else {}
 

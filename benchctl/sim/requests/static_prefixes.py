@@ -8,13 +8,17 @@ token at least.
 """
 
 import heapq
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from benchctl.errors import UsageError
+from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
+from benchctl.untrusted.limits import ROWS_BYTES
+from benchctl.untrusted.reading import UnreadableError, read_lines
 from benchctl.workload.datasets.tokens import tokenize
 
 
@@ -73,22 +77,27 @@ def static_prefixes(path: str, num_tokens: int) -> StaticPrefixes:
 
 
 def _prompts(path: Path) -> Iterator[list[str]]:
+    decoder = msgspec.json.Decoder(_Row)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        for number, line in read_lines(path, ROWS_BYTES):
+            try:
+                yield _tokens(decoder.decode(line))
+            except DECODING_ERRORS as error:
+                raise UnreadableError(f"{path}:{number}: not a prompt: {decoding_problem(error)}") from error
+    except UnreadableError as error:
         raise UsageError(
-            f"cached_prompts: cannot read {path}: {error}; name a JSON Lines file of prompts"
+            f"cached_prompts: {error}; each line is an object with 'prompt', a text or a list of token ids, or "
+            "with 'input_tok_ids'"
         ) from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield _tokens(json.loads(line))
-        except (ValueError, TypeError, KeyError) as error:
-            raise UsageError(
-                f"{path}:{number}: not a prompt ({error}); each line is an object with 'prompt', a text or a list "
-                "of token ids, or with 'input_tok_ids'"
-            ) from error
 
 
-def _tokens(row: dict[str, Any]) -> list[str]:
-    prompt = row["input_tok_ids"] if "input_tok_ids" in row else row["prompt"]
-    return list(tokenize(prompt)) if isinstance(prompt, str) else [f"<{int(token_id)}>" for token_id in prompt]
+class _Row(msgspec.Struct, frozen=True):
+    prompt: str | list[int] | None = None
+    input_tok_ids: list[int] | None = None
+
+
+def _tokens(row: _Row) -> list[str]:
+    prompt = row.prompt if row.input_tok_ids is None else row.input_tok_ids
+    if prompt is None:
+        raise ValueError("it has neither 'prompt' nor 'input_tok_ids'")
+    return list(tokenize(prompt)) if isinstance(prompt, str) else [f"<{token_id}>" for token_id in prompt]

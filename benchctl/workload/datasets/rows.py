@@ -1,27 +1,37 @@
 """Rows of dataset files; each error names file, line and remedy."""
 
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from benchctl.errors import DatasetError
+from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
+from benchctl.untrusted.limits import PROMPT_TOKENS, ROWS_BYTES
+from benchctl.untrusted.reading import UnreadableError, read_bytes, read_lines
 
+Length: TypeAlias = Annotated[int, msgspec.Meta(le=PROMPT_TOKENS)]
+"""Tokens of a prompt or an output; those below 1 have messages of their own."""
+TimestampMs: TypeAlias = Annotated[float, msgspec.Meta(ge=-4e12, le=4e12)]
+"""Milliseconds, from a beginning of the file's own or since 1970 until 2096: differences fit into 64 bits of ns."""
+ArrivalNs: TypeAlias = Annotated[int, msgspec.Meta(le=1 << 62)]
 R = TypeVar("R")
 _FETCH_AGAIN: Final = (
     "the file is damaged or of another format: fetch it again with 'benchctl data fetch', or correct workload.path"
 )
 
 
-def read_bytes(path: Path) -> bytes:
-    """The whole file; DatasetError where it cannot be read."""
+def read_file(path: Path) -> bytes:
+    """The whole file; DatasetError where it cannot be read or is too large."""
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DatasetError(
-            f"{path} cannot be read: {error.strerror}; correct workload.path, or fetch the file with "
-            "'benchctl data fetch'"
-        ) from error
+        return read_bytes(path, ROWS_BYTES)
+    except UnreadableError as error:
+        raise unreadable(error) from error
+
+
+def unreadable(error: UnreadableError) -> DatasetError:
+    """The error for a dataset file that cannot be read."""
+    return DatasetError(f"{error}; {_FETCH_AGAIN}")
 
 
 def read_jsonl_rows(path: Path, kind: type[R], remedy: str = _FETCH_AGAIN) -> list[tuple[int, R]]:
@@ -31,14 +41,18 @@ def read_jsonl_rows(path: Path, kind: type[R], remedy: str = _FETCH_AGAIN) -> li
     """
     decoder = msgspec.json.Decoder(kind)
     rows: list[tuple[int, R]] = []
-    for number, line in enumerate(read_bytes(path).split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            rows.append((number, decoder.decode(line)))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            beginning = line[:60].decode(errors="replace")
-            raise damaged_row(path, number, f"{error}; the line begins {beginning!r}", remedy) from error
+    try:
+        for number, line in read_lines(path, ROWS_BYTES):
+            if not line.strip():
+                continue
+            try:
+                rows.append((number, decoder.decode(line)))
+            except DECODING_ERRORS as error:
+                beginning = line[:60].rstrip(b"\r\n").decode(errors="replace")
+                problem = f"{decoding_problem(error)}; the line begins {beginning!r}"
+                raise damaged_row(path, number, problem, remedy) from error
+    except UnreadableError as error:
+        raise unreadable(error) from error
     return rows
 
 

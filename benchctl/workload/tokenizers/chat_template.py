@@ -18,8 +18,21 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from benchctl.errors import UsageError
 from benchctl.records.request import Message
+from benchctl.untrusted.decoding import decoding_problem
+from benchctl.untrusted.limits import PROFILE_BYTES
+from benchctl.untrusted.reading import UnreadableError, read_json, read_text
 from benchctl.workload.tokenizers.files import TEMPLATE_FILES, TOKEN_FILES
 
+_TEMPLATE_ERRORS: Final[tuple[type[Exception], ...]] = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
+"""Raised by Jinja about a template, and by what a template does with a chat."""
 _TOKEN_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -35,8 +48,11 @@ class ChatTemplate:
         self._variables = {**_special_tokens(directory), **(variables or {})}
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise UsageError(f"{self._path}: the chat template is damaged: {error}; get the file again") from error
+        except _TEMPLATE_ERRORS as error:
+            problem = decoding_problem(error)
+            raise UsageError(
+                f"{self._path}: the chat template is damaged: {problem}; get the file again"
+            ) from error
 
     def render(self, chat: Sequence[Message]) -> str:
         """The text that a server encodes for ``chat``, up to where the answer begins.
@@ -47,32 +63,34 @@ class ChatTemplate:
         variables = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
         try:
             return self._template.render(variables | self._variables)
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except _TEMPLATE_ERRORS as error:
             roles = ", ".join(message.role for message in chat)
+            problem = decoding_problem(error)
             raise UsageError(
-                f"{self._path}: the chat template refuses a chat of {roles}: {error}; its servers refuse it too, "
+                f"{self._path}: the chat template refuses a chat of {roles}: {problem}; its servers refuse it too, "
                 "so ask in a form that the model knows, or correct request.chat_template_kwargs"
             ) from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a model; empty without the file. Raises UsageError for a damaged one."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}; get the file again") from error
+    try:
+        document = read_json(path)
+    except UnreadableError as error:
+        raise UsageError(f"{error}; get the file again") from error
     if not isinstance(document, dict):
         raise UsageError(f"{path} holds no JSON object; get the file again")
     return document
 
 
 def _template_in(directory: Path) -> tuple[str, Path]:
+    template: object
     for name in TEMPLATE_FILES:
         path = directory / name
         if path.suffix == ".jinja":
-            template: Any = path.read_text(encoding="utf-8") if path.is_file() else None
+            template = _text_of(path) if path.is_file() else None
         else:
             template = _default_of(read_object(path).get("chat_template"))
         if isinstance(template, str):
@@ -84,11 +102,18 @@ def _template_in(directory: Path) -> tuple[str, Path]:
     )
 
 
+def _text_of(path: Path) -> str:
+    try:
+        return read_text(path, PROFILE_BYTES)
+    except UnreadableError as error:
+        raise UsageError(f"{error}; get the file again") from error
+
+
 def _default_of(template: object) -> object:
     """The template for chats without tools: of several, the one named ``default``."""
     if isinstance(template, list):
-        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
-        return named.get("default")
+        named = [each for each in template if isinstance(each, dict) and each.get("name") == "default"]
+        return named[-1].get("template") if named else None
     return template
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchctl.errors import UsageError
+from benchctl.untrusted.decoding import decoding_problem
+from benchctl.untrusted.reading import UnreadableError, read_bytes
 from benchctl.workload.tokenizers.files import TOKENIZER_FILE
 from benchctl.workload.tokenizers.tokenizer import Chat
 
@@ -61,11 +63,9 @@ class LocalTokenizer:
 
 def _content_of(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {error.strerror}; name a directory that has the file {path.name}"
-        ) from error
+        return read_bytes(path)
+    except UnreadableError as error:
+        raise UsageError(f"{error}; name a directory that has the file {path.name}") from error
 
 
 def _tokenizer_of(content: bytes, path: Path) -> "tokenizers.Tokenizer":
@@ -78,9 +78,10 @@ def _tokenizer_of(content: bytes, path: Path) -> "tokenizers.Tokenizer":
         ) from error
     try:
         tokenizer: tokenizers.Tokenizer = Tokenizer.from_buffer(content)
-    except ValueError as error:
+    except Exception as error:  # the package has no errors of its own, and raises this very class
         raise UsageError(
-            f"{path} is damaged or no tokenizer: {error}; get it again, or a newer package tokenizers"
+            f"{path} is damaged or no tokenizer: {decoding_problem(error)}; get it again, or a newer package "
+            "tokenizers"
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

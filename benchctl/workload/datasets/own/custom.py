@@ -22,11 +22,12 @@ from benchctl.profile.sections.workload import Workload
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.records.request import Message
 from benchctl.units import NS_PER_MS
+from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
 from benchctl.workload.datasets.blocks import numbers_of_blocks
 from benchctl.workload.datasets.dataset import OwnDataset
 from benchctl.workload.datasets.files import own_file
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
-from benchctl.workload.datasets.rows import read_jsonl_rows
+from benchctl.workload.datasets.rows import Length, TimestampMs, read_jsonl_rows
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 _FORMS: Final = ("prompt", "messages", "input_len")
@@ -41,10 +42,10 @@ class CustomRow(msgspec.Struct, frozen=True):
 
     prompt: str | None = None
     messages: tuple[Message, ...] | None = None
-    input_len: int | None = None
-    output_len: int | None = None
+    input_len: Length | None = None
+    output_len: Length | None = None
     gold: str | int | float | None = None
-    timestamp: float | None = None
+    timestamp: TimestampMs | None = None
     session: str | int | None = None
     hash_ids: tuple[int, ...] | None = None
 
@@ -85,8 +86,8 @@ def _checked_row(where: str, fields: dict[str, Any], columns: Mapping[str, str])
     try:
         row = msgspec.convert(_named(fields, columns), CustomRow)
         _check(row, fields)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise DatasetError(f"{where}: {error}; {REMEDY}") from error
+    except DECODING_ERRORS as error:
+        raise DatasetError(f"{where}: {decoding_problem(error)}; {REMEDY}") from error
     return row
 
 

@@ -4,11 +4,9 @@
 name the files: those with the split in their names. Formats: JSON Lines, JSON, CSV and Parquet.
 """
 
-import csv
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,12 +14,15 @@ import msgspec
 
 from benchctl.errors import DatasetError, ProfileError
 from benchctl.profile.sections.workload import Workload
+from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
+from benchctl.untrusted.limits import ROWS_BYTES
+from benchctl.untrusted.reading import UnreadableError, read_csv_records
 from benchctl.workload.datasets.dataset import OwnDataset
 from benchctl.workload.datasets.files import sha256_of
 from benchctl.workload.datasets.hub import hub_file, hub_filenames, package_missing
 from benchctl.workload.datasets.own.custom import prompts_of_rows
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
-from benchctl.workload.datasets.rows import read_bytes, read_jsonl_rows
+from benchctl.workload.datasets.rows import read_file, read_jsonl_rows
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 _SUFFIXES: Final = (".jsonl", ".json", ".csv", ".parquet")
@@ -104,25 +105,36 @@ def _read_fields(path: Path, dataset: str) -> Iterator[tuple[int, dict[str, Any]
             case ".jsonl":
                 yield from read_jsonl_rows(path, dict[str, Any], remedy)
             case ".json":
-                yield from enumerate(msgspec.json.decode(read_bytes(path), type=list[dict[str, Any]]), start=1)
+                yield from enumerate(_json_rows(path, remedy), start=1)
             case ".csv":
-                text = read_bytes(path).decode("utf-8-sig")
-                yield from enumerate(csv.DictReader(StringIO(text, newline="")), start=1)
+                yield from ((number - 1, fields) for number, fields in read_csv_records(path, ROWS_BYTES))
             case _:
                 yield from enumerate(_parquet_rows(path, dataset), start=1)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path}: {error}; {remedy}") from error
+    except UnreadableError as error:
+        raise DatasetError(f"{error}; {remedy}") from error
+
+
+def _json_rows(path: Path, remedy: str) -> list[dict[str, Any]]:
+    try:
+        return msgspec.json.decode(read_file(path), type=list[dict[str, Any]])
+    except DECODING_ERRORS as error:
+        raise DatasetError(f"{path}: {decoding_problem(error)}; {remedy}") from error
 
 
 def _parquet_rows(path: Path, dataset: str) -> list[dict[str, Any]]:
     try:
-        from pyarrow import ArrowInvalid, parquet  # noqa: PLC0415 - an optional package, and large
+        from pyarrow import ArrowException, parquet  # noqa: PLC0415 - an optional package, and large
     except ImportError as error:
         raise package_missing("pyarrow", dataset) from error
     try:
+        metadata = parquet.read_metadata(path)
+        num_bytes = sum(metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
+        if num_bytes > ROWS_BYTES:
+            raise DatasetError(f"{path}: holds {num_bytes / 1e9:.1f} GB of rows; name a smaller file of {dataset}")
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    except (OSError, ArrowInvalid) as error:
-        raise DatasetError(f"{path}: {error}; the file of {dataset} is damaged") from error
+    except (OSError, ValueError, OverflowError, ArrowException) as error:
+        problem = decoding_problem(error)
+        raise DatasetError(f"{path}: {problem}; the file of {dataset} is damaged or of another format") from error
     return rows
 
 

@@ -4,24 +4,28 @@ Timestamps carry seven decimals (100 ns), one more than ``datetime`` has, so the
 The trace holds no text; prompts are synthetic words of the recorded length.
 """
 
-import csv
 import re
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from io import StringIO
 from typing import Final
 
 from benchctl.errors import DatasetError
 from benchctl.units import NS_PER_S
+from benchctl.untrusted.decoding import decoding_problem
+from benchctl.untrusted.limits import PROMPT_TOKENS, ROWS_BYTES
+from benchctl.untrusted.reading import UnreadableError, read_csv
+from benchctl.untrusted.text import visible_value
 from benchctl.workload.datasets.dataset import FileDataset
 from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.made.synthetic import numbers_of_prompt
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.recorded_load import RecordedLoad
-from benchctl.workload.datasets.rows import damaged_row, read_bytes
+from benchctl.workload.datasets.rows import damaged_row, unreadable
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
+_LAST_NS: Final = 1 << 62
 HEADER: Final = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(\d{1,9}))?")
 
@@ -69,19 +73,25 @@ def timestamp_ns(text: str) -> int:
 
 
 def _read(file: SourceFile) -> list[_Row]:
-    lines = csv.reader(StringIO(read_bytes(file.path).decode("utf-8-sig", errors="replace"), newline=""))
-    header = next(lines, [])
+    try:
+        return _parsed(file, read_csv(file.path, ROWS_BYTES))
+    except UnreadableError as error:
+        raise unreadable(error) from error
+
+
+def _parsed(file: SourceFile, lines: Iterator[tuple[int, list[str]]]) -> list[_Row]:
+    _, header = next(lines, (1, []))
     if header != HEADER:
         raise DatasetError(
-            f"{file.path}:1: the header is {','.join(header)!r}, not {','.join(HEADER)!r}; correct workload.path, "
-            "or fetch the trace with 'benchctl data fetch azure-trace'"
+            f"{file.path}:1: the header is {visible_value(','.join(header))}, not {','.join(HEADER)!r}; correct "
+            "workload.path, or fetch the trace with 'benchctl data fetch azure-trace'"
         )
     rows: list[_Row] = []
-    for fields in lines:
+    for number, fields in lines:
         try:
             rows.append(_parse(fields, not_before_ns=rows[-1].arrival_ns if rows else 0))
         except ValueError as error:
-            raise damaged_row(file.path, lines.line_num, str(error)) from error
+            raise damaged_row(file.path, number, decoding_problem(error)) from error
     return rows
 
 
@@ -91,6 +101,10 @@ def _parse(fields: list[str], *, not_before_ns: int) -> _Row:
     row = _Row(timestamp_ns(fields[0]), int(fields[1]), int(fields[2]))
     if min(row.context_tokens, row.generated_tokens) < 1:
         raise ValueError(f"lengths are {fields[1]} and {fields[2]} tokens; each must be at least 1")
+    if max(row.context_tokens, row.generated_tokens) > PROMPT_TOKENS:
+        raise ValueError(f"lengths are {fields[1]} and {fields[2]} tokens; each must be at most {PROMPT_TOKENS}")
+    if row.arrival_ns > _LAST_NS:
+        raise ValueError(f"timestamp {fields[0]!r} is not of this century")
     if row.arrival_ns < not_before_ns:
         raise ValueError(f"timestamp {fields[0]!r} is before that of the previous row")
     return row

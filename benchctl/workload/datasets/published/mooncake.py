@@ -17,16 +17,16 @@ from benchctl.workload.datasets.dataset import FileDataset
 from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.recorded_load import RecordedLoad
-from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
+from benchctl.workload.datasets.rows import Length, TimestampMs, damaged_row, read_jsonl_rows
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 
 class MooncakeRow(msgspec.Struct, frozen=True):
     """One recorded request."""
 
-    timestamp: float
-    input_length: int
-    output_length: int
+    timestamp: TimestampMs
+    input_length: Length
+    output_length: Length
     hash_ids: tuple[int, ...] = ()
 
 

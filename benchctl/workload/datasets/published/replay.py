@@ -14,16 +14,16 @@ from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.made.synthetic import numbers_of_prompt
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.recorded_load import RecordedLoad
-from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
+from benchctl.workload.datasets.rows import ArrivalNs, Length, damaged_row, read_jsonl_rows
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 
 class ReplayRow(msgspec.Struct, frozen=True):
     """One recorded request."""
 
-    input_toks: int
-    output_toks: int
-    arrival_time_ns: int
+    input_toks: Length
+    output_toks: Length
+    arrival_time_ns: ArrivalNs
     input_tok_ids: tuple[int, ...] | None = None
 
 

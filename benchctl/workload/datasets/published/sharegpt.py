@@ -13,10 +13,11 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import DatasetError
+from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
 from benchctl.workload.datasets.dataset import FileDataset
 from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
-from benchctl.workload.datasets.rows import read_bytes
+from benchctl.workload.datasets.rows import read_file
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 MIN_TOKENS = 4
@@ -41,13 +42,13 @@ class Conversation(msgspec.Struct, frozen=True):
 
 def sharegpt_prompts(file: SourceFile, selection: Selection, tokenizer: Tokenizer) -> tuple[Prompt, ...]:
     """The selected usable conversations. Lengths are counted only until enough are selected."""
-    content = read_bytes(file.path)
+    content = read_file(file.path)
     try:
         rows = msgspec.json.decode(content, type=list[Conversation])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODING_ERRORS as error:
         raise DatasetError(
-            f"{file.path}: {error}. Expected a JSON list of objects with 'conversations' of 'from' and 'value': "
-            "fetch the file again with 'benchctl data fetch sharegpt', or correct workload.path"
+            f"{file.path}: {decoding_problem(error)}. Expected a JSON list of objects with 'conversations' of "
+            "'from' and 'value': fetch the file again with 'benchctl data fetch sharegpt', or correct workload.path"
         ) from error
     answered = ((i, *_prompt_and_answer(rows[i])) for i in selection.row_order(len(rows)) if _is_answered(rows[i]))
     return selection.take(_usable(answered, file.dataset, tokenizer), file)
