@@ -1,6 +1,7 @@
 """Quality of the client's timestamps: their source, the delay of reads, and the load of the client's processes."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 from benchctl.analysis.metrics.arrival_errors import by_worker
@@ -9,7 +10,7 @@ from benchctl.analysis.metrics.request_timing import concatenated, num_zeros, po
 from benchctl.analysis.metrics.unknown import known_values, ms_or_none, quotient
 from benchctl.records.request import RequestRecord
 from benchctl.records.samples import ClientSample
-from benchctl.units import NS_PER_S
+from benchctl.units import NS_PER_S, s_from_ns
 
 _PERIOD_NS: Final = NS_PER_S // 10
 """Period of the samples of an event loop that does not stall."""
@@ -63,7 +64,19 @@ def stalled_ns(samples: Iterable[ClientSample], limit_ns: float) -> int:
     return max(late, default=0)
 
 
-def num_clock_steps(samples: Iterable[ClientSample]) -> int:
-    """Number of times that the wall clock was set during the load: the most that any process noticed."""
-    num_offsets = [sum(sample.offset is not None for sample in own) for own in by_worker(samples).values()]
-    return max(max(num_offsets, default=0) - 1, 0)  # the first is the difference at the start
+def clock_steps(samples: Iterable[ClientSample]) -> tuple[tuple[float, float], ...]:
+    """Each time that the wall clock was set during the load: seconds since the first look at it, and by how many.
+
+    They are those of the process that noticed most.
+    """
+    offsets = [
+        [sample.offset for sample in own if sample.offset is not None] for own in by_worker(samples).values()
+    ]
+    most = max(offsets, key=len, default=[])
+    return tuple(
+        (
+            s_from_ns(after.t_ns - most[0].t_ns),
+            s_from_ns(after.realtime_less_monotonic_ns - before.realtime_less_monotonic_ns),
+        )
+        for before, after in pairwise(most)
+    )

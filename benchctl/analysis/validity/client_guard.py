@@ -27,7 +27,7 @@ from benchctl.analysis.metrics.client_sends import (
 )
 from benchctl.analysis.metrics.request_timing import itls_ns, measured
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, idle_slots, slot_occupancy
-from benchctl.analysis.metrics.timestamp_quality import busy_cores, num_clock_steps, samples_span_ns, stalled_ns
+from benchctl.analysis.metrics.timestamp_quality import busy_cores, clock_steps, samples_span_ns, stalled_ns
 from benchctl.profile.sections.workload import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ResultWarning
@@ -50,6 +50,8 @@ MAX_BUSY_FRAC: Final = 0.9
 """Share of a core above which a process has none to spare: simultaneous arrivals queue."""
 MIN_HELD_UP_NS: Final = NS_PER_S // 2
 """Time under late wake-ups that is more than a hiccup."""
+_MOST_STEPS: Final = 3
+"""Settings of the wall clock that a warning describes."""
 
 
 def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
@@ -151,11 +153,15 @@ def _full_processors(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]
 
 
 def _clock_changes(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
-    if steps := num_clock_steps(samples):
+    if steps := clock_steps(samples):
+        times = "once" if len(steps) == 1 else f"{len(steps)} times"
+        shown = ", ".join(f"by {by_s:+,.4g} s after {after_s:.1f} s" for after_s, by_s in steps[:_MOST_STEPS])
+        more = ", …" if len(steps) > _MOST_STEPS else ""
         yield ResultWarning(
             code="wall-clock-set",
-            message=f"the system clock was set {steps} times during the load: the kernel's timestamps around that "
-            "time are unusable, and the client's own replace them. Keep the clock of a measuring machine steady",
+            message=f"the system clock was set {times} during the load ({shown}{more}): the kernel's timestamps "
+            "around that time are unusable, and the client's own replace them. Durations are those of a clock that "
+            "is never set. Keep the clock of a measuring machine steady",
         )
 
 

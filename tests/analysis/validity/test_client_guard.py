@@ -382,15 +382,15 @@ def test_a_process_without_a_processor_to_spare_is_a_doubt():
 
 def test_a_wall_clock_that_was_set_is_told_once_for_all_processes():
     first, moved = (
-        ClockOffset(t_ns=1, realtime_less_monotonic_ns=5),
-        ClockOffset(t_ns=2, realtime_less_monotonic_ns=9),
+        ClockOffset(t_ns=NS_PER_S, realtime_less_monotonic_ns=5),
+        ClockOffset(t_ns=3 * NS_PER_S, realtime_less_monotonic_ns=5 - 3600 * NS_PER_S),
     )
     steady = samples_of(_0={"offset": first})
     assert warned(every_10_ms(5), samples=steady) == ()
     stepped = [samples_of(worker=w, _0={"offset": first}, _5={"offset": moved}) for w in (0, 1)]
     (warning,) = warned(every_10_ms(5), samples=[sample for own in stepped for sample in own])
     assert warning.code == "wall-clock-set"
-    assert "the system clock was set 1 times" in warning.message
+    assert "the system clock was set once during the load (by -3,600 s after 2.0 s)" in warning.message
 
 
 def test_requests_that_went_another_way_are_counted():
