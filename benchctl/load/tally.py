@@ -1,6 +1,8 @@
 """Counts of a load, updated with each record."""
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from benchctl.records.request import RequestRecord
@@ -19,7 +21,8 @@ class LoadSummary:
     last_token_ns: int | None = None
     first_error: str | None = None
     """The error of the first request that failed."""
-    error_kinds: frozenset[str] = frozenset()
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Number of failed requests by the class of their errors."""
     num_refused: int = 0
     """Requests that the server refused for their content."""
     first_refusal: str | None = None
@@ -46,7 +49,7 @@ class Tally:
         self._first_send_ns: int | None = None
         self._last_token_ns: int | None = None
         self._first_error: str | None = None
-        self._error_kinds: set[str] = set()
+        self._failures: Counter[str] = Counter()
         self._num_refused = 0
         self._first_refusal: str | None = None
 
@@ -60,7 +63,7 @@ class Tally:
             self._last_token_ns = max(last_ns, self._last_token_ns or last_ns)
         if record.error is not None:
             self._num_failed += 1
-            self._error_kinds.add(record.error.kind)
+            self._failures[record.error.kind] += 1
             self._first_error = self._first_error or f"{record.error.kind}: {record.error.message}"
             # vLLM refuses a bad schema in the stream that it has begun, with the code that it would have answered
             if record.error.kind in {"http-status", "server-error"} and record.error.status in _REFUSALS:
@@ -74,7 +77,7 @@ class Tally:
             first_send_ns=self._first_send_ns,
             last_token_ns=self._last_token_ns,
             first_error=self._first_error,
-            error_kinds=frozenset(self._error_kinds),
+            failures=dict(self._failures),
             num_refused=self._num_refused,
             first_refusal=self._first_refusal,
         )

@@ -255,7 +255,9 @@ class MeasuredRun:
 
     def _failures(self) -> str:
         load = self.load_summary
-        return f"{load.num_failed} of {load.num_sent} requests failed ({load.first_error})"
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(load.failures.items()))
+        of_several = f": {kinds}" if len(load.failures) > 1 else ""
+        return f"{load.num_failed} of {load.num_sent} requests failed{of_several} ({load.first_error})"
 
     def conclude(self) -> RunRecord:
         """The verdict on a run that went to its end: failed without any answer, else suspect or done."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -37,7 +38,7 @@ _CRASH_WAIT_S: Final = 2.0
 """How long a server that broke off an answer may take to end: its end explains more than the broken answer."""
 _DRAIN_WAIT_S: Final = 8.0
 """The same for one that refuses connections: it was asked to end, and ends when it has drained."""
-_BROKEN_OFF: Final = frozenset({"early-close", "reset", "server-error"})
+_BROKEN_OFF: Final = frozenset({"early-close", "reset", "server-error", "finish-error", "finish-abort"})
 _UNREACHABLE: Final = frozenset({"connect-refused", "connect-timeout", "connect-failed"})
 
 
@@ -117,7 +118,7 @@ async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: "Server",
     try:
         await asyncio.wait({driving, death, stall}, return_when=asyncio.FIRST_COMPLETED)
         if driving.done():
-            await asyncio.wait({death}, timeout=_crash_wait_s(load.summary().error_kinds))
+            await asyncio.wait({death}, timeout=_crash_wait_s(load.summary().failures.keys()))
     finally:
         for task in (driving, death, stall):
             task.cancel()  # no effect on one that has ended
@@ -130,7 +131,7 @@ async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: "Server",
     await driving
 
 
-def _crash_wait_s(error_kinds: frozenset[str]) -> float:
+def _crash_wait_s(error_kinds: AbstractSet[str]) -> float:
     """Seconds to wait for the end of a server whose requests failed with these errors."""
     if error_kinds & _UNREACHABLE:
         return _DRAIN_WAIT_S

@@ -80,7 +80,7 @@ class ChoiceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     output_tokens: int | None = None
     """Tokens of this choice, if the engine reports them."""
     finish_reason: str | None = None
-    """``stop`` or ``length``, as the server says it."""
+    """``stop``, ``length`` or another word, as the server says it; at most 64 characters."""
     text: str = ""
     """The answer."""
 
@@ -92,7 +92,11 @@ class RequestError(Record, frozen=True, kw_only=True, omit_defaults=True):
     (anything else before there was a connection), ``first-token-timeout``, ``between-tokens-timeout``,
     ``total-timeout``, ``reset`` and ``early-close`` (the connection broke, or ended before the answer did),
     ``http-status``, ``malformed-http``, ``malformed-stream``, ``server-error`` (an error event in the stream),
-    ``wrong-length`` (not as many tokens as ``ignore_eos`` demands), ``cancelled``.
+    ``unfinished`` (the stream said that it was over before each choice had a finish reason), ``finish-error``,
+    ``finish-abort``, ``finish-cancelled``, ``finish-content-filter`` and ``finish-timeout`` (the finish reason
+    says that the answer is none), ``wrong-length`` (not as many tokens as ``ignore_eos`` demands),
+    ``unrequested-choice``, ``oversized-head``, ``oversized-line`` and ``oversized-answer`` (more than any answer
+    to the request holds: it was not read to its end), ``cancelled``.
     """
 
     kind: str

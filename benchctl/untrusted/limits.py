@@ -29,5 +29,19 @@ RESPONSE_HEAD_BYTES: Final = 64 << 10
 """Status line and headers of a response."""
 VALUE_CHARS: Final = 60
 """A value of a file within a message."""
+RESPONSE_HEADERS: Final = 256
+"""Number of headers of a response."""
+ERROR_BODY_BYTES: Final = 64 << 10
+"""The body of a response that is not the one that was asked for; more of it is not read."""
+TAIL_BYTES: Final = 64 << 10
+"""What follows the event that says that a stream is over."""
+TOKEN_BYTES: Final = 8 << 10
+"""One streamed token, with all that surrounds it: events take 200 to 700 bytes, log probabilities some thousand."""
+EVENT_VALUES: Final = 1 << 18
+"""JSON values of one event of a stream; an object in memory takes fifty times its shortest text."""
+PAGE_BYTES: Final = 16 << 20
+"""A document that a server states of itself, such as the description of its API."""
+METRICS_BYTES: Final = 4 << 20
+"""A page of counters, which is parsed while a load is measured; those of engines have 0.1 to 0.5 MB."""
 MESSAGE_CHARS: Final = 2_000
 """A text from outside within a message, a table or a page."""

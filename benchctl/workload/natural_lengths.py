@@ -18,6 +18,7 @@ from benchctl.profile.load import stored_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.finish_reasons import is_cut, may_be_whole
 from benchctl.records.request import PreparedRequest, RequestRecord
 
 KEY: Final = "workload.lengths_from"
@@ -142,7 +143,9 @@ def _measured_lengths(results: ResultDirectory) -> dict[str, list[tuple[int, boo
 def _length_of(record: RequestRecord) -> tuple[int, bool] | None:
     if record.is_warmup or record.error is not None or record.completion_tokens is None:
         return None
-    return record.completion_tokens, any(choice.finish_reason == "length" for choice in record.choices)
+    if not all(may_be_whole(choice.finish_reason) for choice in record.choices):
+        return None  # failed by an older version's record, or ended for a reason that nobody knows
+    return record.completion_tokens, any(is_cut(choice.finish_reason) for choice in record.choices)
 
 
 def _typical(lengths: Sequence[tuple[int, bool]]) -> NaturalLength:

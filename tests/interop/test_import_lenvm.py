@@ -29,6 +29,7 @@ from benchctl.analysis.metrics.percentile import interpolated
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.interop.lenvm.arm import makespan_s, sends_s
+from benchctl.interop.lenvm.convert import request_of
 from benchctl.interop.lenvm.gpu_samples import read_gpu_samples
 from benchctl.interop.lenvm.import_directory import ImportResult, import_lenvm
 from benchctl.interop.lenvm.responses import read_responses
@@ -423,6 +424,25 @@ def test_answers_cut_anywhere_hold_every_whole_line_before_the_cut(length: int) 
     assert responses.num_damaged == 0
     assert [answered.idx for answered in responses.answered] == list(range(-(-responses.num_rows // 2)))
     assert all(a.completion_tokens == 2 * lenvm_results.output_of(a.idx) for a in responses.answered)
+
+
+@pytest.mark.parametrize(
+    ("reason", "word", "kind"),
+    [
+        ({"type": "stop", "matched": 2}, "stop", None),
+        ({"type": "abort"}, "abort", "finish-abort"),
+        ("content_filter", "content_filter", "finish-content-filter"),
+    ],
+)
+def test_a_finish_reason_of_an_imported_answer_means_what_it_means_in_a_load(
+    reason: object, word: str, kind: str | None
+) -> None:
+    row = rows_of(1, num_samples=1, top_k=5)[0]
+    row["choice"]["finish_reason"] = reason
+    (answered,) = read_responses([as_lines([row])]).answered
+    assert answered.choices[0].finish_reason == word
+    error = request_of(answered, 0).error
+    assert (error and error.kind) == kind
 
 
 @pytest.mark.slow

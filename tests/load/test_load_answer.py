@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.servers.sse import HEAD, answered, chunked, cut, event, request, told, total, used, written
 
-from benchctl.load.answer.answer import Answer, error_of, head_of
+from benchctl.load.answer.answer import Answer, head_of
+from benchctl.load.answer.failure import error_of
 from benchctl.records.request import RequestError
 
 EVENTS = (
@@ -203,8 +204,8 @@ def test_a_plain_coding_is_no_compression():
         ([b'{"choices": [{"text": "all at once"}]}'], 1, "malformed-stream", "the answer holds no events: {"),
         ([], 1, "early-close", "the stream ended with 0 of 1 choices finished"),
         (EVENTS[:2], 1, "early-close", "the stream ended with 0 of 1 choices finished"),
-        (EVENTS, 2, "early-close", "the stream ended with 1 of 2 choices finished"),
-        ([event(written("a", index=1, finish="stop")), total(1)], 1, "malformed-stream", "holds a choice 1 where"),
+        (EVENTS, 2, "unfinished", "[DONE] with 1 of 2 choices finished"),
+        ([event(written("a", index=1, finish="stop")), total(1)], 1, "unrequested-choice", "holds a choice 1"),
         ([EVENTS[0], b"data: {oops}\n\n", *EVENTS[2:]], 1, "malformed-stream", "an event cannot be read"),
         ([EVENTS[0], event(error={"message": "engine died"})], 1, "server-error", "engine died"),
         (

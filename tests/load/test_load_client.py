@@ -52,7 +52,7 @@ def test_times_and_counts_agree_with_what_the_server_did(tmp_path):
         ({"mode": "truncate"}, "early-close", "the server closed the connection in mid-stream"),
         ({"mode": "hang-up"}, "early-close", "the server closed the connection before it answered"),
         ({"mode": "noise"}, "malformed-http", "the answer is not HTTP"),
-        ({"mode": "no-finish"}, "early-close", "the stream ended with 0 of 1 choices finished"),
+        ({"mode": "no-finish"}, "unfinished", "by [DONE] with 0 of 1 choices finished"),
         ({"mode": "error-event"}, "server-error", "engine core died"),
         ({"mode": "garbage"}, "malformed-stream", "an event cannot be read"),
         ({"mode": "plain"}, "malformed-stream", "the answer holds no events"),

@@ -16,7 +16,7 @@ from support.servers.sse import (
     written,
 )
 
-from benchctl.load.answer.answer import error_of
+from benchctl.load.answer.failure import error_of
 from benchctl.load.answer.stream import CompletionReader
 
 DONE = b"data: [DONE]\n\n"

@@ -133,6 +133,20 @@ def test_failed_requests_and_failed_runs_tell_no_length(tmp_path: Path) -> None:
     assert "has no length for 'generated-00001'" in refusal_of(results)
 
 
+@pytest.mark.parametrize("finish_reason", ["error", "abort", "content_filter", "cancelled", "sudden_death"])
+def test_an_answer_that_failed_or_ended_for_an_unknown_reason_tells_no_length(
+    tmp_path: Path, finish_reason: str
+) -> None:
+    results = measured(tmp_path / "r", (6, 40, 7))
+
+    def ended(record: RequestRecord) -> RequestRecord:
+        choices = tuple(msgspec.structs.replace(c, finish_reason=finish_reason) for c in record.choices)
+        return record if record.index else msgspec.structs.replace(record, choices=choices)
+
+    edit_requests(results, "000-b0-baseline", ended)
+    assert "has no length for 'generated-00000' and 0 other" in refusal_of(results)
+
+
 def test_a_directory_without_a_measured_baseline_is_refused(tmp_path: Path) -> None:
     results = measured(tmp_path / "r", (5, 40, 7))
     edit_run(results, "000-b0-baseline", state="running")

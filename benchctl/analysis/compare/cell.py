@@ -5,6 +5,7 @@ the other, and an interval over blocks would call that a change. Such metrics ar
 steps and the wall time of the same runs still count.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -72,8 +73,9 @@ def _describe_failed_requests(run: LoadedRun) -> str | None:
     failed = [request for request in requests if not is_completed(request)]
     if not failed:
         return None
-    kinds = sorted({request.error.kind if request.error else "unanswered" for request in failed})
-    return f"{len(failed)} of {len(requests)} requests failed in {run.record.run_id} ({', '.join(kinds)})"
+    counts = Counter(request.error.kind if request.error else "unanswered" for request in failed)
+    kinds = ", ".join(f"{count} {kind}" if len(counts) > 1 else kind for kind, count in sorted(counts.items()))
+    return f"{len(failed)} of {len(requests)} requests failed in {run.record.run_id} ({kinds})"
 
 
 def mark_unreliable(metric: MetricComparison, runs: Sequence[LoadedRun]) -> MetricComparison:

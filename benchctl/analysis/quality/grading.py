@@ -13,6 +13,7 @@ from fractions import Fraction
 from benchctl.analysis.metrics.request_timing import is_completed, measured
 from benchctl.analysis.quality.judge import Judge
 from benchctl.analysis.statistics.paired_shares import pass_at
+from benchctl.records.finish_reasons import is_cut, may_be_whole
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.request import PreparedRequest, RequestRecord
 
@@ -83,6 +84,6 @@ def _grade_request(request: PreparedRequest, record: RequestRecord | None, judge
     """Numbers of answers to one request that are correct, that arrived, and that were cut off."""
     if record is None or not is_completed(record):
         return 0, 0, 0
-    choices = record.choices[: request.n]
+    choices = [choice for choice in record.choices[: request.n] if may_be_whole(choice.finish_reason)]
     num_correct = sum(judge.is_correct(choice.text, request.answer or "") for choice in choices)
-    return num_correct, len(choices), sum(choice.finish_reason == "length" for choice in choices)
+    return num_correct, len(choices), sum(is_cut(choice.finish_reason) for choice in choices)

@@ -18,6 +18,7 @@ from benchctl.interop.lenvm.arm import ArmData, lines_of, sends_s, whole_number
 from benchctl.interop.lenvm.gpu_samples import read_gpu_samples
 from benchctl.interop.lenvm.responses import Answered
 from benchctl.interop.readers.lenvm_timing import SAMPLER, step_records
+from benchctl.records.finish_reasons import finish_error
 from benchctl.records.request import Message, PreparedRequest, RequestError, RequestRecord
 from benchctl.records.run import RunTimes
 from benchctl.records.samples import GpuSample
@@ -56,13 +57,16 @@ def requests_of(arm: ArmData, client_start_ns: int) -> Iterator[RequestRecord]:
     begin_ns = first_send_ns(arm, client_start_ns)
     sends = sends_s(arm.durations_s, arm.concurrency)
     for answered, send_s in zip(arm.responses.answered, sends, strict=True):
-        yield _request(answered, begin_ns + round(send_s * NS_PER_S))
+        yield request_of(answered, begin_ns + round(send_s * NS_PER_S))
 
 
-def _request(answered: Answered, sent_ns: int) -> RequestRecord:
+def request_of(answered: Answered, sent_ns: int) -> RequestRecord:
+    """The record of one question, sent at a reconstructed time."""
     is_timed = answered.elapsed_s is not None
     done_ns = sent_ns + round((answered.elapsed_s or 0.0) * NS_PER_S)
-    error = None if answered.error is None else RequestError(kind="server-error", message=answered.error)
+    error = finish_error(choice.finish_reason for choice in answered.choices)
+    if answered.error is not None:
+        error = RequestError(kind="server-error", message=answered.error)
     return RequestRecord(
         request_id=request_id(answered.idx),
         index=answered.idx,

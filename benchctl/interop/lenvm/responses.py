@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
+from benchctl.records.finish_reasons import MOST_WORD_CHARS
 from benchctl.records.request import ChoiceRecord
 from benchctl.untrusted.decoding import DECODING_ERRORS
 
@@ -129,10 +130,11 @@ def _attempts(rows: Sequence[_Row]) -> list[list[_Row]]:
 
 def _choice(position: int, row: _Row) -> ChoiceRecord:
     reason = (row.choice or {}).get("finish_reason")
+    reason = reason.get("type") if isinstance(reason, dict) else reason  # as SGLang's own API states it
     return ChoiceRecord(
         index=position if row.choice_idx is None else row.choice_idx,
         text=row.text or "",
-        finish_reason=reason if isinstance(reason, str) else None,
+        finish_reason=reason[:MOST_WORD_CHARS] if isinstance(reason, str) else None,
     )
 
 

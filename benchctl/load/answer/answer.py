@@ -6,13 +6,13 @@
 from typing import Final
 
 import httptools
-import msgspec
 
-from benchctl.load.answer.events import UNREADABLE
+from benchctl.load.answer.excess import ExcessError, most_answer_bytes
 from benchctl.load.answer.stream import CompletionReader, excerpt
-from benchctl.records.request import PreparedRequest, RequestError
+from benchctl.records.request import RequestError
+from benchctl.untrusted.limits import ERROR_BODY_BYTES, RESPONSE_HEAD_BYTES, RESPONSE_HEADERS
 
-_OK: Final = 200
+OK: Final = 200
 _HEAD_BYTES: Final = 4096
 """Bytes of the body that are stored for messages."""
 _PLAIN_CODINGS: Final = frozenset({"", "identity", "chunked"})
@@ -25,13 +25,15 @@ class _Message:
     """
 
     __slots__ = (
-        "codings", "headers", "is_complete", "is_framed", "is_over", "on_body", "parse", "pieces", "status",
-        "status_code",
+        "codings", "head_bytes", "headers", "is_complete", "is_framed", "is_over", "on_body", "parse", "pieces",
+        "status", "status_code",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.status: int | None = None
         self.headers: list[tuple[bytes, bytes]] = []
+        self.head_bytes = 0
+        """Size of the headers, and of those of interim answers."""
         self.pieces: list[bytes] = []
         self.codings: list[str] = []
         """Codings that compress the body."""
@@ -50,12 +52,16 @@ class _Message:
             raise EOFError("beyond the end of the answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.status is None:  # else it is a trailer
-            self.headers.append((name, value))
+        if self.status is not None:
+            return  # a trailer
+        self.headers.append((name, value))
+        self.head_bytes += len(name) + len(value)
+        if len(self.headers) > RESPONSE_HEADERS or self.head_bytes > RESPONSE_HEAD_BYTES:
+            raise ValueError("too much head")  # ends parsing: the head is not complete
 
     def on_headers_complete(self) -> None:
         status = self.status_code()
-        if status < _OK:
+        if status < OK:
             self.headers.clear()
             return
         self.status = status
@@ -78,18 +84,26 @@ class _Message:
 class Answer:
     """The HTTP/1.1 answer to one request for ``num_choices`` choices, read incrementally.
 
-    Any way of cutting the same bytes into reads gives the same answer but for its times.
+    Any way of cutting the same bytes into reads gives the same answer but for its times. ``num_tokens`` is the
+    number of tokens that were requested, of which the size that an answer may have depends.
     """
 
-    __slots__ = ("_is_plain", "_message", "_parse", "_pieces", "body_head", "http_error", "reader")
+    __slots__ = (
+        "_is_plain", "_message", "_most_bytes", "_num_body_bytes", "_num_bytes", "_num_head_bytes", "_parse",
+        "_pieces", "body_head", "excess", "http_error", "reader",
+    )  # fmt: skip
 
-    def __init__(self, num_choices: int) -> None:
+    def __init__(self, num_choices: int, num_tokens: int = 0) -> None:
         self.reader = CompletionReader(num_choices)
         """What an answer with status 200 streams."""
         self.body_head = b""
         """The first bytes of the body, at most 4096."""
         self.http_error: str | None = None
         """Why the answer cannot be read as HTTP."""
+        self.excess: RequestError | None = None
+        """The failure of an answer that was not read to its end because no honest one is like it."""
+        self._most_bytes = most_answer_bytes(num_tokens)
+        self._num_bytes = self._num_head_bytes = self._num_body_bytes = 0
         self._message = _Message()
         self._parse = self._message.parse
         self._pieces = self._message.pieces
@@ -128,12 +142,42 @@ class Answer:
         if pieces:
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
-            if self._is_plain:
-                self.reader.feed(t_ns, body, late_ns)
-            else:
-                self._take_beginning(t_ns, late_ns, body)
-        if message.is_over:
+            try:
+                if self._is_plain:
+                    self.reader.feed(t_ns, body, late_ns)
+                else:
+                    self._take_beginning(t_ns, late_ns, body)
+            except ExcessError as error:
+                self.break_off(error)
+                return
+        elif message.status is None:
+            self._take_head(len(data))
+        if message.is_over and self.excess is None:
             self._end(t_ns, late_ns)
+
+    def charge(self, num_bytes: int) -> None:
+        """Count what the answer took of the wire and of the memory; ends it where no answer takes as much."""
+        self._num_bytes += num_bytes
+        if self._num_bytes > self._most_bytes and not self.is_over:
+            most = f"{self._most_bytes >> 20} MiB, which is ample for what was requested"
+            self.break_off(ExcessError("oversized-answer", f"the answer has no end within {most}"))
+
+    def break_off(self, error: ExcessError) -> None:
+        """End the answer here and fail its request; what comes after is not looked at."""
+        message = self._message
+        message.is_over, message.is_complete = True, False
+        self.excess = RequestError(kind=error.kind, message=str(error), status=message.status)
+        self.reader.break_off(error)
+        self._let_go()
+
+    def _take_head(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > RESPONSE_HEAD_BYTES and not self._message.is_over:
+            self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        most = f"{RESPONSE_HEAD_BYTES >> 10} KiB and {RESPONSE_HEADERS} headers"
+        self.break_off(ExcessError("oversized-head", f"the head of the answer exceeds {most}"))
 
     def finish(self, t_ns: int) -> None:
         """Note that the connection has ended, or that the rest of the answer is not needed."""
@@ -150,14 +194,21 @@ class Answer:
         if message.codings:
             listed = ", ".join(message.codings)
             self.http_error = self.http_error or f"the answer is compressed ({listed}), which was not requested"
-        elif message.status == _OK:
+            message.is_over = True
+        elif message.status == OK:
             self.reader.feed(t_ns, body, late_ns)
             self._is_plain = len(self.body_head) == _HEAD_BYTES
+        else:
+            self._num_body_bytes += len(body)
+            message.is_over = message.is_over or self._num_body_bytes > ERROR_BODY_BYTES
 
     def _misunderstand(self, error: Exception, data: bytes) -> None:
         message = self._message
         if message.is_complete:
             return  # bytes after the answer do not matter
+        if isinstance(error, httptools.HttpParserCallbackError):
+            self._refuse_head()
+            return
         message.is_over = True
         if isinstance(error, httptools.HttpParserUpgrade):
             self.http_error = "the server changes to another protocol, which was not requested"
@@ -168,7 +219,14 @@ class Answer:
 
     def _end(self, t_ns: int, late_ns: int) -> None:
         if self._message.is_complete:
-            self.reader.finish(t_ns, late_ns)
+            try:
+                self.reader.finish(t_ns, late_ns)
+            except ExcessError as error:
+                self.break_off(error)
+                return
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._message.let_go()
         del self._parse
 
@@ -179,70 +237,3 @@ def head_of(data: bytes) -> tuple[int, list[tuple[bytes, bytes]]] | None:
     answer.feed(0, 0, data)
     answer.finish(0)
     return None if answer.status is None else (answer.status, answer.headers)
-
-
-def error_of(answer: Answer, request: PreparedRequest) -> RequestError | None:
-    """The error of an answer that has ended; None only when everything that ``request`` asks for has come.
-
-    The server's own error explains more than the way in which the answer then ended.
-    """
-    status, reader = answer.status, answer.reader
-    if status is not None and status != _OK:
-        return RequestError(
-            kind="http-status", message=answer.http_error or _stated(answer.body_head), status=status
-        )
-    if reader.error is not None:
-        return reader.error
-    if answer.http_error is not None:
-        return RequestError(kind="malformed-http", message=answer.http_error)
-    if not answer.is_complete:
-        when = "before it answered" if status is None else "in mid-stream"
-        return RequestError(kind="early-close", message=f"the server closed the connection {when}")
-    return _incompleteness(answer, request) or _miscount(reader, request)
-
-
-def _incompleteness(answer: Answer, request: PreparedRequest) -> RequestError | None:
-    reader = answer.reader
-    if reader.cut_event:
-        message = f"the stream ended in the middle of an event: {excerpt(reader.cut_event)}"
-        return RequestError(kind="early-close", message=message)
-    if not reader.has_events and answer.body_head:
-        message = f"the answer holds no events: {excerpt(answer.body_head)}"
-        return RequestError(kind="malformed-stream", message=message)
-    if strangers := [index for index in reader.indices if index >= request.n]:
-        message = f"the stream holds a choice {strangers[0]} where choices 0 to {request.n - 1} were requested"
-        return RequestError(kind="malformed-stream", message=message)
-    if reader.num_finished < request.n:
-        message = f"the stream ended with {reader.num_finished} of {request.n} choices finished"
-        return RequestError(kind="early-close", message=message)
-    return None
-
-
-def _miscount(reader: CompletionReader, request: PreparedRequest) -> RequestError | None:
-    output_tokens, forced_tokens = reader.output_tokens, request.max_tokens * request.n
-    if output_tokens is None:
-        message = "the stream states no usage and no ids of all its tokens: tokens cannot be counted"
-        return RequestError(kind="malformed-stream", message=message)
-    if request.ignore_eos and output_tokens != forced_tokens:
-        message = f"{output_tokens} output tokens where ignore_eos demands {forced_tokens}"
-        return RequestError(kind="wrong-length", message=message)
-    return None
-
-
-class _Refusal(msgspec.Struct):
-    error: msgspec.Raw = msgspec.Raw()
-    message: str | None = None
-
-
-def _stated(body: bytes) -> str:
-    """The message of a refusal: of ``{"error": {"message": …}}``, of ``{"message": …}``, or the body as it is."""
-    nested = body
-    while nested:
-        try:
-            refusal = msgspec.json.decode(nested, type=_Refusal)
-        except UNREADABLE:
-            break
-        if refusal.message is not None:
-            return excerpt(refusal.message.encode())
-        body, nested = nested, bytes(refusal.error)
-    return excerpt(nested or body) or "no message"

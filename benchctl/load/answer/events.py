@@ -3,9 +3,11 @@
 The format is that of WHATWG HTML, section 9.2.
 """
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
+
+from benchctl.load.answer.excess import check_event_size, check_tail, check_values
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 CR: Final = 13
@@ -16,16 +18,21 @@ class EventSplitter:
 
     Several ``data`` lines are joined by a line feed, all three line ends are understood, and comments and other
     fields are dropped. An event named ``error``, or a line ``error: …`` that some servers send instead of an event,
-    becomes ``{"error": "…"}``.
+    becomes ``{"error": "…"}``. Raises ExcessError for an event beyond all honest sizes.
     """
 
-    __slots__ = ("_after_cr", "_held", "_is_start", "_lines", "is_between")
+    __slots__ = (
+        "_after_cr", "_held", "_is_start", "_lines", "_num_held_bytes", "_num_line_bytes", "_num_sized",
+        "is_between",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
         """Lines of the event that is incomplete."""
         self._held: list[bytes] = []
         """Pieces of the line that is incomplete."""
+        self._num_held_bytes = self._num_line_bytes = self._num_sized = 0
+        """Sizes of those pieces and lines, and how many of the lines are in the sum."""
         self._after_cr = False
         """The last byte was a carriage return: a line feed that follows belongs to it."""
         self._is_start = True
@@ -42,8 +49,17 @@ class EventSplitter:
                 if payload := _payload(self._lines):
                     payloads.append(payload)
                 self._lines.clear()
+                self._num_line_bytes = self._num_sized = 0
         self.is_between = not (self._lines or self._held or self._is_start or self._after_cr)
+        if self._lines or self._held:
+            self._check_size()
         return payloads
+
+    def _check_size(self) -> None:
+        """Raises ExcessError when the event that is incomplete is too large."""
+        self._num_line_bytes += sum(map(len, self._lines[self._num_sized :]))
+        self._num_sized = len(self._lines)
+        check_event_size(self._num_line_bytes + self._num_held_bytes)
 
     def _whole_lines(self, data: bytes) -> list[bytes]:
         """Lines that ``data`` completes; the rest is held."""
@@ -57,13 +73,32 @@ class EventSplitter:
         if lines:
             if self._held:
                 lines[0] = b"".join((*self._held, lines[0]))
+                check_values(lines[0])
                 self._held.clear()
+                self._num_held_bytes = 0
             if self._is_start:
                 lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
                 self._is_start = False
         if rest:
             self._held.append(rest)
+            self._num_held_bytes += len(rest)
         return lines
+
+
+class TailSplitter:
+    """Goes on with a stream whose end was announced. Raises ExcessError when it does not end."""
+
+    is_between = False
+
+    def __init__(self, splitter: EventSplitter) -> None:
+        self._splitter = splitter
+        self._num_bytes = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """As that of ``EventSplitter``."""
+        self._num_bytes += len(data)
+        check_tail(self._num_bytes)
+        return self._splitter.feed(data)
 
 
 def _payload(lines: list[bytes]) -> bytes:
@@ -83,6 +118,15 @@ def _payload(lines: list[bytes]) -> bytes:
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 """Larger counts are errors, and other readers of JSON could not hold them."""
+ABSENT: Final = msgspec.Raw()
+"""Value of a field that is not there. Fields of any type stay undecoded: they could hold millions of objects."""
+
+
+class FinishObject(msgspec.Struct):
+    """A finish reason as SGLang's own API states it."""
+
+    type: str | None = None
+    message: str | None = None
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -92,8 +136,8 @@ class Delta(msgspec.Struct, gc=False):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
-    tool_calls: Any = None
-    function_call: Any = None
+    tool_calls: msgspec.Raw = ABSENT
+    function_call: msgspec.Raw = ABSENT
 
 
 class ChoiceEvent(msgspec.Struct, gc=False):
@@ -103,7 +147,7 @@ class ChoiceEvent(msgspec.Struct, gc=False):
     delta: Delta | None = None
     text: str | None = None
     token_ids: list[int] | None = None
-    finish_reason: str | None = None
+    finish_reason: str | FinishObject | None = None
 
 
 class _PromptDetails(msgspec.Struct):
@@ -134,9 +178,9 @@ class Event(msgspec.Struct, gc=False):
     choices: list[ChoiceEvent] | None = None
     usage: Usage | None = None
     timings: Timings | None = None
-    error: Any = None
-    object: Any = None
-    message: Any = None
+    error: msgspec.Raw = ABSENT
+    object: str | None = None
+    message: msgspec.Raw = ABSENT
 
     @property
     def tokens_so_far(self) -> int | None:

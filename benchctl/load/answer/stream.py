@@ -8,95 +8,33 @@ that only names the role does not count; an event with token ids and no text doe
 character), and so does one by which a running count grew.
 """
 
-from array import array
-from collections import defaultdict
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from benchctl.load.answer.choice import UNCOUNTED, Choice, Choices
 from benchctl.load.answer.events import (
+    ABSENT,
     CR,
     UNREADABLE,
     ChoiceEvent,
     Delta,
     Event,
     EventSplitter,
+    FinishObject,
+    TailSplitter,
     Usage,
     decode_event,
 )
+from benchctl.load.answer.excess import ExcessError
+from benchctl.records.finish_reasons import MOST_WORD_CHARS, finish_error
 from benchctl.records.request import ChoiceRecord, RequestError
+from benchctl.untrusted.decoding import decoding_problem
 
 _EXCERPT_BYTES: Final = 200
-_UNCOUNTED: Final = -1
-
-
-class _Choice:
-    """One choice while it is read: the arrival, the read delay and the tokens of each chunk.
-
-    Stored in columns, so that a stream of ten thousand tokens takes little memory while it is open.
-    """
-
-    __slots__ = (
-        "add_count",
-        "add_late",
-        "add_ns",
-        "add_text",
-        "chars",
-        "counts",
-        "finish_reason",
-        "has_empty_ids",
-        "head",
-        "lates_ns",
-        "silent",
-        "texts",
-        "times_ns",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.times_ns = array("q")
-        self.lates_ns = array("q")
-        self.counts = array("q")
-        """``_UNCOUNTED`` where the server does not count them."""
-        self.texts: list[str] = []
-        """The text of each chunk since the choice was last compacted; empty for a silent one."""
-        self.head = ""
-        """The text of the chunks before those, and in ``chars`` the length of each."""
-        self.chars = array("i")
-        self.silent: list[int] = []
-        """Positions of chunks that only a count shows; they are chunks only if the server continues to count."""
-        self.finish_reason: str | None = None
-        self.has_empty_ids = False
-        """An empty list of token ids came: the server counts even when there is nothing to count."""
-        self.add_ns = self.times_ns.append
-        self.add_late = self.lates_ns.append
-        self.add_count = self.counts.append
-        self.add_text = self.texts.append
-
-    def add(self, t_ns: int, late_ns: int, count: int | None, text: str | None) -> None:
-        """Take a chunk; its text is None if it is silent."""
-        if text is None:
-            self.silent.append(len(self.times_ns))
-        self.texts.append(text or "")
-        self.times_ns.append(t_ns)
-        self.lates_ns.append(late_ns)
-        self.counts.append(_UNCOUNTED if count is None else count)
-
-    @property
-    def is_counted(self) -> bool:
-        """True when the server counts the tokens of all chunks."""
-        return _UNCOUNTED not in self.counts and (bool(self.counts) or self.has_empty_ids)
-
-    def compact(self) -> None:
-        """Join the texts into one and store their lengths, which is not done while tokens arrive."""
-        self.chars.extend(map(len, self.texts))
-        self.head += "".join(self.texts)
-        self.texts.clear()
-
-    def drop_silent(self) -> None:
-        """Remove silent chunks of a compacted choice: its count stopped, so it did not show chunks."""
-        for i in reversed(self.silent):
-            del self.times_ns[i], self.lates_ns[i], self.counts[i], self.chars[i]
-        self.silent.clear()
+_EMPTY: Final = frozenset({b"", b"null", b"[]", b"{}"})
+_MOST_ERROR_BYTES: Final = 64 << 10
+"""A larger error is shown as it is, by its beginning."""
 
 
 class CompletionReader:
@@ -104,6 +42,7 @@ class CompletionReader:
 
     __slots__ = (
         "_choices",
+        "_finish_stated",
         "_is_counting",
         "_is_ending",
         "_num_choices",
@@ -125,15 +64,20 @@ class CompletionReader:
         self.cut_event = b""
         """The part of an event that arrived before the stream ended."""
         self._num_choices = num_choices
-        self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
-        self._splitter = EventSplitter()
+        self._choices = Choices(num_choices)
+        self._splitter: EventSplitter | TailSplitter = EventSplitter()
+        self._finish_stated = ""
+        """What the server says of the finish reason of a choice."""
         self._is_ending = False
         self._is_counting = False
         """True while the server sends a running count: every event that could have one has one."""
         self._tokens_so_far: int | None = None
 
     def feed(self, t_ns: int, data: bytes, late_ns: int = 0) -> None:
-        """Take ``data``, which arrived at ``t_ns`` and was read ``late_ns`` later."""
+        """Take ``data``, which arrived at ``t_ns`` and was read ``late_ns`` later.
+
+        Raises ExcessError for what no honest stream holds; there is no use in feeding more then.
+        """
         line, _, rest = data.partition(b"\n")
         if rest == b"\n" and line[:7] == b"data: {" and CR not in line and self._splitter.is_between:
             payloads = [line[6:]]  # nearly always; the splitter would give the same
@@ -146,7 +90,7 @@ class CompletionReader:
                 self._take_unreadable(payload, error)
                 continue
             choices, counted = event.choices, None
-            if not choices or event.usage is not None or event.timings is not None or event.error is not None:
+            if not choices or event.usage is not None or event.timings is not None or event.error is not ABSENT:
                 counted = self._note(event)
                 if counted and not choices:
                     self._take_silent(t_ns, late_ns, counted)
@@ -160,7 +104,7 @@ class CompletionReader:
                     choice = self._choices[part.index]
                     choice.add_ns(t_ns)
                     choice.add_late(late_ns)
-                    choice.add_count(_UNCOUNTED if ids is None else len(ids))
+                    choice.add_count(UNCOUNTED if ids is None else len(ids))
                     choice.add_text(text)
                 else:
                     self._take_choice(t_ns, late_ns, part, text, counted)
@@ -180,6 +124,11 @@ class CompletionReader:
         return sum(choice.finish_reason is not None for choice in self._choices.values())
 
     @property
+    def finish_error(self) -> RequestError | None:
+        """The failure that a finish reason means; None where all answers that ended are answers."""
+        return finish_error((choice.finish_reason for choice in self._choices.values()), self._finish_stated)
+
+    @property
     def indices(self) -> tuple[int, ...]:
         return tuple(sorted(self._choices))
 
@@ -187,6 +136,11 @@ class CompletionReader:
     def last_chunk_ns(self) -> int:
         """The last arrival of output; 0 before the first."""
         return max((choice.times_ns[-1] for choice in self._choices.values() if choice.times_ns), default=0)
+
+    @property
+    def most_record_bytes(self) -> int:
+        """The most that the choices can take in a record."""
+        return sum(choice.most_record_bytes for choice in self._choices.values())
 
     @property
     def has_events(self) -> bool:
@@ -205,7 +159,7 @@ class CompletionReader:
         """The chunks of each choice, by index; with ``stamps_late`` also the read delay of each."""
         return tuple(self._record(index, self._choices[index], stamps_late) for index in self.indices)
 
-    def _record(self, index: int, choice: _Choice, stamps_late: bool) -> ChoiceRecord:
+    def _record(self, index: int, choice: Choice, stamps_late: bool) -> ChoiceRecord:
         is_counted, output_tokens = choice.is_counted, self._output_tokens(choice)
         choice.compact()
         if not is_counted:
@@ -218,10 +172,10 @@ class CompletionReader:
             chunk_chars=tuple(choice.chars),
             output_tokens=output_tokens,
             finish_reason=choice.finish_reason,
-            text=choice.head,
+            text="".join(choice.heads),
         )
 
-    def _output_tokens(self, choice: _Choice) -> int | None:
+    def _output_tokens(self, choice: Choice) -> int | None:
         if self._num_choices == 1:
             stated = self.usage.completion_tokens if self.usage is not None else None
             stated = self._tokens_so_far if stated is None else stated
@@ -231,15 +185,15 @@ class CompletionReader:
 
     def _take_choice(self, t_ns: int, late_ns: int, part: ChoiceEvent, text: str, counted: int | None) -> None:
         choice = self._choices[part.index]
-        if part.finish_reason is not None:
-            choice.finish_reason = part.finish_reason
+        if (reason := part.finish_reason) is not None:
+            self._finish(choice, reason)
         # A usage in the last event only is not a running count: it would assign all tokens to that event.
         is_running = counted is not None and (self._is_counting or not choice.times_ns)
         if is_running and part.finish_reason is None:
             self._is_counting = True
         num_ids = None if part.token_ids is None else len(part.token_ids)
         delta = part.delta
-        calls_tool = delta is not None and (delta.tool_calls or delta.function_call)
+        calls_tool = delta is not None and not (_is_empty(delta.tool_calls) and _is_empty(delta.function_call))
         if text or num_ids or calls_tool:
             self._is_counting = is_running
             count = num_ids if num_ids is not None else counted if is_running else None
@@ -248,6 +202,13 @@ class CompletionReader:
             choice.add(t_ns, late_ns, counted, None)
         elif num_ids is not None:
             choice.has_empty_ids = True
+
+    def _finish(self, choice: Choice, reason: str | FinishObject) -> None:
+        """Note why a choice ended. An empty word says nothing: the choice goes on."""
+        if isinstance(reason, FinishObject):
+            self._finish_stated = self._finish_stated or excerpt((reason.message or "").encode())
+            reason = reason.type or ""
+        choice.finish_reason = reason[:MOST_WORD_CHARS] or choice.finish_reason
 
     def _take_silent(self, t_ns: int, late_ns: int, counted: int) -> None:
         """Take a count without a choice: a token that completed no character and got no event of its own."""
@@ -259,11 +220,9 @@ class CompletionReader:
 
         None with several choices: servers differ in which of them they count.
         """
-        if event.error is not None or (event.object == "error" and not event.choices):
-            stated = event.message if event.error is None else event.error
-            content = stated.encode() if isinstance(stated, str) else msgspec.json.encode(stated)
-            code = stated.get("code") if isinstance(stated, dict) else None
-            self._fail("server-error", excerpt(content), code if isinstance(code, int) else None)
+        is_error = event.error is not ABSENT and bytes(event.error) != b"null"
+        if is_error or (event.object == "error" and not event.choices):
+            self._note_error(bytes(event.error if is_error else event.message) or b"null")
         if event.usage is not None:
             self.usage = event.usage
         total = event.tokens_so_far
@@ -272,13 +231,32 @@ class CompletionReader:
         since, self._tokens_so_far = total - (self._tokens_so_far or 0), total
         return since if since >= 0 else None
 
+    def _note_error(self, content: bytes) -> None:
+        """Take an error event by the JSON that it states."""
+        stated: Any = msgspec.json.decode(content) if len(content) <= _MOST_ERROR_BYTES else None
+        code = stated.get("code") if isinstance(stated, dict) else None
+        if isinstance(stated, str):
+            content = stated.encode()
+        elif stated is not None:
+            content = msgspec.json.encode(stated)
+        self._fail("server-error", excerpt(content), code if type(code) is int else None)
+
     def _take_unreadable(self, payload: bytes, error: Exception) -> None:
         if payload == b"[DONE]":
             self.is_terminated = True
+            if isinstance(self._splitter, EventSplitter):
+                self._splitter = TailSplitter(self._splitter)
         elif self._is_ending:
             self.cut_event = payload
         else:
-            self._fail("malformed-stream", f"an event cannot be read ({error}): {excerpt(payload)}")
+            self._fail(
+                "malformed-stream", f"an event cannot be read ({decoding_problem(error)}): {excerpt(payload)}"
+            )
+
+    def break_off(self, error: ExcessError) -> None:
+        """Note that the stream is not read to its end, and drop the event that is incomplete."""
+        self._splitter = EventSplitter()
+        self._fail(error.kind, str(error))
 
     def _fail(self, kind: str, message: str, status: int | None = None) -> None:
         if self.error is None:
@@ -291,6 +269,10 @@ def _text(delta: Delta | None) -> str:
     text = delta.content or delta.refusal or ""
     reasoning = delta.reasoning_content or delta.reasoning
     return reasoning + text if reasoning else text
+
+
+def _is_empty(value: msgspec.Raw) -> bool:
+    return value is ABSENT or bytes(value) in _EMPTY
 
 
 def excerpt(data: bytes) -> str:

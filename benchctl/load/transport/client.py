@@ -20,7 +20,7 @@ from benchctl.load.transport.exchange import Call, Exchange
 from benchctl.load.transport.failures import CANCELLED, connect_error, lost_error
 from benchctl.load.transport.kernel_clock import KernelClock
 from benchctl.load.transport.limits import total_reached
-from benchctl.load.transport.receiver import Connection, Receiver
+from benchctl.load.transport.receiver import MOST_HELD_BYTES, Connection, Receiver
 from benchctl.load.transport.redirects import MOST_REDIRECTS, Redirect, redirect_of
 from benchctl.load.transport.request_head import RequestWriter
 from benchctl.load.transport.watch import Watch
@@ -55,6 +55,7 @@ class StreamClient:
         self.connections = Connections(self.receiver, self._url.host, self._url.port or _HTTP_PORT)
         self._elsewhere: dict[tuple[str, int], Connections] = {}
         watch = Watch(self._open, self._timeouts, self.receiver.held, self.stop)
+        self.receiver.on_full = watch.decode_now
         self._watching = asyncio.create_task(watch.run())
         return self
 
@@ -280,6 +281,8 @@ class StreamClient:
             exchange.connection.rest()
             exchange.connection = None
         exchange.task = None
+        if self.receiver.held.num_bytes > MOST_HELD_BYTES:
+            exchange.decode_all()
         # Limits are checked now and then; an answer that ended too late in between was too late all the same.
         exchange.end(total_reached(exchange, self._timeouts, exchange.last_ns))
         self._last_end_ns = max(self._last_end_ns, exchange.last_ns)

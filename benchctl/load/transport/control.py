@@ -9,6 +9,7 @@ import httpx
 from benchctl.load.transport.exchange import Exchange
 from benchctl.load.transport.failures import transport_error
 from benchctl.load.transport.plain_http import PlainTransport
+from benchctl.load.transport.receiver import MOST_HELD_BYTES
 from benchctl.profile.model import Timeouts
 from benchctl.records.request import RequestError
 
@@ -44,6 +45,8 @@ async def carry_by_httpx(client: httpx.AsyncClient, exchange: Exchange, timeouts
             exchange.keep(time.monotonic_ns(), b"HTTP/1.1 %d -\r\n\r\n" % response.status_code)
             async for data in response.aiter_raw():
                 exchange.keep(time.monotonic_ns(), data)
+                if exchange.held.num_bytes > MOST_HELD_BYTES and exchange.is_over():
+                    return exchange.excess
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         return transport_error(error, exchange)
     return None

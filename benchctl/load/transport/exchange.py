@@ -9,13 +9,16 @@ from typing import Final, Literal
 import httpx
 import msgspec
 
-from benchctl.load.answer.answer import Answer, error_of
+from benchctl.load.answer.answer import Answer
+from benchctl.load.answer.failure import error_of
 from benchctl.load.transport.kernel_clock import TIMESPEC, KernelClock
 from benchctl.load.transport.limits import limit_passed
 from benchctl.load.transport.receiver import OVERHEAD_BYTES, Connection, HeldBytes, Read
 from benchctl.profile.model import Timeouts
+from benchctl.records.finish_reasons import FINISH_ERROR_KINDS
 from benchctl.records.request import PreparedRequest, RequestError, RequestRecord
 from benchctl.units import NS_PER_S
+from benchctl.untrusted.limits import LINE_BYTES, MESSAGE_CHARS
 
 _SLICE_BYTES: Final = 32_768
 """Decoded at once, in a quarter of a millisecond; then other streams are read."""
@@ -26,7 +29,12 @@ _OF_THE_CLIENT: Final = frozenset(
     }
 )  # fmt: skip
 """Failures that nothing in the answer explains better."""
-_OF_THE_SERVER: Final = frozenset({"http-status", "server-error", "malformed-http"})
+_OF_THE_SERVER: Final = frozenset({"http-status", "server-error", "malformed-http"}) | FINISH_ERROR_KINDS
+
+
+_UNRECORDABLE: Final = RequestError(
+    kind="oversized-answer", message=f"the answer takes over {LINE_BYTES >> 20} MiB as a record, and is not kept"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +98,8 @@ class Exchange:
     def answer(self) -> Answer:
         """The decoded part of the answer; created on first use, which is after the last byte."""
         if self._answer is None:
-            self._answer = Answer(self.call.request.n)
+            request = self.call.request
+            self._answer = Answer(request.n, request.n * request.max_tokens)
         return self._answer
 
     def begin_answer(self) -> None:
@@ -116,6 +125,11 @@ class Exchange:
         """Store a read without a timestamp of the kernel."""
         self.reads.append((read_ns, b"", data))
         self.held.num_bytes += len(data) + OVERHEAD_BYTES
+
+    @property
+    def excess(self) -> RequestError | None:
+        """The failure of an answer that must not be read any further, as far as it is decoded."""
+        return None if self._answer is None else self._answer.excess
 
     @property
     def output_ns(self) -> int:
@@ -151,6 +165,7 @@ class Exchange:
             if num_bytes >= _SLICE_BYTES:
                 break
         del reads[:num_reads]
+        self.answer.charge(num_bytes)
         self.answer.reader.compact()
         self.last_arrival_ns = last_arrival_ns
         self.held.num_bytes -= num_bytes
@@ -188,8 +203,10 @@ class Exchange:
     def _record(self) -> RequestRecord:
         reader, request = self.answer.reader, self.call.request
         usage, is_stamped = reader.usage, self.is_stamped and bool(self.last_arrival_ns)
-        choices = reader.choices(is_stamped)
+        is_too_large = reader.most_record_bytes > LINE_BYTES  # readers of files bound a line as well
+        choices = () if is_too_large else reader.choices(is_stamped)
         error = self._error(request) or limit_passed(choices, self.timeouts, self.sent_ns)
+        error = error or (_UNRECORDABLE if is_too_large else None)
         slot_free_ns = self.slot_free_ns()
         return RequestRecord(
             request_id=request.request_id,
@@ -219,6 +236,7 @@ class Exchange:
         keys = [value for name, value in call.headers.items() if name.lower() == "authorization"]
         for secret in (*keys, *(key.rpartition(" ")[2] for key in keys), *call.secrets):
             message = message.replace(secret, "[key]") if secret else message
+        message = message[:MESSAGE_CHARS]
         return error if message == error.message else msgspec.structs.replace(error, message=message)
 
     def _error(self, request: PreparedRequest) -> RequestError | None:

@@ -34,6 +34,8 @@ _ENDINGS: Final = frozenset(_BLANK_LINE[i:] for i in range(len(_BLANK_LINE)))
 """Endings of reads that may complete a chunked body, also where its end came in pieces."""
 _END: Final = b"\r\n0\r\n\r\n"
 """The last chunk. An event stream has no line ``0``: all its lines begin with the name of a field."""
+MOST_HELD_BYTES: Final = 32 << 20
+"""Bytes of undecoded reads beyond which nothing is read before some are decoded."""
 OVERHEAD_BYTES: Final = 200
 """Memory of a stored read beside its bytes: a tuple, a number, two headers of objects."""
 _PAUSE_NS: Final = 1_000_000
@@ -124,6 +126,8 @@ class Receiver:
         """Time at which ``on_due`` is called even while sockets are read: planned sends are on time whatever
         arrives."""
         self.on_due: Callable[[], None] = lambda: None
+        self.on_full: Callable[[], None] = lambda: None
+        """Called when stored reads have to be decoded before more are taken."""
         self._loop.add_reader(self._epoll.fileno(), self._read_and_pause)
 
     def close(self) -> None:
@@ -195,6 +199,8 @@ class Receiver:
             if read_ns >= self.due_ns:
                 self.on_due()
         self.held.num_bytes += num_bytes
+        if self.held.num_bytes > MOST_HELD_BYTES:
+            self.on_full()
         return has_ended
 
     def _check_end(self, connection: Connection, data: bytes) -> bool:
@@ -260,8 +266,9 @@ def _note_framing(connection: Connection, data: bytes) -> None:
     if not end or head[:5] != b"HTTP/" or head[8:10] == b" 1":
         return
     fields = head.lower()
-    connection.is_plain = b"content-length:" in fields
     connection.is_good = head[8:12] == b" 200"
+    # Of an answer that is an error only a part is read, which decoding measures.
+    connection.is_plain = b"content-length:" in fields or not connection.is_good
     connection.is_kept = (
         fields[:8] == b"http/1.1" and b"transfer-encoding: chunked" in fields and b"connection: close" not in fields
     )

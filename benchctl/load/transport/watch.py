@@ -60,9 +60,29 @@ class Watch:
         """Decode reads of open streams, longest first, when they take too much memory."""
         if self._held.num_bytes <= _HELD_BYTES:
             return
-        for exchange in sorted(self._open, key=lambda exchange: len(exchange.reads), reverse=True):
+        for exchange in self._longest_first():
             while len(exchange.reads) > 1 and exchange in self._open:
-                exchange.decode_some()
+                self._decode(exchange)
                 await asyncio.sleep(0)
             if self._held.num_bytes <= _HELD_BYTES // 2:
                 return
+
+    def decode_now(self) -> None:
+        """Decode reads of open streams until little of them is left, whatever waits meanwhile.
+
+        A server that sends faster than anybody generates is not measured, only survived.
+        """
+        for exchange in self._longest_first():
+            while exchange.reads and exchange in self._open:
+                self._decode(exchange)
+            if self._held.num_bytes <= _HELD_BYTES // 2:
+                return
+
+    def _longest_first(self) -> list[Exchange]:
+        return sorted(self._open, key=lambda exchange: len(exchange.reads), reverse=True)
+
+    def _decode(self, exchange: Exchange) -> None:
+        """Decode some reads; end a stream of which no more must be read."""
+        exchange.decode_some()
+        if exchange.excess is not None:
+            self._stop(exchange, exchange.excess)

@@ -122,6 +122,19 @@ def test_an_answer_that_never_came_is_wrong_and_told(tmp_path: Path) -> None:
     assert "answers that never arrived, counted as wrong: 0 of 40 against 4 of 40" in quality_lines(quality)
 
 
+@pytest.mark.parametrize("finish_reason", ["error", "abort", "content_filter", "sudden_death"])
+def test_what_a_finish_reason_calls_no_answer_is_not_judged(tmp_path: Path, finish_reason: str) -> None:
+    results = write_answers(tmp_path / "r", lambda variant, block, i, sample: right(i))
+
+    def failed(record):
+        choices = tuple(msgspec.structs.replace(c, finish_reason=finish_reason) for c in record.choices)
+        return msgspec.structs.replace(record, choices=choices) if record.index < 3 else record
+
+    edit_requests(results, load_results(results.path).runs[1].record.run_id, failed)
+    quality = compare_answers(results)
+    assert (quality.b_failed, quality.b_accuracy) == (3, 0.925)
+
+
 def test_answers_cut_off_at_their_limit_are_judged_and_told(tmp_path: Path) -> None:
     results = write_answers(tmp_path / "r", lambda variant, block, i, sample: right(i))
 

@@ -153,7 +153,7 @@ def test_silence_counts_from_the_last_byte_or_from_the_oldest_open_request():
         ({"mode": "cut"}, "early-close", "in mid-stream"),
         ({"mode": "truncate"}, "early-close", "in mid-stream"),
         ({"tokens": 3}, "wrong-length", "3 output tokens where ignore_eos demands 4"),
-        ({"mode": "no-finish"}, "early-close", "0 of 1 choices finished"),
+        ({"mode": "no-finish"}, "unfinished", "0 of 1 choices finished"),
     ],
     ids=str,
 )

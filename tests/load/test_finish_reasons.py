@@ -1,0 +1,117 @@
+"""Finish reasons: which answers are answers, in the words of each engine."""
+
+import asyncio
+import json
+
+import pytest
+from support.servers.paced_engine import call, request, send
+from support.servers.parts_server import serving, writing
+
+from benchctl.load.driver import Load
+from benchctl.load.transport.client import StreamClient
+from benchctl.measure.sending import _crash_wait_s
+from benchctl.profile.model import Timeouts
+from benchctl.profile.sections.workload import Arrival
+from benchctl.records.finish_reasons import FINISH_REASONS, finish_error, finish_of, is_cut, unknown_reasons
+from benchctl.records.request import RequestRecord
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+
+def answer(finish_reason: object, *, is_chat: bool = False) -> bytes:
+    said = {"delta": {"content": "b"}} if is_chat else {"text": "b"}
+    last = {"choices": [{"index": 0, **said, "finish_reason": finish_reason}]}
+    usage = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
+    first = {"choices": [{"index": 0, **said, "finish_reason": None}]}
+    events = [b"data: " + json.dumps(each).encode() + b"\n\n" for each in (first, last, usage)]
+    return b"".join((HEAD, *events, b"data: [DONE]\n\n"))
+
+
+def asked(wire: bytes) -> RequestRecord:
+    async def ask() -> RequestRecord:
+        async with serving(writing(wire)) as url, StreamClient(url, Timeouts()) as client:
+            return await (await send(client, call(request(0, max_tokens=2)), 1)).record()
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize(
+    ("finish_reason", "word"),
+    [
+        ("stop", "stop"),
+        ("length", "length"),
+        ("tool_calls", "tool_calls"),
+        ("function_call", "function_call"),
+        ({"type": "stop", "matched": 2}, "stop"),
+        ({"type": "length", "length": 2}, "length"),
+        ("eos", "eos"),
+        ("word", "word"),
+        ("limit", "limit"),
+        ("STOP", "STOP"),
+        ("tool-calls", "tool-calls"),
+    ],
+)
+def test_an_answer_that_ended_by_itself_at_its_limit_or_with_a_call_is_one(finish_reason, word, is_chat):
+    record = asked(answer(finish_reason, is_chat=is_chat))
+    assert record.error is None
+    assert record.choices[0].finish_reason == word
+    assert not unknown_reasons([record])
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "kind", "message"),
+    [
+        ("error", "finish-error", "finish_reason 'error'"),
+        ("abort", "finish-abort", "finish_reason 'abort'"),
+        ("content_filter", "finish-content-filter", "finish_reason 'content_filter'"),
+        ("cancelled", "finish-cancelled", "finish_reason 'cancelled'"),
+        ({"type": "abort", "message": "out of KV cache"}, "finish-abort", "'abort': out of KV cache"),
+    ],
+)
+def test_an_answer_that_failed_is_a_failure_of_its_own_class(finish_reason, kind, message):
+    for wire in (answer(finish_reason), answer(finish_reason)[:-40]):
+        record = asked(wire)
+        assert record.error is not None
+        assert (record.error.kind, message in record.error.message) == (kind, True), record.error
+        assert record.choices[0].text == "bb"
+
+
+def test_an_unknown_word_is_kept_and_counted():
+    record = asked(answer("sudden_death"))
+    assert record.error is None
+    assert unknown_reasons([record, record]) == {"sudden_death": 2}
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "kind"),
+    [("", "unfinished"), (None, "unfinished"), ({}, "unfinished"), (7, "malformed-stream")],
+)
+def test_a_stream_that_is_over_without_a_finish_reason_is_a_failure(finish_reason, kind):
+    record = asked(answer(finish_reason))
+    assert (record.error and record.error.kind) == kind
+
+
+def test_failures_of_a_load_are_counted_by_class():
+    words = iter(["stop", "error", "abort", "error", "length"])
+    kept: list[RequestRecord] = []
+
+    async def go():
+        async def next_answer(writer):
+            await writing(answer(next(words)))(writer)
+
+        async with serving(next_answer) as url, StreamClient(url, Timeouts()) as client:
+            load = Load(client, Arrival(kind="closed-loop", max_concurrency=1), kept.append)
+            await load.drive(call(request(i, max_tokens=2)) for i in range(5))
+            return load.summary()
+
+    summary = asyncio.run(go())
+    assert (summary.num_failed, summary.failures) == (3, {"finish-error": 2, "finish-abort": 1})
+    assert _crash_wait_s(summary.failures.keys()) > 0
+
+
+def test_every_word_of_the_table_is_found_as_servers_write_it():
+    for word, finish in FINISH_REASONS.items():
+        assert finish_of(word.upper()) == finish_of(word.replace("_", "-")) == finish
+        assert (finish_error([word]) is not None) == (finish.ending == "failed")
+        assert is_cut(word) == (finish.ending == "limit")
