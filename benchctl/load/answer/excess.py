@@ -1,4 +1,4 @@
-"""Excess: more than any honest answer holds. Reading ends where it is met, because the rest could be of any size."""
+"""Excess: more than any honest answer holds. Reading ends where it is met, as the rest could be of any size."""
 
 from typing import Final
 
