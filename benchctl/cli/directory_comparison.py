@@ -17,6 +17,7 @@ from benchctl.report.documents.verdict import verdict_document
 from benchctl.report.page.build import directory_page
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict, directory_verdict
 from benchctl.report.text.comparison_markdown import markdown_of
+from benchctl.report.text.markdown import fenced, markdown_text
 
 
 def baseline_side(text: str) -> str | None:
@@ -93,10 +94,11 @@ def _headline(verdict: PageVerdict) -> str | None:
 
 
 def _markdown(verdict: PageVerdict, *, show_all: bool) -> str:
-    parts = [f"**{headline}**" for headline in [_headline(verdict)] if headline is not None]
+    parts = [f"**{markdown_text(headline)}**" for headline in [_headline(verdict)] if headline is not None]
     for one in verdict.all:
         if one.comparison is None:
-            parts.append(f"**{one.word}: {one.sentence}**\n\n```text\n{one.problem}\n```")
+            sentence = markdown_text(f"{one.word}: {one.sentence}")
+            parts.append(f"**{sentence}**\n\n{fenced(one.problem or '')}")
         else:
             parts.append(markdown_of(one.comparison, show_all=show_all))
     return "\n\n".join(parts)

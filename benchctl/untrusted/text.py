@@ -13,6 +13,8 @@ _CONTROL: Final = re.compile(
 )
 """C0 and C1 controls but tab and line feed, marks that reorder or hide text, and lone surrogates. The joiners of
 Persian and of emoji stay."""
+_FORMULA: Final = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
+"""The beginnings of formulas, also in full width; after blanks, tabs and line ends as well."""
 
 
 def visible(text: str, max_chars: int = MESSAGE_CHARS) -> str:
@@ -33,6 +35,25 @@ def visible_line(text: str, max_chars: int = MESSAGE_CHARS) -> str:
 def visible_lines(text: str, max_chars: int = MESSAGE_CHARS) -> str:
     """A text whose lines are each ``visible`` and cut to ``max_chars``."""
     return "\n".join(visible(line, max_chars) for line in text.replace("\r\n", "\n").split("\n"))
+
+
+def csv_cell(value: object) -> object:
+    """A value for a cell of CSV: of a text, one that a spreadsheet shows and does not compute.
+
+    A text that begins as a formula does gets an apostrophe in front, unless it is a number.
+    """
+    if not isinstance(value, str):
+        return value
+    shown = visible(value)
+    return f"'{shown}" if shown.lstrip()[:1] in _FORMULA and not _is_number(shown) else shown
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def escaped(text: str) -> str:

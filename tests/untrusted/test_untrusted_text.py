@@ -1,6 +1,8 @@
 """Text from outside is shown with its control characters as escapes, and cut."""
 
-from benchctl.untrusted.text import visible, visible_line
+import pytest
+
+from benchctl.untrusted.text import csv_cell, visible, visible_line
 
 
 def test_control_sequences_are_shown_as_escapes() -> None:
@@ -21,3 +23,17 @@ def test_a_long_text_is_cut() -> None:
 
 def test_one_line_stays_one_line() -> None:
     assert visible_line("a\nb\tc") == "a\\nb\\tc"
+
+
+@pytest.mark.parametrize("text", ["=cmd()", "+1+cmd", "-a", "@sum(1)", "\t=cmd()", "  =1", "\n@a", "＝cmd()"])  # noqa: RUF001
+def test_a_spreadsheet_gets_no_formula(text: str) -> None:
+    assert csv_cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("value", ["-1.5", "+3", "top_k=5", "", -2.5, None, "a@b"])
+def test_numbers_and_plain_texts_stay_as_they_are_in_a_table(value: object) -> None:
+    assert csv_cell(value) == value
+
+
+def test_a_cell_has_no_control_characters() -> None:
+    assert csv_cell("\r=cmd()\x1b") == "\\x0d=cmd()\\x1b"

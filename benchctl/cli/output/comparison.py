@@ -22,6 +22,7 @@ from benchctl.report.text.acceptance_table import TITLE, acceptance_headings, ac
 from benchctl.report.text.comparison_markdown import markdown_of
 from benchctl.report.text.comparison_table import footnotes_of, headings_of, rows_of
 from benchctl.report.text.decomposition_table import decomposition_headings, decomposition_rows
+from benchctl.report.text.markdown import fenced, markdown_text
 from benchctl.untrusted.text import visible_line
 
 PAGE: Final = ".html"
@@ -113,7 +114,7 @@ def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:
 
 def write_refusal(error: InvalidDataError, outputs: Sequence[Path], summary: Path | None) -> None:
     """Write the reason why nothing was compared to JSON and Markdown; other formats cannot express it."""
-    message = f"**not compared: {str(error).splitlines()[0]}**\n\n```text\n{error}\n```"
+    message = f"**not compared: {markdown_text(str(error).splitlines()[0])}**\n\n{fenced(str(error))}"
     for path in outputs:
         if path.suffix == ".json":
             write_bytes_atomic(path, f"{json.dumps(refusal_document(error), indent=1)}\n".encode())

@@ -12,6 +12,7 @@ from typing import Final
 from benchctl.analysis.summary.columns import SUMMARY_COLUMNS, Value, number_of
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.units import MS_PER_S
+from benchctl.untrusted.text import csv_cell
 
 _OUR_NAMES: Final[Mapping[str, str]] = {
     "tag": "variant",
@@ -49,7 +50,7 @@ def lenvm_csv(runs: Iterable[RunSummary]) -> bytes:
     text = io.StringIO()
     writer = csv.DictWriter(text, LENVM_COLUMNS)
     writer.writeheader()
-    writer.writerows({column: _value(run, column) for column in LENVM_COLUMNS} for run in runs)
+    writer.writerows({column: csv_cell(_value(run, column)) for column in LENVM_COLUMNS} for run in runs)
     return text.getvalue().encode()
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.summary.columns import Value
 from benchctl.report.documents.comparison import document_of
+from benchctl.untrusted.text import csv_cell
 
 _COLUMNS: Final = (
     "cell",
@@ -38,7 +39,7 @@ def csv_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, Value]]) -> by
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow(["" if row[column] is None else row[column] for column in columns])
+        writer.writerow(["" if row[column] is None else csv_cell(row[column]) for column in columns])
     return text.getvalue().encode()
 
 

@@ -4,26 +4,42 @@ Fractions are stored with 24 bits, which is seven significant digits: more than 
 """
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchctl.untrusted.text import visible_line
+
 _FEWEST: Final = 16
 """Shorter lists are no smaller in base64."""
+_MARKUP: Final = re.compile("&|<(?!br>|/?extra>)")
+_ENTITIES: Final = {"&": "&amp;", "<": "&lt;"}
 _INTEGERS: Final = (("u1", np.uint8), ("u2", np.uint16), ("i4", np.int32))
 
 
 def packed(value: Any) -> Any:
-    """The value with every list of numbers, or list of rows of numbers, as a typed array of plotly.js."""
+    """The value with every list of numbers, or list of rows of numbers, as a typed array of plotly.js.
+
+    Texts become such that plotly.js shows what is in them, but for line breaks; ``meta``, which it never shows,
+    stays as it is.
+    """
     if isinstance(value, Mapping):
-        return {key: packed(part) for key, part in value.items()}
+        return {key: part if key == "meta" else packed(part) for key, part in value.items()}
+    if isinstance(value, str):
+        return _shown(value)
     if not isinstance(value, list | tuple):
         return value
     if len(value) >= _FEWEST and (array := _array_of(value)) is not None:
         return _typed(array)
     return [packed(part) for part in value]
+
+
+def _shown(text: str) -> str:
+    """Plotly reads elements and entities of HTML in every text that it shows; ``<br>`` and ``<extra>`` are ours."""
+    return _MARKUP.sub(lambda found: _ENTITIES[found.group()], visible_line(text))
 
 
 def unpacked(typed: Mapping[str, Any]) -> list[Any]:

@@ -12,10 +12,11 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from benchctl.formats import capitalized, minus, minus_in_numbers, percentage
 from benchctl.report.page.parts.shapes import SHAPES, SIGNS, kind_of
+from benchctl.untrusted.text import visible, visible_lines
 
 
 def render_page(values: dict[str, Any]) -> str:
@@ -28,6 +29,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("benchctl.report.page"),
         autoescape=True,
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -38,9 +40,20 @@ def _environment() -> Environment:
         "minus": minus,
         "minus_in_numbers": minus_in_numbers,
         "percentage": percentage,
+        "whole": whole,
     }
     environment.globals |= {"shapes": SHAPES, "signs": SIGNS}
     return environment
+
+
+def _shown(value: Any) -> Any:
+    """A value on its way into the page: of a text, what can be seen; markup stays as it is."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def whole(text: str) -> Markup:
+    """A text of many lines, such as a log, of which only lines that are too long are cut."""
+    return escape(visible_lines(text))
 
 
 def inert_json(document: Any) -> Markup:
@@ -48,9 +61,8 @@ def inert_json(document: Any) -> Markup:
 
     Nothing in it can end its element: every ``<`` is written as an escape of JSON, which means the same.
     """
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    inert = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return Markup(inert)  # noqa: S704 - nothing in it can end its element
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - nothing in it can end its element
 
 
 def closed(code: str, tag: str) -> Markup:
@@ -72,6 +84,7 @@ def plotly() -> str:
 
 
 @cache
-def packed_plotly() -> str:
+def packed_plotly() -> Markup:
     """plotly.js, compressed by gzip and written in base64: 0.5 MB instead of 1.2; the page unpacks it."""
-    return base64.b64encode(gzip.compress(plotly().encode(), mtime=0)).decode()
+    code = base64.b64encode(gzip.compress(plotly().encode(), mtime=0)).decode()
+    return Markup(code)  # noqa: S704 - base64 has no markup

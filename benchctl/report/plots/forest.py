@@ -10,7 +10,7 @@ from benchctl.formats import percentage, shortened
 from benchctl.report.charts.forest import Forest, ForestRow, forest_of
 from benchctl.report.charts.palette import BLUE, GREEN, SLATE, VERMILION
 from benchctl.report.charts.scale import LogScale
-from benchctl.report.plots.style import new_figure, png_bytes, tidy
+from benchctl.report.plots.style import new_figure, plain, png_bytes, tidy
 
 _COLORS: Final = {"regression": VERMILION, "improvement": GREEN, "equivalent": BLUE}
 _MARKERS: Final = {"regression": ">", "improvement": "<", "equivalent": "s"}
@@ -38,7 +38,7 @@ def forest_plot(comparison: Comparison) -> bytes:
     _draw_axes(axes, lines, forest.scale)
     names = " against ".join(shortened(name, 30) for name in (comparison.b_name, comparison.a_name))
     interval = f"its {percentage(comparison.confidence)} interval"
-    axes.set_xlabel(f"change of {names}, with {interval}; shaded: {forest.bands}")
+    axes.set_xlabel(plain(f"change of {names}, with {interval}; shaded: {forest.bands}"))
     return png_bytes(figure)
 
 
@@ -62,7 +62,7 @@ def _draw_row(axes: Axes, height: int, row: ForestRow, scale: LogScale) -> None:
     axes.text(
         1.02,
         height,
-        f"{words}  {metric.verdict}",
+        plain(f"{words}  {metric.verdict}"),
         transform=beside,
         va="center",
         ha="left",
@@ -93,7 +93,7 @@ def _draw_axes(axes: Axes, lines: list[tuple[str, ForestRow | None]], scale: Log
     ticks = scale.ticks()
     axes.set_xticks([log_ratio for log_ratio, _ in ticks], labels=[label for _, label in ticks])
     axes.set_ylim(len(lines) - 0.4, -0.7)
-    axes.set_yticks(range(len(lines)), labels=[label for label, _ in lines])
+    axes.set_yticks(range(len(lines)), labels=[plain(label) for label, _ in lines])
     for text, (_, row) in zip(axes.get_yticklabels(), lines, strict=True):
         text.set_fontweight("bold" if row is None else "normal")
     axes.tick_params(axis="y", length=0)

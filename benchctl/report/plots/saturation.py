@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.report.charts.palette import SERIES, SLATE
-from benchctl.report.plots.style import legend_beside, new_figure, png_bytes, tidy
+from benchctl.report.plots.style import legend_beside, new_figure, plain, png_bytes, tidy
 
 _MARKERS: Final = ("o", "s", "D", "^", "v", "P", "X")
 _WIDE_RANGE: Final = 8.0
@@ -38,7 +38,9 @@ def draw_saturation(
             pairs = [(size, each[name]) for size, each in zip(line.sizes, line.metrics, strict=True)]
             points = [(size, value) for size, value in pairs if value is not None]
             style = {"color": SERIES[number % len(SERIES)], "marker": _MARKERS[number % len(_MARKERS)]}
-            axes.plot([size for size, _ in points], [value for _, value in points], label=line.label, **style)
+            axes.plot(
+                [size for size, _ in points], [value for _, value in points], label=plain(line.label), **style
+            )
             values += [value for _, value in points]
             if line.largest is not None:
                 axes.axvline(line.largest, color=style["color"], linewidth=0.8, linestyle=":")
@@ -55,7 +57,7 @@ def draw_saturation(
     if _is_wide(sizes):
         panels[-1].set_xscale("log")
         _plain_numbers(panels[-1].xaxis)
-    panels[-1].set_xlabel(x_label)
+    panels[-1].set_xlabel(plain(x_label))
     legend_beside(panels[0])
     return png_bytes(figure)
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from benchctl.report.charts.palette import GREY, SLATE, series_color
-from benchctl.report.plots.style import new_figure, png_bytes, tidy
+from benchctl.report.plots.style import new_figure, plain, png_bytes, tidy
 from benchctl.steptime.diagnosis.buckets import Words, phases_of
 from benchctl.steptime.diagnosis.predictions import Predictions
 from benchctl.steptime.fitting.least_squares import Floats
@@ -72,7 +72,7 @@ def _draw_cloud(
             alpha=0.45,
             linewidths=0,
             color=series_color(index),
-            label=name,
+            label=plain(name),
         )
     low, high = np.quantile(np.concatenate([measured, predicted]), (0.001, 0.999))
     ends = np.array([max(low * 0.93, 1e-4), high * 1.05])
@@ -132,7 +132,7 @@ def _draw_residuals(
     reach = max(0.05, float(np.quantile(np.abs(residuals), 0.99)) * 1.1)
     axes.set_ylim(-reach, reach)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel(x_label)
+    axes.set_xlabel(plain(x_label))
     axes.set_ylabel("error")
     tidy(axes, grid="y")
 
@@ -165,7 +165,9 @@ def _draw_boxes(axes: Axes, residuals: Floats, labels: Words, phase: Words, name
         patch.set_facecolor(series_color(index))
         patch.set_alpha(0.7)
     axes.set_yticks(
-        range(1, len(boxes) + 1), labels=[f"{word}, {len(values):,} steps" for _, word, values in boxes], fontsize=9
+        range(1, len(boxes) + 1),
+        labels=[plain(f"{word}, {len(values):,} steps") for _, word, values in boxes],
+        fontsize=9,
     )
     axes.axvline(0.0, color=SLATE, linewidth=1.0)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))

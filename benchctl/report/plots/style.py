@@ -16,12 +16,15 @@ from matplotlib.figure import Figure
 
 from benchctl.formats import short_number
 from benchctl.report.charts.palette import GREY, ORANGE, PURPLE, SKY, YELLOW
+from benchctl.untrusted.text import visible_line
 
 _LIGHT: Final = frozenset({YELLOW, SKY, GREY, ORANGE, PURPLE})
 
 _WIDTH_IN: Final = 10.0
 _DPI: Final = 130
 _LABEL_CHARACTERS: Final = 36
+_MOST_CHARACTERS: Final = 200
+"""A longer line would leave the data no room."""
 _LABEL_MIN_FRAC: Final = 0.07
 """A segment narrower than this share of the axis is too narrow for its own number."""
 _VISIBLE_MIN_FRAC: Final = 0.001
@@ -49,10 +52,21 @@ class Part:
     """A pattern of matplotlib such as ``////``."""
 
 
+def plain(label: str) -> str:
+    r"""A label that matplotlib draws as it is: ``$`` begins no formula."""
+    shown = "\n".join(visible_line(line, _MOST_CHARACTERS) for line in label.split("\n"))
+    return shown.replace("$", r"\$")
+
+
+def wrapped(label: str) -> str:
+    """A label beside the data, in short lines that are drawn as they are."""
+    return plain(textwrap.fill(visible_line(label, _MOST_CHARACTERS), _LABEL_CHARACTERS))
+
+
 def new_figure(height_in: float, title: str) -> Figure:
     figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    figure.suptitle(plain(title), x=0.01, ha="left", fontsize=12, fontweight="bold")
     return figure
 
 
@@ -83,7 +97,9 @@ def stacked_bars(
 
     ``group`` names the group of each bar; a gap sets groups apart.
     """
-    labels = [textwrap.fill(label, _LABEL_CHARACTERS) for label in bar_labels]
+    labels = [
+        plain(textwrap.fill(visible_line(label, _MOST_CHARACTERS), _LABEL_CHARACTERS)) for label in bar_labels
+    ]
     positions = _positions(group or [""] * len(labels))
     bar_in = 0.42 if all("\n" not in label for label in labels) else 0.55
     figure = new_figure(1.6 + bar_in * positions[-1], title)
@@ -99,7 +115,7 @@ def stacked_bars(
     axes.set_yticks(positions, labels=labels)
     axes.invert_yaxis()
     axes.set_xlim(0, span * 1.09)
-    axes.set_xlabel(x_label)
+    axes.set_xlabel(plain(x_label))
     axes.tick_params(axis="y", length=0)
     tidy(axes, grid="x")
     legend_beside(axes)
@@ -123,7 +139,7 @@ def _stack(axes: Axes, part: Part, positions: Sequence[float], ends: list[float]
         widths,
         left=ends,
         height=0.68,
-        label=part.label if is_visible else None,
+        label=wrapped(part.label) if is_visible else None,
         color=part.color,
         hatch=part.hatch or None,
         edgecolor="white",

@@ -1,6 +1,7 @@
 """The sweep as PNG: ratios to the baseline of time, FLOPs, and the rate at which FLOPs are achieved."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,7 +21,7 @@ from benchctl.report.charts.sweep import (
     swept_factor,
     swept_rows,
 )
-from benchctl.report.plots.style import Plot, legend_beside, new_figure, png_bytes, tidy
+from benchctl.report.plots.style import Plot, legend_beside, new_figure, plain, png_bytes, tidy
 
 _FLOPS: Final = (
     ("pflops", "FLOPs, published rule", ORANGE, "--", "s"),
@@ -55,14 +56,19 @@ def _draw(rows: Sequence[SweepRow], *, suffix: str) -> Plot:
     axes.set_ylim(0, max(1.06 * highest, reach.high))
     tidy(axes, grid="y")
     legend_beside(axes)
-    stem = "topk" if varied == ["top_k"] else "_".join(factor.replace(".", "_") for factor in varied)
-    return Plot(name=f"{stem}_sweep{suffix}.png", png=png_bytes(figure))
+    return Plot(name=file_name(varied, suffix), png=png_bytes(figure))
+
+
+def file_name(varied: Sequence[str], suffix: str) -> str:
+    """The name of a picture of the factors that vary, as one part of a path."""
+    stem = "topk" if varied == ["top_k"] else "_".join(varied)
+    return re.sub(r"[^\w=-]", "_", f"{stem}_sweep{suffix}") + ".png"
 
 
 def _draw_x_axis(axes: Axes, line: SweepLine, varied: Sequence[str]) -> list[float]:
     """Numbers of one factor at their value; anything else side by side, with its name below."""
     if len(varied) == 1:
-        axes.set_xlabel(varied[0])
+        axes.set_xlabel(plain(varied[0]))
     if line.is_ordered:
         numbers = [float(value) for value in line.x]
         axes.set_xticks(numbers, labels=[f"{number:g}" for number in numbers])
@@ -70,7 +76,7 @@ def _draw_x_axis(axes: Axes, line: SweepLine, varied: Sequence[str]) -> list[flo
     heights = [float(i) for i in range(len(line.x))]
     axes.set_xlim(-0.5, len(heights) - 0.5)
     axes.set_xticks(
-        heights, labels=[str(value) for value in line.x], rotation=0 if len(heights) <= _MAX_UPRIGHT else 90
+        heights, labels=[plain(str(value)) for value in line.x], rotation=0 if len(heights) <= _MAX_UPRIGHT else 90
     )
     return heights
 

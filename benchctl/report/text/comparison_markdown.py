@@ -7,24 +7,23 @@ from benchctl.analysis.compare.text import verdict_sentence
 from benchctl.report.text.acceptance_table import TITLE, acceptance_headings, acceptance_rows, compared_drafts
 from benchctl.report.text.comparison_table import footnotes_of, headings_of, rows_of
 from benchctl.report.text.decomposition_table import decomposition_headings, decomposition_rows
-
-_SPECIAL = str.maketrans({sign: f"\\{sign}" for sign in "\\|*_`<"})
+from benchctl.report.text.markdown import markdown_text
 
 
 def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
     """The verdict, the table, then what must be known to trust it."""
     headings = headings_of(comparison)
     lines = [
-        f"**{_escaped(verdict_sentence(comparison))}**",
+        f"**{markdown_text(verdict_sentence(comparison))}**",
         "",
-        _row([_escaped(heading) for heading in headings]),
-        _row(["---"] * len(headings)),
+        _row(headings),
+        _ruler(headings),
     ]
-    lines += [_row([_escaped(field) for field in row]) for row in rows_of(comparison, show_all=show_all)]
+    lines += [_row(row) for row in rows_of(comparison, show_all=show_all)]
     lines += _decomposition(comparison, show_all=show_all)
     if arms := compared_drafts(comparison):
         lines += ["", f"{TITLE}:", "", *_table(acceptance_headings(arms), acceptance_rows(arms))]
-    lines += ["", *(f"- {_escaped(line)}" for line in footnotes_of(comparison))]
+    lines += ["", *(f"- {markdown_text(line)}" for line in footnotes_of(comparison))]
     return "\n".join(lines)
 
 
@@ -37,13 +36,12 @@ def _decomposition(comparison: Comparison, *, show_all: bool) -> list[str]:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    table = [_row([_escaped(heading) for heading in headings]), _row(["---"] * len(headings))]
-    return [*table, *(_row([_escaped(field).replace("  ", "&nbsp;&nbsp;") for field in row]) for row in rows)]
+    return [_row(headings), _ruler(headings), *(_row(row).replace("  ", "&nbsp;&nbsp;") for row in rows)]
 
 
 def _row(fields: Sequence[str]) -> str:
-    return f"| {' | '.join(fields)} |"
+    return f"| {' | '.join(map(markdown_text, fields))} |"
 
 
-def _escaped(text: str) -> str:
-    return text.translate(_SPECIAL)
+def _ruler(headings: Sequence[str]) -> str:
+    return f"| {' | '.join(['---'] * len(headings))} |"

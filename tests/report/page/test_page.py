@@ -22,6 +22,7 @@ from benchctl.records.run import RunFailure
 from benchctl.report.page.build import directory_page, sides_page
 from benchctl.report.page.parts.waterfall import from_decomposition, from_sections
 from benchctl.report.page.render import closed, inert_json, render_page
+from benchctl.untrusted.text import escaped, visible
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
 
@@ -140,7 +141,10 @@ class Elements(HTMLParser):
         self.names |= {tag, *(name for name, _ in attrs)}
 
 
-HOSTILE = '</script><img src=x onerror=alert(1)>\u2028\'" data-x=" {{ 7 * 7 }} {% raw %} {# none #} &amp;'
+HOSTILE = (
+    '\x1b]0;title\x07\x9b31m\u202e</script><img src=x onerror=alert(1)>\u2028\'" data-x=" '
+    "{{ 7 * 7 }} {% raw %} {# none #} &amp;"
+)
 
 
 def test_names_that_look_like_markup_or_templates_stay_text_everywhere(tmp_path):
@@ -157,7 +161,8 @@ def test_names_that_look_like_markup_or_templates_stay_text_everywhere(tmp_path)
     assert {"h1", "table", "svg", "details", "title"} <= names
     assert names & {"img", "onerror", "data-x"} == set()
     shown = html.unescape(re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)))
-    assert shown.count(HOSTILE) >= 8
+    assert shown.count(visible(HOSTILE)) >= 8
+    assert escaped(page) == page  # no control character anywhere, the data of the page included
     assert data_of(page)["directories"][0]["profile"] == HOSTILE
 
 
@@ -168,6 +173,17 @@ def test_a_cell_with_a_name_like_markup_stays_text_in_attributes_too(tmp_path):
     spoken = html.unescape(re.search(r'aria-label="(step_ms in [^"]*)"', page)[1])
     assert "<img src=x onerror=alert(1)>" in spoken
     assert "{{ 7 * 7 }} {% raw %} {# none #} &amp;" in spoken
+
+
+def test_a_text_of_a_megabyte_is_cut_on_the_page(tmp_path):
+    results = builders.write_results(tmp_path, block_factors=FACTORS[:2])
+    builders.edit_manifest(results, label="x" * 1_000_000)
+    run_id = results.runs()[1].path.name
+    failure = RunFailure(cause="unknown", message="x" * 1_000_000)
+    builders.edit_run(results, run_id, state="failed", failure=failure)
+    page = directory_page(analyze_directory(tmp_path))
+    shown = re.sub(r"<script\b.*?</script>", "", page, flags=re.DOTALL)  # the data of the page are whole
+    assert 1_900 < max(map(len, re.findall("x+", shown))) < 2_000
 
 
 def test_data_and_scripts_cannot_end_their_element():

@@ -1,0 +1,60 @@
+"""Labels that look like markup, entities or formulas are drawn as they are, in charts and in pictures."""
+
+import pytest
+from support.browser import chromium, look_at_all, needs_browser, opened
+from support.results import builders
+
+from benchctl.analysis.analyzed import analyze_directory
+from benchctl.report.page.build import directory_page
+from benchctl.report.page.packing import packed
+
+LABEL = '<a href="https://evil.example">go</a><b>&lt;c\x1b[31m\u202e'
+SHOWN = '<a href="https://evil.example">go</a><b>&lt;c\\x1b[31m\\u202e'
+FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
+
+
+def test_every_text_of_a_figure_is_a_text_but_for_line_breaks_and_what_selects() -> None:
+    figure = {"name": LABEL, "hovertemplate": "%{y}<br>a<extra></extra>", "meta": {"arm": LABEL}, "y": [LABEL] * 20}
+    label = '&lt;a href="https://evil.example">go&lt;/a>&lt;b>&amp;lt;c\\x1b[31m\\u202e'
+    assert packed(figure) == {**figure, "name": label, "y": [label] * 20}
+
+
+@pytest.mark.browser
+@needs_browser
+def test_a_browser_draws_labels_as_they_are(tmp_path) -> None:
+    results = builders.write_results(
+        tmp_path, block_factors=FACTORS, cells=[{"value_model": value} for value in (LABEL, "other")]
+    )
+    builders.write_samples(results)
+    path = tmp_path / "report.html"
+    path.write_text(directory_page(analyze_directory(tmp_path)), encoding="utf-8")
+    with chromium() as browser, opened(browser, path) as page:
+        look_at_all(page)
+        page.wait_for_function("document.querySelectorAll('[data-chart] svg.main-svg').length > 0")
+        page.wait_for_timeout(300)
+        texts = page.evaluate("Array.from(document.querySelectorAll('svg.main-svg text'), (e) => e.textContent)")
+        assert any(SHOWN in "".join(text.split("\n")) for text in texts)
+        assert page.locator("svg.main-svg a").count() == 0
+        point = page.locator(".legend .traces").filter(has_text="go").first
+        assert "bold" not in (point.locator("text").get_attribute("style") or "")
+        options = page.locator("select[data-choice=arm] option").all_text_contents()
+        assert any(SHOWN in option for option in options)
+
+
+def test_a_picture_shows_formulas_and_controls_as_text_and_a_long_label_leaves_room(recwarn) -> None:
+    pytest.importorskip("matplotlib")
+    from benchctl.report.plots.style import Part, plain, stacked_bars
+
+    hostile = ["$\\frac$", "$", "a_$b$_c", "\x1b[31m\x07\u202e", "\ud800", "x" * 10_000]
+    parts = [Part(label=label, color="#0072B2", values=[1.0] * len(hostile)) for label in hostile]
+    png = stacked_bars("$\\frac{1}$\x1b", "$x$", hostile, parts)
+    assert png.startswith(b"\x89PNG")
+    assert [str(each.message) for each in recwarn] == []
+    assert plain("$\\frac$\x1b") == r"\$\frac\$\x1b"
+
+
+def test_the_name_of_a_picture_is_one_part_of_a_path() -> None:
+    pytest.importorskip("matplotlib")
+    from benchctl.report.plots.sweep import file_name
+
+    assert file_name(["a/../../b.c", "d"], "_x/../y") == "a_______b_c_d_sweep_x____y.png"
