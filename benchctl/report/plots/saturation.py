@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.report.charts.palette import SERIES, SLATE
-from benchctl.report.plots.style import legend_beside, new_figure, plain, png_bytes, tidy
+from benchctl.report.plots.style import legend_beside, new_figure, plain, png_bytes, tidy, wrapped
 
 _MARKERS: Final = ("o", "s", "D", "^", "v", "P", "X")
 _WIDE_RANGE: Final = 8.0
@@ -39,7 +39,7 @@ def draw_saturation(
             points = [(size, value) for size, value in pairs if value is not None]
             style = {"color": SERIES[number % len(SERIES)], "marker": _MARKERS[number % len(_MARKERS)]}
             axes.plot(
-                [size for size, _ in points], [value for _, value in points], label=plain(line.label), **style
+                [size for size, _ in points], [value for _, value in points], label=wrapped(line.label), **style
             )
             values += [value for _, value in points]
             if line.largest is not None:

@@ -4,7 +4,7 @@ from typing import Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.report.charts.step_time import TITLE, step_times
-from benchctl.report.plots.style import Plot, legend_beside, new_figure, plain, png_bytes, tidy
+from benchctl.report.plots.style import Plot, legend_beside, new_figure, plain, png_bytes, tidy, wrapped
 
 _NAME: Final = "step_time_over_time.png"
 _DASHES: Final = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
@@ -23,7 +23,7 @@ def draw_step_time(analysis: AnalyzedExperiment) -> tuple[Plot, ...]:
             upper.fill_between(
                 course.time_s, course.low_ms, course.high_ms, color=arm.color, alpha=0.2, linewidth=0
             )
-        upper.plot(course.time_s, course.median_ms, label=plain(arm.label), **style)
+        upper.plot(course.time_s, course.median_ms, label=wrapped(arm.label), **style)
         lower.plot(course.time_s, course.num_seqs, **style)
     band = ",\nband: 5-95 % of its steps" if times.has_bands else ""
     upper.set_ylabel(f"median step time, ms{band}")

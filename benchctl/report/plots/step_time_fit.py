@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from benchctl.report.charts.palette import GREY, SLATE, series_color
-from benchctl.report.plots.style import new_figure, plain, png_bytes, tidy
+from benchctl.report.plots.style import new_figure, plain, png_bytes, tidy, wrapped
 from benchctl.steptime.diagnosis.buckets import Words, phases_of
 from benchctl.steptime.diagnosis.predictions import Predictions
 from benchctl.steptime.fitting.least_squares import Floats
@@ -72,7 +72,7 @@ def _draw_cloud(
             alpha=0.45,
             linewidths=0,
             color=series_color(index),
-            label=plain(name),
+            label=wrapped(name),
         )
     low, high = np.quantile(np.concatenate([measured, predicted]), (0.001, 0.999))
     ends = np.array([max(low * 0.93, 1e-4), high * 1.05])

@@ -97,9 +97,7 @@ def stacked_bars(
 
     ``group`` names the group of each bar; a gap sets groups apart.
     """
-    labels = [
-        plain(textwrap.fill(visible_line(label, _MOST_CHARACTERS), _LABEL_CHARACTERS)) for label in bar_labels
-    ]
+    labels = [wrapped(label) for label in bar_labels]
     positions = _positions(group or [""] * len(labels))
     bar_in = 0.42 if all("\n" not in label for label in labels) else 0.55
     figure = new_figure(1.6 + bar_in * positions[-1], title)
