@@ -155,9 +155,13 @@ class _RunReader:
         from benchctl.records.columns.step_log import read_step_log  # noqa: PLC0415 - numpy, for long logs
 
         recorded = self._record.files.get(path.name)
-        steps, error = read_step_log(
-            path, within=self._directory.root, recorded=recorded, block_bytes=self._limits.steps_block
-        )
+        try:
+            steps, error = read_step_log(
+                path, within=self._directory.root, recorded=recorded, block_bytes=self._limits.steps_block
+            )
+        except RecordError as refused:
+            self._note(refused)
+            return ()
         if error is not None:
             self._note(error)
         elif self._has_ended:

@@ -21,6 +21,8 @@ ROWS_BYTES: Final = 4 << 30
 """A file of rows that are all kept, such as prompts or steps: the largest published data set has 0.7 GB."""
 LOG_BYTES: Final = 64 << 30
 """A JSON Lines file of a result directory, which is read piece by piece."""
+SEARCHED_ENTRIES: Final = 200_000
+"""Entries of a directory and all below it that are looked through for files of another tool."""
 LINE_BYTES: Final = 16 << 20
 """One line of a stream from a server, and one line of JSON Lines."""
 PROMPT_TOKENS: Final = 1 << 24

@@ -20,8 +20,10 @@ from benchctl.interop.readers.latencies import aiperf_latencies
 from benchctl.interop.readers.run import ForeignRun
 from benchctl.interop.readers.sglang import is_sglang, sglang_run
 from benchctl.interop.readers.vllm import is_vllm, vllm_run
+from benchctl.untrusted.files import is_there
 from benchctl.untrusted.limits import FOREIGN_BYTES
 from benchctl.untrusted.reading import UnreadableError, json_value, read_text
+from benchctl.untrusted.searching import files_below, require_files
 from benchctl.untrusted.text import visible_line
 
 MANIFEST: Final = "manifest.json"
@@ -38,10 +40,12 @@ def is_foreign(text: str) -> bool:
     path = Path(text)
     try:
         if path.is_dir():
-            is_ours = any((path / name).exists() for name in (MANIFEST, "plan.json"))
+            is_ours = any(is_there(path / name, within=path) for name in (MANIFEST, "plan.json"))
             return not is_ours and bool(_files_in(path))
     except PermissionError:
         return False
+    if path.is_fifo():  # of a shell: compare <(...) FILE
+        return True
     return path.is_file() or (not _exists(path) and all(part and Path(part).is_file() for part in text.split(",")))
 
 
@@ -63,12 +67,16 @@ def _exists(path: Path) -> bool:
 
 
 def _files_in(directory: Path) -> list[Path]:
-    exports = sorted(directory.rglob(AIPERF_FILE))
+    """The result files in a directory. Raises OutsideError where one is a link or no regular file."""
+    exports = files_below(directory, AIPERF_FILE)
     if exports:
+        require_files([path.with_name(AIPERF_RECORDS) for path in exports], within=directory)
         return exports
-    return sorted(
+    paths = sorted(
         path for path in directory.iterdir() if path.suffix in _SUFFIXES and not path.name.endswith(_NOT_A_RUN)
     )
+    require_files(paths, within=directory)
+    return paths
 
 
 def _runs_of(path: Path) -> Iterator[ForeignRun]:

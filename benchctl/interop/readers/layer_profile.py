@@ -39,6 +39,7 @@ from benchctl.steptime.layers.verification import VerificationTable
 from benchctl.units import GIB, NS_PER_US
 from benchctl.untrusted.limits import ROWS_BYTES
 from benchctl.untrusted.reading import UnreadableError, read_csv, read_csv_records, read_json
+from benchctl.untrusted.searching import files_below, require_files
 from benchctl.untrusted.text import visible_value
 
 DENSE: Final = "dense.csv"
@@ -46,6 +47,7 @@ PER_SEQUENCE: Final = "per_sequence.csv"
 ATTENTION: Final = "attention.csv"
 EXPERTS: Final = "moe.csv"
 SKEW: Final = "skew.csv"
+_TABLES: Final = (DENSE, PER_SEQUENCE, ATTENTION, EXPERTS, SKEW)
 _SKEW_COLUMNS: Final = ("n", "pc", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us")
 _DIGITS: Final = re.compile(r"[0-9]{1,5}")
 CONFIG: Final = "config.json"
@@ -62,6 +64,7 @@ def read_layer_tables(directory: Path) -> LayerTables:
     """
     config = _config(directory)
     folder = find_tables(directory)
+    require_files([folder / name for name in _TABLES], within=folder)
     match = _DEGREE.fullmatch(folder.name)
     cells = _attention_cells(folder / ATTENTION)
     attention = _attention(folder / ATTENTION, cells.get(1.0, {}))
@@ -82,7 +85,7 @@ def find_tables(directory: Path) -> Path:
     degree = _config(directory).get("tp_size")
     if (directory / DENSE).is_file():
         return directory
-    folders = sorted(path.parent for path in directory.rglob(DENSE))
+    folders = [path.parent for path in files_below(directory, DENSE)]
     if len(folders) > 1 and degree is not None:
         folders = [folder for folder in folders if folder.name == f"tp{degree}"]
     if len(folders) == 1:
@@ -97,6 +100,7 @@ def find_tables(directory: Path) -> Path:
 def _config(directory: Path) -> Mapping[str, Any]:
     """The settings of the first instance in ``config.json``, with the link of the whole; empty without the file."""
     path = directory / CONFIG
+    require_files([path], within=directory)
     if not path.is_file():
         return {}
     try:

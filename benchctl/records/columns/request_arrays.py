@@ -9,6 +9,7 @@ memory, and sequences as well, but not equal to tuples and not to be encoded.
 """
 
 import hashlib
+import io
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -22,10 +23,11 @@ import numpy as np
 from benchctl.errors import RecordError
 from benchctl.records.columns.log_copy import copy_bytes, read_copy, write_copy
 from benchctl.records.columns.tensor_file import Numbers, in_fewest_bytes, tensors_of
+from benchctl.records.files import open_log
 from benchctl.records.jsonl import decode_lines, encode
 from benchctl.records.request import ChoiceRecord, RequestRecord
 from benchctl.records.run import FileDigest
-from benchctl.untrusted.files import lines_of, open_file
+from benchctl.untrusted.files import lines_of
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -73,7 +75,7 @@ def _packed(requests: Path, within: Path) -> bytes:
     digest, records = hashlib.sha256(), bytearray()
     values = {name: array("q") for name in CHUNK_FIELDS}
     lengths = {name: array("i") for name in CHUNK_FIELDS}
-    with open_file(requests, within=within) as file:
+    with open_log(requests, within=within) or io.BytesIO() as file:
         for record in decode_lines(_digested(lines_of(file, requests), digest), requests, RequestRecord):
             for choice in record.choices:
                 for name, default in CHUNK_FIELDS.items():

@@ -14,10 +14,11 @@ from benchctl.errors import RecordError
 from benchctl.records.columns.log_copy import copy_bytes, read_copy, write_copy
 from benchctl.records.columns.step_columns import StepColumns, columns_of
 from benchctl.records.columns.step_table import StepTable, joined, table_of
+from benchctl.records.files import open_log
 from benchctl.records.jsonl import decode_lines, decode_whole, read_jsonl
 from benchctl.records.run import FileDigest
 from benchctl.records.step import StepRecord
-from benchctl.untrusted.files import lines_of, open_file, stat_file
+from benchctl.untrusted.files import lines_of, stat_file
 from benchctl.untrusted.limits import LINE_BYTES
 
 COPY_FROM_BYTES: Final = 1 << 20
@@ -66,7 +67,7 @@ def read_step_log(
     """The steps of a file up to its first damaged line, and the error of that line.
 
     No link leads to the file from ``within``, by default its folder. ``recorded``: digest of the log when its run
-    ended; trusted if the log still has that size and time.
+    ended; trusted if the log still has that size and time. Raises RecordError where the file cannot be opened.
     """
     root = within or path.parent
     arrays = read_copy(path, version=_VERSION, recorded=recorded, within=root)
@@ -74,7 +75,7 @@ def read_step_log(
         return StepLog(path, StepTable(arrays), root), None
     tables, digest, damage = list[StepTable](), hashlib.sha256(), None
     num_lines = 0
-    with open_file(path, within=root) as file:
+    with open_log(path, within=root) or io.BytesIO() as file:
         while damage is None and (lines := file.read(block_bytes) + file.readline(LINE_BYTES)):
             digest.update(lines)
             records = decode_whole(lines, StepRecord)
