@@ -17,6 +17,7 @@ import httpx
 import msgspec
 
 from benchctl.analysis.metrics.bounds import Bounds
+from benchctl.analysis.validity.answer_ends import AnswerEnds
 from benchctl.analysis.validity.bunching import bunching_warnings
 from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
 from benchctl.engines.engine import Engine, LaunchSite
@@ -230,16 +231,37 @@ class MeasuredRun:
         for check in failed_checks(loaded, self.profile, requests):
             self.journal.suspect(check.code, check.message)
         self.judge_prompts(requests, loaded.requests)
+        if not self.journal.record.is_simulated:
+            ends = self.answer_ends()
+            for request in loaded.requests:
+                ends.add(request)
+            self.judge_ends(ends)
+
+    def answer_ends(self) -> AnswerEnds:
+        """Collects the ends of the answers of this run."""
+        options = self.settings.request
+        has_form = options.response_format is not None or options.structured_outputs is not None
+        has_stops = any(name.startswith("stop") for name in options.extra_body)
+        return AnswerEnds(is_forced=self.profile.stop != "natural", may_stop=has_form or has_stops)
+
+    def judge_ends(self, ends: AnswerEnds) -> None:
+        """Warn of answers that ended early or for an unknown reason."""
+        for warning in ends.warnings():
+            self._judge(warning)
 
     def judge_prompts(self, requests: Iterable[PreparedRequest], records: Iterable[RequestRecord]) -> None:
         """Hold the prompt tokens that the server counted against those of the request set."""
         from benchctl.analysis.validity.prompt_tokens import count_prompts, prompt_warnings  # noqa: PLC0415 - as above
 
         for warning in prompt_warnings(count_prompts(requests, records)):
-            if warning.code in SUSPECT_CODES:
-                self.journal.suspect(warning.code, warning.message)
-            else:
-                self.journal.warn(warning)
+            self._judge(warning)
+
+    def _judge(self, warning: ResultWarning) -> None:
+        """Keep a warning, which makes the run suspect if its code says so."""
+        if warning.code in SUSPECT_CODES:
+            self.journal.suspect(warning.code, warning.message)
+        else:
+            self.journal.warn(warning)
 
     def judge_client(self, loaded: LoadedRun, bounds: Mapping[str, Bounds] | None = None) -> None:
         """Warn of what the client itself did to the times that it took."""

@@ -4,7 +4,6 @@ An answer that ended by itself, at its limit or with a call of a tool is one. A 
 (``RequestError.kind``). A word that is not here leaves open which of them it is.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -89,12 +88,7 @@ def finish_error(words: Iterable[str | None], stated: str = "") -> RequestError 
     return None
 
 
-def unknown_reasons(records: Iterable[RequestRecord]) -> Counter[str]:
-    """Finish reasons of completed requests that are not in the table, each with its number of answers."""
-    return Counter(
-        choice.finish_reason
-        for record in records
-        if record.error is None and not record.is_warmup
-        for choice in record.choices
-        if choice.finish_reason is not None and finish_of(choice.finish_reason) is None
-    )
+def unknown_reasons(record: RequestRecord) -> list[str]:
+    """The finish reasons of an answer that are not in the table."""
+    words = [choice.finish_reason for choice in record.choices]
+    return [word for word in words if word is not None and finish_of(word) is None]

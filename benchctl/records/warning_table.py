@@ -120,6 +120,19 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Two independent records of the run contradict each other, so its numbers are invalid.",
             "Read the message: it names the reconciliation check (see below) and both values.",
         ),
+        "finish-reason-unknown": _suspect(
+            "Answers ended with a finish_reason that no engine is known to use, so they may be no answers.",
+            "Ask the server's owner what the word means; --allow-suspect counts the answers as they are.",
+        ),
+        "output-ended-early": _suspect(
+            "Answers of a forced length ended early although usage counts all their tokens: the server did less "
+            "work than was asked for.",
+            "Name the server's own dialect, whose spelling of ignore_eos it heeds, and measure again.",
+        ),
+        "output-tokens-unseen": _note(
+            "Far fewer chunks came than usage counts tokens, and the server does not count the tokens of a chunk.",
+            "Name the server's own dialect where it counts tokens; speculation and coalescing look the same.",
+        ),
         "prompt-tokens-differ": _suspect(
             "The server counted other prompt lengths than were asked for or counted beforehand, or two servers "
             "count the same prompts differently. A run of an older version counts all the same.",

@@ -56,7 +56,7 @@ def test_an_answer_that_ended_by_itself_at_its_limit_or_with_a_call_is_one(finis
     record = asked(answer(finish_reason, is_chat=is_chat))
     assert record.error is None
     assert record.choices[0].finish_reason == word
-    assert not unknown_reasons([record])
+    assert not unknown_reasons(record)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_an_answer_that_failed_is_a_failure_of_its_own_class(finish_reason, kind
 def test_an_unknown_word_is_kept_and_counted():
     record = asked(answer("sudden_death"))
     assert record.error is None
-    assert unknown_reasons([record, record]) == {"sudden_death": 2}
+    assert unknown_reasons(record) == ["sudden_death"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 import benchctl
+from benchctl.analysis.validity.answer_ends import AnswerEnds
 from benchctl.analysis.validity.reconcile import failed_checks
 from benchctl.errors import UsageError
 from benchctl.interop.lenvm.arm import ArmData, read_arm
@@ -201,6 +202,10 @@ def _run_warnings(arm: ArmData, requests: Sequence[RequestRecord], run_id: str) 
     if (resumed := arm.resumed) is not None:
         message = f"the client was restarted and took over earlier answers: {resumed}; wall_s holds for neither run"
         warnings.append(ResultWarning(code="answers-resumed", message=message, where=run_id))
+    ends = AnswerEnds(is_forced=False)
+    for request in requests:
+        ends.add(request)
+    warnings += [msgspec.structs.replace(warning, where=run_id) for warning in ends.warnings()]
     if any(request.error is not None for request in requests):
         message = f"{sum(r.error is not None for r in requests)} of {len(requests)} requests failed"
         warnings.append(ResultWarning(code="failed-requests", message=message, where=run_id))

@@ -98,6 +98,7 @@ class _SingleLoad:
         self._run = MeasuredRun(profile, planned, results.run(planned.run_id), AttachEngine(), on_progress)
         self._accumulator = LoadAccumulator(limits_ms)
         self._evidence = LoadEvidence()
+        self._ends = self._run.answer_ends()
 
     @property
     def record(self) -> RunRecord:
@@ -165,6 +166,7 @@ class _SingleLoad:
     def _take(self, record: RequestRecord) -> None:
         self._accumulator.add(record)
         self._evidence.take(record)
+        self._ends.add(record)
 
     def _judge(self) -> None:
         """The verdict on a load that went to its end."""
@@ -184,6 +186,7 @@ class _SingleLoad:
             examples = ", ".join(ids[:3]) + (" and others" if len(ids) > 3 else "")
             message = f"usage and what arrived count different tokens in {len(ids)} requests: {examples}"
             journal.suspect("check-failed", message)
+        self._run.judge_ends(self._ends)
         self._run.judge_failures()
         self._run.conclude()
 
