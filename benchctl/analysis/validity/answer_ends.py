@@ -122,13 +122,13 @@ class AnswerEnds:
         if self._lumped:
             listed = abbreviate_names(self._lumped)
             texts.append(
-                f"{len(self._lumped)} of {num_all} count many tokens in a chunk of little text and no time: {listed}"
+                f"{len(self._lumped)} of {num_all} count many tokens in a chunk without text or time: {listed}"
             )
         if self._lacks_text():
             whole, short = (fmean(each.bytes_per_token for each in of) for of in (self._whole, self._short))
             texts.append(
-                f"{len(self._short)} of {num_all} have {self._mean_share():.0%} as many chunks as tokens in usage, and "
-                f"{short:.1f} bytes of text per token where the others have {whole:.1f}"
+                f"{len(self._short)} of {num_all} have {self._mean_share():.0%} as many chunks as tokens in usage, "
+                f"and {short:.1f} bytes of text per token where the others have {whole:.1f}"
             )
         return texts
 
@@ -144,10 +144,10 @@ class AnswerEnds:
         if len(self._short) < _LEAST_ANSWERS or len(self._whole) < _LEAST_ANSWERS:
             return False
         per_token = [each.bytes_per_token for each in self._whole]
-        expected, found = fmean(per_token), fmean(each.bytes_per_token for each in self._short)
+        expected, received = fmean(per_token), fmean(each.bytes_per_token for each in self._short)
         spread = max(pstdev(per_token), _LEAST_SPREAD * expected)
-        is_far = expected - found > _STANDARD_ERRORS * spread / sqrt(len(self._short))
-        return is_far and found < expected * (1 + self._mean_share()) / 2
+        is_far = expected - received > _STANDARD_ERRORS * spread / sqrt(len(self._short))
+        return is_far and received < expected * (1 + self._mean_share()) / 2
 
 
 def _slack(num_tokens: int) -> float:
