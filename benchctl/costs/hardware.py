@@ -18,6 +18,7 @@ from typing import Final
 from benchctl.costs.precision import Precision
 from benchctl.errors import UsageError
 from benchctl.units import GIGA, TERA
+from benchctl.untrusted.text import visible_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +191,7 @@ def hardware_for(name: str) -> Hardware:
     """As ``hardware_or_none``; raises UsageError with the list of known devices instead of returning None."""
     if (device := hardware_or_none(name)) is None:
         raise UsageError(
-            f"unknown hardware {name!r}: name one of {', '.join(HARDWARE)}, or a whole device by its "
+            f"unknown hardware {visible_value(name)}: name one of {', '.join(HARDWARE)}, or a whole device by its "
             "driver's name, such as 'NVIDIA H200'; any other with its peaks, as name:TFLOP/s:GB/s, or as "
             "'measured' once 'benchctl micro roofline' has measured them"
         )
@@ -216,8 +217,8 @@ def _stated_peaks(text: str) -> Hardware:
     is_known = more.keys() <= _FURTHER_PEAKS and (measured_at is None or _TIME.fullmatch(measured_at))
     if not (name.strip() and len(numbers) in {2, 3} and is_positive and is_known):
         raise UsageError(
-            f"hardware {text!r}: give a name and two positive numbers, TFLOP/s of bfloat16 and GB/s of memory, "
-            "such as cpu:1.5:80"
+            f"hardware {visible_value(text)}: give a name and two positive numbers, TFLOP/s of bfloat16 and "
+            "GB/s of memory, such as cpu:1.5:80"
         )
     device = Hardware(
         name=text.strip(),

@@ -13,6 +13,7 @@ from benchctl.costs.latent import LatentShape
 from benchctl.costs.model_shape import Head, ModelShape
 from benchctl.costs.precision import WeightFormat
 from benchctl.errors import UsageError
+from benchctl.untrusted.text import visible_value
 
 __all__ = [
     "BUILT_IN_SHAPES",
@@ -53,13 +54,20 @@ def shape_for(name_or_dir: str) -> ModelShape:
     """
     if name_or_dir in BUILT_IN_SHAPES:
         return BUILT_IN_SHAPES[name_or_dir]
-    path = Path(name_or_dir).expanduser()
-    if path.suffix == ".gguf" and path.is_file():
-        path = path.parent
-    config = path if path.is_file() else path / "config.json"
-    if config.is_file():
-        return shape_from_config(config)
-    return _built_in(name_or_dir)
+    config = _config_of(name_or_dir)
+    return _built_in(name_or_dir) if config is None else shape_from_config(config)
+
+
+def _config_of(text: str) -> Path | None:
+    """The config.json that a path means; None where there is none, as for a text that cannot be a path."""
+    try:
+        path = Path(text).expanduser()
+        if path.suffix == ".gguf" and path.is_file():
+            path = path.parent
+        config = path if path.is_file() else path / "config.json"
+        return config if config.is_file() else None
+    except (OSError, RuntimeError):  # a name too long; a home directory that nobody has
+        return None
 
 
 def _built_in(name: str) -> ModelShape:
@@ -72,7 +80,7 @@ def _built_in(name: str) -> ModelShape:
     nearest = difflib.get_close_matches(_ADDITIONS.sub("", short), BUILT_IN_SHAPES, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
     raise UsageError(
-        f"unknown model {name!r}: {hint}Built-in shapes are {', '.join(BUILT_IN_SHAPES)}; "
+        f"unknown model {visible_value(name)}: {hint}Built-in shapes are {', '.join(BUILT_IN_SHAPES)}; "
         "for any other model name a directory with its config.json"
     )
 

@@ -219,3 +219,11 @@ def test_everything_per_layer_is_linear_in_the_layers(layers: int, factor: int) 
     assert more.attention_flops_per_position() == factor * one.attention_flops_per_position()
     assert more.kv_bytes_per_token() == factor * one.kv_bytes_per_token()
     assert more.lm_head_flops() == one.lm_head_flops()
+
+
+@pytest.mark.parametrize("name", ["x" * 100_000, "~nobody-here/model", "a\x00b", "\x1b[31mred", "/" * 5000])
+def test_a_text_that_can_be_no_path_is_an_unknown_model_in_a_short_message_without_control_characters(name):
+    with pytest.raises(UsageError, match="unknown model") as caught:
+        shape_for(name)
+    assert len(str(caught.value)) < 3_000
+    assert "\x1b" not in str(caught.value)

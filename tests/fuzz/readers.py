@@ -23,7 +23,8 @@ from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.interop.readers.files import read_foreign
 from benchctl.interop.readers.layer_profile import read_layer_tables
 from benchctl.interop.readers.step_table import TableDefaults, read_step_table
-from benchctl.load.answer.answer import Answer, error_of, head_of
+from benchctl.load.answer.answer import Answer, head_of
+from benchctl.load.answer.failure import error_of
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.records.integrity.verification import verify_directory
@@ -90,7 +91,7 @@ class Reader:
             message = str(error)
             if len(message) > MESSAGE_CHARS:
                 return f"{type(error).__name__} with {len(message)} characters: {message[:300]}"
-            if not message.strip():
+            if not message.strip() and isinstance(error, BenchctlError):
                 return f"{type(error).__name__} without a message"
         return None
 
