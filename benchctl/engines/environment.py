@@ -125,12 +125,12 @@ def package_directory(python: Path, name: str) -> Path | None:
     ask = "import importlib.util as u, sys; print(*u.find_spec(sys.argv[1]).submodule_search_locations, sep='\\n')"
     try:
         answer = subprocess.run(
-            (str(python), "-c", ask, name), capture_output=True, check=True, timeout=_ASK_LIMIT_S, text=True
+            (str(python), "-c", ask, name), capture_output=True, check=True, timeout=_ASK_LIMIT_S
         )
     except (OSError, subprocess.SubprocessError):
         return None
     first = answer.stdout.splitlines()[:1]
-    return Path(first[0]) if first else None
+    return Path(os.fsdecode(first[0])) if first else None
 
 
 @cache

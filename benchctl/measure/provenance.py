@@ -88,7 +88,8 @@ def _git(directory: Path, *arguments: str) -> str | None:
         output = subprocess.run(
             ("git", "-C", str(directory), *arguments),  # noqa: S607 - the git of the user
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             check=True,
             timeout=_GIT_LIMIT_S,
         )

@@ -13,7 +13,7 @@ from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import verdict_sentence
 from benchctl.analysis.compare.unpaired_sides import is_unpaired
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.cli.output.screen import folding_console, verdict_text
+from benchctl.cli.output.screen import verdict_text, wide_console
 from benchctl.cli.pictures import drawable
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.jsonl import write_bytes_atomic
@@ -27,8 +27,9 @@ from benchctl.untrusted.text import visible_line
 
 PAGE: Final = ".html"
 SUFFIXES: Final = (".json", ".md", ".csv", ".png", PAGE)
+_MOST_CHARACTERS: Final = 200
+"""A field of a table with a longer label would push the numbers away."""
 _SUMMARY: Final = "GITHUB_STEP_SUMMARY"
-_LEAST_WIDTH: Final = 150
 
 
 def checked_outputs(outputs: Sequence[Path]) -> tuple[Path, ...]:
@@ -132,8 +133,8 @@ def append(path: Path, text: str) -> None:
 
 def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
     """Print the verdict, the table, the decomposition of the time, then the footnotes."""
-    console = folding_console(_LEAST_WIDTH, None)
-    console.print(verdict_text(verdict_sentence(comparison), "bold"), soft_wrap=True)
+    console = wide_console()
+    console.print(verdict_text(verdict_sentence(comparison), "bold"))
     console.print()
     console.print(_table(headings_of(comparison), rows_of(comparison, show_all=show_all)))
     console.print()
@@ -142,17 +143,17 @@ def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
         console.print(_table(decomposition_headings(comparison), parts))
         console.print()
     if arms := compared_drafts(comparison):
-        console.print(TITLE, soft_wrap=True)
+        console.print(TITLE)
         console.print(_table(acceptance_headings(arms), acceptance_rows(arms)))
         console.print()
     for line in footnotes_of(comparison):
-        console.print(visible_line(line), soft_wrap=True)
+        console.print(visible_line(line))
 
 
 def _table(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        table.add_column(heading, no_wrap=True)
+        table.add_column(visible_line(heading, _MOST_CHARACTERS), no_wrap=True)
     for row in rows:
-        table.add_row(*map(verdict_text, row))
+        table.add_row(*(verdict_text(visible_line(field, _MOST_CHARACTERS)) for field in row))
     return table

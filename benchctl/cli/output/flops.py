@@ -62,7 +62,7 @@ def print_tables(request: FlopsRequest, answer: FlopsAnswer) -> None:
     columns = [_readable(account, request) for account in accounts]
     for label in columns[0]:
         table.add_row(label, *(column[label] for column in columns), end_section=label.endswith("total, PFLOP"))
-    console = folding_console(width_of_files=None)
+    console = folding_console(None)
     guided = _drafted(request.drafting)
     guided += f" guided by {request.value_model.name}, top_k {request.top_k}" if request.value_model else ""
     totals = request.totals

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from benchctl.analysis.analyzed import AnalyzedExperiment
     from benchctl.cli.output.console import TextConsole
 
-TABLE_WIDTH: Final = 1000
+TABLE_WIDTH: Final = 10_000
 """Wide enough that no table is cut: numbers without their last digits would mislead."""
 _LEAST_FOLDED: Final = 80
 """Narrower columns could not be read; a narrower terminal breaks the lines by itself."""
@@ -42,15 +42,15 @@ def wide_console() -> "TextConsole":
     return TextConsole(soft_wrap=True, width=TABLE_WIDTH)
 
 
-def folding_console(least_width: int = _LEAST_FOLDED, width_of_files: int | None = _FILE_WIDTH) -> "TextConsole":
-    """A console whose tables fold their cells to the width of the terminal, but not below ``least_width``.
+def folding_console(width_of_files: int | None = _FILE_WIDTH) -> "TextConsole":
+    """A console whose tables fold their cells to the width of the terminal, but not to one that cannot be read.
 
     ``width_of_files`` is the width without a terminal; by None as at one.
     """
     from benchctl.cli.output.console import TextConsole
 
     console = TextConsole(width=None if width_of_files is None or sys.stdout.isatty() else width_of_files)
-    console.width = max(console.width, least_width)
+    console.width = max(console.width, _LEAST_FOLDED)
     return console
 
 

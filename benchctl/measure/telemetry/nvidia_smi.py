@@ -85,7 +85,9 @@ def _query(fields: Sequence[str], selection: Sequence[str]) -> list[str]:
 def _answer(argv: Sequence[str]) -> list[str]:
     """The lines that the program prints; none if it is absent or fails."""
     try:
-        output = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=_CALL_LIMIT_S)
+        output = subprocess.run(
+            argv, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=_CALL_LIMIT_S
+        )
     except (OSError, subprocess.SubprocessError):
         return []
     return [line for line in output.stdout.splitlines() if line.strip()]

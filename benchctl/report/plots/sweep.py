@@ -21,7 +21,7 @@ from benchctl.report.charts.sweep import (
     swept_factor,
     swept_rows,
 )
-from benchctl.report.plots.style import Plot, legend_beside, new_figure, plain, png_bytes, tidy
+from benchctl.report.plots.style import Plot, legend_beside, new_figure, plain, png_bytes, tidy, wrapped
 
 _FLOPS: Final = (
     ("pflops", "FLOPs, published rule", ORANGE, "--", "s"),
@@ -75,9 +75,8 @@ def _draw_x_axis(axes: Axes, line: SweepLine, varied: Sequence[str]) -> list[flo
         return numbers
     heights = [float(i) for i in range(len(line.x))]
     axes.set_xlim(-0.5, len(heights) - 0.5)
-    axes.set_xticks(
-        heights, labels=[plain(str(value)) for value in line.x], rotation=0 if len(heights) <= _MAX_UPRIGHT else 90
-    )
+    words = [wrapped(str(value)) for value in line.x]
+    axes.set_xticks(heights, labels=words, rotation=0 if len(heights) <= _MAX_UPRIGHT else 90)
     return heights
 
 

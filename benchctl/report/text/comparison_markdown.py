@@ -36,11 +36,11 @@ def _decomposition(comparison: Comparison, *, show_all: bool) -> list[str]:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [_row(headings), _ruler(headings), *(_row(row).replace("  ", "&nbsp;&nbsp;") for row in rows)]
+    return [_row(headings), _ruler(headings), *(_row(row) for row in rows)]
 
 
 def _row(fields: Sequence[str]) -> str:
-    return f"| {' | '.join(map(markdown_text, fields))} |"
+    return f"| {' | '.join(markdown_text(field).replace('  ', '&nbsp;&nbsp;') for field in fields)} |"
 
 
 def _ruler(headings: Sequence[str]) -> str:

@@ -29,6 +29,7 @@ from benchctl.records.warning_codes import by_severity
 from benchctl.report.text.plain_table import plain_table
 from benchctl.report.text.prompt_lengths import prompt_lengths_text
 from benchctl.units import TERA, ms_from_ns
+from benchctl.untrusted.text import visible_line
 
 _RUN_COLUMNS: Final = {
     "wall s": "wall_s",
@@ -67,12 +68,13 @@ def headline(analysis: AnalyzedExperiment) -> str:
     label = f" · {manifest.label}" if manifest.label else ""
     work = _requests_text(analysis) if analysis.passes is None else passes_text(analysis)
     baseline = "" if manifest.baseline == "baseline" else f" · baseline {manifest.baseline}"
-    return (
-        f"{manifest.profile}{label} · {manifest.state} · {num_done} of {num_planned} runs done · "
-        f"{blocks_text(manifest)}{baseline}\n"
-        f"engine {manifest.engine} · {work} · seed {manifest.seed}\n"
-        f"{manifest.created_at} · {code} · {manifest.host.hostname}, {devices}"
+    done = f"{num_done} of {num_planned} runs done"
+    lines = (
+        f"{manifest.profile}{label} · {manifest.state} · {done} · {blocks_text(manifest)}{baseline}",
+        f"engine {manifest.engine} · {work} · seed {manifest.seed}",
+        f"{manifest.created_at} · {code} · {manifest.host.hostname}, {devices}",
     )
+    return "\n".join(map(visible_line, lines))
 
 
 def _requests_text(analysis: AnalyzedExperiment) -> str:
