@@ -58,9 +58,11 @@ def _run() -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 0
     except BenchctlError as error:
-        print(f"benchctl: {visible_lines(str(error))}", file=sys.stderr)
+        from benchctl.untrusted.known_secrets import redacted
+
+        print(f"benchctl: {visible_lines(redacted(str(error)))}", file=sys.stderr)
         if error.log_tail:
-            lines = ("the server's log ends:", *map(log_line, error.log_tail.splitlines()))
+            lines = ("the server's log ends:", *map(log_line, redacted(error.log_tail).splitlines()))
             print(*lines, sep="\n", file=sys.stderr)
         return error.exit_code
     except OSError as error:

@@ -133,6 +133,7 @@ def measure(
     *,
     is_quiet: bool,
     simulate: "MeasureRun | None" = None,
+    keeps_raw_logs: bool = False,
 ) -> "Outcome":
     """Measure, or ``simulate``, the runs that are not done; ``next_step`` is advice for after an interrupt."""
     from benchctl.cli.output.progress import experiment_progress
@@ -143,7 +144,8 @@ def measure(
     is_quiet = is_quiet or bool(os.environ.get("CI"))
     try:
         with experiment_progress(len(pending_runs(results)), len(arms(profile)), is_quiet=is_quiet) as listener:
-            return run_experiment(results, profile, requests, listener, simulate or measure_run)
+            do_run = simulate or measure_run
+            return run_experiment(results, profile, requests, listener, do_run, keeps_raw_logs=keeps_raw_logs)
     except KeyboardInterrupt:
         print(f"interrupted; results until now are kept. {next_step}", file=sys.stderr)
         raise

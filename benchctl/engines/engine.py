@@ -5,7 +5,7 @@ when it fails. It starts nothing and keeps no state; ``measure`` owns processes,
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,8 +60,8 @@ class RequestCall:
     path: str
     headers: Mapping[str, str]
     body: bytes
-    secrets: tuple[str, ...] = ()
-    """Values in the headers that must never be recorded."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Values in the headers that must never be recorded, by the variable that holds each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,6 +157,8 @@ def run_experiment(
     requests: Sequence[PreparedRequest],
     listener: Listener,
     measure: MeasureRun = measure_run,
+    *,
+    keeps_raw_logs: bool = False,
 ) -> Outcome:
     """Run everything that is not done, in plan order, until the last run or until the stopping rule ends it.
 
@@ -165,7 +167,7 @@ def run_experiment(
     UsageError when another benchctl measures into the directory.
     """
     with sole_writer(results.path):
-        return _run_pending(results, profile, requests, listener, measure)
+        return _run_pending(results, profile, requests, listener, measure, keeps_raw_logs=keeps_raw_logs)
 
 
 def _run_pending(
@@ -174,12 +176,15 @@ def _run_pending(
     requests: Sequence[PreparedRequest],
     listener: Listener,
     measure: MeasureRun,
+    *,
+    keeps_raw_logs: bool,
 ) -> Outcome:
     context = RunContext(
         profile=profile,
         requests=tuple(requests),
         on_progress=listener.on_request_end,
         on_log_line=listener.on_log_line,
+        keeps_raw_logs=keeps_raw_logs,
     )
     pending = pending_runs(results)
     num_skipped = len(results.due_plan().runs) - len(pending)

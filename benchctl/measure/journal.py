@@ -14,12 +14,15 @@ import msgspec
 from benchctl.errors import BenchctlError, RunError
 from benchctl.load.tally import LoadSummary
 from benchctl.measure.interrupt import interruptible
+from benchctl.measure.redaction import redacted_tree
 from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity.digests import digests_of_run
 from benchctl.records.record import ResultWarning, RunState
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.warning_codes import by_severity
 from benchctl.untrusted.files import entry_names
+from benchctl.untrusted.known_secrets import environment_redactor
+from benchctl.untrusted.secrets import Redactor
 from benchctl.untrusted.writing import make_folder, move_entry
 
 _EARLIER_ATTEMPT: Final = re.compile(r"attempt-(\d+)")
@@ -31,10 +34,11 @@ def utc_now() -> str:
 
 
 class Journal:
-    """Keeps ``run.json``; each change replaces the file."""
+    """Keeps ``run.json``; each change replaces the file, and comes into it without secrets."""
 
-    def __init__(self, directory: RunDirectory, record: RunRecord) -> None:
+    def __init__(self, directory: RunDirectory, record: RunRecord, redactor: Redactor | None = None) -> None:
         self._directory = directory
+        self._redactor = redactor or environment_redactor()
         self.record = record
         self.is_suspect = False
         """Whether a warning keeps the run from counting as done."""
@@ -74,7 +78,7 @@ class Journal:
                 raise
 
     def update(self, **changes: Any) -> None:
-        self.record = msgspec.structs.replace(self.record, **changes)
+        self.record = msgspec.structs.replace(self.record, **redacted_tree(changes, self._redactor))
         self._directory.write(self.record)
 
     def time(self, **times: int | None) -> None:

@@ -30,7 +30,6 @@ from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.described_fields import undescribed_fields
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, utc_now
-from benchctl.measure.redaction import without_values
 from benchctl.measure.sending import ServerUnderTest, send_requests
 from benchctl.profile.model import PriorityOption, Profile
 from benchctl.profile.planning.plan import variant_settings
@@ -44,6 +43,7 @@ from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.samples import ClientSample
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.warning_codes import SUSPECT_CODES
+from benchctl.untrusted.known_secrets import environment_redactor
 
 
 def ignore(*_values: object) -> None:
@@ -67,8 +67,10 @@ class MeasuredRun:
         self.profile = profile
         self.engine = engine
         self.settings = variant_settings(profile, planned.variant, planned.cell)
-        self.secrets = tuple(os.environ[name] for name in self.settings.request.variables if name in os.environ)
-        """Values of its headers that no file may hold."""
+        variables = self.settings.request.variables | self.settings.server.secret_variables
+        self.secrets = {name: os.environ[name] for name in sorted(variables) if name in os.environ}
+        """Values in its requests that no file may hold, by the variable that holds each."""
+        self.redactor = environment_redactor(self.secrets)
         self._directory = directory
         self._on_progress = on_progress
         self._load: AnyLoad | None = None
@@ -84,7 +86,7 @@ class MeasuredRun:
             clock=engine.clock,
             time_scale=engine.time_scale(self.settings),
         )
-        self.journal = Journal(directory, record)
+        self.journal = Journal(directory, record, self.redactor)
 
     @property
     def has_sent_load(self) -> bool:
@@ -288,7 +290,6 @@ class MeasuredRun:
         return self.close("suspect" if self.journal.is_suspect else "done")
 
     def fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
-        message, log_tail = (without_values(text, self.secrets) for text in (message, log_tail))
         return self.close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
 
     def close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:

@@ -1,16 +1,25 @@
-"""Removal of secrets from records, by name and by the pattern of well-known tokens."""
+"""Removal of secrets from the records of a run: command lines, environments, settings, messages."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
-from benchctl.profile.secret import SECRET_VALUE, is_secret_name
+import msgspec
+
 from benchctl.records.jsonl import write_bytes_atomic
 from benchctl.untrusted.files import is_file, read_file
-from benchctl.untrusted.limits import LOG_BYTES
+from benchctl.untrusted.known_secrets import environment_redactor
+from benchctl.untrusted.secrets import Redactor, is_secret_name, mark
 
-REDACTED: Final = "***"
+T = TypeVar("T")
 
+_HEADER: Final = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9-]*)(?:: ?|=)(?=.)(?!.*\$\{)")
+_KEY_OF_SETTING: Final = re.compile(
+    r"(^|[-_.])(api[-_]?key|password|secret([-_](access[-_])?key)?)$", re.IGNORECASE
+)
+"""Settings of servers that are secrets; fewer than names of variables, because models have tokens of their own."""
 _MODEL_HUB: Final = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 _RECORDED: Final = (
     "CUDA_", "NVIDIA_", "NCCL_", "VLLM_", "SGLANG_", "LVM_", "LENVM_", "TORCH", "PYTORCH_", "TRITON_", "OMP_",
@@ -20,30 +29,32 @@ _RECORDED: Final = (
 """Prefixes of inherited variables that change the behaviour of a server, and are therefore recorded."""
 
 
-def _redacted_value(value: str) -> str:
-    return SECRET_VALUE.sub(REDACTED, value)
-
-
-def redacted_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """``argv`` with the values of secret options replaced, as ``--api-key X`` and as ``--api-key=X``."""
+def redacted_argv(argv: Sequence[str], redactor: Redactor | None = None) -> tuple[str, ...]:
+    """``argv`` with the values of secret options replaced, as ``--api-key X`` and as ``--api-key=X``, those of
+    secret headers (``X-Api-Key: X``), and secrets in other words.
+    """
+    redactor = redactor or environment_redactor()
     words: list[str] = []
-    hides_next = False
+    hidden_by = ""
     for word in argv:
         name, equals, _ = word.partition("=")
         is_option = word.startswith("-")
-        if hides_next and not is_option:
-            words.append(REDACTED)
+        if hidden_by and not is_option:
+            words.append(mark(hidden_by))
         elif is_option and equals and is_secret_name(name):
-            words.append(f"{name}={REDACTED}")
+            words.append(f"{name}={mark(name)}")
+        elif not is_option and (header := _HEADER.match(word)) is not None and is_secret_name(header["name"]):
+            words.append(f"{header[0]}{mark(header['name'])}")
         else:
-            words.append(_redacted_value(word))
-        hides_next = is_option and not equals and is_secret_name(word)
+            words.append(redactor.text(word))
+        hidden_by = word if is_option and not equals and is_secret_name(word) else ""
     return tuple(words)
 
 
-def redacted_env(env: Mapping[str, str]) -> dict[str, str]:
+def redacted_env(env: Mapping[str, str], redactor: Redactor | None = None) -> dict[str, str]:
     """``env`` by name, with secret values replaced."""
-    return {name: REDACTED if is_secret_name(name) else _redacted_value(env[name]) for name in sorted(env)}
+    redactor = redactor or environment_redactor()
+    return {name: mark(name) if is_secret_name(name) else redactor.text(env[name]) for name in sorted(env)}
 
 
 def server_env(
@@ -61,26 +72,43 @@ def server_env(
     return passed_on | dict(own)
 
 
-def without_values(text: str, secrets: Iterable[str]) -> str:
-    """``text`` with these values replaced."""
-    for secret in secrets:
-        text = text.replace(secret, REDACTED) if secret else text
-    return text
+def redact_file(path: Path, redactor: Redactor) -> Counter[str]:
+    """Replace the secrets in a small file that is no longer written to; returns their number by label."""
+    if not is_file(path, within=path.parent):
+        return Counter()
+    content, counts = redactor.content(read_file(path, within=path.parent))
+    if counts:
+        write_bytes_atomic(path, content)
+    return counts
 
 
-def redact_file(path: Path, secrets: Iterable[str]) -> None:
-    """Replace these values in a file that is no longer written to, where it holds any."""
-    present = [secret for secret in secrets if secret]
-    if not present or not is_file(path, within=path.parent):
-        return
-    content = read_file(path, within=path.parent, max_bytes=LOG_BYTES)
-    if any(secret.encode() in content for secret in present):
-        text = content.decode("utf-8", errors="surrogateescape")
-        write_bytes_atomic(path, without_values(text, present).encode("utf-8", errors="surrogateescape"))
+def redacted_tree(value: T, redactor: Redactor) -> T:
+    """``value``, made of records, mappings, sequences and scalars, with the secrets in its texts replaced.
+
+    So is the value of every key such as ``api_key``, whatever it looks like.
+    """
+    if isinstance(value, str):
+        return cast("T", redactor.text(value))
+    if isinstance(value, msgspec.Struct):
+        fields = {name: redacted_tree(getattr(value, name), redactor) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
+    if isinstance(value, dict):
+        return cast("T", {key: _redacted_entry(key, entry, redactor) for key, entry in value.items()})
+    if isinstance(value, (list, tuple)):
+        return cast("T", type(value)(redacted_tree(entry, redactor) for entry in value))
+    return value
 
 
-def recorded_env(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+def _redacted_entry(key: object, value: Any, redactor: Redactor) -> Any:
+    is_named = isinstance(value, str) and isinstance(key, str) and _KEY_OF_SETTING.search(key) is not None
+    return mark(str(key).rpartition(".")[2]) if is_named and value else redacted_tree(value, redactor)
+
+
+def recorded_env(
+    env: Mapping[str, str], own: Mapping[str, str], redactor: Redactor | None = None
+) -> dict[str, str]:
     """The part of a server's environment for a record: the engine's own variables and others that change its
     work.
     """
-    return redacted_env({name: value for name, value in env.items() if name in own or name.startswith(_RECORDED)})
+    recorded = {name: value for name, value in env.items() if name in own or name.startswith(_RECORDED)}
+    return redacted_env(recorded, redactor)

@@ -9,7 +9,8 @@ interrupt and a usage error do, after they are recorded.
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -62,6 +63,8 @@ class RunContext:
     """Called with the last line of a server's log while it starts."""
     engine: Engine | None = None
     """Instead of the one that the profile names."""
+    keeps_raw_logs: bool = False
+    """True to keep the servers' logs with their secrets, too."""
 
 
 def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
@@ -131,7 +134,7 @@ class _ExperimentRun:
             try:
                 await self._measure_server(self._server(site, env), site, gpu)
             finally:
-                redact_file(self._directory.server_log, self._run.secrets)
+                self._count_redactions(redact_file(site.description, self._run.redactor))
                 self._write_steps()
             if gpu is not None:
                 self._journal.warn(*wait_memory_returned(gpu, held_bytes))
@@ -154,7 +157,9 @@ class _ExperimentRun:
         if not engine.is_launched:
             return AttachedServer(engine.base_url(settings, site.port), health_path, timeouts.ready_s)
         argv = engine.argv(settings, site)
-        self._journal.update(argv=redacted_argv(argv), env=recorded_env(env, engine.env(settings, site)))
+        redactor = self._run.redactor
+        recorded = recorded_env(env, engine.env(settings, site), redactor)
+        self._journal.update(argv=redacted_argv(argv, redactor), env=recorded)
         return ServerProcess(
             Launch(
                 argv=argv,
@@ -167,8 +172,15 @@ class _ExperimentRun:
                 essential_processes=engine.essential_processes,
                 cores=self._cores.server if self._cores else None,
                 on_log_line=self._context.on_log_line,
+                raw_log=self._directory.raw_server_log if self._context.keeps_raw_logs else None,
+                sent=self._run.secrets,
             )
         )
+
+    def _count_redactions(self, counts: Mapping[str, int]) -> None:
+        if counts:
+            total = Counter(self._journal.record.redactions) + Counter(counts)
+            self._journal.update(redactions=dict(total.most_common()))
 
     async def _measure_server(self, server: Server, site: LaunchSite, gpu: GpuReader | None) -> None:
         base_url = self._engine.base_url(self._settings, site.port)
@@ -198,6 +210,7 @@ class _ExperimentRun:
         finally:
             self._journal.warn(*server.warnings)
             self._journal.time(stop_ns=server.stop_ns)
+            self._count_redactions(server.redactions)
 
     async def _first_generation(self, target: ServerUnderTest, server: Server) -> int:
         """Request one short answer as the load will; returns when it was complete.

@@ -105,6 +105,8 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Limits on the use of the run."""
     failure: RunFailure | None = None
     """The failure of a run in state ``failed``."""
+    redactions: dict[str, int] = {}
+    """Secrets that were replaced in what the server wrote, by name of the variable or kind of the key."""
     files: dict[str, FileDigest] = {}
     """The other files of the run by name, as they were when it ended; empty until then and in older records."""
 

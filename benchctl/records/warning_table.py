@@ -192,6 +192,17 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "A process of the server survived SIGKILL and shares the machine with the next runs.",
             "End the process, then measure the following runs again.",
         ),
+        "server-log-incomplete": _warning(
+            "The process that writes the server's log without secrets ended before the server.",
+            "Look for what ended it, such as a lack of memory or disk space.",
+        ),
+        "raw-log-kept": _warning(
+            "The run keeps the server's log with its secrets, because of --keep-raw-logs.",
+            "Delete server.raw.log before you share the directory.",
+        ),
+        "secrets-redacted": _note(
+            "Secrets in what servers wrote were replaced by marks such as [redacted: HF_TOKEN].", _NOTHING
+        ),
         "shared-memory-left": _warning(
             "The server left shared memory behind.", "Remove the segments below /dev/shm that the message names."
         ),

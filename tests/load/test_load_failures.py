@@ -156,7 +156,7 @@ def test_a_server_that_repeats_the_key_does_not_bring_it_into_the_results():
 
     record = asyncio.run(ask())
     assert record.error is not None
-    assert record.error.message == "bad key [key], [key]"
+    assert record.error.message == "bad key Bearer [redacted: Authorization], [redacted: Authorization]"
 
 
 def test_a_port_that_nobody_listens_on_and_one_that_nobody_accepts_from_are_told_apart():

@@ -118,13 +118,22 @@ def test_code_outside_of_git_has_no_commit(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "shown"),
     [
-        (["serve", "--api-key", "abc", "--port", "1"], ("serve", "--api-key", "***", "--port", "1")),
-        (["--hf-token=abc"], ("--hf-token=***",)),
+        (
+            ["serve", "--api-key", "abc", "--port", "1"],
+            ("serve", "--api-key", "[redacted: --api-key]", "--port", "1"),
+        ),
+        (["--hf-token=abc"], ("--hf-token=[redacted: --hf-token]",)),
         (["--max-num-batched-tokens", "8192"], ("--max-num-batched-tokens", "8192")),
         (["--tokenizer", "qwen"], ("--tokenizer", "qwen")),
         (["--token", "--port", "1"], ("--token", "--port", "1")),
-        (["--url", "http://me:secret@host/x"], ("--url", "http://***@host/x")),
-        (["--note", "key sk-abcdefghijklmnop"], ("--note", "key ***")),
+        (["--url", "http://me:secret@host/x"], ("--url", "http://[redacted: password in a URL]@host/x")),
+        (["--header", "X-Api-Key: abc"], ("--header", "X-Api-Key: [redacted: X-Api-Key]")),
+        (["--header", "X-Key=${TEAM_KEY}"], ("--header", "X-Key=${TEAM_KEY}")),
+        (
+            ["--header=Authorization=Bearer opensesame"],
+            ("--header=Authorization=Bearer [redacted: authorization]",),
+        ),
+        (["--note", "key sk-abcdefghijklmnop"], ("--note", "key [redacted: API key]")),
     ],
 )
 def test_secrets_do_not_reach_the_recorded_command_line(argv, shown):
@@ -135,8 +144,8 @@ def test_secrets_do_not_reach_the_recorded_environment():
     env = {"HF_TOKEN": "hf_x", "OPENAI_API_KEY": "k", "TOKENIZERS_PARALLELISM": "false", "AUTHOR": "me"}
     assert redacted_env(env) == {
         "AUTHOR": "me",
-        "HF_TOKEN": "***",
-        "OPENAI_API_KEY": "***",
+        "HF_TOKEN": "[redacted: HF_TOKEN]",
+        "OPENAI_API_KEY": "[redacted: OPENAI_API_KEY]",
         "TOKENIZERS_PARALLELISM": "false",
     }
 
@@ -145,7 +154,11 @@ def test_a_server_inherits_our_environment_without_our_secrets_but_may_fetch_its
     ours = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "x", "HF_TOKEN": "hf", "CUDA_VISIBLE_DEVICES": "0"}
     env = server_env(ours, {"MODE": "fast", "PATH": "/opt/bin"})
     assert env == {"PATH": "/opt/bin", "HF_TOKEN": "hf", "CUDA_VISIBLE_DEVICES": "0", "MODE": "fast"}
-    assert recorded_env(env, {"MODE": "fast"}) == {"CUDA_VISIBLE_DEVICES": "0", "HF_TOKEN": "***", "MODE": "fast"}
+    assert recorded_env(env, {"MODE": "fast"}) == {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "HF_TOKEN": "[redacted: HF_TOKEN]",
+        "MODE": "fast",
+    }
 
 
 def test_outside_the_main_thread_a_run_goes_on_without_signal_handlers():

@@ -53,7 +53,7 @@ def test_a_secret_is_sent_to_the_server_and_is_in_no_file_and_no_output(tmp_path
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
     assert SECRET not in done.stdout + done.stderr
     records = "".join(path.read_text() for path in files if path.name == "requests.jsonl")
-    assert "I do not like key [key]" in records
+    assert "I do not like key [redacted: TEAM_KEY]" in records
     assert "${TEAM_KEY}" in (tmp_path / "results/aa/latest/profile.yaml").read_text()
     config = runs_of(tmp_path)[0]["effective_config"]
     assert config["request.headers.X-Team-Key"] == "key ${TEAM_KEY}"
@@ -75,7 +75,7 @@ def test_a_secret_that_a_server_writes_to_its_log_is_not_kept_there_and_its_vari
     context = RunContext(profile=asks, requests=(request(0),), engine=Chatty(truth=tmp_path / "truth.jsonl"))
     directory = RunDirectory(tmp_path / "runs" / "000-b0-baseline")
     assert measure_run(context, planned(), directory).state in {"done", "suspect"}
-    assert "a header: X-Team: ***" in directory.server_log.read_text()
+    assert "a header: X-Team: [redacted: VLLM_TEAM]" in directory.server_log.read_text()
     files = [path for path in directory.path.rglob("*") if path.is_file()]
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 

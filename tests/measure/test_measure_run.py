@@ -82,7 +82,7 @@ def test_a_run_leaves_its_whole_story_on_disk(tmp_path):
     assert (config["server.colour"], config["sampling.top_k"], config["model"]) == ("blue", 7, "qwen2.5-7b")
     assert not any(key.startswith("guidance.") for key in config)
     assert run.env["PACED_COLOUR"] == "blue"
-    assert run.env["PACED_API_KEY"] == "***"
+    assert run.env["PACED_API_KEY"] == "[redacted: PACED_API_KEY]"
     assert [record.is_warmup for record in loaded.requests] == [True] * 2 + [False] * 6
     assert {record.request_id for record in loaded.requests[:2]} == {"warmup-0", "warmup-1"}
     assert len(loaded.steps) == 8 * 5
@@ -332,10 +332,13 @@ def begun(tmp_path, *flags):
     return process, servers_of(process)
 
 
+_HELPERS = ("/guardian.py", "/log_filter.py")
+
+
 def servers_of(process):
-    """Processes of the server that a benchctl has started; its guardian is none of them."""
+    """Processes of the server that a benchctl has started; its guardian and the filter of its log are none."""
     children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if not any("guardian.py" in part for part in child.cmdline())]
+    return [child for child in children if not any(part.endswith(_HELPERS) for part in child.cmdline())]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)

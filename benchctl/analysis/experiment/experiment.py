@@ -25,6 +25,7 @@ from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, Estimato
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
 from benchctl.analysis.validity.prompt_tokens import unreported_prompt_warnings
 from benchctl.analysis.validity.reconcile import Check, expected_of, reconcile
+from benchctl.analysis.validity.redactions import redaction_warnings
 from benchctl.analysis.validity.usability import Usability, usability_of
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import shape_for
@@ -274,7 +275,7 @@ def experiment_of(results: LoadedResults, *, allow_suspect: bool = False) -> Exp
         results=results,
         profile_or_none=profile,
         hardware=hardware,
-        warnings=(*peak_warnings, *warnings),
+        warnings=(*peak_warnings, *warnings, *redaction_warnings(results)),
         allow_suspect=allow_suspect,
     )
 

@@ -86,6 +86,14 @@ _MeasureNoise = Annotated[
 _NoStoreNoise = Annotated[
     bool, typer.Option("--no-store-noise", help="Do not store the noise of an A/A experiment.")
 ]
+_KeepRawLogs = Annotated[
+    bool,
+    typer.Option(
+        "--keep-raw-logs",
+        help="Keep each server's log with its secrets, too: server.raw.log, which only you may read. Delete it "
+        "before you share the results.",
+    ),
+]
 _AsJson = Annotated[
     bool,
     typer.Option(
@@ -103,6 +111,7 @@ class _Manner:
     is_quiet: bool
     stores_noise: bool
     as_json: bool
+    keeps_raw_logs: bool
 
 
 def run(  # the parameters are the command line
@@ -122,6 +131,7 @@ def run(  # the parameters are the command line
     resume: _ResumeDir = None,
     measures_noise: _MeasureNoise = False,
     no_store_noise: _NoStoreNoise = False,
+    keep_raw_logs: _KeepRawLogs = False,
     quiet: Quiet = False,
     as_json: _AsJson = False,
 ) -> None:
@@ -136,7 +146,12 @@ def run(  # the parameters are the command line
         raise UsageError("--json prints what was measured, and --dry-run measures nothing; leave one of them out")
     profile_name, manner = (
         chosen_profile(name, profile),
-        _Manner(is_quiet=quiet or as_json, stores_noise=not no_store_noise, as_json=as_json),
+        _Manner(
+            is_quiet=quiet or as_json,
+            stores_noise=not no_store_noise,
+            as_json=as_json,
+            keeps_raw_logs=keep_raw_logs,
+        ),
     )
     num_blocks, changes = QUICK_BLOCKS if quick else blocks, [*(overrides or []), *_stopping(until_precision)]
     if resume is not None:
@@ -272,7 +287,9 @@ def _measure_and_report(
 
     next_step = f"Continue with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
-        outcome = measure(results, profile, requests, next_step, is_quiet=manner.is_quiet)
+        outcome = measure(
+            results, profile, requests, next_step, is_quiet=manner.is_quiet, keeps_raw_logs=manner.keeps_raw_logs
+        )
         analysis, verdict = print_outcome(results.path, outcome)
         if manner.stores_noise:
             store_noise(results.path, profile)

@@ -87,7 +87,8 @@ class AttachEngine(OpenAiServer):
             body.pop("model", None)
         if options.dialect != PLAIN_DIALECT and engine_spec(options.dialect).adds_repetition_penalty:
             body.setdefault("repetition_penalty", settings.sampling.repetition_penalty)
-        return replace(call, headers={**_authorization(options), **call.headers}, body=encode(body))
+        headers = {**_authorization(options), **call.headers}
+        return replace(call, headers=headers, body=encode(body), secrets={**_key(options), **call.secrets})
 
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
         return _dialect(settings).prompt_counter(settings)
@@ -154,9 +155,16 @@ async def _get_json(client: httpx.AsyncClient, path: str, headers: dict[str, str
     return document if isinstance(document, dict) else {}
 
 
+def _key(options: AttachOptions) -> dict[str, str]:
+    """The key of the server by the variable that holds it; empty without one."""
+    name = options.api_key_env
+    key = os.environ.get(name) if name is not None else None
+    return {name: key} if name is not None and key else {}
+
+
 def _authorization(options: AttachOptions) -> dict[str, str]:
-    key = os.environ.get(options.api_key_env) if options.api_key_env is not None else None
-    return {} if not key else {"Authorization": f"Bearer {key}"}
+    (key,) = _key(options).values() or (None,)
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 def _dialect(settings: VariantSettings) -> Dialect:

@@ -30,6 +30,10 @@ class AttachOptions(ServerOptions):
     def request_model(self) -> str | None:
         return self.served_model
 
+    @property
+    def secret_variables(self) -> frozenset[str]:
+        return frozenset() if self.api_key_env is None else frozenset({self.api_key_env})
+
     @field_validator("url")
     @classmethod
     def _is_http(cls, url: str) -> str:

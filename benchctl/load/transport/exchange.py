@@ -18,6 +18,7 @@ from benchctl.profile.model import Timeouts
 from benchctl.records.finish_reasons import FINISH_ERROR_KINDS
 from benchctl.records.request import PreparedRequest, RequestError, RequestRecord
 from benchctl.units import NS_PER_S
+from benchctl.untrusted.known_secrets import redacted
 from benchctl.untrusted.limits import LINE_BYTES, MESSAGE_CHARS
 
 _SLICE_BYTES: Final = 32_768
@@ -46,8 +47,8 @@ class Call:
     headers: Mapping[str, str]
     body: bytes
     is_warmup: bool = False
-    secrets: tuple[str, ...] = ()
-    """Values in the headers that must never be recorded."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Values in the headers that must never be recorded, by the variable that holds each."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -231,12 +232,11 @@ class Exchange:
         )
 
     def _without_secrets(self, error: RequestError) -> RequestError:
-        """The error without the secrets of our headers, in case the server repeats them."""
-        message, call = error.message, self.call
-        keys = [value for name, value in call.headers.items() if name.lower() == "authorization"]
-        for secret in (*keys, *(key.rpartition(" ")[2] for key in keys), *call.secrets):
-            message = message.replace(secret, "[key]") if secret else message
-        message = message[:MESSAGE_CHARS]
+        """The error without secrets, such as those of our headers, in case the server repeats them."""
+        call = self.call
+        headers = {name: value for name, value in call.headers.items() if name.lower() == "authorization"}
+        words = {name: value.rpartition(" ")[2] for name, value in headers.items()}
+        message = redacted(error.message, {**words, **call.secrets})[:MESSAGE_CHARS]
         return error if message == error.message else msgspec.structs.replace(error, message=message)
 
     def _error(self, request: PreparedRequest) -> RequestError | None:

@@ -5,6 +5,8 @@ Its process, its log and its start are unknown. A run on it therefore has the wa
 
 import asyncio
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, Self
 
 import httpx
@@ -37,6 +39,7 @@ class AttachedServer:
     launch_ns: Final = None
     stop_ns: Final = None
     warnings: Final = (NOT_FRESH,)
+    redactions: Final[Mapping[str, int]] = MappingProxyType({})
 
     def __init__(self, url: str, health_path: str, ready_s: float) -> None:
         self._url = url

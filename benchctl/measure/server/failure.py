@@ -23,9 +23,7 @@ _MEMORY: Final = Diagnosis(
     cause="out-of-memory",
     remedy="the system ran out of memory and killed a process; choose a smaller model or cache, or free memory",
 )
-_DISK: Final = Diagnosis(
-    cause="disk", remedy="the disk of its log is full; free space, then continue with --resume"
-)
+DISK: Final = Diagnosis(cause="disk", remedy="the disk of its log is full; free space, then continue with --resume")
 
 
 class Shortage:
@@ -44,7 +42,7 @@ class Shortage:
         """The shortage that has occurred since; None without one."""
         if self._count_kills() > self._num_kills:
             return _MEMORY
-        return _DISK if shutil.disk_usage(self._directory).free < self._log_room_bytes else None
+        return DISK if shutil.disk_usage(self._directory).free < self._log_room_bytes else None
 
     def _count_kills(self) -> int:
         """Processes of the whole system that the kernel has killed for lack of memory; 0 if it does not count."""

@@ -32,15 +32,15 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 Started: TypeAlias = subprocess.Popen[bytes]
 
 _OURS: Final[set[int]] = set()
-"""Ids of the leaders and guardians that we started and that have not been waited for."""
+"""Ids of the leaders and of their helpers that we started and that have not been waited for."""
 
 
-def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cores: frozenset[int] | None = None) -> Started:
-    """Start ``argv`` in a session of its own, with both of its outputs appended to ``log``.
+def start(argv: Sequence[str], env: Mapping[str, str], output: int, cores: frozenset[int] | None = None) -> Started:
+    """Start ``argv`` in a session of its own, with both of its outputs to the open file ``output``.
 
     It may use only ``cores``, or with None all that we may use.
     """
-    with open_to_append(log, within=log.parent) as output, thread_on(cores):
+    with thread_on(cores):
         return _started(argv, env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
 
 
@@ -154,12 +154,7 @@ class ProcessTree:
         if self._leader.poll() is not None:
             _OURS.discard(self._leader.pid)
         if self._guardian is not None:
-            self._guardian.kill()
-            self._guardian.wait()
-            _OURS.discard(self._guardian.pid)
-            if self._guardian.stdin is not None:
-                with contextlib.suppress(OSError):
-                    self._guardian.stdin.close()
+            end_helper(self._guardian)
         return survivors
 
     def _adopted(self) -> list[psutil.Process]:
@@ -203,20 +198,46 @@ def _guardian_of(leader_pid: int) -> Started | None:
     entry = guardian.entry_of(leader_pid)
     if entry is None:
         return None
-    argv = (sys.executable, "-I", "-S", guardian.__file__, str(leader_pid), str(entry.start_ticks))
     with contextlib.suppress(OSError):
-        started = subprocess.Popen(
-            argv,
-            bufsize=0,
-            env={},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        _OURS.add(started.pid)
-        return started
+        return start_helper(Path(guardian.__file__), (leader_pid, entry.start_ticks))
     return None
+
+
+def start_helper(
+    program: Path,
+    arguments: Iterable[int],
+    *,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
+    pass_fds: Sequence[int] = (),
+) -> Started:
+    """Start a program of ours that accompanies a server, in a session of its own and with a pipe to its input.
+
+    It has nothing of our environment. Raises OSError where the system cannot start one more process.
+    """
+    started = subprocess.Popen(
+        (sys.executable, "-I", "-S", str(program), *map(str, arguments)),
+        bufsize=0,
+        env={},
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        pass_fds=pass_fds,
+    )
+    _OURS.add(started.pid)
+    return started
+
+
+def end_helper(helper: Started) -> None:
+    """End a program of ours, and close the pipes to it."""
+    helper.kill()
+    helper.wait()
+    _OURS.discard(helper.pid)
+    for pipe in (helper.stdin, helper.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
 def _signal(leader_pid: int, members: Sequence[psutil.Process], number: signal.Signals) -> None:

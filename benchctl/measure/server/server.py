@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, Self
 
@@ -19,12 +19,14 @@ from benchctl.errors import ServerDiedError, ServerStartError
 from benchctl.load.transport.failures import underlying
 from benchctl.measure.server import process as processes
 from benchctl.measure.server.essential import EssentialProcesses
-from benchctl.measure.server.failure import Diagnose, ServerFailure, Shortage, describe_end
+from benchctl.measure.server.failure import DISK, Diagnose, ServerFailure, Shortage, describe_end
 from benchctl.measure.server.log import ServerLog
 from benchctl.measure.server.port import HOST, belongs_to, wait_free
+from benchctl.measure.server.redacted_log import RedactedLog
 from benchctl.measure.server.shared_memory import Segments
 from benchctl.profile.model import Timeouts
 from benchctl.records.record import ResultWarning
+from benchctl.untrusted.known_secrets import environment_redactor
 
 _FIRST_POLL_S: Final = 0.02
 _LAST_POLL_S: Final = 0.25
@@ -36,11 +38,19 @@ _START_SCAN_S: Final = 0.25
 """Interval between scans of all processes of the server during the start."""
 _SCAN_S: Final = 10.0
 """The same while requests are served: a scan takes some milliseconds, in a thread of its own."""
+_LAST_WORDS_S: Final = 2.0
+"""Time for the log to take what the server's processes have written, after they have ended."""
 _CRASH_LOG_WAIT_S: Final = 1.0
 """Time for a server that has lost an essential process to log the cause."""
 _CRASH_SCAN_S: Final = 0.1
 _CRASH_STOP_S: Final = 1.0
 """Time for the other processes of a server that has ended to end: they have nothing left to complete."""
+
+
+RAW_LOG_KEPT: Final = ResultWarning(
+    code="raw-log-kept",
+    message="server.raw.log holds the server's log with its secrets; delete it before the directory is shared",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +70,10 @@ class Launch:
     """Processor cores that the server may use; None for all that we may use."""
     on_log_line: Callable[[str], None] = lambda _line: None
     """Called with the last line of the log now and then, until the server is ready."""
+    raw_log: Path | None = None
+    """Where the log is kept as it is, with its secrets; None for nowhere."""
+    sent: Mapping[str, str] = field(default_factory=dict)
+    """Secrets in requests by the name of their variable, which the log must not repeat."""
     port_wait_s: float = 5.0
     """Time for the port to become free after the server was stopped."""
 
@@ -87,6 +101,10 @@ class Server(Protocol):
     def warnings(self) -> tuple[ResultWarning, ...]:
         """Warnings about it, complete when its context has ended."""
 
+    @property
+    def redactions(self) -> Mapping[str, int]:
+        """Secrets that were replaced in its log, by what they are; complete when its context has ended."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_error: object) -> None: ...
@@ -113,6 +131,7 @@ class ServerProcess:
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._process: processes.Started | None = None
+        self._output: RedactedLog | None = None
         self._essential = EssentialProcesses(launch.essential_processes)
         self._scanning = threading.Lock()
         self.launch_ns: int | None = None
@@ -122,20 +141,36 @@ class ServerProcess:
     def __enter__(self) -> Self:
         launch = self._launch
         self._segments, self._shortage = Segments(), Shortage(launch.log.parent)
+        try:
+            output = self._output = RedactedLog(
+                launch.log, environment_redactor(launch.sent), raw=launch.raw_log, cores=launch.cores
+            )
+        except OSError as error:
+            raise ServerStartError(
+                f"the log of the server cannot be begun: {error}; free space, memory or processes",
+                cause="cannot-start",
+            ) from error
         self.launch_ns = time.monotonic_ns()
         try:
-            self._process = processes.start(launch.argv, launch.env, launch.log, launch.cores)
+            self._process = processes.start(launch.argv, launch.env, output.output, launch.cores)
         except OSError as error:
+            output.close(0.0)
             raise ServerStartError(
                 f"{launch.argv[0]!r} cannot be started: {error}; install the engine, or correct its path",
                 cause="cannot-start",
             ) from error
+        finally:
+            output.started()
         self._tree = processes.ProcessTree(self._process)
         self._log = ServerLog(launch.log)
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.stop()
+
+    @property
+    def redactions(self) -> Mapping[str, int]:
+        return dict(self._output.counts) if self._output is not None else {}
 
     @property
     def pid(self) -> int:
@@ -165,6 +200,13 @@ class ServerProcess:
         if not wait_free(self._launch.port, 0.0 if survivors else self._launch.port_wait_s):
             message = f"port {self._launch.port} is still held after the server was stopped"
             self.warnings += (ResultWarning(code="port-held", message=message),)
+        if self._launch.raw_log is not None:
+            self.warnings += (RAW_LOG_KEPT,)
+        if self._output is not None:
+            self._output.close(0.0 if survivors else _LAST_WORDS_S)
+            if self._output.has_failed():
+                message = f"{self._output.describe_failure()}: its end may be missing"
+                self.warnings += (ResultWarning(code="server-log-incomplete", message=message),)
         self._log.close()
 
     async def wait_ready(self, client: httpx.AsyncClient) -> int:
@@ -176,15 +218,16 @@ class ServerProcess:
         limit_s = self._launch.timeouts.ready_s
         deadline, pause_s, scanned_at = time.monotonic() + limit_s, _FIRST_POLL_S, 0.0
         while True:
-            answer = await self._ask(client)
+            answer, asked_ns = await self._ask(client), time.monotonic_ns()
             if time.monotonic() - scanned_at >= _START_SCAN_S or answer == "ready":
                 self._scan()
                 scanned_at = time.monotonic()
+            if answer == "ready":
+                self._whole_log()
             if self._has_ended():
                 await self._wait_for_crash_log()
                 raise self._explain(f"{self._ending()} before it was ready").start_error()
             if answer == "ready":
-                ready_ns = time.monotonic_ns()
                 if not belongs_to(self._launch.port, self._tree.living()):
                     raise ServerStartError(
                         f"port {self._launch.port} is answered by a process that is not the server just started; "
@@ -192,7 +235,7 @@ class ServerProcess:
                         cause="port-taken",
                         log_tail=self.log_tail(),
                     )
-                return ready_ns
+                return asked_ns
             self._follow_log()
             if time.monotonic() >= deadline:
                 raise self._lateness(f"GET {self._launch.health_path} {answer}").start_error()
@@ -202,7 +245,7 @@ class ServerProcess:
     async def died(self) -> None:
         now = time.monotonic()
         next_watch, next_scan = now, now + _START_SCAN_S
-        while self._returncode() is None:
+        while self._returncode() is None and not self._has_lost_log():
             now = time.monotonic()
             if now >= next_watch:
                 if self._essential.lost() is not None:
@@ -220,7 +263,13 @@ class ServerProcess:
             raise ServerDiedError(failure.message, cause=failure.cause, log_tail=failure.log_tail)
 
     def log_tail(self) -> str:
-        return self._log.tail() if self._process is not None else ""
+        return self._whole_log().tail() if self._process is not None else ""
+
+    def _whole_log(self) -> ServerLog:
+        """The log with all that the server has written so far."""
+        if self._output is not None:
+            self._output.sync()
+        return self._log
 
     def _scan(self) -> None:
         """Take note of the server's processes and shared memory. A cancelled run may still scan in its thread."""
@@ -268,16 +317,26 @@ class ServerProcess:
         return self._process.poll() if self._process is not None else None
 
     def _has_ended(self) -> bool:
-        return self._returncode() is not None or self._essential.lost() is not None
+        return self._returncode() is not None or self._essential.lost() is not None or self._has_lost_log()
+
+    def _has_lost_log(self) -> bool:
+        return self._output is not None and self._output.has_failed()
 
     def _ending(self) -> str:
+        if self._output is not None and self._returncode() is None and self._output.has_failed():
+            return self._output.describe_failure()
         return describe_end(self._returncode(), self._essential.lost())
 
     def _explain(self, event: str, *, cause: str = "server-died", remedy: str | None = None) -> ServerFailure:
         """Combine ``event`` with what the engine recognises in the log, or else with a shortage of the system."""
-        diagnosis = self._launch.diagnose(self._log.end()) or self._shortage.diagnosis()
+        log = self._whole_log()
+        diagnosis = self._launch.diagnose(log.end()) or self._shortage.diagnosis()
+        if diagnosis is None and self._output is not None and self._output.is_out_of_space:
+            diagnosis = DISK
+        elif diagnosis is None and self._returncode() is None and self._has_lost_log():
+            cause, remedy = "log-lost", "look for what ended it; an incomplete log may hide why a server fails"
         if diagnosis is not None:
             cause, remedy = diagnosis.cause, diagnosis.remedy
             event = f"{event} ({cause})"
         message = f"{event}; {remedy or 'its log says why'}: {self._launch.log}"
-        return ServerFailure(message, cause, self._log.tail(), diagnosis is not None and diagnosis.is_profile_error)
+        return ServerFailure(message, cause, log.tail(), diagnosis is not None and diagnosis.is_profile_error)

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import field_validator
 from pydantic.fields import FieldInfo
 
-from benchctl.profile.secret import SECRET_VALUE, is_secret_name, secret_options
 from benchctl.profile.sections.drafting import DraftSource
 from benchctl.profile.sections.forward_pass import ForwardPass
 from benchctl.profile.sections.quantities import CoreCount, Port
 from benchctl.profile.sections.section import Section
+from benchctl.untrusted.secrets import holds_key, is_secret_name, secret_options
 
 _INSTEAD: Final = (
     "remove it: a server on the loopback interface needs no key, and HF_TOKEN is taken from your environment"
@@ -67,6 +67,11 @@ class ServerOptions(Section):
     def client_cores_kept(self) -> Literal["auto"] | int:
         """Processor cores that the server leaves to the client."""
         return 0
+
+    @property
+    def secret_variables(self) -> frozenset[str]:
+        """The variables of the environment that hold secrets of requests."""
+        return frozenset()
 
     @property
     def guides_with(self) -> str | None:
@@ -123,7 +128,7 @@ class LaunchedOptions(ServerOptions):
     @classmethod
     def _env_has_no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
-            if is_secret_name(name) or SECRET_VALUE.search(value):
+            if is_secret_name(name) or holds_key(value):
                 raise ValueError(
                     f"{name} looks like a secret, which profiles and results must not hold; {_INSTEAD}"
                 )

@@ -8,8 +8,8 @@ from typing import Any, Final
 from pydantic import Field, field_validator
 
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.secret import SECRET_VALUE, is_secret_name
 from benchctl.profile.sections.section import Section
+from benchctl.untrusted.secrets import holds_key, is_secret_name
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -110,8 +110,8 @@ class RequestOptions(Section):
         """The variables of the environment that its headers name."""
         return frozenset(name for value in self.headers.values() for name in variables_in(value))
 
-    def sent_headers(self) -> tuple[dict[str, str], tuple[str, ...]]:
-        """The headers as they are sent now, and the values in them that must never be recorded.
+    def sent_headers(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The headers as they are sent now, and the values in them that must never be recorded, by variable.
 
         Raises EngineUnavailableError for a variable that is not set or that no header can carry.
         """
@@ -123,7 +123,7 @@ class RequestOptions(Section):
         headers = {
             name: _VARIABLE.sub(lambda match: values[match[1]], value) for name, value in self.headers.items()
         }
-        return headers, tuple(values.values())
+        return headers, values
 
 
 def variables_in(value: str) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def _header_problem(name: str, value: str) -> str | None:
         return f"{name} has a '${{' that names no variable; write ${{NAME}}"
     if not (plain.isascii() and plain.isprintable()):
         return f"{name} holds line breaks or other characters that no header carries; correct its value"
-    if SECRET_VALUE.search(plain) or (is_secret_name(name) and plain == value):
+    if holds_key(plain) or (is_secret_name(name) and plain == value):
         return (
             f"{name} looks like a secret, which profiles and results must not hold; put its value into a variable "
             "of the environment, and write ${NAME} here"

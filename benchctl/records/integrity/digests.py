@@ -30,9 +30,12 @@ _CHANGING: Final = frozenset({"state", "stopping", "warnings"})
 _FIRST_SCHEMA: Final = {"schema_version": 1}
 """Hashed in place of the manifest's own version, which changes when a newer benchctl resumes the experiment."""
 _FIRST_STOP_MODES: Final = {new: old for old, new in RENAMED_STOP_MODES.items()}
-_DERIVED: Final = frozenset({"run.json", "result.json", "requests.safetensors", "steps.safetensors"})
-"""Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and
-the copies of long logs that their first reader makes (``records/columns/log_copy.py``)."""
+_DERIVED: Final = frozenset(
+    {"run.json", "result.json", "requests.safetensors", "steps.safetensors", "server.raw.log"}
+)
+"""Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, the
+copies of long logs that their first reader makes (``records/columns/log_copy.py``), and the server's log with its
+secrets, which goes before a directory is shared."""
 
 
 class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):

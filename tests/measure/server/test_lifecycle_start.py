@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -10,6 +11,7 @@ from support.servers.stubborn_engine import CORE, launch, wait_until
 
 from benchctl.errors import ServerStartError
 from benchctl.load.transport.client import StreamClient
+from benchctl.measure.server import redacted_log
 from benchctl.measure.server.failure import Shortage
 from benchctl.measure.server.log import ServerLog
 from benchctl.measure.server.port import is_free
@@ -132,11 +134,13 @@ def test_a_line_of_megabytes_is_shown_by_its_end_and_shortened(tmp_path):
     log.close()
 
 
-def test_a_server_that_logs_into_a_full_device_is_ended_and_told_like_any_other(tmp_path):
+def test_a_server_that_logs_into_a_full_device_is_ended_and_told_like_any_other(tmp_path, monkeypatch):
     full = replace(launch(tmp_path), log=tmp_path / "server.log")
-    full.log.symlink_to("/dev/full")
-    with pytest.raises(ServerStartError, match="ended with exit code 1 before it was ready; its log says why"):
+    full.log.touch()
+    monkeypatch.setattr(redacted_log, "open_to_append", lambda _path, **_: Path("/dev/full").open("ab"))
+    with pytest.raises(ServerStartError, match=r"log of the server cannot be written \(No space") as caught:
         start(full)
+    assert caught.value.cause == "disk"
 
 
 def test_the_kernel_s_own_count_says_whether_memory_ran_out(tmp_path):

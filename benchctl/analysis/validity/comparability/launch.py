@@ -15,6 +15,7 @@ from typing import Final
 
 from benchctl.profile.engine_table import engine_specs
 from benchctl.records.run import RunRecord
+from benchctl.untrusted.secrets import OLD_MARK, with_old_marks
 
 _MODEL_FLAGS: Final = ("alias", "model", "model-path", "served-model-name")
 """Flags, without ``--``, that name the model."""
@@ -27,7 +28,6 @@ _GIVEN: Final = "given"
 """Value of a flag without one."""
 WORDS: Final = "argv.words"
 """The words of a command line that belong to no flag."""
-_HIDDEN: Final = "***"
 _OUR_PREFIX: Final = "BENCHCTL_"
 
 
@@ -62,7 +62,7 @@ _Setting = tuple[str, str, tuple[str, ...]]
 def _of_argv(record: RunRecord) -> Iterator[_Setting]:
     if not record.argv:
         return
-    program, *words = record.argv
+    program, *words = map(with_old_marks, record.argv)
     flags, plain = split_flags(words)
     if flags.get("-m") != ["benchctl.sim"]:  # part of benchctl, in its interpreter
         yield "argv.program", program, ("server.python", "server.binary")
@@ -112,8 +112,8 @@ def _options_by_name() -> dict[str, tuple[str, ...]]:
 
 def _of_env(record: RunRecord) -> Iterator[_Setting]:
     for name, whole in record.env.items():
-        value = ":".join(part for part in whole.split(":") if not _OURS.match(part))
-        if value not in {_HIDDEN, ""} and not _OF_ONE_LAUNCH.search(name):
+        value = ":".join(part for part in with_old_marks(whole).split(":") if not _OURS.match(part))
+        if value not in {OLD_MARK, ""} and not _OF_ONE_LAUNCH.search(name):
             spelt = (name.removeprefix(_OUR_PREFIX).lower(),) if name.startswith(_OUR_PREFIX) else ()
             own = (f"server.{option}" for option in _options_by_name().get(name, spelt))
             yield f"env.{name}", value, (*own, "server.env")

@@ -16,6 +16,7 @@ from benchctl.records.directory import arm_label
 from benchctl.records.manifest import PlannedRun
 from benchctl.report.text.tables import footnotes, run_columns
 from benchctl.untrusted.files import is_file, open_file
+from benchctl.untrusted.known_secrets import redacted
 
 LOG_LINES: Final = 40
 _MOST_LOG_BYTES: Final = 64 * 1024
@@ -106,7 +107,7 @@ def _logs(analysis: AnalyzedExperiment) -> Iterator[dict[str, str]]:
 
 
 def log_tail(path: Path, *, within: Path) -> str:
-    """The last lines of a log, with any bytes replaced that are not text; empty where there is no log, and the
+    """The last lines of a log, without secrets and bytes that are not text; empty where there is no log, and the
     reason where its entry is no file.
     """
     try:
@@ -118,4 +119,4 @@ def log_tail(path: Path, *, within: Path) -> str:
         return ""
     except RecordError as error:
         return f"({error})"
-    return "\n".join(content.decode(errors="replace").splitlines()[-LOG_LINES:])
+    return "\n".join(redacted(content.decode(errors="replace")).splitlines()[-LOG_LINES:])

@@ -1,0 +1,181 @@
+"""Secrets in texts: what is one, what is not, and what stands in its place."""
+
+import base64
+import json
+import random
+from urllib.parse import quote
+
+import pytest
+
+from benchctl.untrusted.known_secrets import environment_redactor, is_ordinary, redacted
+from benchctl.untrusted.redacted_stream import RedactedStream
+from benchctl.untrusted.secrets import Redactor, with_old_marks
+
+KEY = "hf_" + "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0dF"
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQ==\n-----END RSA PRIVATE KEY-----"
+PHRASE = "correct horse/battery & 'staple' ü"
+
+
+@pytest.fixture
+def known(monkeypatch, tmp_path):
+    """A redactor that knows a token and a pass phrase."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", KEY)
+    monkeypatch.setenv("TEAM_PASSWORD", PHRASE)
+    return environment_redactor()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"token {KEY[:-1]}x.", "token [redacted: Hugging Face token]."),
+        ("sk-ant-api03-abcdefghijklmnop and sk-abcdefghijklmnop", "[redacted: API key] and [redacted: API key]"),
+        ("ghp_abcdefghijklmnop12 github_pat_11AAAAAAA0abcd", "[redacted: GitHub token] [redacted: GitHub token]"),
+        ("glpat-abcdefghijkl12345678", "[redacted: GitLab token]"),
+        ("xoxb-123456789012-abcdef", "[redacted: Slack token]"),
+        ("id AKIAIOSFODNN7EXAMPLE,ASIAIOSFODNN7EXAMPLE", "id [redacted: AWS key],[redacted: AWS key]"),
+        ("AIza" + "a1-_" * 8 + "xyz", "[redacted: Google key]"),
+        ("nvapi-abcdefghijklmnopqrst", "[redacted: NVIDIA key]"),
+        ("jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2ln", "jwt [redacted: JSON web token]"),
+        ("Authorization: Bearer opensesame", "Authorization: Bearer [redacted: authorization]"),
+        ("authorization=Basic dXNlcjpwYXNz", "authorization=Basic [redacted: authorization]"),
+        ("{'Authorization': 'Bearer opensesame'}", "{'Authorization': 'Bearer [redacted: authorization]'}"),
+        ("https://me:pw@host:1/x", "https://[redacted: password in a URL]@host:1/x"),
+        ("GET /v1?api_key=abcd&n=1", "GET /v1?api_key=[redacted: value of a query]&n=1"),
+        ("/m?a=1&X-Amz-Signature=0f9a", "/m?a=1&X-Amz-Signature=[redacted: value of a query]"),
+        ("api_key=['opensesame']", "api_key=['[redacted: value of a secret name]']"),
+        ("WANDB_API_KEY=" + "0f" * 20, "WANDB_API_KEY=[redacted: value of a secret name]"),
+        ("run --api-key opensesame --port 1", "run --api-key [redacted: value of a secret name] --port 1"),
+        (
+            "a\n-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nb",
+            "a\n[redacted: private key]\nb",
+        ),
+    ],
+)
+def test_keys_of_common_shapes_are_replaced_by_what_they_are(text, expected):
+    assert Redactor().text(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_overrides={}, hf_config_path=None, hf_text_config_of_the_model",
+        "0f" * 20 + " is a commit, disk-aaaaaaaaaaaaaaaaaaaa a disk",
+        "eos_token='<|endoftext|>', pad_token=None, max_tokens: 123456789, num_prompt_tokens=12345678",
+        "api_key=None, hf_token: null, --api-key required, HF_TOKEN=/run/secrets/token",
+        "http://127.0.0.1:8000/v1/models?limit=10&order=asc",
+        "Engine 000: Avg prompt throughput: 123.4 tokens/s, Running: 12 reqs",
+        "Bearer authentication is required; the token is missing",
+    ],
+)
+def test_ordinary_lines_of_logs_stay_as_they_are(text):
+    assert Redactor().text(text) == text
+
+
+def test_known_values_are_replaced_by_the_name_of_their_variable_in_every_spelling(known):
+    assert known.text(f"{KEY}!") == "[redacted: HF_TOKEN]!"
+    for spelling in (PHRASE, quote(PHRASE), quote(PHRASE, safe=""), json.dumps(PHRASE)[1:-1]):
+        assert known.text(f"x={spelling}.") == "x=[redacted: TEAM_PASSWORD]."
+    for user in ("", "a", "al", "alf"):
+        encoded = base64.b64encode(f"{user}:{PHRASE}".encode()).decode()
+        assert "[redacted: TEAM_PASSWORD]" in known.text(f"blob {encoded}")
+        assert base64.b64encode(PHRASE.encode()).decode()[4:-4] not in known.text(f"blob {encoded}")
+
+
+def test_the_token_of_the_hub_on_disk_is_known(monkeypatch, tmp_path):
+    (tmp_path / "token").write_text("an-enterprise-token-4711\n")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    environment = {"unlike": "any other environment of these tests"}  # the token is read once for each
+    assert redacted("it is an-enterprise-token-4711", environment) == "it is [redacted: HF_TOKEN]"
+
+
+def test_values_that_texts_hold_by_chance_are_not_replaced(monkeypatch):
+    for value in ("", "1", "true", "disabled", "12345678", "/run/agent.sock", "~/.token", "seven77"):
+        assert is_ordinary(value)
+        monkeypatch.setenv("SSH_AUTH_SOCK", value)
+        assert redacted(f"is {value} here") == f"is {value} here"
+    assert not is_ordinary("opensesame")
+
+
+def test_a_short_value_that_requests_carry_is_replaced_as_a_word_alone():
+    sent = {"TEAM": "s3cr", "TINY": "ab"}
+    assert redacted("key s3cr, s3crets, ab", sent) == "key [redacted: TEAM], s3crets, ab"
+
+
+def test_texts_with_marks_have_no_more_secrets_and_old_marks_say_less(known):
+    text = f"api_key={KEY} Bearer {KEY} https://u:{KEY}@h ?token={KEY} {PHRASE}"
+    once = known.text(text)
+    assert KEY not in once
+    assert known.text(once) == once
+    assert with_old_marks(known.text(f"--key {KEY}")) == "--key ***"
+
+
+LOG = "\n".join(
+    [
+        f"HF_TOKEN={KEY} ok", f"x {PHRASE} y {PHRASE}", "Authorization: Bearer abcdefghij", "10%\r 20%\r 30%",
+        PEM, "naïve\x00 \u2028 text",
+        "sk-abcdefghijklmnop, password: opensesame", "https://u:pppp@h/?token=abcd", f"{KEY}",
+    ]
+).encode()  # fmt: skip
+
+
+def passed(stream, pieces, pauses):
+    """What comes out of a stream, with pauses after the pieces whose numbers are in ``pauses``."""
+    out = []
+    for number, piece in enumerate(pieces):
+        out.append(stream.feed(piece))
+        if number in pauses:
+            out.append(stream.pause())
+    return b"".join([*out, stream.end()])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_stream_in_any_pieces_loses_its_secrets_and_nothing_else(known, seed):
+    stream = random.Random(seed)
+    content, pieces = LOG * 2, []
+    while content:
+        size = stream.choice((1, 3, 17, 200))
+        pieces.append(content[:size])
+        content = content[size:]
+    pauses = {number for number in range(len(pieces)) if stream.random() < 0.4}
+    redacting = RedactedStream(known)
+    expected, counts = known.content(LOG * 2)
+    assert passed(redacting, pieces, pauses) == expected
+    assert redacting.counts == counts
+
+
+def test_bytes_that_are_no_text_pass_unchanged(known):
+    content = bytes(range(256)) * 100
+    assert (
+        passed(RedactedStream(known), [content[n : n + 999] for n in range(0, len(content), 999)], {3, 7})
+        == content
+    )
+
+
+def test_a_line_without_end_passes_in_bounded_memory_and_its_secrets_do_not(known):
+    stream, piece = RedactedStream(known), b"x" * 65_536
+    out, most = bytearray(), 0
+    for number in range(160):
+        out += stream.feed(f" {KEY} ".encode() if number == 80 else piece)
+        most = max(most, len(stream._pending))
+    out += stream.end()
+    assert KEY.encode() not in out
+    assert out.count(b"[redacted: HF_TOKEN]") == 1
+    assert len(out) == 159 * len(piece) + len(b" [redacted: HF_TOKEN] ")
+    assert most < 300_000
+
+
+def test_a_key_that_is_longer_than_memory_allows_is_one_mark():
+    stream = RedactedStream(Redactor())
+    pieces = [b"a sk-", *([b"k" * 65_536] * 20), b" end\n"]
+    assert passed(stream, pieces, ()) == b"a [redacted: API key] end\n"
+
+
+def test_a_pause_passes_on_the_beginning_of_a_line_up_to_the_word_that_may_become_a_secret(known):
+    stream = RedactedStream(known)
+    assert stream.feed(b"done\nloading  50%|####  | 1/2 [00:01]") == b"done\n"
+    assert stream.pause() == b"loading  50%|####  | 1/2 [00:01]"
+    assert stream.feed(b" then hf_aB3dE6gH9jK2") == b""
+    assert stream.pause() == b" then "
+    assert stream.feed(b"mN5pQ8sT1vW4yZ7bC0dF\n") == b"[redacted: HF_TOKEN]\n"
