@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from benchctl.untrusted.secrets import Redactor, Span, open_key_from, replaced
@@ -13,6 +14,15 @@ _HELD_BYTES: Final = 32_768
 _CONTEXT_BYTES: Final = 512
 """Of what was passed on of a line, so much is remembered: it may name the secret that comes next."""
 _OF_KEYS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.+/=~%"
+
+
+def copy_redacted(source: Path, target: Path, redactor: Redactor) -> None:
+    """Copy a file of any size without its secrets."""
+    stream = RedactedStream(redactor)
+    with source.open("rb") as read, target.open("wb") as written:
+        while piece := read.read(_LINE_BYTES):
+            written.write(stream.feed(piece))
+        written.write(stream.end())
 
 
 class RedactedStream:

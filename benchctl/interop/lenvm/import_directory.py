@@ -45,6 +45,8 @@ from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.run import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.untrusted.known_secrets import environment_redactor
+from benchctl.untrusted.redacted_stream import copy_redacted
 
 WINDOWS_NAME: Final = "timing_windows.jsonl"
 _UNKNOWN: Final = "unknown"
@@ -148,6 +150,10 @@ def _write(
     return tuple(runs)
 
 
+_TOLD_BY_SERVERS: Final = frozenset({"server.log", "meta.raw.json"})
+"""Copies that may hold secrets of the server."""
+
+
 def _planned(index: int, arm: ArmData) -> PlannedRun:
     variant = variant_name(arm.tag)
     run_id = run_directory_name(index, 0, variant, {})
@@ -160,7 +166,10 @@ def _write_run(
     requests = list(requests_of(arm, client_start_ns))
     directory.path.mkdir(parents=True)
     for name, path in arm.files.paths.items():
-        shutil.copyfile(path, directory.path / name)
+        if name in _TOLD_BY_SERVERS:
+            copy_redacted(path, directory.path / name, environment_redactor())
+        else:
+            shutil.copyfile(path, directory.path / name)
     records = {"requests": requests, "steps": steps_of(arm), "gpu": gpu_of(arm, client_start_ns)}
     for name, of_kind in records.items():
         write_bytes_atomic(directory.path / f"{name}.jsonl", b"".join(encode(record) + b"\n" for record in of_kind))
