@@ -48,10 +48,10 @@ def environment_redactor(sent: Mapping[str, str] | None = None) -> Redactor:
 
 @lru_cache(maxsize=32)
 def _redactor(named: tuple[tuple[str, str], ...], sent: tuple[tuple[str, str], ...]) -> Redactor:
-    known = {value: name for name, value in (*_hub_token(), *named) if not is_ordinary(value)}
+    names = {value: name for name, value in (*_hub_token(), *named) if not is_ordinary(value)}
     spellings = {
         spelling: KnownValue(name, spelling)
-        for value, name in (*known.items(), *((value, name) for name, value in sent))
+        for value, name in (*names.items(), *((value, name) for name, value in sent))
         if len(value) >= _LEAST_CHARS
         for spelling in spellings_of(value)
     }

@@ -169,11 +169,11 @@ def with_old_marks(text: str) -> str:
 
 
 class Redactor:
-    """Replaces known values and keys of common shapes; ``known`` are the spellings to look for, longest first."""
+    """Replaces known values and keys of common shapes; ``values`` are the spellings to look for, longest first."""
 
-    def __init__(self, known: Iterable[KnownValue] = ()) -> None:
-        self.known: Final = tuple(sorted(known, key=lambda each: -len(each.value)))
-        self.longest_bytes: Final = max((len(each.value) for each in self.known), default=0)
+    def __init__(self, values: Iterable[KnownValue] = ()) -> None:
+        self.values: Final = tuple(sorted(values, key=lambda each: -len(each.value)))
+        self.longest_bytes: Final = max((len(each.value) for each in self.values), default=0)
 
     def text(self, text: str) -> str:
         """``text`` without its secrets. A text without any is returned unchanged, and marks are none."""
@@ -188,11 +188,10 @@ class Redactor:
 
     def spans(self, text: bytes) -> list[Span]:
         """The secrets in ``text``, in order and without overlap."""
-        found = [*self._known_spans(text), *_shape_spans(text)]
-        return _merged(found) if found else found
+        return _merged([*self._known_spans(text), *_shape_spans(text)])
 
     def _known_spans(self, text: bytes) -> Iterator[Span]:
-        for label, value, is_word in self.known:
+        for label, value, is_word in self.values:
             start = text.find(value)
             while start >= 0:
                 end = start + len(value)
@@ -204,11 +203,11 @@ class Redactor:
     def unfinished_from(self, text: bytes) -> int:
         """The first position of a secret that the end of ``text`` may have cut off; its length if none may be."""
         start = len(text.rstrip(_OF_SECRETS))
-        for known in self.known:
-            first = known.value[:1]
-            at = text.find(first, max(0, len(text) - len(known.value) + 1))
+        for spelling in self.values:
+            first = spelling.value[:1]
+            at = text.find(first, max(0, len(text) - len(spelling.value) + 1))
             while 0 <= at < start:
-                if known.value.startswith(text[at:]):
+                if spelling.value.startswith(text[at:]):
                     start = at
                 at = text.find(first, at + 1)
         head = _KEY_HEAD.search(text, max(0, len(text) - 80))

@@ -59,7 +59,7 @@ class RedactedLog:
                 os.close(self.output)
                 raise
         self._has_output = True
-        self._tell("".join(map(_line_of, redactor.known)) + "\n")
+        self._tell("".join(map(_line_of, redactor.values)) + "\n")
 
     def started(self) -> None:
         """Leave the writing end of the pipe to the server."""
@@ -136,8 +136,8 @@ class RedactedLog:
                 self.problem = int(line[5:])
 
 
-def _line_of(known: KnownValue) -> str:
-    return f"{known.label.encode('utf-8', 'surrogateescape').hex()} {known.value.hex()} {known.is_word:d}\n"
+def _line_of(secret: KnownValue) -> str:
+    return f"{secret.label.encode('utf-8', 'surrogateescape').hex()} {secret.value.hex()} {secret.is_word:d}\n"
 
 
 def _private(path: Path) -> BinaryIO:
