@@ -137,7 +137,7 @@ def test_a_line_of_megabytes_is_shown_by_its_end_and_shortened(tmp_path):
 def test_a_server_that_logs_into_a_full_device_is_ended_and_told_like_any_other(tmp_path, monkeypatch):
     full = replace(launch(tmp_path), log=tmp_path / "server.log")
     full.log.touch()
-    monkeypatch.setattr(redacted_log, "open_to_append", lambda _path, **_: Path("/dev/full").open("ab"))
+    monkeypatch.setattr(redacted_log, "open_to_append", lambda _path, **_: Path("/dev/full").open("ab"))  # noqa: SIM115 - the log closes it
     with pytest.raises(ServerStartError, match=r"log of the server cannot be written \(No space") as caught:
         start(full)
     assert caught.value.cause == "disk"
