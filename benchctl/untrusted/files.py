@@ -41,14 +41,14 @@ def opened_folder(path: Path, *, within: Path) -> Iterator[int]:
 
     Raises OutsideError when an entry on the way is a link, ``..`` or no directory; OSError as ``open`` does.
     """
-    parts = path.relative_to(within).parts
-    if ".." in parts:
+    names = path.parts[len(within.parts) :]  # ``relative_to`` takes as long as all the rest
+    if ".." in names or path.parts[: len(within.parts)] != within.parts:
         raise OutsideError(f"{path} leads out of {within}; remove the entry")
-    folder, opened = os.open(within, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), within
+    folder, num_left = os.open(within, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), len(names)
     try:
-        for part in parts:
-            opened /= part
-            folder, left = open_entry(opened, _FOLDER, folder), folder
+        for name in names:
+            num_left -= 1
+            folder, left = _open_at(name, _FOLDER, folder, path, num_left), folder
             os.close(left)
         yield folder
     finally:
@@ -57,12 +57,18 @@ def opened_folder(path: Path, *, within: Path) -> Iterator[int]:
 
 def open_entry(path: Path, flags: int, folder: int) -> int:
     """Open the entry ``path`` of the open directory that holds it. Raises OutsideError as ``open_file`` does."""
+    return _open_at(path.name, flags, folder, path)
+
+
+def _open_at(name: str, flags: int, folder: int, path: Path, num_below: int = 0) -> int:
+    """Open an entry of an open directory; ``path`` is the entry, or so many levels below it."""
     try:
-        return os.open(path.name, flags, 0o666, dir_fd=folder)
+        return os.open(name, flags, 0o666, dir_fd=folder)
     except OSError as error:
+        entry = path.parents[num_below - 1] if num_below else path
         if error.errno in _NO_FILE:
-            mode = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode
-            raise irregular(path, mode, "directory" if flags & os.O_DIRECTORY else "file") from error
+            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            raise irregular(entry, mode, "directory" if flags & os.O_DIRECTORY else "file") from error
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
@@ -140,6 +146,16 @@ def is_file(path: Path, *, within: Path) -> bool:
     except (OSError, OutsideError):
         return False
     return True
+
+
+def stats_in(folder: Path, *, within: Path) -> dict[str, os.stat_result]:
+    """Size and times of the regular files of a folder by name. Raises as ``opened_folder`` does."""
+    with opened_folder(folder, within=within) as handle, os.scandir(handle) as entries:
+        return {
+            entry.name: entry.stat(follow_symlinks=False)
+            for entry in entries
+            if entry.is_file(follow_symlinks=False)
+        }
 
 
 def entry_names(folder: Path, *, within: Path, files_only: bool = False) -> list[str]:

@@ -78,12 +78,16 @@ def files_with(directory: Path, text: str) -> list[Path]:
     return [path for path in paths if stat.S_ISREG(path.lstat().st_mode) and text.encode() in path.read_bytes()]
 
 
+class TookTooLongError(BaseException):
+    """The time is up; no reader takes it for an error of its file."""
+
+
 @contextmanager
 def within_seconds(limit_s: float) -> Iterator[None]:
-    """Raise TimeoutError inside once the time is up, also where a system call waits."""
+    """Raise TookTooLongError inside once the time is up, also where a system call waits."""
 
     def end(*_: object) -> None:
-        raise TimeoutError(f"not done in {limit_s:g} s")
+        raise TookTooLongError(f"not done in {limit_s:g} s")
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, limit_s)

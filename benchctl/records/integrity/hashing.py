@@ -19,7 +19,7 @@ from benchctl.records.files import read_if_there
 from benchctl.records.integrity.digests import digest_of
 from benchctl.records.jsonl import write_json_atomic
 from benchctl.records.run import FileDigest
-from benchctl.untrusted.files import OutsideError, is_there, stat_file
+from benchctl.untrusted.files import OutsideError, is_there, stats_in
 
 STAMPS_FILE: Final = ".verified.json"
 _WORTH_KEEPING_BYTES: Final = 1 << 20
@@ -38,6 +38,7 @@ class FileHasher:
         self._earlier = {} if is_fresh else _read_stamps(directory)
         self._hashed_now: dict[str, FileDigest] = {}
         self._is_fresh = is_fresh
+        self._stats: dict[str, dict[str, os.stat_result]] = {}
         self.hashed_bytes = 0
 
     def size_bytes(self, name: str) -> int | None:
@@ -89,12 +90,15 @@ class FileHasher:
         return digests
 
     def _stamp(self, name: str) -> tuple[int | None, int | None]:
-        """Size in bytes and time of change in nanoseconds; None without a regular file."""
-        try:
-            status = stat_file(self._directory / name, within=self._directory)
-        except (OSError, OutsideError):
-            return None, None
-        return status.st_size, status.st_mtime_ns
+        """Size in bytes and time of change in nanoseconds, when first asked; None without a regular file."""
+        folder, _, file = name.rpartition("/")
+        if folder not in self._stats:
+            try:
+                self._stats[folder] = stats_in(self._directory / folder, within=self._directory)
+            except (OSError, OutsideError):
+                self._stats[folder] = {}
+        status = self._stats[folder].get(file)
+        return (None, None) if status is None else (status.st_size, status.st_mtime_ns)
 
     def _readable_digest(self, name: str) -> FileDigest | None:
         try:
