@@ -1,11 +1,13 @@
 """The Prometheus text format, in which servers state their counters and gauges."""
 
-import math
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from benchctl.untrusted.limits import METRICS_LINE_CHARS, METRICS_LINES
+
+_LARGEST: Final = 2.0**63
 _LEFT_OUT: Final = ("_bucket", "_created")
 """Histogram buckets and times of creation: most of the page, and nothing that is compared."""
 
@@ -13,14 +15,19 @@ _LEFT_OUT: Final = ("_bucket", "_created")
 def series_of(page: str) -> dict[str, float]:
     """Counters and gauges of a page, by series: ``name`` or ``name{label="value"}``.
 
-    A value that is not finite means that the server does not know it; such a series is left out. Raises ValueError
-    for other text.
+    A value that is not finite means that the server does not know it, and none is beyond 2^63; such series are left
+    out. Raises ValueError for other text, and for more than any server states.
     """
+    lines = page.split("\n")
+    if len(lines) > METRICS_LINES or max(map(len, lines)) > METRICS_LINE_CHARS:
+        raise ValueError(
+            f"the page has more than {METRICS_LINES} lines, or one of over {METRICS_LINE_CHARS} characters"
+        )
     return {
         _series_name(sample): float(sample.value)
         for family in text_string_to_metric_families(page)
         for sample in family.samples
-        if not sample.name.endswith(_LEFT_OUT) and math.isfinite(sample.value)
+        if not sample.name.endswith(_LEFT_OUT) and abs(sample.value) < _LARGEST
     }
 
 

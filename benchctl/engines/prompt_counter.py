@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from benchctl.untrusted.limits import PROMPT_TOKENS
 from benchctl.workload.tokenizers.tokenizer import Chat
 
 PostJson: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
@@ -43,4 +44,4 @@ class TokenizeCounter:
 
     async def _count(self, post: PostJson, body: Mapping[str, Any]) -> int | None:
         count = (await post("/tokenize", body)).get("count")
-        return count if isinstance(count, int) else None
+        return count if type(count) is int and 0 <= count <= PROMPT_TOKENS else None

@@ -7,9 +7,8 @@ from collections.abc import Collection
 from typing import Any, Final
 
 import httpx
-import msgspec
 
-from benchctl.untrusted.decoding import DECODING_ERRORS
+from benchctl.untrusted.http import fetch_json
 
 _DESCRIPTION: Final = "/openapi.json"
 _PATHS: Final = ("/v1/completions", "/v1/chat/completions")
@@ -20,11 +19,8 @@ async def undescribed_fields(client: httpx.AsyncClient, names: Collection[str]) 
     if not names:
         return ()
     try:
-        response = await client.get(_DESCRIPTION)
-        document = msgspec.json.decode(response.content) if response.status_code == httpx.codes.OK else None
+        document = await fetch_json(client, _DESCRIPTION)
     except httpx.HTTPError:
-        return ()
-    except DECODING_ERRORS:
         return ()
     described = {field for path in _PATHS for field in _fields(document, path)}
     return tuple(name for name in names if name not in described) if described else ()
@@ -36,7 +32,7 @@ def _fields(document: Any, path: str) -> Collection[str]:
         body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         if "$ref" in body:
             body = document["components"]["schemas"][body["$ref"].rpartition("/")[2]]
-        properties: dict[str, Any] = body["properties"]
+        properties = body["properties"]
     except (KeyError, TypeError, AttributeError):
         return ()
-    return properties
+    return properties if isinstance(properties, dict) else ()

@@ -13,7 +13,8 @@ from typing import Final
 from benchctl.profile.engine_table import engine_specs
 from benchctl.records.samples import PrometheusSample
 
-_POSITION: Final = re.compile(r'[{,]position="([0-9]+)"')
+_POSITION: Final = re.compile(r'[{,]position="([0-9]{1,3})"')
+"""A draft has far fewer than a thousand tokens."""
 _COUNTERS: Final = tuple(spec.counters for spec in engine_specs())
 GENERATED_TOKENS: Final = tuple(name for counters in _COUNTERS for name in counters.generated_tokens)
 """Output tokens."""

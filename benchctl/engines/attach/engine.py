@@ -22,7 +22,7 @@ from benchctl.profile.engine_table import PLAIN_DIALECT, engine_spec, load_name
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
 from benchctl.records.request import PreparedRequest
-from benchctl.untrusted.decoding import DECODING_ERRORS
+from benchctl.untrusted.http import fetch_json
 
 
 class Dialect(Protocol):
@@ -146,13 +146,9 @@ class PlainOpenAi(OpenAiServer):
 async def _get_json(client: httpx.AsyncClient, path: str, headers: dict[str, str]) -> dict[str, Any]:
     """The JSON object at ``path``; empty where the server does not offer one."""
     try:
-        response = await client.get(path, headers=headers)
-        document = msgspec.json.decode(response.content) if response.status_code == httpx.codes.OK else None
+        return await fetch_json(client, path, headers)
     except httpx.HTTPError:
         return {}
-    except DECODING_ERRORS:
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _key(options: AttachOptions) -> dict[str, str]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import msgspec
 
 from benchctl.engines.engine import Installation, LaunchSite, RequestCall, profile_errors, signatures
 from benchctl.engines.environment import engines_directory
@@ -29,6 +28,7 @@ from benchctl.profile.sections.engine_options import ServerOptions
 from benchctl.profile.sections.request import RequestOptions
 from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.request import PreparedRequest
+from benchctl.untrusted.http import fetch_json
 
 _PROGRAM: Final = "llama-server"
 _VERSION_LIMIT_S: Final = 10.0
@@ -136,9 +136,7 @@ class LlamaCppEngine(OpenAiServer):
         config = options.model_dump(exclude=set(_NOT_SETTINGS), exclude_none=True)
         if options.extra_args:
             config["extra_args"] = " ".join(options.extra_args)
-        response = await client.get("/props")
-        response.raise_for_status()
-        return config | stated_config(msgspec.json.decode(response.content, type=dict[str, Any]))
+        return config | stated_config(await fetch_json(client, "/props"))
 
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
         return stated_config(await get_json("/props"))
@@ -194,9 +192,10 @@ def _form(options: RequestOptions, *, is_chat: bool) -> dict[str, Any]:
 
 def stated_config(props: Mapping[str, Any]) -> dict[str, Any]:
     """The relevant settings of ``/props``, under the names of our options where they have one."""
+    settings = props.get("default_generation_settings")
     config = {
         "version": props.get("build_info"),
-        "max_model_len": props.get("default_generation_settings", {}).get("n_ctx"),
+        "max_model_len": settings.get("n_ctx") if isinstance(settings, dict) else None,
         "max_num_seqs": props.get("total_slots"),
         "model_ftype": props.get("model_ftype"),
         "model_path": props.get("model_path"),

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import msgspec
 
 from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, signatures
 from benchctl.engines.environment import PythonServer
@@ -33,6 +32,7 @@ from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections.request import RequestOptions
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
+from benchctl.untrusted.http import fetch, json_object
 
 DISTRIBUTION: Final = "sglang"
 _INSIDE: Final = Path(__file__).parent / "inside"
@@ -195,12 +195,10 @@ def sglang_form(options: RequestOptions) -> dict[str, Any]:
 
 async def server_info(client: httpx.AsyncClient) -> dict[str, Any]:
     """The settings that the server reports, by their names there; some are secret."""
-    response = await client.get("/server_info")
+    response = await fetch(client, "GET", "/server_info")
     if response.status_code == httpx.codes.NOT_FOUND:  # its name before
-        response = await client.get("/get_server_info")
-    response.raise_for_status()
-    info: dict[str, Any] = msgspec.json.decode(response.content, type=dict[str, Any])
-    return info
+        response = await fetch(client, "GET", "/get_server_info")
+    return json_object(response)
 
 
 def is_deterministic(options: SglangOptions) -> bool:

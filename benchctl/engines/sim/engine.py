@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import msgspec
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
@@ -36,6 +35,8 @@ from benchctl.records.request import PreparedRequest
 from benchctl.records.step import Clock, StepRecord
 from benchctl.steptime.model_file import read_model
 from benchctl.steptime.work import Deployment
+from benchctl.untrusted.http import fetch, fetch_json
+from benchctl.untrusted.limits import METRICS_BYTES
 from benchctl.workload.datasets.files import in_data_directory
 
 _LAG_FRAC: Final = 0.02
@@ -126,21 +127,18 @@ class SimEngine(OpenAiServer):
             "max_concurrency": max_concurrency,
             "is_warmup": is_warmup,
         }
-        response = await client.post(
-            "/sim/schedule", content=encode(body), headers={"Content-Type": "application/json"}
+        response = await fetch(
+            client, "POST", "/sim/schedule", content=encode(body), headers={"Content-Type": "application/json"}
         )
         response.raise_for_status()
 
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        response = await client.get("/server_info")
-        response.raise_for_status()
-        config: dict[str, Any] = msgspec.json.decode(response.content, type=dict[str, Any])
-        return config
+        return await fetch_json(client, "/server_info")
 
     async def after_load_warnings(self, client: httpx.AsyncClient) -> tuple[ResultWarning, ...]:
-        response = await client.get("/metrics")
+        response = await fetch(client, "GET", "/metrics", max_bytes=METRICS_BYTES)
         response.raise_for_status()
         values = {name.partition("{")[0]: value for name, value in series_of(response.text).items()}
         warnings = []

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import msgspec
 
 from benchctl.engines.engine import LaunchSite, RequestCall
 from benchctl.engines.environment import PythonServer
@@ -37,6 +36,7 @@ from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
+from benchctl.untrusted.http import fetch_json
 
 _INSIDE: Final = Path(__file__).parent / "inside"
 _PLUGINS: Final = "benchctl-steps,benchctl-cpu"
@@ -115,9 +115,7 @@ class VllmEngine(PythonServer):
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """The configuration that the plugin wrote, and the version that the server reports."""
-        response = await client.get("/version")
-        response.raise_for_status()
-        version = msgspec.json.decode(response.content, type=dict[str, Any]).get("version")
+        version = (await fetch_json(client, "/version")).get("version")
         has_fixed_cache = own_options(settings, VllmOptions).kv_cache_memory_bytes is not None
         return {**effective(site.description, has_fixed_cache=has_fixed_cache), "version": version}
 

@@ -116,8 +116,8 @@ def _payload(lines: list[bytes]) -> bytes:
     return msgspec.json.encode({"error": text.decode(errors="replace")}) if is_error else text
 
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-"""Larger counts are errors, and other readers of JSON could not hold them."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
+"""Larger counts are errors, and their sums over a load would not fit into 64 bits."""
 ABSENT: Final = msgspec.Raw()
 """Value of a field that is not there. Fields of any type stay undecoded: they could hold millions of objects."""
 

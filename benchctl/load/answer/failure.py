@@ -1,11 +1,17 @@
 """The failure of an answer that has ended, if it is not what was requested."""
 
+from typing import Final
+
 import msgspec
 
 from benchctl.load.answer.answer import OK, Answer
 from benchctl.load.answer.events import UNREADABLE
 from benchctl.load.answer.stream import CompletionReader, excerpt
 from benchctl.records.request import PreparedRequest, RequestError
+
+_MOST_OVER_FRAC: Final = 1.25
+_MOST_OVER_TOKENS: Final = 16
+"""Some servers count the tokens of the text anew, and get a few more than were generated."""
 
 
 def error_of(answer: Answer, request: PreparedRequest) -> RequestError | None:
@@ -52,6 +58,9 @@ def _miscount(reader: CompletionReader, request: PreparedRequest) -> RequestErro
     if output_tokens is None:
         message = "the stream states no usage and no ids of all its tokens: tokens cannot be counted"
         return RequestError(kind="malformed-stream", message=message)
+    if output_tokens > _MOST_OVER_FRAC * forced_tokens + _MOST_OVER_TOKENS:
+        message = f"usage counts {output_tokens} output tokens where at most {forced_tokens} were requested"
+        return RequestError(kind="wrong-length", message=message)
     if request.ignore_eos and output_tokens != forced_tokens:
         message = f"{output_tokens} output tokens where ignore_eos demands {forced_tokens}"
         return RequestError(kind="wrong-length", message=message)

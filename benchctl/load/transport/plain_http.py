@@ -11,6 +11,8 @@ from typing import Final
 import httptools
 import httpx
 
+from benchctl.untrusted.limits import PAGE_BYTES, RESPONSE_HEAD_BYTES
+
 _READ_BYTES: Final = 1 << 16
 _HTTP_PORT: Final = 80
 _OURS: Final = frozenset({b"connection", b"content-length", b"transfer-encoding"})
@@ -51,15 +53,22 @@ class _Answer:
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = bytearray()
         self.is_whole = False
+        self._num_head_bytes = 0
 
     def feed(self, data: bytes) -> None:
         """Parse what has arrived; empty at the end of the connection."""
+        if not self.status:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > RESPONSE_HEAD_BYTES + _READ_BYTES:
+                raise httpx.RemoteProtocolError(f"the head of the answer exceeds {RESPONSE_HEAD_BYTES >> 10} KiB")
         try:
             if data:
                 self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             if not self.is_whole:
                 raise httpx.RemoteProtocolError(f"the answer is not HTTP: {error}") from error
+        if len(self.body) > PAGE_BYTES:
+            raise httpx.RemoteProtocolError(f"the body of the answer exceeds {PAGE_BYTES >> 20} MiB")
         if data or self.is_whole:
             return
         if not self.status or any(name.lower() in _BODY_HEADERS for name, _ in self.headers):
@@ -74,7 +83,8 @@ class _Answer:
         self.is_whole = not self._has_body
 
     def on_body(self, data: bytes) -> None:
-        self.body += data
+        if len(self.body) <= PAGE_BYTES:
+            self.body += data
 
     def on_message_complete(self) -> None:
         if self.status < httpx.codes.OK:  # it says that the answer will follow

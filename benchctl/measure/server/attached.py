@@ -14,6 +14,7 @@ import httpx
 from benchctl.errors import ServerDiedError, ServerStartError
 from benchctl.load.transport.failures import underlying
 from benchctl.records.record import ResultWarning
+from benchctl.untrusted.http import fetch
 
 _POLL_S: Final = 0.5
 _WATCH_S: Final = 0.5
@@ -93,7 +94,7 @@ class AttachedServer:
         if self._client is None:
             raise RuntimeError("the server is watched before it is ready")
         try:
-            response = await self._client.get(self._health_path, timeout=_HEALTH_TIMEOUT_S)
+            response = await fetch(self._client, "GET", self._health_path, limit_s=_HEALTH_TIMEOUT_S)
         except (httpx.HTTPError, OSError) as error:
             return type(underlying(error)).__name__
         return str(response.status_code)

@@ -26,6 +26,7 @@ from benchctl.measure.server.redacted_log import RedactedLog
 from benchctl.measure.server.shared_memory import Segments
 from benchctl.profile.model import Timeouts
 from benchctl.records.record import ResultWarning
+from benchctl.untrusted.http import fetch
 from benchctl.untrusted.known_secrets import environment_redactor
 
 _FIRST_POLL_S: Final = 0.02
@@ -282,7 +283,7 @@ class ServerProcess:
     async def _ask(self, client: httpx.AsyncClient) -> str:
         """``ready``, or the answer of the health path instead."""
         try:
-            response = await client.get(self._launch.health_path, timeout=_HEALTH_TIMEOUT_S)
+            response = await fetch(client, "GET", self._launch.health_path, limit_s=_HEALTH_TIMEOUT_S)
         except (httpx.HTTPError, OSError) as error:
             return f"failed with {type(underlying(error)).__name__}"
         return "ready" if response.status_code == httpx.codes.OK else f"answered {response.status_code}"

@@ -15,6 +15,8 @@ import httpx
 from benchctl.analysis.metrics.server_counters import is_idle, token_counts
 from benchctl.engines.metrics_page import series_of
 from benchctl.records.samples import PrometheusSample
+from benchctl.untrusted.http import fetch_now
+from benchctl.untrusted.limits import METRICS_BYTES
 
 _TIMEOUT_S: Final = 5.0
 _SETTLE_LIMIT_S: Final = 2.0
@@ -54,7 +56,7 @@ def _settled(client: httpx.Client, url: str) -> PrometheusSample:
 
 def _reading(client: httpx.Client, url: str) -> PrometheusSample:
     try:
-        response = client.get(url)
+        response = fetch_now(client, url, limit_s=_TIMEOUT_S, max_bytes=METRICS_BYTES)
     except httpx.HTTPError as error:
         raise OSError(f"GET {url}: {error}") from error
     if response.status_code != httpx.codes.OK:

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final, Self, TypeAlias
 
 import httpx
-import msgspec
 
 from benchctl.engines.engine import Engine
 from benchctl.engines.prompt_counter import PromptCounter
@@ -16,7 +15,7 @@ from benchctl.measure.interrupt import run_interruptible
 from benchctl.profile.model import Timeouts, VariantSettings
 from benchctl.records.jsonl import encode
 from benchctl.records.request import SERVER, Message, PreparedRequest
-from benchctl.untrusted.decoding import DECODING_ERRORS
+from benchctl.untrusted.http import fetch, json_object
 from benchctl.workload.tokenizers.tokenizer import Chat, Tokenizer
 
 _CONCURRENCY: Final = 32
@@ -105,13 +104,11 @@ class ServerTokenizer:
         async def post(path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
             headers = {**self._headers, "Content-Type": "application/json"}
             try:
-                response = await client.post(path, content=encode(body), headers=headers, timeout=_LIMIT_S)
-                answer = msgspec.json.decode(response.content) if response.is_success else None
+                content = encode(body)
+                response = await fetch(client, "POST", path, content=content, headers=headers, limit_s=_LIMIT_S)
+                return json_object(response)
             except (httpx.HTTPError, OSError):
                 return {}
-            except DECODING_ERRORS:
-                return {}
-            return answer if isinstance(answer, dict) else {}
 
         if isinstance(prompt, str):
             return await self._counter.count_text(post, prompt)

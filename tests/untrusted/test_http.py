@@ -1,0 +1,173 @@
+"""Documents of servers: read within bounds of size and time, whatever the server sends."""
+
+import asyncio
+import gzip
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from threading import Event
+
+import httpx
+import pytest
+from support.servers.parts_server import Writer, serving, writing
+
+import benchctl
+from benchctl.load.transport.control import control_client
+from benchctl.measure.described_fields import undescribed_fields
+from benchctl.measure.telemetry.prometheus import prometheus_samples
+from benchctl.profile.model import Timeouts
+from benchctl.untrusted.http import fetch, fetch_json, fetch_now
+
+MIB = 1 << 20
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CLOSE = HEAD + b"connection: close\r\n\r\n"
+CHUNK = b"%x\r\n%s\r\n" % (MIB, b" " * MIB)
+
+
+def zipped(content: bytes) -> bytes:
+    body = gzip.compress(content)
+    return HEAD + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def document(content: bytes) -> bytes:
+    return HEAD + b"content-length: %d\r\n\r\n%s" % (len(content), content)
+
+
+def endless(head: bytes, part: bytes, sent: list[int]) -> Callable[[Writer], Awaitable[None]]:
+    async def answer(writer: Writer) -> None:
+        writer.write(head)
+        while True:
+            writer.write(part)
+            await writer.drain()
+            sent[0] += len(part)
+
+    return answer
+
+
+def fetched(
+    answer: Callable[[Writer], Awaitable[None]], *, is_plain: bool = True, **limits: float
+) -> httpx.Response:
+    async def go() -> httpx.Response:
+        async with serving(answer) as url:
+            plain = control_client(url, Timeouts())
+            async with plain if is_plain else httpx.AsyncClient(base_url=url) as client:
+                return await fetch(client, "GET", "/v1/models", **limits)
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize("wire", [document(b'{"a": 1}'), zipped(b'{"a": 1}')])
+def test_a_document_is_read_whole(wire: bytes, is_plain: bool) -> None:
+    response = fetched(writing(wire), is_plain=is_plain)
+    assert (response.status_code, response.json()) == (200, {"a": 1})
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [
+        (CLOSE, b" " * MIB),
+        (HEAD + b"content-length: 99999999999\r\n\r\n", b" " * MIB),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n", CHUNK),
+        (HEAD + b"x-endless: ", b"x" * MIB),
+        (HEAD, b"x: 1\r\n" * 10_000),
+    ],
+    ids=["until close", "content-length", "chunked", "one header", "headers"],
+)
+def test_reading_stops_at_the_bound(head: bytes, part: bytes, is_plain: bool) -> None:
+    sent = [0]
+    with pytest.raises(httpx.RemoteProtocolError):
+        fetched(endless(head, part, sent), is_plain=is_plain)
+    assert sent[0] < 32 * MIB
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_what_was_compressed_is_unpacked_up_to_the_bound(is_plain: bool) -> None:
+    bomb = zipped(bytes(200 * MIB))
+    assert len(bomb) < MIB
+    with pytest.raises(httpx.RemoteProtocolError, match="more than 16 MiB"):
+        fetched(writing(bomb), is_plain=is_plain)
+
+
+@pytest.mark.parametrize("coding", [b"br", b"zstd", b"\x1b[2J"])
+def test_a_coding_that_was_not_requested_is_refused(coding: bytes) -> None:
+    wire = HEAD + b"content-encoding: " + coding + b"\r\ncontent-length: 4\r\n\r\nabcd"
+    with pytest.raises(httpx.HTTPError) as caught:
+        fetched(writing(wire))
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_byte_now_and_then_ends_with_the_time(is_plain: bool) -> None:
+    drip = writing(CLOSE, *[part for _ in range(100) for part in (b" ", 0.1)])
+    begun = time.monotonic()
+    with pytest.raises(httpx.ReadTimeout, match=r"not answered within 0\.5 s"):
+        fetched(drip, is_plain=is_plain, limit_s=0.5)
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[]", b"17", b"null", b"{", b'"a"', b"\xff", b"", b"[" * 100_000, b'{"a":' * 100_000, b'{"a": \x00}'],
+)
+def test_what_is_no_json_object_is_one_kind_of_error(content: bytes) -> None:
+    async def go() -> None:
+        async with serving(writing(document(content))) as url, control_client(url, Timeouts()) as client:
+            with pytest.raises(httpx.DecodingError, match="does not answer with a JSON object"):
+                await fetch_json(client, "/server_info")
+            assert await undescribed_fields(client, ["a"]) == ()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("schema", [5, {"properties": 7}, {"properties": [["a"]]}, {"$ref": 3}, {"$ref": "#/x"}])
+def test_a_description_of_another_shape_describes_nothing(schema: object) -> None:
+    path = {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
+    content = json.dumps({"paths": {"/v1/completions": path}}).encode()
+
+    async def go() -> None:
+        async with serving(writing(document(content))) as url, control_client(url, Timeouts()) as client:
+            assert await undescribed_fields(client, ["a"]) == ()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        (b"a 1\n" * 1_000_000, "50000 lines"),
+        (b"a_long_name_of_a_counter_of_a_server 1\n" * 1_000_000, "more than 4 MiB"),
+        (b"a{" + b",".join(b'l%d="x"' % i for i in range(100_000)) + b"} 1\n", "16384 characters"),
+    ],
+)
+def test_a_page_of_counters_beyond_all_sizes_ends_the_sampler_and_not_the_load(page: bytes, problem: str) -> None:
+    stopped, begun = Event(), time.monotonic()
+
+    async def go() -> None:
+        async with serving(writing(document(page))) as url:
+            with pytest.raises((OSError, ValueError), match=problem):
+                await asyncio.to_thread(next, prometheus_samples(f"{url}/metrics", 1.0, stopped))
+
+    asyncio.run(go())
+    assert time.monotonic() - begun < 5
+
+
+def test_a_blocking_client_is_bounded_as_well() -> None:
+    async def go() -> None:
+        sent = [0]
+        async with serving(endless(CLOSE, b" " * MIB, sent)) as url:
+            with httpx.Client() as client, pytest.raises(httpx.RemoteProtocolError, match="more than 2 MiB"):
+                await asyncio.to_thread(fetch_now, client, url, limit_s=5.0, max_bytes=2 * MIB)
+
+    asyncio.run(go())
+
+
+def test_every_request_for_a_document_goes_through_the_bound() -> None:
+    package = Path(benchctl.__file__).parent
+    unbounded = re.compile(r"(?:client|control|_client)\.(?:get|post|request|stream)\(")
+    files = [path for room in ("engines", "measure", "cli", "micro") for path in (package / room).rglob("*.py")]
+    assert len(files) > 100
+    assert [str(path) for path in files if unbounded.search(path.read_text())] == []
