@@ -72,8 +72,13 @@ def prepare_experiment(
     engine = engine_for(profile.engine.kind)
     with tokenizer or nullcontext(planning_tokenizer(profile)) as counting:
         prepared = prepare_counted(profile, counting, lengths_from)
-    for variant, cell in arms(profile):
-        engine.check_requests(prepared.requests, variant_settings(profile, variant, cell))
+    settings = [variant_settings(profile, variant, cell) for variant, cell in arms(profile)]
+    for each in settings:
+        engine.check_requests(prepared.requests, each)
+    if profile.engine.kind == "sim":
+        from benchctl.measure.simulated_check import check_simulated
+
+        check_simulated(settings, prepared.requests)
     for warning in prepared.warnings:
         warn(warning.message)
     return prepared

@@ -14,6 +14,7 @@ import msgspec
 
 from benchctl.errors import UsageError
 from benchctl.measure.result_directory import ReopenedExperiment, sole_writer
+from benchctl.profile.checks import MAX_RUNS
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.planning.plan import extend_plan
 from benchctl.records.directory import ResultDirectory
@@ -57,6 +58,8 @@ def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extensio
             )
         if reason := why_not_extended(manifest):
             raise UsageError(f"{results.path}: no blocks can be added: {reason}")
+        if (num_runs := len(plan.runs) // manifest.blocks * num_blocks) > MAX_RUNS:
+            raise UsageError(f"--blocks {num_blocks} makes {num_runs:,} runs, more than {MAX_RUNS:,}; lower it")
         extension = Extension(
             extended_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
             from_blocks=manifest.blocks,

@@ -3,7 +3,7 @@
 They read the mapping before it is a model, so that one report holds their errors and those of the types.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, Final
 
@@ -26,6 +26,9 @@ from benchctl.profile.sources.located import LocatedDict, LocatedError, value_te
 from benchctl.records.record import Cell
 
 MAX_CELLS: Final = 1000
+MAX_ARMS: Final = 1000
+"""Of one block; the search for a balanced order of more takes minutes."""
+MAX_RUNS: Final = 100_000
 LEAST_BLOCKS: Final = 6
 """Fewer blocks give no verdict, whatever the values."""
 
@@ -47,6 +50,10 @@ def profile_errors(profile: LocatedDict, *, is_to_send: bool = False) -> Iterato
     cell_errors = tuple(_cell_errors(profile))
     yield from cell_errors
     sweep = None if sweep_errors or cell_errors else _sweep(profile)
+    size_errors = () if sweep is None else tuple(_size_errors(profile, sweep))
+    yield from size_errors
+    if size_errors:
+        return
     for variant, cell in _checked_runs(profile, sweep):
         yield from resolve(profile, kind, variant, cell)[1]
         if is_to_send:
@@ -138,6 +145,34 @@ def _sweep(profile: LocatedDict) -> dict[str, Values] | None:
     return factors if is_sound else None
 
 
+def number_of_cells(profile: LocatedDict, factors: Mapping[str, Values]) -> int:
+    """The number of cells of these factors: the listed ones, or all combinations, which are not formed for it."""
+    return (len(_listed_cells(profile)) if factors else 0) or prod(len(values) for values in factors.values())
+
+
+def _size_errors(profile: LocatedDict, sweep: dict[str, Values]) -> Iterator[LocatedError]:
+    """More arms than an order can be made of, or more runs than a result directory can hold."""
+    swept, variants = _swept_variants(profile), profile.mapping("variants")
+    num_arms = sum(
+        number_of_cells(profile, factors_of(swept_factors(variant), sweep)) if name in swept else 1
+        for name, variant in variants.items()
+    )
+    blocks = profile.get("blocks", Profile.model_fields["blocks"].default)
+    num_runs = num_arms * blocks if isinstance(blocks, int) else 0
+    if num_arms > MAX_ARMS:
+        problem = f"makes {num_arms:,} arms of the variants, more than {MAX_ARMS:,}; sweep fewer values"
+        yield profile.error(problem, "sweep" if sweep else "variants")
+    elif num_runs > MAX_RUNS:
+        problem = f"is {blocks:,}, which makes {num_runs:,} runs, more than {MAX_RUNS:,}; lower it"
+        yield profile.error(problem, "blocks" if "blocks" in profile else None)
+
+
+def _listed_cells(profile: LocatedDict) -> list[Any]:
+    """The value of ``cells``; none where it is not a list."""
+    cells = profile.get("cells")
+    return cells if isinstance(cells, list) else []
+
+
 def _sweep_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
     sweep = profile.mapping("sweep")
     if not sweep:
@@ -157,18 +192,18 @@ def _sweep_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
         if refusal:
             yield sweep.error(refusal, factor)
         yield from _unguided_errors(profile, factor)
-    num_cells = len(profile.get("cells") or ()) or prod(len(values) for values in (_sweep(profile) or {}).values())
+    num_cells = number_of_cells(profile, _sweep(profile) or {})
     if num_cells > MAX_CELLS:
-        problem = f"has {num_cells} cells, more than {MAX_CELLS}; sweep fewer values, or split the profile"
+        problem = f"has {num_cells:,} cells, more than {MAX_CELLS:,}; sweep fewer values, or split the profile"
         yield profile.error(problem, "sweep")
 
 
 def _cell_errors(profile: LocatedDict) -> Iterator[LocatedError]:
     """Listed cells that are not combinations of the sweep's values."""
-    sweep, cells = _sweep(profile), profile.get("cells", ())
-    if sweep is None or not isinstance(cells, list):
+    sweep = _sweep(profile)
+    if sweep is None:
         return
-    for cell in cells:
+    for cell in _listed_cells(profile):
         if not isinstance(cell, dict) or cell.keys() != sweep.keys():
             problem = f"lists {value_text(cell)}; a cell has a value of every factor of sweep: {', '.join(sweep)}"
             yield profile.error(problem, "cells")
@@ -216,7 +251,7 @@ def _unguided_errors(profile: LocatedDict, factor: str) -> Iterator[LocatedError
 
 def _checked_runs(profile: LocatedDict, sweep: dict[str, Values] | None) -> Iterator[tuple[str, Cell]]:
     """Every variant in its cells; swept variants are left out where the sweep itself is faulty."""
-    swept, listed = _swept_variants(profile), profile.get("cells") or ()
+    swept, listed = _swept_variants(profile), _listed_cells(profile)
     for variant in profile.mapping("variants"):
         if variant in swept and sweep is None:
             continue

@@ -13,7 +13,7 @@ one that a swept factor does not reach runs once in a block.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from benchctl.profile.checks import baseline_name, swept_factors
+from benchctl.profile.checks import MAX_CELLS, baseline_name, number_of_cells, swept_factors
 from benchctl.profile.engine_table import ENGINES, options_class
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.settings import cells_of, factors_of, resolve, setting_of
@@ -57,6 +57,8 @@ class _Ladder:
         is_sound = all(isinstance(values, list) for values in sweep.values())
         self._sweep: dict[str, Any] = dict(sweep) if is_sound else {}
         self._factors = factors_of(swept_factors(self._own), self._sweep)
+        if number_of_cells(profile, self._factors) > MAX_CELLS:  # an error of its own, in the checks
+            self._factors = {}
 
     def build(self, errors: list[LocatedError]) -> LocatedDict:
         """The profile with those steps that differ from their neighbours, each before the variant."""

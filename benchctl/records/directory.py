@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from benchctl.untrusted.limits import STORED_PROFILE_BYTES
 from benchctl.untrusted.writing import make_folder
 
 T = TypeVar("T", bound=msgspec.Struct)
+_NAME_CHARS: Final = 200
 
 
 def cell_name(cell: Cell) -> str:
@@ -50,10 +51,13 @@ def cell_order(cell: Cell) -> tuple[tuple[int, float, str], ...]:
 
 
 def run_directory_name(index: int, block: int, variant: str, cell: Cell) -> str:
-    """``007-b2-guided-top_k3``: sorts in the order of execution."""
+    """``007-b2-guided-top_k3``: sorts in the order of execution; cut to the length that a name can have.
+
+    Names stay distinct: the number of the run is their beginning.
+    """
     parts = [f"{index:03d}", f"b{block}", variant]
     parts += [f"{factor}{value}" for factor, value in cell.items()]
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))[:_NAME_CHARS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class VirtualServer:
         servable: dict[str, tuple[PreparedRequest, Request]] = {}
         for prepared in requests:
             try:
-                servable[prepared.request_id] = prepared, self._servable(prepared)
+                servable[prepared.request_id] = prepared, self.check_servable(prepared)
             except UsageError as error:
                 yield refusal_record(prepared, error, self.now_ns + prepared.arrival_ns, is_warmup=is_warmup)
         planned_ns = [prepared.arrival_ns for prepared, _ in servable.values()]
@@ -81,7 +81,8 @@ class VirtualServer:
                 )
             yield record
 
-    def _servable(self, prepared: PreparedRequest) -> Request:
+    def check_servable(self, prepared: PreparedRequest) -> Request:
+        """The request in the words of the core. Raises UsageError where it would be refused."""
         request = core_request(prepared, self._settings, self.config)
         self._core.engine.check_servable(request)
         return request

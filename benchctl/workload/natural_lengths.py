@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from benchctl.errors import ProfileError
+from benchctl.errors import ProfileError, UsageError
 from benchctl.profile.load import stored_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
@@ -64,7 +64,10 @@ def natural_lengths(path: Path, profile: Profile, requests: Sequence[PreparedReq
     did not measure these answers: other prompts, another model or sampling, forced lengths, or no length for some
     request.
     """
-    results = open_results(path)
+    try:
+        results = open_results(path)
+    except UsageError as error:
+        raise ProfileError(f"{KEY}: {error}") from error
     _check_same_baseline(path, results, profile)
     stored = {request.request_id: request for request in results.stored_requests()}
     for request in requests:

@@ -317,7 +317,7 @@ def test_a_sweep_of_too_many_cells_is_refused_before_it_is_unfolded():
     values = list(range(1, 101))
     text = GUIDED + f"sweep: {{top_k: {values}, max_num_seqs: {values}, server.block_size: {values}}}\n"
     assert error_of(text) == (
-        "p.yaml:12: sweep: has 1000000 cells, more than 1000; sweep fewer values, or split the profile"
+        "p.yaml:12: sweep: has 1,000,000 cells, more than 1,000; sweep fewer values, or split the profile"
     )
 
 

@@ -62,7 +62,7 @@ class SimEngine(OpenAiServer):
     signatures = _SIGNATURES
 
     def check_available(self, settings: VariantSettings) -> None:
-        """Raises EngineUnavailableError when the simulator cannot serve these settings here."""
+        """Raises EngineUnavailableError when a package is missing, UsageError for settings that it cannot serve."""
         for package in ("aiohttp", "uvloop"):
             if importlib.util.find_spec(package) is None:
                 install = f"{sys.executable} -m pip install {package}"
@@ -86,7 +86,7 @@ class SimEngine(OpenAiServer):
                 )
                 read_model(Path(options.step_time_model).expanduser()).check_deployment(deployment)
         except UsageError as error:
-            raise EngineUnavailableError(f"engine 'sim', variant {settings.variant!r}: {error}") from error
+            raise UsageError(f"engine 'sim', variant {settings.variant!r}: {error}") from error
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for variables of a chat template without chats; it does all else."""

@@ -1,8 +1,8 @@
 """Options of the engine ``sim``."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
 from benchctl.profile.sections.drafting import DraftSource, drafting_error
@@ -76,7 +76,7 @@ class SimOptions(ServerOptions):
     distribution."""
     num_speculative_tokens: DraftTokens = 0
     """Tokens that are drafted for each decoding row and verified in its step; 0 without speculation."""
-    acceptance: Probability | tuple[Probability, ...] | None = None
+    acceptance: Probability | Annotated[tuple[Probability, ...], Field(min_length=1, max_length=256)] | None = None
     """Probability that a draft token is accepted when all before it are: one number, or a list with one for each
     position."""
     acceptance_spread: Probability = 0.0

@@ -130,6 +130,8 @@ def _exchange_positions(sets: Sequence[set[int]]) -> bool:
     for high in reversed(ordered):
         for low in ordered:
             apart = sum(high) - sum(low)
+            if apart < 2:  # nor are the rest further apart
+                break
             gains = [(i, j) for i in high - low for j in low - high if 0 < i - j < apart]
             if gains:
                 i, j = min(gains, key=lambda pair: (abs(2 * (pair[0] - pair[1]) - apart), pair))

@@ -8,6 +8,9 @@ from benchctl.profile.choices import PENALTIES
 from benchctl.profile.sections.quantities import Penalty, Probability, Share, Temperature, VocabularyRank
 from benchctl.profile.sections.section import Section
 
+LEAST_TEMPERATURE: Final = 0.001
+"""Logits that are divided by less overflow."""
+
 
 class Sampling(Section):
     """Sampling parameters of every request of a variant. ``top_k: -1`` keeps the whole vocabulary."""
@@ -40,6 +43,13 @@ class Sampling(Section):
     def stated(self) -> dict[str, Any]:
         """All parameters but penalties that change nothing: a server spends time in every step on those it has."""
         return self.model_dump(exclude=set(PENALTIES)) | self.penalties
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides_without_overflow(cls, temperature: float) -> float:
+        if 0 < temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"is {temperature:g}; write 0 for greedy decoding, or at least {LEAST_TEMPERATURE}")
+        return temperature
 
     @field_validator("top_k")
     @classmethod

@@ -19,8 +19,10 @@ MAX_PATH: Final = 4096
 MAX_PATH_PART: Final = 255
 MAX_KEY: Final = 256
 _MOST_INT: Final = 2**63 - 1
-_TEXTS: Final = frozenset({"description", "request"})
-"""Keys below which a text may have lines, such as a grammar; a factor of a sweep begins with them."""
+_TEXTS: Final = frozenset(
+    {"description", "extra_body", "response_format", "structured_outputs", "chat_template_kwargs"}
+)
+"""Keys below which a text may have lines, such as a grammar."""
 _WORDS: Final = frozenset({"extra_args", "env", "headers", "speculative_config"})
 """Keys below which a text is on one line, and no path."""
 
@@ -60,13 +62,15 @@ def _problem(value: object, path: tuple[Step, ...]) -> str | None:
 def _text_problem(text: str, path: tuple[Step, ...]) -> str | None:
     if len(text) > MAX_TEXT:
         return f"has {len(text):,} characters, more than {MAX_TEXT:,}; shorten it"
-    steps = {part for step in path[:2] if isinstance(step, str) for part in step.split(".")} | set(path)
+    steps = set(path) | {part for factor in path[1:2] if path[0] == "sweep" for part in str(factor).split(".")}
     if steps & _TEXTS:
         return _control_problem(text, visible(text, MAX_TEXT))
     if problem := _control_problem(text, visible_line(text, MAX_TEXT)):
         return problem
     if steps & _WORDS:
         return None
+    if not text.strip():
+        return f"is {value_text(text)}, which names nothing; write a name, or leave the key out"
     longest = max(len(part.encode()) for part in text.split("/"))
     if longest > MAX_PATH_PART or len(text.encode()) > MAX_PATH:
         return f"is {value_text(text)}, longer than a name ({MAX_PATH_PART} bytes) or a path can be; shorten it"

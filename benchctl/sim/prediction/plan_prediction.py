@@ -55,10 +55,14 @@ def predict_plan(
     ``gpus`` are the drivers' names of this machine's devices, ``named`` a step-time model instead of the profile's.
     Raises UsageError for a step-time model that is damaged or of another hardware.
     """
+    key = "--step-time-model"
     if named is None and profile.step_time_model is not None:
-        named = Path(profile.step_time_model)
-    model = None if named is None else read_model(named)
-    if model is not None:
+        key, named = "step_time_model", Path(profile.step_time_model)
+    if named is not None:
+        try:
+            model = read_model(named)
+        except UsageError as error:
+            raise UsageError(f"{key}: {error}") from error
         _check_hardware(profile, gpus, model, str(named))
         times = StepTimes(hardware=model.hardware, step_time_model=str(named))
         return _predict(profile, requests, times, model_basis(model, str(named)))

@@ -1,0 +1,123 @@
+"""Every value of every key ends a plan with exit code 0 or 2; the simulator can run what a plan passes."""
+
+import contextlib
+import io
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import typer
+from support.hostile_values import PROFILES, VALUES, keys_of, profile_text
+
+from benchctl.cli.commands.run import run
+from benchctl.cli.experiment import prepare_experiment
+from benchctl.engines.engine import LaunchSite, engine_for
+from benchctl.errors import BenchctlError
+from benchctl.measure.run import noise_seed
+from benchctl.measure.warmup import warmup_bursts
+from benchctl.profile.load import load_profile
+from benchctl.profile.planning.plan import plan_runs, variant_settings
+from benchctl.records.directory import run_directory_name
+from benchctl.sim.__main__ import parser
+from benchctl.sim.config import SimConfig
+from benchctl.sim.virtual_server import VirtualServer
+from benchctl.workload.natural_lengths import needs_lengths
+
+Case = tuple[str, str]
+"""Name of a profile, and an assignment."""
+SIMULATED: Final = ("sim", "guided", "speculation")
+NUM_SAMPLED: Final = 1500
+LONG: Final = re.compile(
+    r"=(1000000000|1e26|'?x{9})|time_scale|start_delay_s|num_prompts|samples_per_prompt|max_tokens"
+)
+"""Assignments whose runs are honestly long."""
+pytestmark = pytest.mark.filterwarnings("ignore::benchctl.errors.DeprecatedWordWarning")
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No name of a tokenizer or a model is looked up in the network."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NOPE", raising=False)
+    for name in PROFILES:
+        Path(f"{name}.yaml").write_text(profile_text(name))
+
+
+def all_cases() -> Iterator[Case]:
+    for name in PROFILES:
+        yield from ((name, f"{key}={value}") for key in keys_of(name) for value in VALUES)
+
+
+def plan(case: Case) -> tuple[int, str]:
+    """The exit code of ``benchctl run --dry-run`` and what it prints."""
+    name, assignment = case
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            run(name=f"{name}.yaml", overrides=[assignment], dry_run=True)
+    except BenchctlError as error:
+        return error.exit_code, str(error)
+    except typer.Exit as leaving:
+        return leaving.exit_code, out.getvalue()
+    return 0, out.getvalue()
+
+
+def check_plan(case: Case) -> int:
+    """Plan with one assignment; an exception that is no error of benchctl's fails the test by itself."""
+    code, text = plan(case)
+    shown = f"{case[0]} --set {case[1][:80]}: exit {code}: {text[:300]}"
+    assert code in {0, 2}, shown
+    if code:
+        lines = text.splitlines()
+        assert len(lines) <= 60, shown
+        assert max(map(len, lines)) <= 1500, shown
+        assert all(character.isprintable() or character == "\n" for character in text), shown
+        key, _, value = case[1].partition("=")
+        assert any(part in text for part in (*key.split("."), value)), shown
+    return code
+
+
+def check_start(case: Case) -> None:
+    """Do one run of each arm in virtual time, and read the command line of its server."""
+    profile = load_profile(f"{case[0]}.yaml", overrides=[case[1]], is_to_send=True)
+    if needs_lengths(profile):
+        return
+    requests = prepare_experiment(profile).requests
+    engine, arms = engine_for("sim"), {(run.variant, str(run.cell)): run for run in plan_runs(profile).runs}
+    for planned in arms.values():
+        settings = variant_settings(profile, planned.variant, planned.cell)
+        site = LaunchSite(port=1, directory=Path(), noise_seed=noise_seed(profile, planned))
+        options = vars(parser().parse_args(engine.argv(settings, site)[3:]))
+        SimConfig(**{name: value for name, value in options.items() if name not in {"host", "port", "step_log"}})
+        server = VirtualServer(settings, on_step=lambda _: None)
+        for burst in warmup_bursts(requests, profile, settings):
+            list(server.send_burst(burst))
+        records = list(server.send_load(requests, profile.workload.arrival))
+        assert any(record.error is None for record in records), (case, records[0].error)
+        assert len(run_directory_name(planned.index, planned.block, planned.variant, planned.cell)) <= 255
+
+
+def test_a_sample_of_values_for_all_keys_ends_a_plan_with_code_0_or_2():
+    cases = list(all_cases())
+    assert {check_plan(case) for case in random.Random(1).sample(cases, NUM_SAMPLED)} == {0, 2}
+
+
+def test_what_a_plan_passes_on_the_simulator_can_be_run():
+    of_simulator = [case for case in all_cases() if case[0] in SIMULATED and not LONG.search(case[1])]
+    passed = [case for case in random.Random(2).sample(of_simulator, 800) if plan(case)[0] == 0]
+    assert len(passed) > 20
+    for case in passed:
+        check_start(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROFILES)
+def test_all_values_for_all_keys_end_a_plan_with_code_0_or_2(name: str):
+    cases = [case for case in all_cases() if case[0] == name]
+    for case in cases:
+        if check_plan(case) == 0 and name in SIMULATED and not LONG.search(case[1]):
+            check_start(case)
