@@ -144,7 +144,8 @@ def _problem(model: type[Section], item: _Detail, types: Sequence[str]) -> str:
             return str(context["error"])
         case _ if kind in _BOUNDS:
             key, word = _BOUNDS[kind]
-            return f"is {value}; it must be {word} {context[key]:.10g}"
+            bound = context[key]
+            return f"is {value}; it must be {word} {bound if isinstance(bound, int) else f'{bound:.10g}'}"
         case _:
             return f"is {value}: {error['msg']}"
 

@@ -10,6 +10,7 @@ from benchctl.errors import ProfileError
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.keys import option_keys, profile_keys
 from benchctl.profile.load import load_profile, profile_from_plain
+from benchctl.profile.planning.plan import plan_runs
 
 KEYS = {f"{kind}: {key.path}": key.field for kind in ENGINES for key in option_keys(kind)} | {
     key.path: key.field for key in profile_keys()
@@ -52,7 +53,8 @@ def refusal(*overrides: str) -> str:
         ("workload.num_prompts=0", "is 0; it must be at least 1"),
         ("timeouts.ready_s=1e7", "is 10000000.0; it must be at most 1000000"),
         ("sampling.temperature=101", "is 101; it must be at most 100"),
-        ("seed=9223372036854775808", "is 9223372036854775808; a whole number has 64 bits at most"),
+        ("seed=9223372036854775808", "is 9223372036854775808; it must be at most 9223372036854775807"),
+        ("request.extra_body.a=9223372036854775808", "is 9223372036854775808; a whole number has 64 bits at most"),
         ("workload.max_tokens=1e400", "'1e400' is not a number that can be stored; write another"),
         (f"blocks={'9' * 5000}", f"{repr('9' * 60)[:57]}... is not a number that can be stored; write another"),
         ('model="a\\nb"', r"is 'a\nb', which has control characters; remove them"),
@@ -94,3 +96,23 @@ def test_prompts_that_no_memory_holds_are_refused():
     assert "asks for 1,000,000,000 prompt tokens, which no memory holds, more than 500,000,000" in refusal(
         "workload.dataset=synthetic", "workload.num_prompts=1000", "workload.input_len=1000000"
     )
+
+
+def test_arms_and_runs_are_counted_before_they_are_formed():
+    ten = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
+    cells = [f"sweep.{factor}={ten}" for factor in ("top_k", "max_num_seqs", "request.extra_body.a")]
+    others = [f"variants.v{i}.description=x" for i in range(3)]
+    assert "makes 4,001 arms of the variants, more than 1,000" in refusal(*cells, *others)
+    guided = ("variants.v0.server.value_model=qwen2.5-1.5b", "variants.v0.guidance={}", "variants.v0.controls=true")
+    many = [f"sweep.request.extra_body.{name}={ten}" for name in "abcdefghijkl"]
+    assert "has 1,000,000,000,000 cells, more than 1,000" in refusal(*guided, *many)
+    assert "which makes 120,000 runs, more than 100,000" in refusal(
+        "blocks=10000", *[f"variants.v{i}.description=x" for i in range(10)]
+    )
+
+
+def test_a_run_directory_has_a_name_of_bounded_length():
+    profile = load_profile("ci-smoke", overrides=[f"sweep.request.extra_body.{'x' * 100}=['{'y' * 250}']"])
+    names = [run.run_id for run in plan_runs(profile).runs]
+    assert max(map(len, names)) == 200
+    assert len(set(names)) == len(names)

@@ -19,10 +19,14 @@ MAX_PATH: Final = 4096
 MAX_PATH_PART: Final = 255
 MAX_KEY: Final = 256
 _MOST_INT: Final = 2**63 - 1
+_LONGEST_INT: Final = 10**60
+"""Of keys with a range, whose own message says more."""
 _TEXTS: Final = frozenset(
     {"description", "extra_body", "response_format", "structured_outputs", "chat_template_kwargs"}
 )
 """Keys below which a text may have lines, such as a grammar."""
+_FREE: Final = _TEXTS | {"sweep", "cells"}
+"""Keys below which a number has no range of its own."""
 _WORDS: Final = frozenset({"extra_args", "env", "headers", "speculative_config"})
 """Keys below which a text is on one line, and no path."""
 
@@ -50,19 +54,21 @@ def _errors(value: Any, location: Location, path: tuple[Step, ...], depth: int) 
 
 
 def _problem(value: object, path: tuple[Step, ...]) -> str | None:
+    steps = set(path)
+    if path[:1] == ("sweep",):  # a factor is a path of its own
+        steps.update(*(str(factor).split(".") for factor in path[1:2]))
     if isinstance(value, str):
-        return _text_problem(value, path)
-    if isinstance(value, int) and not -_MOST_INT <= value <= _MOST_INT:
+        return _text_problem(value, steps)
+    if isinstance(value, int) and abs(value) > (_MOST_INT if steps & _FREE else _LONGEST_INT):
         return f"is {value_text(value)}; a whole number has 64 bits at most"
     if isinstance(value, float) and not isfinite(value):
         return f"is {value}, and no setting is; write a finite number"
     return None
 
 
-def _text_problem(text: str, path: tuple[Step, ...]) -> str | None:
+def _text_problem(text: str, steps: set[Step]) -> str | None:
     if len(text) > MAX_TEXT:
         return f"has {len(text):,} characters, more than {MAX_TEXT:,}; shorten it"
-    steps = set(path) | {part for factor in path[1:2] if path[0] == "sweep" for part in str(factor).split(".")}
     if steps & _TEXTS:
         return _control_problem(text, visible(text, MAX_TEXT))
     if problem := _control_problem(text, visible_line(text, MAX_TEXT)):
