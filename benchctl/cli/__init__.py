@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from benchctl.cli.streams import drop_output, log_line, steady_streams
+from benchctl.cli.streams import drop_output, log_line, steady_streams, widen_help
 from benchctl.errors import BenchctlError, DeprecatedWordWarning
 from benchctl.untrusted.text import visible_lines
 
@@ -33,6 +33,7 @@ def main() -> NoReturn:
     code = INTERRUPTED
     try:
         steady_streams()
+        widen_help()
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
                 signal.signal(number, _interrupt)

@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import re
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -31,6 +32,9 @@ _STAND_INS: Final = {
 }  # fmt: skip
 """Characters of ours, for encodings that lack them."""
 _ERRORS: Final = "benchctl.stand_ins"
+_HELP_WIDTH: Final = "TERMINAL_WIDTH"
+"""The variable that typer reads."""
+_LEAST_HELP: Final = 40
 
 
 class _Outlet(io.FileIO):
@@ -82,6 +86,14 @@ def steady_streams() -> None:
     codecs.register_error(_ERRORS, _stand_in)
     sys.stdout = _steady(sys.stdout, 1)
     sys.stderr = _steady(sys.stderr, 2)
+
+
+def widen_help() -> None:
+    """Let typer print help no narrower than can be read, and ignore a width that is no number."""
+    if shutil.get_terminal_size().columns < _LEAST_HELP:
+        os.environ[_HELP_WIDTH] = str(_LEAST_HELP)
+    elif not os.environ.get(_HELP_WIDTH, "1").isdecimal():
+        del os.environ[_HELP_WIDTH]
 
 
 def drawing(stream: TextIO) -> TextIO:

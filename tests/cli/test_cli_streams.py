@@ -3,11 +3,21 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from support.cli import benchctl
+
+from benchctl.cli.output.progress import experiment_progress
+from benchctl.cli.streams import log_line
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.run import RunFailure, RunRecord
+from benchctl.untrusted.text import escaped
 
 ROOT = Path(__file__).parents[2]
 PRINTING = "from benchctl.cli.streams import drawing, steady_streams; import sys; steady_streams(); "
@@ -92,3 +102,56 @@ def test_json_is_ascii_and_means_the_same() -> None:
     assert not any(byte < 32 and byte != 10 for byte in output)
     expected = "a\x1b]0;title\x07\x9b31m\u202e\\ud800\x7fb\u2028é😀"  # no JSON holds half a character
     assert json.loads(output) == {"a": expected}
+
+
+@pytest.mark.parametrize("env", [{"COLUMNS": "1"}, {"COLUMNS": "40", "TERMINAL_WIDTH": "abc"}])
+def test_help_and_refusals_can_be_read_however_narrow_the_terminal(env: dict[str, str]) -> None:
+    helped, refused = (benchctl("show", option, **env) for option in ("--help", "--no-such-option"))
+    assert helped.returncode == 0
+    assert "Usage: benchctl show [OPTIONS]" in helped.stdout
+    assert refused.returncode == 2
+    assert "No such option: --no-such-option" in " ".join(refused.stderr.replace("│", " ").split())
+
+
+def test_lines_of_a_log_below_a_message_are_shown_and_cut() -> None:
+    assert log_line("\x1b]0;owned\x07") == "  | \\x1b]0;owned\\x07"
+    assert len(log_line("x" * 1_000_000)) < 2_010
+
+
+def test_the_outcome_of_a_run_shows_what_its_server_said(capsys: pytest.CaptureFixture[str]) -> None:
+    planned = PlannedRun(index=0, run_id="000-b0-baseline", block=0, position=0, variant="baseline", cell={})
+    failure = RunFailure(cause="unknown", message="\x1b[2J" + "x" * 1_000_000, log_tail="\x1b]0;owned\x07\x9b31m")
+    record = RunRecord(
+        schema_version=3, index=0, run_id=planned.run_id, block=0, position=0, variant="baseline", cell={},
+        state="failed", attempt=1, argv=(), engine="sim", failure=failure,
+    )  # fmt: skip
+    with experiment_progress(1, 1, is_quiet=True) as listener:
+        listener.on_run_end(planned, record)
+    told = capsys.readouterr().err
+    assert escaped(told) == told
+    assert r"unknown: \x1b[2Jxxx" in told
+    assert r"  | \x1b]0;owned\x07\x9b31m" in told
+    assert len(told) < 2_200
+
+
+@pytest.mark.parametrize(
+    ("columns", "args"), [(1, ["profiles", "list"]), (40, ["data", "list"]), (40, ["list", "results"])]
+)
+def test_a_narrow_terminal_gets_whole_words_and_our_colours_alone(columns: int, args: list[str]) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (30, columns))
+    plain = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    running = subprocess.Popen(
+        [sys.executable, "-m", "benchctl", *args],
+        env={**plain, "TERM": "xterm-256color"}, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # all has been read
+        while piece := os.read(ours, 65536):
+            shown += piece
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
+    assert running.wait(timeout=60) == 0
+    assert escaped(text) == text
+    assert any(word in text for word in ("ci-smoke", "gsm8k"))

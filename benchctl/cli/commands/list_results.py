@@ -42,8 +42,9 @@ def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
     from rich.table import Table
 
     from benchctl.cli.output.screen import wide_console
+    from benchctl.untrusted.text import visible_line
 
-    rows = [_row(root, entry) for entry in entries]
+    rows = [[visible_line(field) for field in _row(root, entry)] for entry in entries]
     if sys.stdout.isatty():
         rows = _fitted(rows, shutil.get_terminal_size().columns)
     table = Table(box=None, pad_edge=False)

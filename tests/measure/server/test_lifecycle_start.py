@@ -124,6 +124,12 @@ def test_a_log_that_is_renamed_cut_or_deleted_is_read_on(tmp_path):
         assert not log.has_changed()
 
 
+def test_a_line_with_control_characters_is_shown_without_colours_and_with_escapes(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_bytes("\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b31m\u202e\n".encode())
+    assert ServerLog(path).last_line() == r"\x1b]0;owned\x07red\x9b31m\u202e"
+
+
 def test_a_line_of_megabytes_is_shown_by_its_end_and_shortened(tmp_path):
     path = tmp_path / "server.log"
     path.write_bytes(b"x" * 5_000_000)
