@@ -15,15 +15,18 @@ To read the code, open these files in this order:
 Imports go downwards only; ``docs/architecture.md`` is the map.
 """
 
-from importlib import import_module
-from typing import Any
+TYPE_CHECKING = False  # the constant of `typing`, whose import would take as long as the start of the interpreter
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.2.0"
 __all__ = ["Profile", "__version__", "compare", "load_profile", "load_results"]  # see __getattr__
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import the Python interface on first use: numpy and scipy come with it."""
     if name not in __all__:
         raise AttributeError(f"module 'benchctl' has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - on first use, as above
+
     return getattr(import_module("benchctl.api"), name)

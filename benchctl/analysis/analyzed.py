@@ -27,8 +27,9 @@ from benchctl.analysis.summary.sweep import SweepRow, infeasible_values, sweep_r
 from benchctl.analysis.validity.integrity import integrity_warnings
 from benchctl.errors import RecordError
 from benchctl.profile.model import Profile
+from benchctl.records.claim import current_manifest
 from benchctl.records.directory import ResultDirectory, open_results
-from benchctl.records.loaded import LoadedResults, LoadedRun, load_run
+from benchctl.records.loaded import LoadedResults, LoadedRun, load_run, settled_runs
 from benchctl.records.manifest import Plan, PlannedRun
 from benchctl.records.record import ResultWarning
 from benchctl.records.schema import SCHEMA_VERSION
@@ -161,13 +162,14 @@ def _load(directory: ResultDirectory) -> tuple[LoadedResults, list[str]]:
         profile_yaml = directory.profile_yaml()
     with _collecting(damage):
         requests = directory.prepared_requests()
+    manifest = current_manifest(directory)
     results = LoadedResults(
         path=directory.path,
-        manifest=directory.manifest(),
+        manifest=manifest,
         profile_yaml=profile_yaml,
         plan=plan,
         requests=requests,
-        runs=tuple(runs),
+        runs=settled_runs(runs, manifest),
     )
     return results, damage
 

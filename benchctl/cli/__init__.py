@@ -5,38 +5,37 @@ fast. Errors of ``benchctl.errors`` become one message on stderr and their exit 
 else.
 """
 
-import errno
 import gc
 import os
 import signal
 import sys
+import threading
 import warnings
 from contextlib import suppress
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from benchctl.cli.streams import drop_output, log_line, steady_streams, widen_help
-from benchctl.errors import BenchctlError, DeprecatedWordWarning
-from benchctl.untrusted.text import visible_lines
+from benchctl.cli.failures import INTERRUPTED, exit_code_of, report_failure
+from benchctl.cli.streams import drop_output, steady_streams, widen_help
+from benchctl.errors import DeprecatedWordWarning, UsageError
+from benchctl.system_errors import address_space_shortfall
 
-INTERRUPTED = 130
 _NEW_OBJECTS = 200_000
 """New objects until the collector searches for cycles. The hundreds of modules that a command imports leave hardly
 any, and repeated searches would take a tenth of a short command's time."""
-_NAMELESS = {errno.ENOENT: "the current directory", errno.ENOSPC: "output"}
-"""The object of an error of the system that names no file."""
+
+_REPEAT_S = 0.01
+_ADDRESS_SPACE_BYTES = 550_000_000
+"""Address space of ``benchctl compare`` on two cores: 546 MB."""
+_LIGHT = {"--help", "-h", "--version", "doctor"}
+"""Commands that need no linear algebra; ``doctor`` reports the limit."""
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with its code (0 to 5, or 130 when interrupted)."""
+    """Run the command line and exit with its code (0 to 5, 70 for a mistake of benchctl, 130 when interrupted)."""
     gc.set_threshold(_NEW_OBJECTS)
     code = INTERRUPTED
     try:
-        steady_streams()
-        widen_help()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
-                signal.signal(number, _interrupt)
         with suppress(KeyboardInterrupt):
             code = _run()
         _ignore_signals()
@@ -50,28 +49,58 @@ def main() -> NoReturn:
 
 def _run() -> int:
     """The exit code of the command that the command line names."""
-    warnings.showwarning = _show_warning
     try:
+        steady_streams()
+        widen_help()
+        warnings.showwarning = _show_warning
+        threading.excepthook = _report_failure_of_thread
+        _check_address_space()
         from benchctl.cli.app import app
 
-        app(prog_name="benchctl")
+        _handle_signals()
+        try:
+            app(prog_name="benchctl")
+        except SystemExit as leaving:
+            code = exit_code_of(leaving)
         sys.stdout.flush()
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else 0
-    except BenchctlError as error:
-        from benchctl.untrusted.known_secrets import redacted
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - Python would end with 1, which is a verdict
+        return report_failure(error)
+    return code
 
-        print(f"benchctl: {visible_lines(redacted(str(error)))}", file=sys.stderr)
-        if error.log_tail:
-            lines = ("the server's log ends:", *map(log_line, redacted(error.log_tail).splitlines()))
-            print(*lines, sep="\n", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        target = error.filename or _NAMELESS.get(error.errno or 0, "the system")
-        remedy = "free space or correct the permissions; results until now are kept"
-        print(f"benchctl: {target}: refused ({error.strerror or error}); {remedy}", file=sys.stderr)
-        return BenchctlError.exit_code
-    return 0
+
+def _check_address_space() -> None:
+    """Raise UsageError where a command could not import linear algebra, which would end the process with code 1."""
+    message = None if set(sys.argv[1:2]) <= _LIGHT else address_space_shortfall(_ADDRESS_SPACE_BYTES)
+    if message is not None:
+        raise UsageError(message)
+
+
+def _handle_signals() -> None:
+    """Let SIGTERM and a closed terminal end benchctl as Ctrl-C does: servers are stopped, results are kept.
+
+    Until the command begins an interrupt ends the process at once (``__main__``).
+    """
+    sys.unraisablehook = _repeat_lost_interrupt
+    handlers = {signal.SIGTERM: _interrupt, signal.SIGHUP: _interrupt, signal.SIGINT: signal.default_int_handler}
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
+            signal.signal(number, handler)
+
+
+def _repeat_lost_interrupt(lost: "sys.UnraisableHookArgs") -> None:
+    """Repeat an interrupt that came in a function whose errors Python drops, such as that of a weak reference."""
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        threading.Timer(_REPEAT_S, signal.raise_signal, (signal.SIGINT,)).start()
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def _report_failure_of_thread(failed: threading.ExceptHookArgs) -> None:
+    """Report what ended a thread as what ends a command is; the command goes on."""
+    if failed.exc_value is not None:
+        report_failure(failed.exc_value)
 
 
 def _ignore_signals() -> None:
@@ -84,7 +113,6 @@ def _ignore_signals() -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Let SIGTERM and a closed terminal end benchctl as Ctrl-C does: servers are stopped, results are kept."""
     raise KeyboardInterrupt
 
 

@@ -39,7 +39,9 @@ app = typer.Typer(
     help="What does a change to the decode path of an LLM server cost, where does the cost sit, and is it real?",
     no_args_is_help=True,
     epilog="First steps, each of which prints the next one:\n\n"
-    "benchctl init mine --change flag --engine sim --value max_num_seqs=4",
+    "benchctl init mine --change flag --engine sim --value max_num_seqs=4\n\n"
+    "Exit codes: 0 ok, 1 regression or failed gate, 2 usage or a limit of the machine, 3 inconclusive, 4 not "
+    "comparable or invalid, 5 a run failed, 70 a mistake of benchctl, 130 interrupted.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

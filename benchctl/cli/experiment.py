@@ -3,14 +3,16 @@
 import os
 import shlex
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 
 from benchctl.cli.output.outcome import warn
-from benchctl.errors import EngineUnavailableError
+from benchctl.errors import BenchctlError, EngineUnavailableError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -44,6 +46,37 @@ def check_experiment(profile: "Profile", *, is_plan: bool = False) -> None:
                 raise
             warn(f"not to be measured on this machine: {error}")
             break
+
+
+def check_machine(
+    profile: "Profile", requests: "Iterable[PreparedRequest]", output: "Path", *, is_plan: bool = False
+) -> None:
+    """Raise UsageError where a limit of this machine ends the experiment; of a plan it is a warning."""
+    from benchctl.load.demand import size_of
+    from benchctl.measure.machine_limits import shortfalls
+
+    for shortfall in shortfalls(profile, size_of(requests), output):
+        if shortfall.is_certain and not is_plan:
+            raise UsageError(shortfall.message)
+        warn(
+            f"not to be measured on this machine: {shortfall.message}"
+            if shortfall.is_certain
+            else shortfall.message
+        )
+
+
+@contextmanager
+def keeping(results: "Path") -> "Iterator[None]":
+    """After a measurement: what the system refuses now ends the command with what was measured on disk."""
+    from benchctl.system_errors import KEPT, as_run_error, is_of_the_system
+
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, BenchctlError) or not is_of_the_system(error):
+            raise
+        next_step = f"; {KEPT} in {results}, and 'benchctl report' writes its report"
+        raise as_run_error(error, "the output", next_step=next_step) from error
 
 
 def tokenizer_of(profile: "Profile") -> "AbstractContextManager[Tokenizer]":

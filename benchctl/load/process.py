@@ -38,7 +38,16 @@ def allow_many_open_files() -> None:
     Each open request is one. Processes that are started later inherit the limit: call this before the first server.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < limit:
+    limit = usable_open_files()
+    if soft < limit:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def usable_open_files() -> int:
+    """The limit of open files of a process after ``allow_many_open_files``."""
+    soft, hard = (
+        sys.maxsize if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    return max(soft, min(_OPEN_FILES, hard))

@@ -18,17 +18,18 @@ from benchctl.analysis.compare.metric_comparison import roles_of
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.stopping import take_look
 from benchctl.analysis.validity.noise_floor_fit import version_warning
-from benchctl.errors import RecordError, RequestRefusedError
+from benchctl.errors import BenchctlError, RecordError, RequestRefusedError
 from benchctl.measure.durations import remember_duration
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.noise_on_file import noise_on_file
 from benchctl.measure.peaks_on_file import peaks_on_file
 from benchctl.measure.provenance import new_manifest
-from benchctl.measure.result_directory import Origin, create_results, set_state, sole_writer
+from benchctl.measure.result_directory import Origin, create_results, set_state
 from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.records.claim import settled, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity.digests import begin_digests, forget_run, record_run
 from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
@@ -38,6 +39,7 @@ from benchctl.records.request import PreparedRequest
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.sim.settings import costs_in_words
 from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
+from benchctl.system_errors import KEPT, as_run_error, as_usage_error, is_of_the_system
 from benchctl.workload.prepare import PreparedSet
 
 OnLook: TypeAlias = Callable[[Look, StoppingRecord], None]
@@ -164,10 +166,36 @@ def run_experiment(
 
     ``measure`` does one run: with a server, unless it is another function. A KeyboardInterrupt passes through
     after the manifest says ``interrupted``; what was measured is kept. Raises
-    UsageError when another benchctl measures into the directory.
+    UsageError when another benchctl measures into the directory or nothing can be written there, and RunError when
+    the system refuses files or memory later.
     """
     with sole_writer(results.path):
-        return _run_pending(results, profile, requests, listener, measure, keeps_raw_logs=keeps_raw_logs)
+        _begin(results)
+        try:
+            return _run_pending(results, profile, requests, listener, measure, keeps_raw_logs=keeps_raw_logs)
+        except Exception as error:
+            if isinstance(error, BenchctlError) or not is_of_the_system(error):
+                raise
+            raise as_run_error(error, results.path, next_step=f", then continue with --resume; {KEPT}") from error
+
+
+def _begin(results: ResultDirectory) -> None:
+    """Note that the experiment runs, and what became of runs whose process ended before it could note it.
+
+    Raises UsageError where nothing can be written.
+    """
+    try:
+        for run in results.begun_runs(results.plan()):
+            with suppress(RecordError):  # it is measured again
+                record = run.read()
+                if record.state == "running":
+                    run.write(settled(record))
+                    record_run(results, record.run_id)
+        set_state(results, "running")
+        begin_digests(results)
+    except OSError as error:
+        remedy = f"copy {results.path} to where files can be written, and name the copy"
+        raise as_usage_error(error, results.path, remedy=remedy) from error
 
 
 def _run_pending(
@@ -194,9 +222,7 @@ def _run_pending(
     num_arms = len(arms(profile))
     looks = Looks(results, profile, listener.on_look)
     noise, gpus = load_noise(results.path), [gpu.name for gpu in results.manifest().gpus]
-    set_state(results, "running")
     try:
-        begin_digests(results)
         for planned in pending:
             looks.take(planned.block, infeasible)
             if looks.is_needless(planned.block):
@@ -215,7 +241,7 @@ def _run_pending(
         else:
             looks.take(results.manifest().blocks, infeasible)
     except BaseException as error:
-        with suppress(OSError):  # a full disk is reported as the failure of the run
+        with suppress(OSError, MemoryError):  # a full disk is reported as the failure of the run
             set_state(results, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
     set_state(results, "failed" if states["failed"] else "suspect" if states["suspect"] else "done")

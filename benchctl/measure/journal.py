@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from benchctl.errors import BenchctlError, RunError
+from benchctl.errors import BenchctlError
 from benchctl.load.tally import LoadSummary
 from benchctl.measure.interrupt import interruptible
 from benchctl.measure.redaction import redacted_tree
@@ -20,11 +20,14 @@ from benchctl.records.integrity.digests import digests_of_run
 from benchctl.records.record import ResultWarning, RunState
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.warning_codes import by_severity
+from benchctl.system_errors import KEPT, as_run_error, is_of_the_system
 from benchctl.untrusted.files import entry_names
 from benchctl.untrusted.known_secrets import environment_redactor
 from benchctl.untrusted.secrets import Redactor
 from benchctl.untrusted.writing import make_folder, move_entry
 
+INTERNAL_ERROR: Final = "internal-error"
+"""Cause of a failure by a mistake of benchctl."""
 _EARLIER_ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 
 
@@ -52,13 +55,19 @@ class Journal:
         """Begin an attempt. Inside, signals interrupt it, and what ends it before its verdict is recorded by
         ``fail``, with cause and message, and goes on.
 
-        Raises RunError when the disk is full or refuses, KeyboardInterrupt after SIGINT or SIGTERM, and any other
-        error as it is. A RunError, after which the next run may succeed, is the caller's to catch inside.
+        Raises RunError when the system refuses files, memory or processes, KeyboardInterrupt after SIGINT or
+        SIGTERM, and any other error as it is: one that is no BenchctlError has the cause ``internal-error``. A
+        RunError, after which the next run may succeed, is the caller's to catch inside.
         """
 
         def fail_unless_closed(cause: str, message: str) -> None:
-            if self.record.state == "running":
-                fail(cause, message)
+            if self.record.state != "running":
+                return
+            with suppress(OSError, MemoryError):  # a full disk may refuse this, too
+                try:
+                    fail(cause, message)
+                except Exception:  # noqa: BLE001 - what fails here must not hide why the run has
+                    self.update(state="failed", failure=RunFailure(cause=cause, message=message))
 
         with interruptible():
             try:
@@ -67,15 +76,17 @@ class Journal:
             except KeyboardInterrupt:
                 fail_unless_closed("interrupted", "the run was interrupted by a signal")
                 raise
-            except OSError as error:
-                with suppress(OSError):  # the disk may be full for this, too
-                    fail_unless_closed("disk", str(error))
-                remedy = "free space or correct the permissions"
-                remedy += ", then continue with --resume" if can_resume else ""
-                raise RunError(f"{self._directory.path}: {error}; {remedy}", cause="disk") from error
-            except BaseException as error:
-                fail_unless_closed(type(error).__name__, str(error))
+            except BenchctlError as error:
+                fail_unless_closed(getattr(error, "cause", type(error).__name__), str(error))
                 raise
+            except BaseException as error:
+                if not is_of_the_system(error):
+                    fail_unless_closed(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+                    raise
+                next_step = f", then continue with --resume; {KEPT}" if can_resume else f"; {KEPT}"
+                ended = as_run_error(error, self._directory.path, next_step=next_step)
+                fail_unless_closed(ended.cause, str(ended))
+                raise ended from error
 
     def update(self, **changes: Any) -> None:
         self.record = msgspec.structs.replace(self.record, **redacted_tree(changes, self._redactor))

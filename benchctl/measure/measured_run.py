@@ -43,6 +43,7 @@ from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.samples import ClientSample
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.warning_codes import SUSPECT_CODES
+from benchctl.system_errors import OWN_LIMITS
 from benchctl.untrusted.known_secrets import environment_redactor
 
 
@@ -286,7 +287,8 @@ class MeasuredRun:
     def conclude(self) -> RunRecord:
         """The verdict on a run that went to its end: failed without any answer, else suspect or done."""
         if self.has_no_answer:
-            return self.fail("no-request-completed", self._failures())
+            limits = sorted(OWN_LIMITS.intersection(self.load_summary.failures))
+            return self.fail(limits[0] if limits else "no-request-completed", self._failures())
         return self.close("suspect" if self.journal.is_suspect else "done")
 
     def fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:

@@ -1,7 +1,6 @@
-"""Result directories on disk: created whole, reopened unchanged, and claimed by one benchctl at a time."""
+"""Result directories on disk: created whole, and reopened unchanged."""
 
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -136,28 +135,6 @@ def _point_latest(path: Path) -> None:
 
 def set_state(results: ResultDirectory, state: ExperimentState) -> None:
     results.write_manifest(msgspec.structs.replace(results.manifest(), state=state))
-
-
-@contextmanager
-def sole_writer(directory: Path) -> Iterator[None]:
-    """Hold ``directory`` for this process. Raises UsageError when another one holds it.
-
-    The claim is a lock that the kernel holds for the process: it ends with the process, however that ends.
-    """
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"{directory}: another benchctl is measuring into this directory; "
-                "wait until it has ended, or stop it"
-            ) from None
-        except OSError:
-            pass  # a file system without locks leaves it to the user
-        yield
-    finally:
-        os.close(handle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,14 @@
 """A result directory in memory: every run with its records, and a warning for each damaged file."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from benchctl.errors import RecordError
+from benchctl.records.claim import current_manifest, settled
 from benchctl.records.directory import RunDirectory, open_results
 from benchctl.records.jsonl import read_jsonl, read_whole
 from benchctl.records.manifest import Manifest, Plan
@@ -201,15 +203,22 @@ class LoadedResults:
 def load_results(path: Path) -> LoadedResults:
     """Read a whole result directory; see ``load_run`` for damaged lines."""
     results = open_results(path)
-    plan = results.due_plan()
+    plan, manifest = results.due_plan(), current_manifest(results)
     return LoadedResults(
         path=path,
-        manifest=results.manifest(),
+        manifest=manifest,
         profile_yaml=results.profile_yaml(),
         plan=plan,
         requests=results.prepared_requests(),
-        runs=tuple(map(load_run, results.begun_runs(plan))),
+        runs=settled_runs(map(load_run, results.begun_runs(plan)), manifest),
     )
+
+
+def settled_runs(runs: Iterable[LoadedRun], manifest: Manifest) -> tuple[LoadedRun, ...]:
+    """``runs`` of an experiment that is in progress as they are; of any other, none is running."""
+    if manifest.state == "running":
+        return tuple(runs)
+    return tuple(replace(run, record=settled(run.record)) if run.record.state == "running" else run for run in runs)
 
 
 def _size_bytes(path: Path, within: Path) -> int:

@@ -89,14 +89,15 @@ class RequestError(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The failure of a request.
 
     ``kind`` is a class of its own for each way: ``connect-refused``, ``connect-timeout``, ``connect-failed``
-    (anything else before there was a connection), ``first-token-timeout``, ``between-tokens-timeout``,
-    ``total-timeout``, ``reset`` and ``early-close`` (the connection broke, or ended before the answer did),
-    ``http-status``, ``malformed-http``, ``malformed-stream``, ``server-error`` (an error event in the stream),
-    ``unfinished`` (the stream said that it was over before each choice had a finish reason), ``finish-error``,
-    ``finish-abort``, ``finish-cancelled``, ``finish-content-filter`` and ``finish-timeout`` (the finish reason
-    says that the answer is none), ``wrong-length`` (not as many tokens as ``ignore_eos`` demands),
-    ``unrequested-choice``, ``oversized-head``, ``oversized-line`` and ``oversized-answer`` (more than any answer
-    to the request holds: it was not read to its end), ``cancelled``.
+    (anything else before there was a connection), ``too-many-open-files`` and ``out-of-memory`` (of the client),
+    ``first-token-timeout``, ``between-tokens-timeout``, ``total-timeout``, ``reset`` and ``early-close`` (the
+    connection broke, or ended before the answer did), ``http-status``, ``malformed-http``, ``malformed-stream``,
+    ``server-error`` (an error event in the stream), ``unfinished`` (the stream said that it was over before each
+    choice had a finish reason), ``finish-error``, ``finish-abort``, ``finish-cancelled``,
+    ``finish-content-filter`` and ``finish-timeout`` (the finish reason says that the answer is none),
+    ``wrong-length`` (not as many tokens as ``ignore_eos`` demands), ``unrequested-choice``, ``oversized-head``,
+    ``oversized-line`` and ``oversized-answer`` (more than any answer to the request holds: it was not read to its
+    end), ``cancelled``.
     """
 
     kind: str

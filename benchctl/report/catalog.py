@@ -10,6 +10,7 @@ from typing import Any
 
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.formats import first_of
+from benchctl.records.claim import current_manifest
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 from benchctl.records.integrity.verification import verify_directory
 from benchctl.untrusted.files import is_there
@@ -84,7 +85,7 @@ def _entry(path: Path) -> Entry:
         return Entry(path=path, problem="not a result directory")
     try:
         results = open_results(path)
-        manifest = results.manifest()
+        manifest = current_manifest(results)
         num_done, num_planned = _count_runs(results)
         altered = list(dict.fromkeys(alteration.file for alteration in verify_directory(path).alterations))
     except InvalidDataError as error:

@@ -37,27 +37,28 @@ class ReportFiles:
     verdict: PageVerdict
 
 
-def write_report(results_path: Path, *, allow_suspect: bool = False) -> ReportFiles:
-    """Read a result directory and write everything that is derived from it into it.
+def write_report(results_path: Path, *, allow_suspect: bool = False, directory: Path | None = None) -> ReportFiles:
+    """Read a result directory and write everything that is derived from it into it, or into ``directory``.
 
     Suspect runs count only with ``allow_suspect``; tables and page then say so.
 
     Raises UsageError when ``results_path`` is not a result directory, SchemaVersionError when it is newer.
     """
-    return write_derived(analyze_directory(results_path, allow_suspect=allow_suspect))
+    return write_derived(analyze_directory(results_path, allow_suspect=allow_suspect), directory)
 
 
-def write_derived(analysis: AnalyzedExperiment) -> ReportFiles:
-    """Write everything that is derived from an analyzed directory into it."""
-    written = [*_write_tables(analysis), *_write_run_results(analysis)]
+def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -> ReportFiles:
+    """Write everything that is derived from an analyzed directory into it, or into ``directory``."""
+    root = directory or analysis.results.path
+    root.mkdir(parents=True, exist_ok=True)
+    written = [*_write_tables(analysis, root), *_write_run_results(analysis, root)]
     plots, skipped = _draw_plots(analysis)
-    root = analysis.results.path
-    directory = root / "plots"
+    pictures = root / "plots"
     for plot in plots:
         if plot.png is not None:
-            make_folder(directory, within=root)
-            write_bytes_atomic(directory / plot.name, plot.png, within=root)
-            written.append(directory / plot.name)
+            make_folder(pictures, within=root)
+            write_bytes_atomic(pictures / plot.name, plot.png, within=root)
+            written.append(pictures / plot.name)
     page, verdict = root / PAGE_NAME, directory_verdict(analysis)
     write_bytes_atomic(page, directory_page(analysis, verdict=verdict).encode(), within=root)
     written.append(page)
@@ -79,8 +80,7 @@ def _draw_plots(analysis: AnalyzedExperiment) -> "tuple[tuple[Plot, ...], tuple[
     return plots, tuple(f"{plot.name}: {plot.skipped}" for plot in plots if plot.skipped is not None)
 
 
-def _write_tables(analysis: AnalyzedExperiment) -> list[Path]:
-    root = analysis.results.path
+def _write_tables(analysis: AnalyzedExperiment, root: Path) -> list[Path]:
     documents = {"summary.json": summary_document(analysis), "sweep_summary.json": sweep_document(analysis)}
     tables = {
         "summary.csv": csv_bytes(SUMMARY_COLUMNS, (run.values for run in analysis.runs)),
@@ -93,12 +93,13 @@ def _write_tables(analysis: AnalyzedExperiment) -> list[Path]:
     return [root / name for name in (*tables, *documents)]
 
 
-def _write_run_results(analysis: AnalyzedExperiment) -> list[Path]:
+def _write_run_results(analysis: AnalyzedExperiment, root: Path) -> list[Path]:
     arrival = None if analysis.profile is None else analysis.profile.workload.arrival
-    root, written = analysis.results.path, []
+    written = []
     for run in analysis.runs:
         if run.is_usable:
             path = root / "runs" / run.record.run_id / "result.json"
+            make_folder(path.parent, within=root)
             write_json_atomic(path, vllm_result(run.run, analysis.results.manifest, arrival), within=root)
             written.append(path)
     return written

@@ -52,15 +52,20 @@ def test_a_terminal_without_our_signs_gets_the_others(tmp_path: Path) -> None:
 
 def test_a_full_device_behind_the_output_is_one_message(tmp_path: Path) -> None:
     done = in_shell("$benchctl reference profile > /dev/full", tmp_path)
-    assert done.returncode == 5
+    assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "output: refused (No space left on device); free space" in done.stderr
+    assert "the output: No space left on device; free space there, or name another directory" in done.stderr
+    assert "kept" not in done.stderr
+
+
+def test_a_short_output_that_cannot_be_written_is_no_success(tmp_path: Path) -> None:
+    assert in_shell("$benchctl --version > /dev/full", tmp_path).returncode == 2
 
 
 def test_a_current_directory_that_is_gone_is_named(tmp_path: Path) -> None:
     done = in_shell("mkdir gone; cd gone; rmdir ../gone; $benchctl profiles list", tmp_path)
-    assert done.returncode == 5
-    assert "the current directory: refused (No such file or directory)" in done.stderr
+    assert done.returncode == 2
+    assert done.stderr == "benchctl: the current directory was deleted; cd to another one\n"
 
 
 @pytest.mark.slow
@@ -141,7 +146,7 @@ def test_resuming_refuses_a_directory_that_is_being_measured_into(tmp_path: Path
     [
         ("primary_metrics=[step_mz]", "primary_metrics: no metric is called 'step_mz'; did you mean 'step_ms'?"),
         ("hardware=h1000", "hardware: unknown hardware 'h1000': name one of h100-sxm"),
-        ("blocks=99999999999999999999", "blocks: is 99999999999999999999; it must be at most 10000"),
+        ("blocks=99999999999", "blocks: is 99999999999; it must be at most 10000"),
         ("workload.num_prompts=5000000", "workload.num_prompts: is 5000000; it must be at most 1000000"),
         ("workload.samples_per_prompt=129", "asks for 129 samples in one request, which takes at most 128; set"),
         ("workload.samples_per_prompt=500000", "asks for 1500000 outputs, more than 1000000; lower num_prompts"),
@@ -166,18 +171,21 @@ def has_launched(record: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up_is_told_with_the_file_the_remedy_and_a_way_to_go_on(tmp_path: Path) -> None:
+def test_files_that_cannot_grow_any_more_are_told_with_the_remedy_and_a_way_to_go_on(tmp_path: Path) -> None:
     with started(tmp_path, *TINY, "--set", "engine.options.start_delay_s=3") as process:
-        # From the launch until the server is ready nothing is written that a link could come in the way of.
+        # From the launch until the server is ready nothing is written.
         wait_for(lambda: any(has_launched(path) for path in tmp_path.glob("results/*/2*/runs/*/run.json")))
         (log,) = tmp_path.glob("results/*/2*/runs/*/server.log")
         results = log.parents[2]
-        (log.parent / ".run.json.partial").symlink_to("/dev/full")
-        (results / ".manifest.json.partial").symlink_to("/dev/full")
+        psutil.Process(process.pid).rlimit(psutil.RLIMIT_FSIZE, (0, 0))
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 5
-    assert f"No space left on device: 'results/ci-smoke/{results.name}/runs/{log.parent.name}/run.json'" in stderr
-    assert "free space or correct the permissions, then continue with --resume" in stderr
+    assert f"results/ci-smoke/{results.name}/runs/{log.parent.name}/run.json: File too large" in stderr
+    assert "ulimit -f unlimited, then continue with --resume; what was measured is kept" in stderr
+    (listed,) = json.loads(in_shell("$benchctl list results/ci-smoke --json", tmp_path).stdout)["results"]
+    assert json.loads((results / "manifest.json").read_bytes())["state"] == "running"
+    assert listed["state"] == "interrupted"
+    assert "interrupted · 0 of 2 runs done" in in_shell(f"$benchctl show {results}", tmp_path).stdout
     again = in_shell(f"$benchctl run --quiet --resume {results}", tmp_path)
     assert again.returncode == 0, again.stderr
 

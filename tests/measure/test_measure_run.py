@@ -200,7 +200,7 @@ def test_a_disk_that_is_full_stops_the_experiment_with_a_remedy(tmp_path):
     directory = RunDirectory(tmp_path / "run")
     with pytest.raises(RunError, match=r"run: .*No space left on device; free space .* --resume"):
         measure_run(context, planned(), directory)
-    assert directory.read().failure.cause == "disk"
+    assert directory.read().failure.cause == "disk-full"
 
 
 def test_a_mistake_of_ours_is_recorded_and_not_hidden(tmp_path):
@@ -211,7 +211,8 @@ def test_a_mistake_of_ours_is_recorded_and_not_hidden(tmp_path):
     with pytest.raises(KeyError):
         measure(tmp_path, [request(0)], engine=Mistaken(truth=tmp_path / "truth.jsonl"))
     run = RunDirectory(tmp_path / "runs" / "000-b0-baseline").read()
-    assert (run.state, run.failure.cause) == ("failed", "KeyError")
+    assert (run.state, run.failure.cause) == ("failed", "internal-error")
+    assert run.failure.message == "KeyError: 'version'"
 
 
 def test_a_fixed_port_that_is_taken_stops_the_experiment_and_the_record_says_so(tmp_path):

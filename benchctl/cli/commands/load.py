@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from benchctl.cli.experiment import check_machine, keeping
 from benchctl.cli.options.experiment import RESULTS, FormerOutputDir, chosen_output
 from benchctl.cli.options.load import (
     OUTPUT_TOKENS,
@@ -241,6 +242,7 @@ def _load(
     origin = Origin(output_root=RESULTS, directory=output_dir, label=label, argv=argv)
     with tokenizer_for(profile) as tokenizer:
         prepared = prepare_counted(profile, tokenizer)
+    check_machine(profile, prepared.requests, output_dir or RESULTS)
     results = create_load_directory(profile, prepared, origin)
     try:
         with _progress(profile.workload.num_prompts, is_quiet=is_quiet) as on_progress:
@@ -249,7 +251,8 @@ def _load(
         show = shlex.join(["benchctl", "show", str(results.path)])
         print(f"interrupted; results until now are kept. Show them with: {show}", file=sys.stderr)
         raise
-    _report(results.path, loaded, result_file, as_json=is_quiet)
+    with keeping(results.path):
+        _report(results.path, loaded, result_file, as_json=is_quiet)
     return loaded
 
 

@@ -1,16 +1,20 @@
 """``benchctl report``: write tables, JSON, plots and the page of a result directory, or a page on two sides."""
 
+import errno
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from benchctl.cli.options.completion import complete_results
-from benchctl.errors import RecordError, UsageError
+from benchctl.errors import RecordError
 
 if TYPE_CHECKING:
     from benchctl.analysis.experiment.pairing import Side
+    from benchctl.report.export import ReportFiles
+
+_NOT_WRITABLE: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def report(
@@ -26,7 +30,13 @@ def report(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="File for the page on two sides.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Directory for the report of DIR, in place of DIR itself; with two sides, file for the page.",
+            show_default=False,
+        ),
     ] = None,
     allow_suspect: Annotated[
         bool, typer.Option("--allow-suspect", help="Include suspect runs, with a note on the page and in tables.")
@@ -42,11 +52,7 @@ def report(
     if b is not None:
         _write_page(a, b, output, allow_suspect=allow_suspect)
         return
-    if output is not None:
-        raise UsageError("--output is for two sides; the report of one directory is written into it")
-    from benchctl.report.export import write_report
-
-    files = write_report(Path(a), allow_suspect=allow_suspect)
+    files = _write_report(Path(a), output, allow_suspect=allow_suspect)
     run_results = [path for path in files.written if path.name == "result.json"]
     for path in files.written:
         if path not in run_results:
@@ -57,6 +63,19 @@ def report(
         print(f"not drawn: {reason}")
     if files.damage:
         raise RecordError("\n".join(files.damage))
+
+
+def _write_report(results: Path, output: Path | None, *, allow_suspect: bool) -> "ReportFiles":
+    """Write the report of one directory. Raises UsageError where the files cannot be written."""
+    from benchctl.report.export import write_report
+    from benchctl.system_errors import as_usage_error
+
+    try:
+        return write_report(results, allow_suspect=allow_suspect, directory=output)
+    except OSError as error:
+        where = "write the report elsewhere with -o DIR" if output is None else "name another directory with -o"
+        remedy = f"{where}, or copy {results}" if error.errno in _NOT_WRITABLE else None
+        raise as_usage_error(error, output or results, remedy=remedy) from error
 
 
 def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> None:

@@ -13,7 +13,9 @@ from benchctl.cli.experiment import (
     A_RUN_FAILED,
     A_RUN_IS_SUSPECT,
     check_experiment,
+    check_machine,
     create,
+    keeping,
     measure,
     measure_lengths,
     prepare_experiment,
@@ -169,7 +171,7 @@ def run(  # the parameters are the command line
         chosen = _baseline_against_itself(chosen, num_blocks)
     check_experiment(chosen, is_plan=dry_run)
     if dry_run:
-        _print_plan(chosen, step_time_model)
+        _print_plan(chosen, step_time_model, output or output_dir)
         return
     if step_time_model is not None:
         raise UsageError("--step-time-model predicts a plan: add --dry-run; 'compare' has the same option")
@@ -177,6 +179,7 @@ def run(  # the parameters are the command line
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=manner.is_quiet, tokenizer=tokenizer)
         prepared = prepare_experiment(chosen, lengths_from, tokenizer=tokenizer)
+        check_machine(chosen, prepared.requests, output or output_dir)
         results = create(chosen, prepared, output_dir, label, directory=output)
     _measure_new(results, chosen, prepared, manner)
 
@@ -218,7 +221,7 @@ def _baseline_against_itself(profile: "Profile", num_blocks: int | None) -> "Pro
     return repeated if num_blocks is None else repeated.model_copy(update={"blocks": num_blocks})
 
 
-def _print_plan(profile: "Profile", step_time_model: Path | None) -> None:
+def _print_plan(profile: "Profile", step_time_model: Path | None, output: Path) -> None:
     """Print the ordered runs, with those that measure natural lengths first where needed."""
     from benchctl.cli.output.plan import print_plan
     from benchctl.measure.noise_on_file import noise_on_file
@@ -230,10 +233,12 @@ def _print_plan(profile: "Profile", step_time_model: Path | None) -> None:
     for warning in on_file.warnings:
         warn(warning.message)
     if prepared is not None:
+        check_machine(profile, prepared.requests, output, is_plan=True)
         print_plan(profile, prepared.requests, on_file.noise, step_time_model)
         return
     pilot = lengths_profile(profile)
     requests = prepare_experiment(pilot).requests
+    check_machine(profile, requests, output, is_plan=True)
     print(f"first the natural lengths of {len(requests)} answers, in a result directory of {pilot.name!r}:")
     print_plan(pilot, requests, None, step_time_model)
     print(f"then {profile.name!r}, every answer forced to its natural length:")
@@ -276,6 +281,7 @@ def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manne
                 f"{added} {'block is' if added == 1 else 'blocks are'} added to {extension.from_blocks}; "
                 f"all verdicts are corrected for {extension.num_looks} looks at the results"
             )
+    check_machine(reopened.profile, reopened.requests, path)
     _measure_and_report(reopened.results, reopened.profile, reopened.requests, manner)
 
 
@@ -290,9 +296,10 @@ def _measure_and_report(
         outcome = measure(
             results, profile, requests, next_step, is_quiet=manner.is_quiet, keeps_raw_logs=manner.keeps_raw_logs
         )
-        analysis, verdict = print_outcome(results.path, outcome)
-        if manner.stores_noise:
-            store_noise(results.path, profile)
+        with keeping(results.path):
+            analysis, verdict = print_outcome(results.path, outcome)
+            if manner.stores_noise:
+                store_noise(results.path, profile)
     code = A_RUN_FAILED if outcome.num_failed else A_RUN_IS_SUSPECT if outcome.num_suspect else 0
     if manner.as_json:
         print_json(outcome_document(analysis, outcome, verdict, code))

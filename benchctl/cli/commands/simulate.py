@@ -14,6 +14,7 @@ from benchctl.cli.experiment import (
     A_RUN_IS_SUSPECT,
     check_experiment,
     create,
+    keeping,
     measure,
     measure_lengths,
     prepare_experiment,
@@ -120,12 +121,13 @@ def simulate(  # the parameters are the command line
     if not as_json:
         print(f"results in {results.path}; nothing is measured, all times are those of a cost model", flush=True)
     outcome = _simulate(results, chosen, prepared.requests, keep, jobs, is_quiet=is_quiet)
-    predicted = [] if predictions is None else write_predictions(results.path, predictions)
-    if as_json:
-        _print_document(results.path, predicted)
-    else:
-        print_outcome(results.path, outcome)
-        print_predictions(predictions or ())
+    with keeping(results.path):
+        predicted = [] if predictions is None else write_predictions(results.path, predictions)
+        if as_json:
+            _print_document(results.path, predicted)
+        else:
+            print_outcome(results.path, outcome)
+            print_predictions(predictions or ())
     if outcome.num_failed:
         raise typer.Exit(A_RUN_FAILED)
     if outcome.num_suspect:

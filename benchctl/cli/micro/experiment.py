@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import typer
 
+from benchctl.cli.experiment import keeping
 from benchctl.cli.output.outcome import print_tables, warn
 from benchctl.errors import UsageError
 
@@ -156,10 +157,11 @@ def print_micro(outcome: "MicroOutcome") -> None:
     from benchctl.report.export import write_derived
 
     path = shlex.quote(str(outcome.path))
-    analysis = analyze_directory(outcome.path)
-    write_derived(analysis)
-    print_tables(analysis)
-    print(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}")
+    with keeping(outcome.path):
+        analysis = analyze_directory(outcome.path)
+        write_derived(analysis)
+        print_tables(analysis)
+        print(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}")
     if code := warn_of_failures(outcome):
         raise typer.Exit(code)
 

@@ -17,6 +17,7 @@ from benchctl.load.transport.receiver import OVERHEAD_BYTES, Connection, HeldByt
 from benchctl.profile.model import Timeouts
 from benchctl.records.finish_reasons import FINISH_ERROR_KINDS
 from benchctl.records.request import PreparedRequest, RequestError, RequestRecord
+from benchctl.system_errors import OWN_LIMITS
 from benchctl.units import NS_PER_S
 from benchctl.untrusted.known_secrets import redacted
 from benchctl.untrusted.limits import LINE_BYTES, MESSAGE_CHARS
@@ -26,7 +27,7 @@ _SLICE_BYTES: Final = 32_768
 _OF_THE_CLIENT: Final = frozenset(
     {
         "cancelled", "connect-refused", "connect-timeout", "connect-failed",
-        "first-token-timeout", "between-tokens-timeout", "total-timeout",
+        "first-token-timeout", "between-tokens-timeout", "total-timeout", *OWN_LIMITS,
     }
 )  # fmt: skip
 """Failures that nothing in the answer explains better."""

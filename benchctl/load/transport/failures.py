@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 import httpx
 
 from benchctl.records.request import RequestError
+from benchctl.system_errors import OWN_LIMITS, system_failure
 
 if TYPE_CHECKING:
     from benchctl.load.transport.exchange import Exchange
@@ -15,6 +16,9 @@ CANCELLED: Final = RequestError(kind="cancelled", message="the load ended before
 
 def connect_error(error: OSError) -> RequestError:
     """A connection that did not open."""
+    failure = system_failure(error)
+    if failure is not None and failure.cause in OWN_LIMITS:
+        return RequestError(kind=failure.cause, message=f"{failure.problem}; {failure.remedy}")
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, socket.gaierror):
         message += "; correct the address of the server"

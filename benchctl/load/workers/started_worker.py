@@ -15,6 +15,7 @@ from typing import Final
 from benchctl.errors import LoadError
 from benchctl.load.tally import Activity
 from benchctl.load.workers.wire import FROM_WORKER, Assignment, FromWorker, Message, Wire
+from benchctl.system_errors import as_run_error, failure_in_text
 
 _EXIT_S: Final = 2.0
 _POLL_S: Final = 0.005
@@ -52,8 +53,8 @@ class StartedWorker:
         except OSError as error:
             self._sock.close()
             self._log.close()
-            message = f"{self._name} cannot be started ({error}); lower load.workers"
-            raise LoadError(message, cause="worker-died") from error
+            failure = as_run_error(error, "its interpreter", next_step=", or lower load.workers")
+            raise LoadError(f"{self._name} cannot be started: {failure}", cause=failure.cause) from error
         finally:
             theirs.close()
         self._wire: Wire[FromWorker] | None = None
@@ -113,16 +114,19 @@ class StartedWorker:
     async def _death_error(self) -> LoadError:
         await self._wait_exit()
         code, tail = self._process.poll(), self._tail()
+        failure = failure_in_text(tail)
         if code is None:
             how = "its connection"
         else:
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         if code == -signal.SIGKILL:
             remedy = "the system does this when memory runs out (see dmesg): lower load.workers or the load"
+        elif failure is not None:
+            remedy = f"{failure.problem}; {failure.remedy}"
         else:
             remedy = tail.splitlines()[-1] if tail else "its log is empty"
         message = f"{self._name} (process {self._process.pid}) ended {how} after {self._progress()}: {remedy}"
-        return LoadError(message, cause="worker-died", log_tail=tail)
+        return LoadError(message, cause="worker-died" if failure is None else failure.cause, log_tail=tail)
 
     async def _wait_exit(self) -> None:
         deadline = time.monotonic() + _EXIT_S

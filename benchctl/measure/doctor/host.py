@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,7 +16,9 @@ import psutil
 
 from benchctl.errors import RunError
 from benchctl.load.priority import Priority, load_priority
+from benchctl.load.process import usable_open_files
 from benchctl.measure.doctor.check import Check
+from benchctl.measure.machine_limits import OWN_OPEN_FILES, existing_parent, memory_shortfalls
 from benchctl.measure.provenance import host_info
 from benchctl.measure.server.cores import CoreSplit, core_ranges, split_cores
 from benchctl.measure.server.port import choose_port
@@ -36,6 +39,10 @@ _LEAST_FREE_BYTES: Final = GIB
 _LEAST_SHARED_BYTES: Final = 512 * MIB
 """Containers begin with 64 MiB; engines of several processes pass tensors through shared memory."""
 _LEAST_OPEN_FILES: Final = 4_096
+_LEAST_PROCESSES: Final = 1_024
+_TO_OPEN_MORE: Final = (
+    "ulimit -n 65536, as root where the hard limit is lower; in a container --ulimit nofile=65536"
+)
 _TO_GET_PRIORITY: Final = "sudo prlimit --pid $$ --rtprio=1 in this shell; docker run --cap-add SYS_NICE"
 
 
@@ -50,7 +57,8 @@ def host_checks(results: Path) -> tuple[Check, ...]:
         _memory(),
         results_check(results),
         shared_memory_check(_SHARED_MEMORY),
-        open_files_check(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        open_files_check(usable_open_files()),
+        processes_check(resource.getrlimit(resource.RLIMIT_NPROC)[0]),
         _ports(),
     )
 
@@ -160,17 +168,21 @@ def clock_check(system: Path) -> Check:
 
 def _memory() -> Check:
     memory = psutil.virtual_memory()
+    shortfall = next(memory_shortfalls(), None)
+    finding = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
     return _check(
         name="memory",
-        finding=f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available",
+        finding=finding if shortfall is None else f"{finding}; {shortfall.message.partition(';')[0]}",
+        remedy=None if shortfall is None else "ulimit -v unlimited",
+        is_missing=shortfall is not None,
+        is_needed=shortfall is not None,
         facts={"available_bytes": memory.available, "total_bytes": memory.total},
     )
 
 
 def results_check(results: Path) -> Check:
     """Check the free space for result directories."""
-    path = results.absolute()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    path, existing = results.absolute(), existing_parent(results)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return _check(
             name="results",
@@ -212,12 +224,24 @@ def shared_memory_check(directory: Path) -> Check:
 
 
 def open_files_check(limit: int) -> Check:
-    """Check ``limit``, the soft limit of files that a process may have open."""
-    is_unlimited = limit == resource.RLIM_INFINITY
+    """Check ``limit``, the most files that a process may open once its soft limit is raised to the hard one."""
+    is_unlimited = limit in {resource.RLIM_INFINITY, sys.maxsize}
+    most = max(limit - OWN_OPEN_FILES, 0)
     return _check(
         name="open files",
-        finding=f"{'no limit' if is_unlimited else f'{limit:,} at once'}; each request in flight takes one",
-        remedy=None if is_unlimited or limit >= _LEAST_OPEN_FILES else "ulimit -n 65536",
+        finding="no limit" if is_unlimited else f"{limit:,} at once, enough for {most:,} requests in flight",
+        remedy=None if is_unlimited or limit >= _LEAST_OPEN_FILES else _TO_OPEN_MORE,
+        facts={"limit": None if is_unlimited else limit},
+    )
+
+
+def processes_check(limit: int) -> Check:
+    """Check ``limit``, the most processes and threads of this user; a real engine starts some hundred."""
+    is_unlimited = limit == resource.RLIM_INFINITY
+    return _check(
+        name="processes",
+        finding="no limit" if is_unlimited else f"{limit:,} processes and threads of this user at once (ulimit -u)",
+        remedy=None if is_unlimited or limit >= _LEAST_PROCESSES else "ulimit -u unlimited",
         facts={"limit": None if is_unlimited else limit},
     )
 

@@ -4,6 +4,7 @@ A server that the system ends cannot report it itself: memory ran out, or there 
 """
 
 import contextlib
+import errno
 import shutil
 import signal
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from benchctl.engines.engine import Diagnosis
 from benchctl.errors import ServerStartError
+from benchctl.system_errors import failure_in_text, system_failure
 
 Diagnose: TypeAlias = Callable[[str], Diagnosis | None]
 """Maps the end of a log to the failure that it shows, if the engine knows one."""
@@ -23,7 +25,11 @@ _MEMORY: Final = Diagnosis(
     cause="out-of-memory",
     remedy="the system ran out of memory and killed a process; choose a smaller model or cache, or free memory",
 )
-DISK: Final = Diagnosis(cause="disk", remedy="the disk of its log is full; free space, then continue with --resume")
+DISK: Final = Diagnosis(
+    cause="disk-full", remedy="the disk of its log is full; free space, then continue with --resume"
+)
+_OF_THE_PROGRAM: Final = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.EPERM}
+"""Errors of a program that is not there, or is none."""
 
 
 class Shortage:
@@ -51,6 +57,25 @@ class Shortage:
         except OSError:
             return 0
         return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+def limit_in_log(log: str) -> Diagnosis | None:
+    """A refusal of the system that the end of a server's log quotes, for engines that do not recognise it."""
+    failure = failure_in_text(log)
+    return (
+        None if failure is None else Diagnosis(cause=failure.cause, remedy=f"{failure.problem}; {failure.remedy}")
+    )
+
+
+def start_refusal(program: str, error: OSError) -> ServerStartError:
+    """The error of a server whose first process cannot be started."""
+    failure = system_failure(error)
+    if failure is None or error.errno in _OF_THE_PROGRAM:
+        remedy = "install the engine, or correct its path"
+        return ServerStartError(f"{program!r} cannot be started: {error}; {remedy}", cause="cannot-start")
+    return ServerStartError(
+        f"{program!r} cannot be started: {failure.problem}; {failure.remedy}", cause=failure.cause
+    )
 
 
 class ServerFailure(NamedTuple):

@@ -19,13 +19,22 @@ from benchctl.errors import ServerDiedError, ServerStartError
 from benchctl.load.transport.failures import underlying
 from benchctl.measure.server import process as processes
 from benchctl.measure.server.essential import EssentialProcesses
-from benchctl.measure.server.failure import DISK, Diagnose, ServerFailure, Shortage, describe_end
+from benchctl.measure.server.failure import (
+    DISK,
+    Diagnose,
+    ServerFailure,
+    Shortage,
+    describe_end,
+    limit_in_log,
+    start_refusal,
+)
 from benchctl.measure.server.log import ServerLog
 from benchctl.measure.server.port import HOST, belongs_to, wait_free
 from benchctl.measure.server.redacted_log import RedactedLog
 from benchctl.measure.server.shared_memory import Segments
 from benchctl.profile.model import Timeouts
 from benchctl.records.record import ResultWarning
+from benchctl.system_errors import as_run_error
 from benchctl.untrusted.http import fetch
 from benchctl.untrusted.known_secrets import environment_redactor
 
@@ -147,19 +156,16 @@ class ServerProcess:
                 launch.log, environment_redactor(launch.sent), raw=launch.raw_log, cores=launch.cores
             )
         except OSError as error:
+            refusal = as_run_error(error, launch.log)
             raise ServerStartError(
-                f"the log of the server cannot be begun: {error}; free space, memory or processes",
-                cause="cannot-start",
+                f"the log of the server cannot be begun: {refusal}", cause=refusal.cause
             ) from error
         self.launch_ns = time.monotonic_ns()
         try:
             self._process = processes.start(launch.argv, launch.env, output.output, launch.cores)
         except OSError as error:
             output.close(0.0)
-            raise ServerStartError(
-                f"{launch.argv[0]!r} cannot be started: {error}; install the engine, or correct its path",
-                cause="cannot-start",
-            ) from error
+            raise start_refusal(launch.argv[0], error) from error
         finally:
             output.started()
         self._tree = processes.ProcessTree(self._process)
@@ -331,7 +337,7 @@ class ServerProcess:
     def _explain(self, event: str, *, cause: str = "server-died", remedy: str | None = None) -> ServerFailure:
         """Combine ``event`` with what the engine recognises in the log, or else with a shortage of the system."""
         log = self._whole_log()
-        diagnosis = self._launch.diagnose(log.end()) or self._shortage.diagnosis()
+        diagnosis = self._launch.diagnose(log.end()) or limit_in_log(log.tail()) or self._shortage.diagnosis()
         if diagnosis is None and self._output is not None and self._output.is_out_of_space:
             diagnosis = DISK
         elif diagnosis is None and self._returncode() is None and self._has_lost_log():

@@ -1,6 +1,7 @@
 """A server that hangs: it is alive, requests are open, and nothing arrives for any of them."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +17,8 @@ from benchctl.units import NS_PER_S, s_from_ns
 _CHECKS_PER_LIMIT: Final = 8
 """A stall is found at most an eighth of the limit too late."""
 _MAX_CHECK_S: Final = 1.0
+_FILES_IN_PASSING: Final = 1
+"""A server that was refused a file may have closed another one since."""
 
 
 async def raise_when_stalled(activity: Callable[[], Activity], server: Server, limit_s: float) -> None:
@@ -25,6 +28,7 @@ async def raise_when_stalled(activity: Callable[[], Activity], server: Server, l
         now, now_ns = activity(), time.monotonic_ns()
         silent_ns = silence_ns(now, now_ns)
         if silent_ns >= limit_s * NS_PER_S:
+            _raise_for_lack_of_files(server)
             requests = f"{now.num_open} requests are" if now.num_open > 1 else "1 request is"
             oldest_s = s_from_ns(now_ns - now.oldest_sent_ns)
             raise LoadError(
@@ -45,6 +49,26 @@ def silence_ns(activity: Activity, now_ns: int) -> int:
     if not activity.num_open:
         return 0
     return now_ns - max(activity.last_arrival_ns, activity.oldest_sent_ns)
+
+
+def _raise_for_lack_of_files(server: Server) -> None:
+    """Raise LoadError where the server cannot accept connections: a process of it has all files that it may."""
+    with suppress(psutil.Error):
+        leader = psutil.Process(server.pid) if server.pid is not None else None
+        for process in (leader, *leader.children(recursive=True)) if leader is not None else ():
+            limit = _open_files_limit(process)
+            if process.num_fds() >= limit - _FILES_IN_PASSING:
+                raise LoadError(
+                    f"process {process.pid} of the server has all {limit:,} files open that it may have, and "
+                    "accepts no more requests; raise the limit (ulimit -n), or lower max_concurrency",
+                    cause="too-many-open-files",
+                    log_tail=server.log_tail(),
+                )
+
+
+def _open_files_limit(process: psutil.Process) -> int:
+    limit = process.rlimit(psutil.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == psutil.RLIM_INFINITY else limit
 
 
 def _state(server: Server) -> str:

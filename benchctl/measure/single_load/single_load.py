@@ -32,6 +32,7 @@ from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.sections.workload import Arrival
+from benchctl.records.claim import sole_writer
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import record_run
 from benchctl.records.manifest import Manifest
@@ -73,12 +74,13 @@ def load_server(
     record with state ``failed``. Raises KeyboardInterrupt on SIGINT or SIGTERM; the records then say so.
     """
     load = _SingleLoad(results, profile, on_progress, limits_ms or {})
-    try:
-        load.measure()
-    finally:
-        with suppress(OSError):  # a full disk has been reported as what it did to the run
-            set_state(results, load.record.state)
-            record_run(results, load.record.run_id)
+    with sole_writer(results.path):
+        try:
+            load.measure()
+        finally:
+            with suppress(OSError, MemoryError):  # a full disk has been reported as what it did to the run
+                set_state(results, load.record.state)
+                record_run(results, load.record.run_id)
     return load.result()
 
 

@@ -52,8 +52,9 @@ class Sampler:
                 for sample in self._samples(self._stopped):
                     writer.write(sample)
                     self._begun.set()
-        except (OSError, ValueError) as error:
-            message = f"the {self._name} sampler failed ({error}): its samples do not cover the whole load"
+        except Exception as error:  # noqa: BLE001 - a load does not end for want of samples
+            failed = f"the {self._name} sampler failed ({type(error).__name__}: {error})"
+            message = f"{failed}: its samples do not cover the whole load"
             self.warnings = (ResultWarning(code=f"{self._name}-sampler-failed", message=message),)
         finally:
             self._begun.set()

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 
+import psutil
 import pytest
 from support.servers.paced_engine import planned, profile, request, send
 from support.servers.stubborn_engine import CORE, StubbornEngine, launch, processes_of, wait_until
@@ -134,6 +135,18 @@ def test_a_server_that_is_stopped_by_a_signal_hangs_and_is_ended_all_the_same(tm
     assert "is stopped)" in run.failure.message
     assert processes_of(str(tmp_path)) == []
     assert "server-survivor" not in {warning.code for warning in run.warnings}
+
+
+def test_a_server_without_a_file_for_another_connection_does_not_count_as_hanging(tmp_path):
+    def use_up_files(leader, _):
+        number = leader.num_fds()
+        leader.rlimit(psutil.RLIMIT_NOFILE, (number, number))
+        leader.suspend()
+
+    run = measure(tmp_path, meanwhile=use_up_files, timeouts={"stall_s": 0.6, "stop_s": 0.3}).record
+    assert run.failure.cause == "too-many-open-files"
+    assert "of the server has all" in run.failure.message
+    assert "raise the limit (ulimit -n), or lower max_concurrency" in run.failure.message
 
 
 def test_silence_counts_from_the_last_byte_or_from_the_oldest_open_request():

@@ -146,7 +146,7 @@ def test_a_server_that_logs_into_a_full_device_is_ended_and_told_like_any_other(
     monkeypatch.setattr(redacted_log, "open_to_append", lambda _path, **_: Path("/dev/full").open("ab"))  # noqa: SIM115 - the log closes it
     with pytest.raises(ServerStartError, match=r"log of the server cannot be written \(No space") as caught:
         start(full)
-    assert caught.value.cause == "disk"
+    assert caught.value.cause == "disk-full"
 
 
 def test_the_kernel_s_own_count_says_whether_memory_ran_out(tmp_path):
@@ -162,7 +162,7 @@ def test_the_kernel_s_own_count_says_whether_memory_ran_out(tmp_path):
 
 def test_a_disk_without_room_for_a_log_is_the_cause(tmp_path):
     shortage = Shortage(tmp_path, log_room_bytes=1 << 62)
-    assert shortage.diagnosis().cause == "disk"
+    assert shortage.diagnosis().cause == "disk-full"
 
 
 def test_stopping_while_a_child_holds_the_port_frees_it(tmp_path):

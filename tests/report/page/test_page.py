@@ -282,10 +282,13 @@ def test_two_sides_make_one_page_where_it_was_asked_for_or_in_the_working_direct
     assert 'href="runs/' not in (tmp_path / name).read_text()
 
 
-def test_an_output_for_one_directory_is_refused_with_the_remedy(directory, tmp_path):
-    done = run_report(directory, "-o", "x.html", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--output is for two sides" in done.stderr
+def test_the_report_of_one_directory_is_written_elsewhere_on_request(directory, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    done = run_report(directory, "-o", "elsewhere", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
+    written = {path.name for path in (tmp_path / "elsewhere").rglob("*")}
+    assert {"report.html", "summary.csv", "sweep_summary.json", "result.json"} <= written
 
 
 def test_the_findings_stand_right_under_the_verdict_with_their_numbers(page, directory):

@@ -1,0 +1,88 @@
+"""The claim of a process on the result directory into which it measures, and what is left when it ended unawares.
+
+The claim is a lock that the kernel holds for the process: it ends with the process, however that ends. A record
+that says ``running`` in a directory that nobody claims is of a process that could not write its end: it was killed,
+or the disk was full.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from benchctl.errors import UsageError
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.manifest import Manifest
+from benchctl.records.run import RunFailure, RunRecord
+
+_TRIES: Final = 20
+_RETRY_S: Final = 0.01
+"""A reader that looks whether a directory is claimed holds the lock for some microseconds."""
+_ABANDONED: Final = RunFailure(
+    cause="interrupted", message="the process that measured this run ended before it could record the run's end"
+)
+
+
+@contextmanager
+def sole_writer(directory: Path) -> Iterator[None]:
+    """Hold ``directory`` for this process. Raises UsageError when another one holds it."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        if not _is_granted(handle):
+            raise UsageError(
+                f"{directory}: another benchctl is measuring into this directory; "
+                "wait until it has ended, or stop it"
+            )
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_granted(handle: int) -> bool:
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_RETRY_S)
+        except OSError:
+            return True  # a file system without locks leaves it to the user
+        else:
+            return True
+    return False
+
+
+def is_claimed(directory: Path) -> bool:
+    """True while a process measures into ``directory``, and where that cannot be known."""
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def current_manifest(results: ResultDirectory) -> Manifest:
+    """The manifest; its state is ``interrupted`` where it says ``running`` and no process measures."""
+    manifest = results.manifest()
+    if manifest.state == "running" and not is_claimed(results.path):
+        manifest = results.manifest()  # the process may have ended in good order since
+        if manifest.state == "running":
+            return msgspec.structs.replace(manifest, state="interrupted")
+    return manifest
+
+
+def settled(record: RunRecord) -> RunRecord:
+    """``record`` of a directory that no process claims: one that says ``running`` was interrupted."""
+    return (
+        msgspec.structs.replace(record, state="failed", failure=_ABANDONED) if record.state == "running" else record
+    )

@@ -1,0 +1,337 @@
+"""Whatever is nobody's error but ours: exit code 70, two lines, and a file with the traceback; never a verdict."""
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+import benchctl.cli.app
+from benchctl.cli import _run
+from benchctl.cli.internal_errors import internal_error_message
+from benchctl.errors import InternalError, RunError, UsageError
+
+ROOT = Path(__file__).parent.parent.parent
+COMMAND = [sys.executable, "-m", "benchctl"]
+SHORT = ["run", "ci-smoke", "--engine", "sim-exact", "--blocks", "1", "--quiet", "--set", "workload.num_prompts=1"]
+
+
+def every_command() -> Iterator[tuple[str, ...]]:
+    """The names of every command and sub-command, from the table of the command line."""
+
+    def below(command: object, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        children = getattr(command, "commands", None)
+        if children is None:
+            yield names
+        for name, child in (children or {}).items():
+            yield from below(child, (*names, name))
+
+    return below(typer.main.get_command(benchctl.cli.app.app), ())
+
+
+ALL = tuple(every_command())
+
+
+@pytest.fixture(name="errors")
+def _errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of the tracebacks; the handlers of this process are as before afterwards."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("benchctl.cli.steady_streams", lambda: None)
+    monkeypatch.setattr("benchctl.cli._handle_signals", lambda: None)
+    return tmp_path / "state" / "benchctl" / "errors"
+
+
+def run_planted(names: tuple[str, ...], error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run a command that does nothing but raise ``error``; returns the exit code."""
+    group = typer.main.get_command(benchctl.cli.app.app)
+    leaf = group
+    for name in names:
+        leaf = leaf.commands[name]
+
+    def fail() -> None:
+        raise error
+
+    leaf.params, leaf.callback = [], fail
+    monkeypatch.setattr("benchctl.cli.app.app", lambda prog_name: group(args=list(names), prog_name=prog_name))
+    monkeypatch.setattr(sys, "argv", ["benchctl", *names])
+    return _run()
+
+
+def test_the_table_of_commands_is_what_these_tests_go_through() -> None:
+    assert len(ALL) > 40
+    assert {("run",), ("noise", "add"), ("micro", "forward"), ("simulate", "sweep")} <= set(ALL)
+
+
+@pytest.mark.parametrize("names", ALL, ids=" ".join)
+def test_a_mistake_in_any_command_is_70_with_two_lines_and_a_file(
+    names: tuple[str, ...], errors: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_planted(names, KeyError("planted"), monkeypatch) == InternalError.exit_code == 70
+    first, second = capsys.readouterr().err.splitlines()
+    (path,) = errors.iterdir()
+    assert first.startswith(f"benchctl: internal error in 'benchctl {' '.join(names)}' (version ")
+    assert first.endswith("): KeyError: 'planted'")
+    assert second.endswith(f"in {path}")
+    assert "in fail\n" in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RecursionError("too deep"), 70),
+        (AssertionError(), 70),
+        (ImportError("cannot import name 'x'"), 70),
+        (SystemExit(1), 70),
+        (SystemExit("text"), 70),
+        (SystemExit(0), 0),
+        (ExceptionGroup("tasks", [KeyError("x"), UsageError("y")]), 70),
+        (ExceptionGroup("tasks", [ExceptionGroup("inner", [UsageError("y")])]), 2),
+        (ExceptionGroup("tasks", [RunError("y"), ConnectionResetError()]), 5),
+        (BaseExceptionGroup("tasks", [KeyboardInterrupt(), KeyError("x")]), 130),
+        (KeyboardInterrupt(), 130),
+        (MemoryError(), 2),
+        (OSError(24, "Too many open files"), 2),
+        (RuntimeError("can't start new thread"), 2),
+        (ImportError("libx.so: failed to map segment from shared object"), 2),
+        (BrokenPipeError(32, "Broken pipe"), 2),
+        (typer.Abort(), 2),
+        (typer.BadParameter("no"), 2),
+        (typer.Exit(1), 1),
+        (typer.Exit(3), 3),
+    ],
+    ids=repr,
+)
+def test_each_kind_of_error_has_its_exit_code(
+    error: BaseException, code: int, errors: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_planted(("list",), error, monkeypatch) == code
+    assert errors.exists() == (code == 70)
+
+
+def test_a_damaged_installation_is_named_with_the_command_that_repairs_it(
+    errors: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_planted(("list",), ModuleNotFoundError("No module named 'msgspec'"), monkeypatch)
+    assert "the installation is damaged; run '" in (text := capsys.readouterr().err)
+    assert "-m pip install --force-reinstall benchctl'; the traceback is in" in text
+
+
+def test_a_traceback_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("MY_API_KEY", "key-of-mine-123")
+    monkeypatch.setattr(sys, "argv", ["benchctl", "load", "--api-key", "another-key"])
+    message = internal_error_message(ValueError("refused key-of-mine-123 and hf_abcdefghijklmnop"))
+    (path,) = tmp_path.glob("benchctl/errors/*.txt")
+    for secret in ("key-of-mine-123", "another-key", "hf_abcdefghijklmnop"):
+        assert secret not in message + path.read_text()
+
+
+def test_as_many_tracebacks_are_kept_as_are_of_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    directory = tmp_path / "benchctl" / "errors"
+    directory.mkdir(parents=True)
+    for day in range(10, 40):
+        (directory / f"202501{day}T000000-1-KeyError.txt").touch()
+    (directory / "notes.txt").touch()
+    internal_error_message(KeyError("x"))
+    kept = sorted(path.name for path in directory.iterdir())
+    assert len(kept) == 21
+    assert kept[0] == "20250121T000000-1-KeyError.txt"
+    assert kept[-1] == "notes.txt"
+
+
+def test_without_a_state_directory_the_traceback_is_in_the_temporary_one_or_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    assert "traceback in " + str(tmp_path / "tmp") in internal_error_message(KeyError("x"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    message = internal_error_message(KeyError("planted"))
+    assert "traceback below\nbenchctl " in message
+    assert message.endswith("KeyError: 'planted'")
+
+
+def ended(cwd: Path, *args: str, planted: str = "", **env: str) -> "subprocess.CompletedProcess[str]":
+    """Run ``benchctl`` in a new interpreter that executes ``planted`` at its start."""
+    (cwd / "sitecustomize.py").write_text(planted)
+    return subprocess.run(
+        [*COMMAND, *args],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": f"{cwd}:{ROOT}", "XDG_STATE_HOME": str(cwd / "state"), **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def failing_import(name: str, what: str) -> str:
+    """A program in which the import of ``name`` fails."""
+    return (
+        "import sys\n"
+        "class Failing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {name!r}:\n"
+        f"            raise {what}\n"
+        "sys.meta_path.insert(0, Failing())\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "args"),
+    [
+        ("benchctl.errors", ["list"]),
+        ("benchctl.cli", ["list"]),
+        ("benchctl.cli.app", ["list"]),
+        ("typer", ["--help"]),
+        ("benchctl.cli.failures", ["--version"]),
+        ("benchctl.report.catalog", ["list"]),
+        ("msgspec", ["list"]),
+    ],
+)
+def test_an_installation_without_a_module_is_70_and_no_traceback(
+    tmp_path: Path, module: str, args: list[str]
+) -> None:
+    done = ended(tmp_path, *args, planted=failing_import(module, f"ImportError('no {module}')"))
+    assert done.returncode == 70, done.stderr
+    assert done.stderr.count("\n") == 2
+    assert "Traceback" not in done.stderr
+    assert "-m pip install --force-reinstall benchctl" in done.stderr
+
+
+def test_a_traceback_is_printed_where_the_variable_asks_for_it(tmp_path: Path) -> None:
+    planted = failing_import("benchctl.report.catalog", "KeyError('planted')")
+    quiet = ended(tmp_path, "list", planted=planted)
+    loud = ended(tmp_path, "list", planted=planted, BENCHCTL_TRACEBACK="1")
+    assert (quiet.returncode, loud.returncode) == (70, 70)
+    assert "Traceback (most recent call last)" not in quiet.stderr
+    assert "Traceback (most recent call last)" in loud.stderr
+    assert len(list(tmp_path.glob("state/benchctl/errors/*.txt"))) == 2
+
+
+def test_an_interrupt_before_the_command_line_is_imported_is_silent(tmp_path: Path) -> None:
+    planted = failing_import("benchctl.cli", "__import__('signal').raise_signal(2) or ValueError()")
+    done = ended(tmp_path, "list", planted=planted)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.slow
+def test_a_mistake_in_mid_run_leaves_no_run_and_no_server_behind(tmp_path: Path) -> None:
+    planted = (
+        "import sys\n"
+        "class Planting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'benchctl.cli.output.progress':\n"
+        "            import benchctl.measure.run as run\n"
+        "            def fail(*_): raise NameError('planted')\n"
+        "            run._ExperimentRun._write_steps = fail\n"
+        "sys.meta_path.insert(0, Planting())\n"
+    )
+    done = ended(tmp_path, *SHORT, planted=planted)
+    assert done.returncode == 70, done.stderr
+    assert "Traceback" not in done.stderr
+    (manifest,) = tmp_path.glob("results/*/2*/manifest.json")
+    assert json.loads(manifest.read_bytes())["state"] == "failed"
+    (record,) = (json.loads(path.read_bytes()) for path in manifest.parent.glob("runs/*/run.json"))
+    assert record["state"] == "failed"
+    assert record["failure"] == {"cause": "internal-error", "message": "NameError: planted"}
+    assert record["times"]["stop_ns"]
+
+
+VERDICTS = {
+    ("benchctl/cli/commands/workloads.py", "lint"): "a load that does not measure what its file says",
+    ("benchctl/cli/commands/simulate_sweep.py", "_NO_OBJECTIVE_HELD"): "no load keeps the limits",
+}
+"""Every place where a command's source says 1, and what it says; ``compare`` takes its code from the verdict."""
+
+
+def test_no_source_of_a_command_ends_with_1_but_for_a_verdict() -> None:
+    places = set()
+    for path in sorted((ROOT / "benchctl" / "cli").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        name = str(path.relative_to(ROOT))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
+                places |= {(name, node.name) for call in calls if _ends(call) and _is_one(call)}
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and _constant(node.value) == 1:
+                target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+                used = [call for call in ast.walk(tree) if isinstance(call, ast.Call) and _ends(call)]
+                if any(isinstance(arg, ast.Name) and arg.id == target.id for call in used for arg in call.args):
+                    places.add((name, target.id))
+    assert places == set(VERDICTS)
+
+
+def _ends(call: ast.Call) -> bool:
+    return ast.unparse(call.func) in {"typer.Exit", "sys.exit", "SystemExit", "exit", "os._exit"}
+
+
+def _is_one(call: ast.Call) -> bool:
+    return any(_constant(arg) == 1 for arg in (*call.args, *(keyword.value for keyword in call.keywords)))
+
+
+def _constant(node: ast.expr | None) -> object:
+    value = node.value if isinstance(node, ast.Constant) else None
+    return None if isinstance(value, bool) else value
+
+
+def test_no_class_of_error_has_the_exit_code_of_a_verdict() -> None:
+    from benchctl import errors
+
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    codes = {kind.exit_code for kind in classes if issubclass(kind, errors.BenchctlError)}
+    assert codes == {2, 4, 5, 70}
+
+
+def script(directory: Path) -> list[str]:
+    """The console script that an installation makes of the entry point in ``pyproject.toml``."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["benchctl"].partition(":")
+    path = directory / "benchctl"
+    path.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+    return [sys.executable, str(path)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("args", [["--help"], ["list"], ["run", "ci-smoke", "--dry-run"]], ids=" ".join)
+@pytest.mark.parametrize("start", ["module", "script"])
+def test_an_interrupt_at_any_moment_is_silent(tmp_path: Path, args: list[str], start: str) -> None:
+    """Before the first line of benchctl Python itself handles it, and says where it was: that is not ours."""
+    import time
+
+    (tmp_path / "results").mkdir()
+    command = COMMAND if start == "module" else script(tmp_path)
+    codes = set()
+    for delay_ms in range(0, 300, 15):
+        with subprocess.Popen(
+            [*command, *args],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            time.sleep(delay_ms / 1000)
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        is_ours = f'File "{ROOT}/benchctl' in stderr
+        assert not is_ours, (delay_ms, stderr)
+        if process.returncode not in {0, 130}:
+            assert process.returncode in {-signal.SIGINT, 1}, (delay_ms, process.returncode, stderr)
+            assert "benchctl: " not in stderr
+        elif process.returncode == 130:
+            assert stderr == "", (delay_ms, stderr)
+        codes.add(process.returncode)
+    assert 130 in codes

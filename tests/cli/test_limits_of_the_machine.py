@@ -1,0 +1,223 @@
+"""Limits of the machine: each is named by its true cause, with its remedy, before or after it has ended a run."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support.results.builders import write_results
+
+from benchctl.measure.machine_limits import ADDRESS_SPACE_BYTES, OWN_OPEN_FILES
+
+ROOT = Path(__file__).parent.parent.parent
+SIM = "--engine sim-exact --blocks 1 --quiet"
+STREAMS = "--set workload.num_prompts=64 --set workload.arrival.max_concurrency=64 --set workload.output_len=8"
+
+
+def in_shell(line: str, cwd: Path, *, isolated: bool = False, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Run a line of bash; ``isolated`` with mounts of its own, as root of them."""
+    return subprocess.run(
+        [*(["unshare", "-rm"] if isolated else []), "bash", "-c", line],
+        cwd=cwd,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "XDG_STATE_HOME": str(cwd / "state"),
+            "benchctl": f"{sys.executable} -m benchctl",
+            **env,
+        },
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+@cache
+def can_mount() -> bool:
+    program = shutil.which("unshare")
+    return program is not None and (
+        subprocess.run([program, "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], check=False).returncode == 0
+    )
+
+
+needs_mounts = pytest.mark.skipif(
+    "not can_mount()", reason="needs mounts of its own: permissions do not bind the superuser"
+)
+
+
+def is_one_message(done: "subprocess.CompletedProcess[str]") -> bool:
+    """Whether stderr holds one message of benchctl, beside warnings, and nothing of Python's."""
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
+    return len(lines) == 1 and lines[0].startswith("benchctl: ")
+
+
+@pytest.mark.parametrize("limit", [16, 64])
+def test_too_few_open_files_are_named_before_anything_is_measured(tmp_path: Path, limit: int) -> None:
+    done = in_shell(f"ulimit -n {limit}; $benchctl run ci-smoke {SIM} {STREAMS}", tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert is_one_message(done)
+    needed = 64 + OWN_OPEN_FILES
+    assert f"64 requests are open at once, each an open file, and a process may have {limit}" in done.stderr
+    assert f"ulimit -n {needed}" in done.stderr
+    assert ("max_concurrency to at most 32" in done.stderr) == (limit == 64)
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_plan_and_the_doctor_name_the_same_limit(tmp_path: Path) -> None:
+    plan = in_shell(f"ulimit -n 64; $benchctl run ci-smoke --dry-run {STREAMS}", tmp_path)
+    assert plan.returncode == 0
+    assert "not to be measured on this machine: 64 requests are open at once" in plan.stderr
+    doctor = in_shell("ulimit -n 64; ulimit -v 800000; $benchctl doctor --json", tmp_path)
+    checks = {check["name"]: check for check in json.loads(doctor.stdout)["checks"]}
+    assert checks["open files"]["finding"] == "64 at once, enough for 32 requests in flight"
+    assert "ulimit -n 65536" in checks["open files"]["remedy"]
+    assert "a process may reserve 819 MB of address space" in checks["memory"]["finding"]
+    assert checks["memory"]["state"] == "missing"
+    assert doctor.returncode == 2
+
+
+@pytest.mark.slow
+def test_as_many_streams_as_the_message_says_are_measured_under_the_limit(tmp_path: Path) -> None:
+    line = f"ulimit -n 64; $benchctl run ci-smoke {SIM} {STREAMS} --set workload.arrival.max_concurrency=32"
+    done = in_shell(line, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "runs: 2 done" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_soft_limit_of_open_files_is_raised_for_the_load_and_its_server(tmp_path: Path) -> None:
+    done = in_shell(f"ulimit -S -n 64; $benchctl run ci-smoke {SIM} {STREAMS}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "runs: 2 done" in done.stdout
+
+
+@pytest.mark.parametrize("megabytes", [400, 600])
+def test_too_little_address_space_is_named_before_anything_is_measured(tmp_path: Path, megabytes: int) -> None:
+    done = in_shell(f"ulimit -v {megabytes}000; $benchctl run ci-smoke {SIM}", tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert is_one_message(done)
+    assert "ulimit -v unlimited" in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_any_amount_of_memory_ends_a_command_with_a_code_that_is_no_verdict(tmp_path: Path) -> None:
+    write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},) * 6)
+    for megabytes in range(60, 540, 60):
+        done = in_shell(f"ulimit -v {megabytes}000; exec $benchctl compare r", tmp_path)
+        assert done.returncode == 2, (megabytes, done.stderr)
+        assert done.stderr.count("\n") == 1
+        assert "ulimit -v unlimited" in done.stderr, (megabytes, done.stderr)
+
+
+def test_the_limit_of_address_space_is_what_benchctl_takes(tmp_path: Path) -> None:
+    """A run under the stated limit ends well: the limit refuses nothing that could work by much."""
+    done = in_shell(f"ulimit -v {ADDRESS_SPACE_BYTES // 1000}; $benchctl run ci-smoke {SIM} {STREAMS}", tmp_path)
+    assert "address space" not in done.stderr
+    assert done.returncode in {0, 2, 5}
+
+
+def test_a_limit_of_processes_is_named(tmp_path: Path) -> None:
+    if os.getuid() == 0:
+        pytest.skip("the superuser has no limit of processes")
+    done = in_shell(f"ulimit -u 1; $benchctl run ci-smoke {SIM}", tmp_path)
+    assert "no further process or thread can be started" in done.stderr
+
+
+def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
+    done = in_shell(f"ulimit -f 1; $benchctl run ci-smoke {SIM}", tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert is_one_message(done)
+    assert "File too large; raise the limit of the size of a file: ulimit -f unlimited" in done.stderr
+    assert "kept" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_limit_on_the_size_of_files_that_ends_a_server_is_the_cause_on_record(tmp_path: Path) -> None:
+    done = in_shell(f"ulimit -f 10; $benchctl run ci-smoke {SIM} --set workload.num_prompts=2", tmp_path)
+    assert done.returncode == 5, done.stderr
+    for record in tmp_path.glob("results/ci-smoke/2*/runs/*/run.json"):
+        failure = json.loads(record.read_bytes())["failure"]
+        assert failure["cause"] == "file-too-large", failure
+        assert "ulimit -f unlimited" in failure["message"]
+
+
+@needs_mounts
+def test_a_disk_too_small_for_the_results_is_named_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    mount = "mount -t tmpfs -o size=1m none small"
+    many = "--set workload.num_prompts=64 --set workload.output_len=400"
+    done = in_shell(f"{mount}; $benchctl run ci-smoke {SIM} {many} --output-dir small", tmp_path, isolated=True)
+    assert done.returncode == 2, done.stderr
+    assert is_one_message(done)
+    assert re.search(r"small: the experiment writes about [\d.]+ MB, and 1\.0 MB are free there; ", done.stderr)
+
+
+@pytest.mark.slow
+@needs_mounts
+def test_a_disk_that_fills_up_in_mid_run_is_the_cause_on_record(tmp_path: Path) -> None:
+    """The estimate cannot know what else is written to the disk: here, a file that leaves nothing."""
+    (tmp_path / "small").mkdir()
+    line = (
+        "mount -t tmpfs -o size=16m none small; "
+        "(until ls small/ci-smoke/2*/runs/*/server.log >/dev/null 2>&1; do sleep 0.01; done; "
+        "cat /dev/zero > small/filler 2>/dev/null) & "
+        f"$benchctl run ci-smoke {SIM} --output-dir small --set engine.options.start_delay_s=2; code=$?; wait; "
+        "rm small/filler; cat small/ci-smoke/2*/runs/*/run.json; $benchctl list small/ci-smoke --json; exit $code"
+    )
+    done = in_shell(line, tmp_path, isolated=True)
+    assert done.returncode == 5, done.stderr
+    assert "No space left on device; free space there, then continue with --resume" in done.stderr
+    assert '"state": "interrupted"' in done.stdout or '"state": "failed"' in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@needs_mounts
+def test_results_that_cannot_be_written_to_are_read_and_reported_elsewhere(tmp_path: Path) -> None:
+    write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},) * 2)
+    mount = "mount --bind r r; mount -o remount,ro,bind r"
+    reported = in_shell(f"{mount}; $benchctl report r", tmp_path, isolated=True)
+    assert reported.returncode == 2, reported.stderr
+    assert is_one_message(reported)
+    assert "Read-only file system; write the report elsewhere with -o DIR, or copy r" in reported.stderr
+    elsewhere = in_shell(f"{mount}; $benchctl report r -o page && $benchctl show r", tmp_path, isolated=True)
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert (tmp_path / "page" / "report.html").is_file()
+
+
+@needs_mounts
+def test_an_experiment_that_cannot_be_written_to_is_not_resumed(tmp_path: Path) -> None:
+    begun = in_shell(f"$benchctl run ci-smoke {SIM} --set workload.num_prompts=1 --output r", tmp_path)
+    assert begun.returncode == 0, begun.stderr
+    mount = "mount --bind r r; mount -o remount,ro,bind r"
+    done = in_shell(f"rm r/runs/000*/run.json; {mount}; $benchctl run --resume r", tmp_path, isolated=True)
+    assert done.returncode == 2, done.stderr
+    assert "Read-only file system; copy r to where files can be written, and name the copy" in done.stderr
+    assert "kept" not in done.stderr
+
+
+COMMANDS = (
+    "list", "show r", "report r", "compare r", "verify r", "export r --format vllm -o x", "run ci-smoke --dry-run",
+    "run ci-smoke", "run --resume r", "simulate --profile ci-smoke",
+    "init x --change flag --engine sim --value max_num_seqs=1",
+    "profiles list", "profiles show aa", "profiles validate aa", "engines list", "data list", "models list",
+    "workloads list", "workloads lint x.yml", "noise list", "reference metrics", "flops --model qwen2.5-0.5b",
+    "steptime fit r", "speculation --acceptance 0.8", "import lenvm x", "doctor", "load http://127.0.0.1:9",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_current_directory_that_is_gone_is_the_one_remedy_of_every_command(tmp_path: Path, command: str) -> None:
+    done = in_shell(f"mkdir gone; cd gone; rmdir ../gone; exec $benchctl {command}", tmp_path)
+    assert done.returncode in {0, 2}, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "kept" not in done.stderr
+    if done.returncode and "Usage:" not in done.stderr:
+        assert "the current directory was deleted" in done.stderr
