@@ -5,6 +5,7 @@ counter belongs to the load alone. Servers count a moment after they answer: bot
 counters are up to date.
 """
 
+import ssl
 import time
 from collections.abc import Iterator
 from threading import Event
@@ -30,7 +31,7 @@ def prometheus_samples(url: str, hz: float, stopped: Event, *, settles: bool = F
     server reports no running request, and its token counters were the same a tenth of a second before. Raises
     OSError when the page cannot be fetched, ValueError when it cannot be parsed.
     """
-    with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
+    with httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=_trust_for(url)) as client:
         is_first = True
         while True:
             is_last = stopped.is_set()
@@ -39,6 +40,11 @@ def prometheus_samples(url: str, hz: float, stopped: Event, *, settles: bool = F
                 return
             is_first = False
             stopped.wait(1 / hz)
+
+
+def _trust_for(url: str) -> ssl.SSLContext:
+    """The certificates to trust: those of the system, 1 MB and 20 ms to load, only for an https address."""
+    return ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _settled(client: httpx.Client, url: str) -> PrometheusSample:
