@@ -3,7 +3,7 @@
 The format is that of WHATWG HTML, section 9.2.
 """
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import msgspec
 
@@ -118,8 +118,11 @@ def _payload(lines: list[bytes]) -> bytes:
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
 """Larger counts are errors, and their sums over a load would not fit into 64 bits."""
-ABSENT: Final = msgspec.Raw()
-"""Value of a field that is not there. Fields of any type stay undecoded: they could hold millions of objects."""
+if TYPE_CHECKING:
+    AnyJson: TypeAlias = msgspec.Raw | None
+else:
+    AnyJson = msgspec.Raw  # with None beside it, msgspec would decode the field
+"""A field of any type, which stays undecoded: it could hold millions of objects."""
 
 
 class FinishObject(msgspec.Struct):
@@ -136,8 +139,8 @@ class Delta(msgspec.Struct, gc=False):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
-    tool_calls: msgspec.Raw = ABSENT
-    function_call: msgspec.Raw = ABSENT
+    tool_calls: AnyJson = None
+    function_call: AnyJson = None
 
 
 class ChoiceEvent(msgspec.Struct, gc=False):
@@ -178,9 +181,9 @@ class Event(msgspec.Struct, gc=False):
     choices: list[ChoiceEvent] | None = None
     usage: Usage | None = None
     timings: Timings | None = None
-    error: msgspec.Raw = ABSENT
+    error: AnyJson = None
     object: str | None = None
-    message: msgspec.Raw = ABSENT
+    message: AnyJson = None
 
     @property
     def tokens_so_far(self) -> int | None:

@@ -14,9 +14,9 @@ import msgspec
 
 from benchctl.load.answer.choice import UNCOUNTED, Choice, Choices
 from benchctl.load.answer.events import (
-    ABSENT,
     CR,
     UNREADABLE,
+    AnyJson,
     ChoiceEvent,
     Delta,
     Event,
@@ -32,7 +32,7 @@ from benchctl.records.request import ChoiceRecord, RequestError
 from benchctl.untrusted.decoding import decoding_problem
 
 _EXCERPT_BYTES: Final = 200
-_EMPTY: Final = frozenset({b"", b"null", b"[]", b"{}"})
+_EMPTY: Final = frozenset({b"null", b"[]", b"{}"})
 _MOST_ERROR_BYTES: Final = 64 << 10
 """A larger error is shown as it is, by its beginning."""
 
@@ -90,7 +90,7 @@ class CompletionReader:
                 self._take_unreadable(payload, error)
                 continue
             choices, counted = event.choices, None
-            if not choices or event.usage is not None or event.timings is not None or event.error is not ABSENT:
+            if not choices or event.usage is not None or event.timings is not None or event.error is not None:
                 counted = self._note(event)
                 if counted and not choices:
                     self._take_silent(t_ns, late_ns, counted)
@@ -220,9 +220,10 @@ class CompletionReader:
 
         None with several choices: servers differ in which of them they count.
         """
-        is_error = event.error is not ABSENT and bytes(event.error) != b"null"
-        if is_error or (event.object == "error" and not event.choices):
-            self._note_error(bytes(event.error if is_error else event.message) or b"null")
+        stated = None if _is_null(event.error) else event.error
+        if stated is not None or (event.object == "error" and not event.choices):
+            stated = stated or event.message
+            self._note_error(b"null" if stated is None else bytes(stated))
         if event.usage is not None:
             self.usage = event.usage
         total = event.tokens_so_far
@@ -271,8 +272,12 @@ def _text(delta: Delta | None) -> str:
     return reasoning + text if reasoning else text
 
 
-def _is_empty(value: msgspec.Raw) -> bool:
-    return value is ABSENT or bytes(value) in _EMPTY
+def _is_null(value: AnyJson) -> bool:
+    return value is None or bytes(value) == b"null"
+
+
+def _is_empty(value: AnyJson) -> bool:
+    return value is None or bytes(value) in _EMPTY
 
 
 def excerpt(data: bytes) -> str:
