@@ -5,10 +5,12 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+from benchctl.errors import RunError
 from benchctl.measure.experiment import MeasureRun, pending_runs
 from benchctl.measure.run import RunContext
 from benchctl.measure.simulated_run import Kept, simulate_run
@@ -53,6 +55,12 @@ def simulating_processes(
     )
     try:
         yield executor
+    except BrokenProcessPool as error:
+        raise RunError(
+            "a process that simulates was ended from outside; the system does this when memory runs out (see "
+            "dmesg): lower --jobs",
+            cause="worker-died",
+        ) from error
     except BaseException:
         for process in multiprocessing.active_children():
             process.terminate()

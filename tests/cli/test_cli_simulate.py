@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from support.cli import benchctl, only_result, plain_environment
 
@@ -115,6 +116,26 @@ def test_an_interrupt_ends_with_130_and_keeps_what_was_simulated(tmp_path: Path,
     states = {json.loads(path.read_text())["state"] for path in results.glob("runs/*/run.json")}
     assert states <= {"done", "failed"}
     assert benchctl("show", results, cwd=tmp_path).returncode == 0
+
+
+def test_a_simulating_process_that_is_killed_is_named_and_leaves_no_run_in_progress(tmp_path: Path) -> None:
+    long = ["--set", "workload.num_prompts=60", "--set", "workload.output_len=900", "--jobs", "2"]
+    command = [sys.executable, "-m", "benchctl", "simulate", "--profile", "topk-sweep", "--quiet", *long]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not list(tmp_path.glob("results/topk-sweep/2*/runs/*/run.json")):
+            time.sleep(0.01)
+        workers = [
+            child for child in psutil.Process(process.pid).children() if "spawn_main" in str(child.cmdline())
+        ]
+        workers[0].kill()
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 5, stderr
+    assert "benchctl: a process that simulates was ended from outside" in stderr
+    assert "Traceback" not in stderr
+    (listed,) = json.loads(benchctl("list", tmp_path / "results" / "topk-sweep", "--json").stdout)["results"]
+    assert listed["state"] == "failed"
 
 
 LOADS = ["--profile", "ci-smoke", "--engine", "sim-exact", "--set", "workload.num_prompts=40", "--jobs", "1"]

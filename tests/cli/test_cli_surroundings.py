@@ -202,6 +202,22 @@ def test_resuming_repeats_a_run_whose_record_cannot_be_read_and_keeps_what_it_le
 
 
 @pytest.mark.slow
+def test_resuming_first_records_what_became_of_a_run_whose_process_is_gone(tmp_path: Path) -> None:
+    with started(tmp_path, *TINY, "--set", "engine.options.start_delay_s=20") as process:
+        wait_for(lambda: any(has_launched(path) for path in tmp_path.glob("results/*/2*/runs/*/run.json")))
+        process.kill()
+        process.communicate(timeout=120)
+    (record,) = tmp_path.glob("results/*/2*/runs/*/run.json")
+    assert json.loads(record.read_bytes())["state"] == "running"
+    shown = in_shell("$benchctl show results/ci-smoke/latest --json", tmp_path)
+    assert '"interrupted"' in shown.stdout
+    again = in_shell("$benchctl run --quiet --resume results/ci-smoke/latest", tmp_path)
+    assert again.returncode == 0, again.stderr
+    earlier = json.loads((record.parent / "attempt-1" / "run.json").read_bytes())
+    assert (earlier["state"], earlier["failure"]["cause"]) == ("failed", "interrupted")
+
+
+@pytest.mark.slow
 def test_a_resume_of_latest_stays_with_its_directory_when_a_newer_experiment_begins(tmp_path: Path) -> None:
     line = f"$benchctl {' '.join(TINY)}"
     assert in_shell(f"{line} --set engine.options.start_delay_s=1", tmp_path).returncode == 0

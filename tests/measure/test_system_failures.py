@@ -1,0 +1,157 @@
+"""Refusals of the operating system: the cause on record, the sentence for the user, and claims on directories."""
+
+import errno
+import os
+
+import msgspec
+import pytest
+from support.results.builders import write_results
+
+from benchctl.errors import RunError, UsageError
+from benchctl.measure.journal import Journal
+from benchctl.measure.server.failure import limit_in_log, start_refusal
+from benchctl.records.claim import current_manifest, is_claimed, sole_writer
+from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.loaded import load_results
+from benchctl.records.run import RunFailure, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.catalog import list_directories
+from benchctl.system_errors import address_space_shortfall, as_usage_error, system_failure
+
+REFUSALS = [
+    (errno.EMFILE, "too-many-open-files", "ulimit -n 65536"),
+    (errno.ENFILE, "too-many-open-files", "fs.file-max"),
+    (errno.ENOMEM, "out-of-memory", "memory"),
+    (errno.EAGAIN, "too-many-processes", "ulimit -u"),
+    (errno.ENOSPC, "disk-full", "free space there"),
+    (errno.EDQUOT, "disk-quota", "free space within the quota"),
+    (errno.EFBIG, "file-too-large", "ulimit -f unlimited"),
+    (errno.EROFS, "read-only", "make it writable"),
+    (errno.EACCES, "no-permission", "correct the permissions"),
+    (errno.EPERM, "no-permission", "correct the permissions"),
+    (errno.EIO, "disk-error", "dmesg"),
+    (errno.ENAMETOOLONG, "name-too-long", "shorter name"),
+]
+
+
+def journal_in(path):
+    record = RunRecord(
+        schema_version=SCHEMA_VERSION, index=0, run_id="r", block=0, position=0, variant="a", state="running"
+    )
+    return Journal(RunDirectory(path / "runs" / "r"), record)
+
+
+def ended_by(path, error):
+    """The error with which a run ends in which ``error`` is raised, and its record on disk."""
+    journal = journal_in(path)
+
+    def fail(cause, message):
+        return journal.close("failed", RunFailure(cause=cause, message=message))
+
+    with pytest.raises(type(error) if isinstance(error, KeyError) else RunError) as caught, journal.begun(fail):
+        raise error
+    return caught.value, RunDirectory(path / "runs" / "r").read()
+
+
+@pytest.mark.parametrize(("number", "cause", "remedy"), REFUSALS)
+def test_each_refusal_has_its_cause_on_record_and_its_remedy(tmp_path, number, cause, remedy):
+    raised, record = ended_by(tmp_path, OSError(number, os.strerror(number), "file.json"))
+    assert (raised.exit_code, raised.cause, record.state, record.failure.cause) == (5, cause, "failed", cause)
+    assert str(raised).startswith("file.json: ")
+    assert remedy in str(raised)
+    assert str(raised).endswith(", then continue with --resume; what was measured is kept")
+    assert "kept" not in str(as_usage_error(OSError(number, os.strerror(number)), "file.json"))
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (MemoryError(), "out-of-memory"),
+        (RuntimeError("can't start new thread"), "too-many-processes"),
+        (ImportError("x.so: failed to map segment from shared object"), "out-of-memory"),
+        (ImportError("x.so: cannot open shared object file: Too many open files"), "too-many-open-files"),
+        (OSError("words of a library"), "system-error"),
+    ],
+)
+def test_a_refusal_in_the_words_of_python_is_recognised(tmp_path, error, cause):
+    assert ended_by(tmp_path, error)[1].failure.cause == cause
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), RuntimeError("other"), ImportError("No module"), BlockingIOError(11, "a full pipe")]
+)
+def test_other_errors_are_no_refusals(error):
+    assert system_failure(error) is None
+
+
+def test_a_mistake_is_recorded_as_one_even_where_closing_the_record_fails(tmp_path):
+    journal = journal_in(tmp_path)
+
+    def fail(_cause, _message):
+        raise NameError("another")
+
+    with pytest.raises(KeyError), journal.begun(fail):
+        raise KeyError("planted")
+    record = RunDirectory(tmp_path / "runs" / "r").read()
+    assert (record.state, record.failure.cause, record.failure.message) == (
+        "failed",
+        "internal-error",
+        "KeyError: 'planted'",
+    )
+
+
+def test_the_log_of_a_server_names_a_limit_and_a_program_that_is_missing_is_to_be_installed():
+    assert limit_in_log("OSError: [Errno 24] Too many open files\n").cause == "too-many-open-files"
+    assert limit_in_log("MemoryError\nOSError: [Errno 28] No space left on device\n").cause == "disk-full"
+    assert limit_in_log("KeyError: 'x'\n") is None
+    missing = start_refusal("vllm", FileNotFoundError(2, "No such file or directory", "vllm"))
+    assert missing.cause == "cannot-start"
+    assert "install the engine" in str(missing)
+    lacking = start_refusal("vllm", OSError(24, "Too many open files"))
+    assert lacking.cause == "too-many-open-files"
+    assert "install" not in str(lacking)
+
+
+def test_address_space_is_enough_without_a_limit():
+    assert address_space_shortfall(10**15) is None
+
+
+def abandoned(path):
+    """Results whose process is gone: manifest and one run say that they are in progress."""
+    write_results(path, block_factors=({"baseline": 1.0, "guided": 1.0},) * 2)
+    results = ResultDirectory(path)
+    results.write_manifest(msgspec.structs.replace(results.manifest(), state="running"))
+    run = results.runs()[-1]
+    run.write(msgspec.structs.replace(run.read(), state="running"))
+    return results
+
+
+def test_results_of_a_process_that_is_gone_are_shown_as_interrupted_and_those_of_a_living_one_as_running(tmp_path):
+    results = abandoned(tmp_path / "r")
+    assert list_directories(tmp_path)[0].state == "interrupted"
+    loaded = load_results(results.path)
+    assert loaded.manifest.state == "interrupted"
+    assert loaded.runs[-1].record.failure.cause == "interrupted"
+    with sole_writer(results.path):
+        assert is_claimed(results.path)
+        assert list_directories(tmp_path)[0].state == "running"
+        assert load_results(results.path).runs[-1].record.state == "running"
+    assert results.manifest().state == "running"
+    assert current_manifest(results).state == "interrupted"
+
+
+def test_a_reader_that_looks_does_not_keep_a_writer_out(tmp_path):
+    """A look holds the lock for a moment, and the writer tries again."""
+    import fcntl
+    import threading
+    import time
+
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    looking = threading.Thread(target=lambda: (time.sleep(0.05), os.close(handle)))
+    looking.start()
+    with sole_writer(tmp_path):
+        pass
+    looking.join()
+    with sole_writer(tmp_path), pytest.raises(UsageError, match="another benchctl is measuring"):
+        sole_writer(tmp_path).__enter__()
