@@ -44,6 +44,7 @@ from benchctl.records.samples import ClientSample
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.warning_codes import SUSPECT_CODES
 from benchctl.system_errors import OWN_LIMITS
+from benchctl.untrusted.http import recordable
 from benchctl.untrusted.known_secrets import environment_redactor
 
 
@@ -119,7 +120,8 @@ class MeasuredRun:
         self, control: httpx.AsyncClient, site: LaunchSite, extra: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Record what the server reports of itself beside what it will be sent; returns what it reports."""
-        reported = await self.engine.effective_config(control, self.settings, site)
+        stated = await self.engine.effective_config(control, self.settings, site)
+        reported = {name: recordable(value) for name, value in stated.items()}
         self.note_configuration(reported, extra)
         if unknown := await undescribed_fields(control, self.settings.request.extra_body):
             fields = ", ".join(f"request.extra_body.{name}" for name in unknown)

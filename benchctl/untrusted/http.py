@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
-from benchctl.untrusted.limits import PAGE_BYTES
+from benchctl.untrusted.limits import MESSAGE_CHARS, PAGE_BYTES
 from benchctl.untrusted.text import visible_line
 
 _LIMIT_S: Final = 60.0
@@ -24,6 +24,7 @@ _ZLIB_CODINGS: Final = frozenset({"gzip", "x-gzip", "deflate"})
 _ZLIB_OR_GZIP: Final = zlib.MAX_WBITS | 32
 _ABOUT_BODIES: Final = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 _SHOWN_CHARS: Final = 60
+_UNRECORDABLE: Final = "(a value that no record holds)"
 
 
 async def fetch(
@@ -89,6 +90,17 @@ async def fetch_json(
 ) -> dict[str, Any]:
     """The JSON object at ``path``. Raises httpx.HTTPError where there is none."""
     return json_object(await fetch(client, "GET", path, headers=headers))
+
+
+def recordable(value: object) -> object:
+    """A value that a server states of itself as a record can hold it: long texts and lists are cut to a text."""
+    if isinstance(value, str):
+        return value[:MESSAGE_CHARS]
+    try:
+        content = msgspec.json.encode(value)
+    except (ValueError, OverflowError, RecursionError):  # a number of thousands of digits, or lists without end
+        return _UNRECORDABLE
+    return value if len(content) <= MESSAGE_CHARS else content[:MESSAGE_CHARS].decode(errors="replace")
 
 
 class _Body:

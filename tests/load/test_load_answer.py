@@ -215,6 +215,13 @@ def test_a_plain_coding_is_no_compression():
             "2 output tokens where ignore_eos",
         ),
         ([event(written("a", finish="length", ids=[1, 2, 3, 4]))], 1, "wrong-length", "demands 3"),
+        (
+            [event(written("a", finish="length"), usage=used(4000))],
+            1,
+            "wrong-length",
+            "usage counts 4000 output tokens where at most 3 were requested",
+        ),
+        ([event(written("a", finish="length"), usage=used(1 << 33))], 1, "malformed-stream", "completion_tokens"),
     ],
 )
 def test_each_fault_of_a_stream_has_its_kind(events, n, kind, message):
@@ -234,6 +241,13 @@ def test_an_answer_may_stop_early_unless_its_length_is_demanded(max_tokens):
     assert error_of(answered(CHUNKED), request(max_tokens=max_tokens)) is None
     demanded = error_of(answered(CHUNKED), request(max_tokens=max_tokens, ignore_eos=True))
     assert (demanded is None) == (max_tokens == 3)
+
+
+def test_usage_beyond_what_was_requested_fails_whether_or_not_the_length_is_demanded():
+    for count, kind in ((100, None), (135, None), (1000, "wrong-length")):
+        answer = answered(chunked(event(written("a", finish="stop")), total(count)))
+        error = error_of(answer, request(max_tokens=100))
+        assert (error and error.kind) == kind
 
 
 def test_a_head_is_found_once_it_is_whole():

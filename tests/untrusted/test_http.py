@@ -18,7 +18,7 @@ from benchctl.load.transport.control import control_client
 from benchctl.measure.described_fields import undescribed_fields
 from benchctl.measure.telemetry.prometheus import prometheus_samples
 from benchctl.profile.model import Timeouts
-from benchctl.untrusted.http import fetch, fetch_json, fetch_now
+from benchctl.untrusted.http import fetch, fetch_json, fetch_now, recordable
 
 MIB = 1 << 20
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -121,6 +121,29 @@ def test_what_is_no_json_object_is_one_kind_of_error(content: bytes) -> None:
             assert await undescribed_fields(client, ["a"]) == ()
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("stated", "recorded"),
+    [
+        ("vllm 1.2", "vllm 1.2"),
+        (4096, 4096),
+        (None, None),
+        ({"a": [1, 2.5, True]}, {"a": [1, 2.5, True]}),
+        ("x" * 3_000_000, "x" * 2000),
+        (10**30, 10**30),
+        ({"a": 10**5000}, "(a value that no record holds)"),
+    ],
+)
+def test_what_a_server_states_of_itself_fits_into_a_record(stated: object, recorded: object) -> None:
+    assert recordable(stated) == recorded
+
+
+def test_a_long_list_that_a_server_states_is_a_short_text() -> None:
+    recorded = recordable(list(range(100_000)))
+    assert isinstance(recorded, str)
+    assert recorded.startswith("[0,1,2,")
+    assert len(recorded) == 2000
 
 
 @pytest.mark.parametrize("schema", [5, {"properties": 7}, {"properties": [["a"]]}, {"$ref": 3}, {"$ref": "#/x"}])
