@@ -1,1 +1,1 @@
-"""What others wrote: files, texts and numbers of unknown origin, read within bounds and shown without harm."""
+"""Files, texts and numbers that others wrote, of unknown origin: read within bounds and shown without harm."""

@@ -28,11 +28,11 @@ _KINDS: Final = {
     "a socket": stat.S_ISSOCK,
 }
 _NO_FILE: Final = {errno.ELOOP, errno.ENXIO, errno.ENOTDIR}
-"""Errors of ``openat`` at a link, at a socket or a FIFO, and at what is no directory where one is needed."""
+"""Errors of ``openat`` at a link, at a socket or a FIFO, and at anything else where a directory must be."""
 
 
 class OutsideError(RecordError):
-    """An entry of a directory leads out of it, or is no regular file."""
+    """An entry of a directory leads out of it, or is not a regular file."""
 
 
 @contextmanager
@@ -72,11 +72,11 @@ def _open_at(name: str, flags: int, folder: int, path: Path, num_below: int = 0)
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def irregular(path: Path, mode: int, wanted: str = "file") -> OutsideError:
-    """The refusal of an entry by its mode, where a ``file`` or a ``directory`` is wanted."""
+def irregular(path: Path, mode: int, expected: str = "file") -> OutsideError:
+    """The refusal of an entry by its mode, where a ``file`` or a ``directory`` is expected."""
     kind = next((kind for kind, is_kind in _KINDS.items() if is_kind(mode)), "a device")
     return OutsideError(
-        f"{path} is {kind}, not a {wanted} of this directory; put a copy of the {wanted} in its place"
+        f"{path} is {kind}, not a {expected} of this directory; put a copy of the {expected} in its place"
     )
 
 
@@ -127,7 +127,7 @@ def stat_file(path: Path, *, within: Path) -> os.stat_result:
 
 
 def is_there(path: Path, *, within: Path) -> bool:
-    """True where ``path`` is an entry of any kind; what is no regular file is refused once it is opened.
+    """True where ``path`` is an entry of any kind; anything but a regular file is refused once it is opened.
 
     Raises OutsideError when a folder on the way is none.
     """

@@ -10,12 +10,12 @@ from benchctl.untrusted.limits import SEARCHED_ENTRIES
 
 
 def files_below(directory: Path, name: str) -> list[Path]:
-    """Paths of the files called ``name`` in a directory and all below it, in order; no link is followed.
+    """Paths of the files called ``name`` in a directory and all below it, in order. Links are not followed.
 
-    Raises OutsideError where an entry of that name is no regular file, RecordError where there are too many to
+    Raises OutsideError where an entry of that name is not a regular file, RecordError where there are too many to
     search.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     num_entries = 0
     for folder, folders, files in os.walk(directory):
         num_entries += len(folders) + len(files)
@@ -25,9 +25,9 @@ def files_below(directory: Path, name: str) -> list[Path]:
                 "directory of the results itself"
             )
         if name in files or any(each == name and (Path(folder) / each).is_symlink() for each in folders):
-            found.append(Path(folder) / name)
-    require_files(found, within=directory)
-    return sorted(found)
+            paths.append(Path(folder) / name)
+    require_files(paths, within=directory)
+    return sorted(paths)
 
 
 def require_files(paths: Sequence[Path], *, within: Path) -> None:

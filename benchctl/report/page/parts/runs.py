@@ -107,8 +107,8 @@ def _logs(analysis: AnalyzedExperiment) -> Iterator[dict[str, str]]:
 
 
 def log_tail(path: Path, *, within: Path) -> str:
-    """The last lines of a log, without secrets and bytes that are not text; empty where there is no log, and the
-    reason where its entry is no file.
+    """The last lines of a log, without secrets and bytes that are not text; empty without a log, and
+    the reason where its entry is not a file.
     """
     try:
         with open_file(path, within=within) as file:
