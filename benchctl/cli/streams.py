@@ -89,7 +89,7 @@ def steady_streams() -> None:
 
 
 def widen_help() -> None:
-    """Let typer print help no narrower than can be read, and ignore a width that is no number."""
+    """Let typer print help no narrower than can be read, and ignore a width that is not a number."""
     if shutil.get_terminal_size().columns < _LEAST_HELP:
         os.environ[_HELP_WIDTH] = str(_LEAST_HELP)
     elif not os.environ.get(_HELP_WIDTH, "1").isdecimal():
@@ -134,5 +134,7 @@ def _stand_in(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
-    shown = (_STAND_INS.get(sign) or sign.encode("ascii", "backslashreplace").decode("ascii") for sign in lacking)
-    return "".join(shown), error.end
+    stand_ins = (
+        _STAND_INS.get(sign) or sign.encode("ascii", "backslashreplace").decode("ascii") for sign in lacking
+    )
+    return "".join(stand_ins), error.end

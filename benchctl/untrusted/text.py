@@ -23,13 +23,14 @@ def visible(text: str, max_chars: int = MESSAGE_CHARS) -> str:
     Tabs and line feeds stay, and the line ends of HTTP and Windows become line feeds. Plain text is returned
     unchanged.
     """
-    shown = escaped(text[: max_chars + 1].replace("\r\n", "\n"))
-    return shown if len(shown) <= max_chars else f"{shown[: max_chars - 1]}…"
+    beginning = escaped(text[: max_chars + 1].replace("\r\n", "\n"))
+    return beginning if len(beginning) <= max_chars else f"{beginning[: max_chars - 1]}…"
 
 
 def visible_line(text: str, max_chars: int = MESSAGE_CHARS) -> str:
     """``visible`` text on one line: line feeds and tabs are escapes, too."""
-    return visible(text, max_chars).replace("\n", "\\n").replace("\t", "\\t")
+    beginning = text[: max_chars + 1].replace("\r\n", "\n")
+    return visible(beginning.replace("\n", "\\n").replace("\t", "\\t"), max_chars)
 
 
 def visible_lines(text: str, max_chars: int = MESSAGE_CHARS) -> str:
@@ -44,8 +45,8 @@ def csv_cell(value: object) -> object:
     """
     if not isinstance(value, str):
         return value
-    shown = visible(value)
-    return f"'{shown}" if shown.lstrip()[:1] in _FORMULA and not _is_number(shown) else shown
+    text = visible(value)
+    return f"'{text}" if text.lstrip()[:1] in _FORMULA and not _is_number(text) else text
 
 
 def _is_number(text: str) -> bool:
@@ -66,6 +67,6 @@ def visible_value(value: object) -> str:
     return visible_line(repr(value), VALUE_CHARS)
 
 
-def _escape(found: re.Match[str]) -> str:
-    number = ord(found.group())
+def _escape(match: re.Match[str]) -> str:
+    number = ord(match.group())
     return f"\\x{number:02x}" if number <= 0xFF else f"\\u{number:04x}"

@@ -19,6 +19,7 @@ def test_line_ends_of_http_are_line_ends() -> None:
 
 def test_a_long_text_is_cut() -> None:
     assert visible("x" * 50, 10) == "x" * 9 + "…"
+    assert visible_line("\n" * 50, 10) == "\\n" * 4 + "\\…"
 
 
 def test_one_line_stays_one_line() -> None:

@@ -74,7 +74,7 @@ def print_json(document: object) -> None:
     from benchctl.records.jsonl import encodable
 
     text = msgspec.json.format(msgspec.json.encode(encodable(document)), indent=1).decode()
-    print(_NOT_PLAIN.sub(lambda found: json.dumps(found.group())[1:-1], text))
+    print(_NOT_PLAIN.sub(lambda match: json.dumps(match.group())[1:-1], text))
 
 
 def in_one_row(table: "Table") -> "Table":

@@ -29,7 +29,7 @@ def packed(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: part if key == "meta" else packed(part) for key, part in value.items()}
     if isinstance(value, str):
-        return _shown(value)
+        return _plotly_text(value)
     if not isinstance(value, list | tuple):
         return value
     if len(value) >= _FEWEST and (array := _array_of(value)) is not None:
@@ -37,9 +37,9 @@ def packed(value: Any) -> Any:
     return [packed(part) for part in value]
 
 
-def _shown(text: str) -> str:
+def _plotly_text(text: str) -> str:
     """Plotly reads elements and entities of HTML in every text that it shows; ``<br>`` and ``<extra>`` are ours."""
-    return _MARKUP.sub(lambda found: _ENTITIES[found.group()], visible_line(text))
+    return _MARKUP.sub(lambda match: _ENTITIES[match.group()], visible_line(text))
 
 
 def unpacked(typed: Mapping[str, Any]) -> list[Any]:

@@ -29,7 +29,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("benchctl.report.page"),
         autoescape=True,
-        finalize=_shown,
+        finalize=_visible_value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -46,7 +46,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _shown(value: Any) -> Any:
+def _visible_value(value: Any) -> Any:
     """A value on its way into the page: of a text, what can be seen; markup stays as it is."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 

@@ -54,8 +54,8 @@ class Part:
 
 def plain(label: str) -> str:
     r"""A label that matplotlib draws as it is: ``$`` begins no formula."""
-    shown = "\n".join(visible_line(line, _MOST_CHARACTERS) for line in label.split("\n"))
-    return shown.replace("$", r"\$")
+    text = "\n".join(visible_line(line, _MOST_CHARACTERS) for line in label.split("\n"))
+    return text.replace("$", r"\$")
 
 
 def wrapped(label: str) -> str:

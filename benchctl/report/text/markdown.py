@@ -17,12 +17,12 @@ _NO_WIDTH: Final = "&#8203;"
 
 def markdown_text(text: str) -> str:
     """A text as one line of Markdown that shows it."""
-    shown = _SPECIAL.sub(r"\\\g<0>", visible_line(text)).replace("$", "&#36;")
-    return _ACTIVE.sub(rf"\g<0>{_NO_WIDTH}", shown)
+    escaped = _SPECIAL.sub(r"\\\g<0>", visible_line(text)).replace("$", "&#36;")
+    return _ACTIVE.sub(rf"\g<0>{_NO_WIDTH}", escaped)
 
 
 def fenced(text: str) -> str:
     """A text of several lines as a block of code, between more backticks than it has in a row."""
-    shown = visible_lines(text)
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
-    return f"{fence}text\n{shown}\n{fence}"
+    escaped = visible_lines(text)
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", escaped)), default=0))
+    return f"{fence}text\n{escaped}\n{fence}"
