@@ -13,11 +13,12 @@ import psutil
 
 import benchctl
 from benchctl.analysis.planning.stopping_rule import stopping_rule
-from benchctl.measure.redaction import redacted_argv
+from benchctl.measure.redaction import redacted_argv, redacted_tree
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.records.manifest import GitState, HostInfo, Manifest
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.untrusted.known_secrets import environment_redactor
 from benchctl.workload.prepare import PreparedSet
 
 _PACKAGES: Final = (
@@ -52,7 +53,7 @@ def new_manifest(profile: Profile, prepared: PreparedSet, argv: Sequence[str]) -
         versions=package_versions(),
         git=git_state(),
         host=host_info(),
-        warnings=prepared.warnings,
+        warnings=redacted_tree(prepared.warnings, environment_redactor()),
     )
 
 

@@ -86,6 +86,17 @@ def test_a_hidden_secret_is_no_setting() -> None:
     }
 
 
+def test_marks_of_secrets_in_older_and_newer_directories_are_the_same_setting() -> None:
+    older = values_of(
+        "--api-key", "***", "--mirror", "http://***@host/x", env={"NOTE": "a *** b", "HF_TOKEN": "***"}
+    )
+    newer = values_of(
+        "--api-key", "[redacted: --api-key]", "--mirror", "http://[redacted: password in a URL]@host/x",
+        env={"NOTE": "a [redacted: API key] b", "HF_TOKEN": "[redacted: HF_TOKEN]"},
+    )  # fmt: skip
+    assert older == newer
+
+
 def test_the_simulator_runs_in_whatever_interpreter_benchctl_has() -> None:
     assert values_of("-m", "benchctl.sim") == {"argv.-m": "benchctl.sim"}
 

@@ -1,0 +1,66 @@
+"""Records lose their secrets on the way to disk, whatever wrote them there."""
+
+import httpx
+import pytest
+
+from benchctl.errors import RunError
+from benchctl.measure.journal import Journal
+from benchctl.measure.redaction import redact_file, redacted_tree
+from benchctl.records.directory import RunDirectory
+from benchctl.records.record import ResultWarning
+from benchctl.records.run import RunFailure, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.untrusted.known_secrets import environment_redactor
+from benchctl.untrusted.secrets import Redactor
+
+KEY = "sk-abcdefghijklmnopqrstuvwx"
+
+
+@pytest.fixture
+def journal(tmp_path):
+    record = RunRecord(
+        schema_version=SCHEMA_VERSION, index=0, run_id="r", block=0, position=0, variant="a", state="running"
+    )
+    return Journal(RunDirectory(tmp_path / "r"), record)
+
+
+def test_every_text_of_a_run_record_is_written_without_secrets(journal, tmp_path):
+    journal.update(effective_config={"server.api_key": "tiny", "server.note": [f"uses {KEY}"], "server.n": 3})
+    journal.warn(ResultWarning(code="port-held", message=f"GET http://u:p4ss@host/?token={KEY}"))
+    journal.close("failed", RunFailure(cause="x", message=f"Bearer {KEY}", log_tail=f"a\n{KEY}\n"))
+    text = (tmp_path / "r" / "run.json").read_text()
+    assert KEY not in text
+    assert "p4ss" not in text
+    config = RunDirectory(tmp_path / "r").read().effective_config
+    assert config == {
+        "server.api_key": "[redacted: api_key]",
+        "server.note": ["uses [redacted: API key]"],
+        "server.n": 3,
+    }
+
+
+def test_an_exception_that_ends_a_run_leaves_its_words_without_the_secrets_in_its_url(journal):
+    error = httpx.ConnectError(f"cannot reach https://me:hunter2hunter2@host/v1?api_key={KEY}")
+
+    def fail(cause, message):
+        journal.close("failed", RunFailure(cause=cause, message=message))
+
+    with pytest.raises((httpx.ConnectError, RunError)), journal.begun(fail):
+        raise error
+    assert journal.record.failure.message == (
+        "cannot reach https://[redacted: password in a URL]@host/v1?api_key=[redacted: API key]"
+    )
+
+
+def test_settings_of_models_are_no_secrets():
+    config = {"server.bos_token": "<s>", "server.max_tokens": "12345678", "server.tokenizer": "org/model-instruct"}
+    assert redacted_tree(config, Redactor()) == config
+
+
+def test_a_file_that_the_server_wrote_is_rewritten_only_where_it_holds_a_secret(tmp_path, monkeypatch):
+    monkeypatch.setenv("TEAM_TOKEN", "opensesame-4711")
+    path = tmp_path / "server.json"
+    assert redact_file(path, environment_redactor()) == {}
+    path.write_bytes(b'{"a": "opensesame-4711", "b": "\xff"}')
+    assert redact_file(path, environment_redactor()) == {"TEAM_TOKEN": 1}
+    assert path.read_bytes() == b'{"a": "[redacted: TEAM_TOKEN]", "b": "\xff"}'
