@@ -86,7 +86,7 @@ def test_a_hidden_secret_is_no_setting() -> None:
     }
 
 
-def test_marks_of_secrets_in_older_and_newer_directories_are_the_same_setting() -> None:
+def test_marks_of_secrets_in_older_and_newer_directories_are_one_setting() -> None:
     older = values_of(
         "--api-key", "***", "--mirror", "http://***@host/x", env={"NOTE": "a *** b", "HF_TOKEN": "***"}
     )
