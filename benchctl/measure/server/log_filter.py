@@ -7,10 +7,10 @@ killed with benchctl itself.
 
 Its standard input first names the known secrets, one a line as ``<label in hex> <value in hex> <0 or 1>`` (1: only
 as a word), up to an empty line: they stand neither in its arguments nor in its environment. Then each line is a
-command: ``sync`` passes on what the pipe holds now and is answered ``synced``; ``end`` does the same and ends the
-program although a process may still have the pipe. Its standard error is a pipe to benchctl with these answers,
-with ``lost <errno>`` where the log cannot be written, and at the end with ``<number> <label>`` for the secrets that
-it replaced. The arguments are the numbers of the pipe and, where the raw log is kept, of that file.
+command: ``sync <number>`` passes on what the pipe holds and is answered ``synced <number>``; ``end`` does the same
+and ends the program although a process may still have the pipe. Its standard error is a pipe to benchctl with these
+answers, with ``lost <errno>`` where the log cannot be written, and at the end with ``<number> <label>`` for the
+secrets that it replaced. The arguments are the numbers of the pipe and, where the raw log is kept, of that file.
 """
 
 import os
@@ -59,7 +59,8 @@ class _Filter:
     def run(self) -> None:
         """Pass on the log to its end."""
         deadline, has_paused = None, False
-        while deadline is None or time.monotonic() < deadline:
+        has_ended = self._is_end(b"")  # commands that came with the values
+        while not has_ended and (deadline is None or time.monotonic() < deadline):
             is_waiting = self._stream.is_waiting and not has_paused
             limit_ms = _SILENCE_MS if is_waiting else None if deadline is None else _SILENCE_MS
             events = dict(self._poll.poll(limit_ms))
@@ -76,8 +77,8 @@ class _Filter:
                 if not piece:
                     deadline = time.monotonic() + _ORPHAN_S
                     self._poll.unregister(_CONTROL)
-                elif self._is_end(piece):
-                    break
+                else:
+                    has_ended = self._is_end(piece)
         self._write(self._stream.end())
         for label, count in self._stream.counts.items():
             _report(f"{count} {label}")
@@ -92,7 +93,7 @@ class _Filter:
             if command == b"end":
                 return True
             self._write(self._stream.pause())
-            _report("synced")
+            _report(command.decode().replace("sync", "synced", 1))
         return False
 
     def _has_data(self) -> bool:
@@ -137,6 +138,9 @@ def _text(hexadecimal: str) -> str:
 def _main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(OSError):  # each line would interrupt the process that writes it, and its next write be late
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     pipe, *raw = map(int, sys.argv[1:])
     _Filter(pipe, raw[0] if raw else None).run()
 

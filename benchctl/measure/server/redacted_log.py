@@ -43,6 +43,7 @@ class RedactedLog:
         self.problem: int | None = None
         """The system's number of the error that keeps the log from being written, 0 for an unknown one."""
         self._answers = b""
+        self._num_syncs = 0
         with ExitStack() as stack:
             log = stack.enter_context(open_to_append(path, within=path.parent))
             raw_files = () if raw is None else (stack.enter_context(_private(raw)).fileno(),)
@@ -88,8 +89,9 @@ class RedactedLog:
 
     def sync(self) -> None:
         """Wait until the log holds what the server has written so far, a second at most."""
-        if self._filter.poll() is None and self._tell("sync\n"):
-            self._take_answers(_SYNC_S, until=b"synced\n")
+        self._num_syncs += 1
+        if self._filter.poll() is None and self._tell(f"sync {self._num_syncs}\n"):
+            self._take_answers(_SYNC_S, until=b"synced %d\n" % self._num_syncs)
 
     def close(self, limit_s: float = _END_S) -> None:
         """Wait up to ``limit_s`` for the server's last words, then end the log; does nothing the second time."""
@@ -126,10 +128,7 @@ class RedactedLog:
         while poll.poll(max(0.0, deadline - time.monotonic()) * MS_PER_S):
             piece = os.read(descriptor, _ANSWER_BYTES)
             self._answers += piece
-            if until is not None and until in self._answers:
-                self._answers = self._answers.replace(until, b"")
-                break
-            if not piece:
+            if not piece or (until is not None and until in self._answers):
                 break
         for line in self._answers.splitlines():
             if line.startswith(b"lost "):

@@ -68,6 +68,16 @@ def test_what_has_been_written_is_in_the_log_after_a_sync(tmp_path, log):
         assert (tmp_path / "server.log").read_bytes().endswith(f"{number} ".encode() + MARK + b"\n")
 
 
+def test_a_command_that_comes_before_the_filter_has_started_is_carried_out(tmp_path, log):
+    filter_of(log).suspend()
+    os.write(log.output, b"one\n")
+    assert log._tell("sync 7\n")
+    filter_of(log).resume()
+    wait_until("the line", lambda: (tmp_path / "server.log").read_bytes() == b"one\n")
+    log._take_answers(10.0, until=b"synced 7\n")
+    assert b"synced 7\n" in log._answers
+
+
 def test_the_raw_log_is_kept_on_request_and_only_its_owner_may_read_it(tmp_path):
     raw = tmp_path / "server.raw.log"
     log = RedactedLog(tmp_path / "server.log", REDACTOR, raw=raw)
