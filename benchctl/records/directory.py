@@ -11,18 +11,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from benchctl.errors import RecordError, UsageError
+from benchctl.records.documents import record_of
 from benchctl.records.files import check_name, check_run_id, read_document
 from benchctl.records.jsonl import JsonlWriter, read_jsonl, write_bytes_atomic, write_json_atomic
 from benchctl.records.manifest import Manifest, Plan
 from benchctl.records.record import Cell
 from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.run import RunRecord
-from benchctl.records.schema import upgrade
 from benchctl.records.step import StepRecord
 from benchctl.untrusted.files import is_there
 from benchctl.untrusted.limits import STORED_PROFILE_BYTES
@@ -214,14 +214,4 @@ def open_results(path: Path) -> ResultDirectory:
 
 
 def _read_json(path: Path, kind: type[T], within: Path) -> T:
-    content = read_document(path, within=within)
-    try:
-        document: Any = msgspec.json.decode(content)
-    except msgspec.DecodeError as error:
-        raise RecordError(f"{path}: {error}; restore the file from a copy, or run the experiment again") from error
-    if not isinstance(document, dict):
-        raise RecordError(f"{path}: expected an object, found {type(document).__name__}; restore the file")
-    try:
-        return msgspec.convert(upgrade(document, path), kind)
-    except msgspec.ValidationError as error:
-        raise RecordError(f"{path}: {error}; restore the file from a copy, or run the experiment again") from error
+    return record_of(read_document(path, within=within), path, kind)

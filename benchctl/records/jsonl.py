@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from benchctl.errors import RecordError
 from benchctl.records.files import open_log, read_if_there
+from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem, field_problem
 from benchctl.untrusted.files import lines_of
 from benchctl.untrusted.writing import open_to_append, replace_file
 
@@ -120,7 +121,7 @@ def decode_whole(lines: bytes, kind: type[R]) -> list[R] | None:
     """All records of these lines at once; None unless every line is one whole record."""
     try:
         records = msgspec.json.Decoder(kind).decode_lines(lines)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except DECODING_ERRORS:
         return None
     return records if len(records) == lines.count(b"\n") else None
 
@@ -133,10 +134,25 @@ def decode_lines(lines: Iterable[bytes], path: Path, kind: type[R], first_line: 
             continue
         try:
             yield decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            problem = str(error) if line.endswith(b"\n") else f"the line is cut off ({error})"
+        except DECODING_ERRORS as error:
+            problem = _problem(error, line)
+            problem = problem if line.endswith(b"\n") else f"the line is cut off ({problem})"
             beginning = line[:60].decode(errors="replace").rstrip("\n")
-            raise RecordError(
-                f"{path}:{number}: {problem}; it begins {beginning!r}. "
-                "Run the experiment again with --resume after deleting this run's directory, or remove the line"
-            ) from error
+            raise damaged_line(path, number, f"{problem}; it begins {beginning!r}") from error
+
+
+def damaged_line(path: Path, number: int, problem: str) -> RecordError:
+    """The error for line ``number`` (from 1) of a file of records."""
+    return RecordError(
+        f"{path}:{number}: {problem}. "
+        "Run the experiment again with --resume after deleting this run's directory, or remove the line"
+    )
+
+
+def _problem(error: Exception, line: bytes) -> str:
+    """One line on the error of a line, with the value of the field that does not fit."""
+    try:
+        document = msgspec.json.decode(line, type=dict[str, Any])
+    except DECODING_ERRORS:
+        return decoding_problem(error)
+    return field_problem(error, document)

@@ -10,7 +10,8 @@ import msgspec
 from benchctl.errors import RecordError
 from benchctl.records.claim import current_manifest, settled
 from benchctl.records.directory import RunDirectory, open_results
-from benchctl.records.jsonl import read_jsonl, read_whole
+from benchctl.records.jsonl import damaged_line, read_jsonl, read_whole
+from benchctl.records.laws import request_problem
 from benchctl.records.manifest import Manifest, Plan
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest, RequestRecord
@@ -18,6 +19,7 @@ from benchctl.records.run import RunRecord
 from benchctl.records.samples import ClientSample, GpuSample, HostSample, PrometheusSample
 from benchctl.records.step import StepRecord
 from benchctl.untrusted.files import stat_file
+from benchctl.untrusted.text import visible_value
 
 if TYPE_CHECKING:
     from benchctl.records.columns.step_columns import StepColumns
@@ -138,7 +140,7 @@ class _RunReader:
         """The requests; those of a long file are copied as arrays once the run has ended."""
         path = self._directory.request_log
         if _size_bytes(path, self._directory.root) <= self._limits.few_requests:
-            return self.lines("requests", RequestRecord)
+            return self._lawful(self.lines("requests", RequestRecord))
         from benchctl.records.columns.request_arrays import read_requests  # noqa: PLC0415 - numpy, for long files
 
         requests = read_requests(
@@ -147,7 +149,16 @@ class _RunReader:
             recorded=self._record.files.get(path.name),
             writes_copy=self._has_ended,
         )
-        return self.lines("requests", RequestRecord) if requests is None else requests
+        return self._lawful(self.lines("requests", RequestRecord) if requests is None else requests)
+
+    def _lawful(self, requests: tuple[RequestRecord, ...]) -> tuple[RequestRecord, ...]:
+        """The requests up to the first whose times or numbers cannot be."""
+        for index, request in enumerate(requests):
+            if problem := request_problem(request):
+                path = self._directory.request_log
+                self._note(damaged_line(path, index + 1, f"request {visible_value(request.request_id)}: {problem}"))
+                return requests[:index]
+        return requests
 
     def steps(self) -> "Steps":
         """The steps, in the form that suits the length of their log."""

@@ -1,8 +1,10 @@
 """The manifest and the plan of an experiment: profile, machine, order of the runs, and the stopping rule."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from benchctl.records.record import Cell, ExperimentState, Record, ResultWarning
+import msgspec
+
+from benchctl.records.record import Amount, Cell, Count, ExperimentState, Record, ResultWarning, Size
 
 StopMode: TypeAlias = Literal["forced", "natural", "replay-natural"]
 """End of an output: its planned length, the model's choice, or the length that the baseline's model gave it."""
@@ -11,13 +13,13 @@ StopMode: TypeAlias = Literal["forced", "natural", "replay-natural"]
 class PlannedRun(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One run of the plan."""
 
-    index: int
+    index: Count
     """Position in the plan, from 0."""
     run_id: str
     """Name of the run and of its directory."""
-    block: int
+    block: Count
     """Block that the run belongs to, from 0."""
-    position: int
+    position: Count
     """Position within the block, from 0."""
     variant: str
     """Variant to be served."""
@@ -54,22 +56,22 @@ class HostInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Version of the interpreter that ran benchctl."""
     cpu_model: str | None = None
     """Name of the processor."""
-    num_cores: int | None = None
+    num_cores: Count | None = None
     """Processor cores."""
-    memory_bytes: int | None = None
+    memory_bytes: Size | None = None
     """Main memory."""
 
 
 class GpuInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One visible device at the start of the experiment."""
 
-    index: int
+    index: Count
     """Number of the device."""
     name: str
     """Name of the device."""
     uuid: str | None = None
     """Identity of the device."""
-    memory_bytes: int | None = None
+    memory_bytes: Size | None = None
     """Device memory."""
     driver: str | None = None
     """Version of the driver."""
@@ -82,16 +84,16 @@ class HalfWidth(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The cell, such as ``guided top_k=3``."""
     metric: str
     """Name of the metric."""
-    num_blocks: int
+    num_blocks: Count
     """Blocks that count."""
-    half_width_frac: float | None = None
+    half_width_frac: Amount | None = None
     """Half the interval of the ratio, as a fraction; unknown below six blocks."""
 
 
 class Look(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One interim look of the stopping rule."""
 
-    num_blocks: int
+    num_blocks: Count
     """Blocks run by then, whether they count or not."""
     half_widths: tuple[HalfWidth, ...]
     """Precision of each primary metric of each cell."""
@@ -106,11 +108,11 @@ class StoppingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     all of ``look_blocks``, whether or not it ended early.
     """
 
-    precision_frac: float
+    precision_frac: Amount
     """Half-width at which the experiment ends, as a fraction."""
-    confidence: float
+    confidence: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     """Of the intervals at each look: 1 - 0.05 / number of looks."""
-    look_blocks: tuple[int, ...]
+    look_blocks: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
     """Blocks after which there is a look; the last is the most that would be run."""
     looks: tuple[Look, ...] = ()
     """Looks so far."""
@@ -127,13 +129,13 @@ class Extension(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     extended_at: str
     """UTC, ISO 8601."""
-    from_blocks: int
+    from_blocks: Count
     """Planned blocks before."""
-    to_blocks: int
+    to_blocks: Count
     """Planned blocks from then on."""
-    num_done: int
+    num_done: Count
     """Runs that were done by then, whose results could be seen."""
-    num_looks: int
+    num_looks: Count
     """Looks at the data by which intervals are corrected from then on: one more than there are extensions."""
 
 
@@ -167,7 +169,7 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """True source of the request set, for example ``gsm8k/test`` or ``generated``."""
     seed: int
     """Seed of every random stream."""
-    blocks: int
+    blocks: Count
     """Planned blocks, with those that were added."""
     baseline: str
     """Name of the variant that the others are compared with."""

@@ -5,26 +5,24 @@ comparison is a pure function of the directories it reads.
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from benchctl.errors import RecordError
+from benchctl.records.documents import record_of
 from benchctl.records.files import read_document
 from benchctl.records.jsonl import write_json_atomic
-from benchctl.records.record import Record
-from benchctl.records.schema import upgrade
+from benchctl.records.record import Amount, Count, Record
 from benchctl.untrusted.files import is_there
 
 NOISE_FILE: Final = "noise.json"
+_REMEDY: Final = "remove the file, or measure an A/A experiment again"
 
 
 class MetricNoise(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One metric of an A/A experiment."""
 
-    log_sd: float
+    log_sd: Amount
     """Standard deviation of the block log-ratios."""
-    num_blocks: int
+    num_blocks: Count
     """Blocks of the experiment."""
     floor_frac: float
     """The change that identical servers could not rule out: exp(the end of their interval farther from 0) - 1."""
@@ -69,11 +67,7 @@ def read_noise(path: Path, *, within: Path | None = None) -> NoiseFloor:
     Raises RecordError when it is damaged, SchemaVersionError when it is newer.
     """
     content = read_document(path, within=within or path.parent)
-    try:
-        document = {"schema_version": 1} | msgspec.json.decode(content, type=dict[str, Any])
-        return msgspec.convert(upgrade(document, path), NoiseFloor)
-    except msgspec.DecodeError as error:
-        raise RecordError(f"{path}: {error}; remove the file, or measure an A/A experiment again") from error
+    return record_of(content, path, NoiseFloor, remedy=_REMEDY, first_version=1)
 
 
 def write_noise(path: Path, noise: NoiseFloor) -> None:

@@ -9,20 +9,19 @@ A peak is the best median: of the sizes of one kernel, the one whose rounds have
 import re
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, Literal, TypeAlias
-
-import msgspec
+from typing import Final, Literal, TypeAlias
 
 from benchctl.costs.hardware import Hardware, device_or_none, hardware_for
 from benchctl.errors import RecordError
+from benchctl.records.documents import record_of
 from benchctl.records.files import read_document
 from benchctl.records.jsonl import write_json_atomic
-from benchctl.records.record import Record, ResultWarning
-from benchctl.records.schema import upgrade
+from benchctl.records.record import Amount, Count, Record, ResultWarning, Size
 from benchctl.units import GIGA, TERA
 from benchctl.untrusted.files import is_there
 
 PEAKS_FILE: Final = "peaks.json"
+_REMEDY: Final = "remove the file, or measure with 'benchctl micro roofline'"
 PeakQuantity: TypeAlias = Literal["matmul", "copy", "read", "launch", "all-reduce", "all-reduce-time"]
 QUANTITIES: Final[dict[PeakQuantity, str]] = {
     "matmul": "FLOP/s",
@@ -51,7 +50,7 @@ class PeakSeries(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Arithmetic of a product."""
     setting: str
     """Side of the matrices, bytes of a buffer, or the way of launching."""
-    values: tuple[float, ...]
+    values: tuple[Amount, ...]
     """One for each round, in their order."""
 
     @property
@@ -87,15 +86,15 @@ class MeasuredPeaks(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Kind of the device."""
     device: str
     """Name of the device, as its driver or the kernel has it."""
-    num_devices: int = 1
+    num_devices: Count = 1
     """Devices of this name in the machine."""
-    threads: int | None = None
+    threads: Count | None = None
     """Threads that computed on a CPU."""
-    memory_bytes: int | None = None
+    memory_bytes: Size | None = None
     """Memory of the device."""
-    cache_bytes: int | None = None
+    cache_bytes: Size | None = None
     """Last-level cache of the device."""
-    buffer_bytes: int
+    buffer_bytes: Size
     """Size of the buffer that was read, and of each of the two of a copy."""
     torch_version: str
     """Version of torch whose kernels ran."""
@@ -103,7 +102,7 @@ class MeasuredPeaks(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Version of CUDA that this torch was built for."""
     float32_precision: str | None = None
     """Torch's precision of float32 products: ``highest`` computes in 32 bits, others in fewer on some GPUs."""
-    busy_frac: float | None = None
+    busy_frac: Amount | None = None
     """Share of the machine's cores that other programs used at the start."""
     series: tuple[PeakSeries, ...]
     """Every value that was measured."""
@@ -198,13 +197,9 @@ def read_peaks(path: Path, *, within: Path | None = None) -> MeasuredPeaks:
     Raises RecordError when it is damaged, SchemaVersionError when it is newer.
     """
     content = read_document(path, within=within or path.parent)
-    try:
-        document = msgspec.json.decode(content, type=dict[str, Any])
-        peaks = msgspec.convert(upgrade(document, path), MeasuredPeaks)
-    except msgspec.DecodeError as error:
-        raise RecordError(f"{path}: {error}; remove the file, or measure with 'benchctl micro roofline'") from error
+    peaks = record_of(content, path, MeasuredPeaks, remedy=_REMEDY)
     if reason := peaks.incomplete:
-        raise RecordError(f"{path}: {reason}; remove the file, or measure with 'benchctl micro roofline'")
+        raise RecordError(f"{path}: {reason}; {_REMEDY}")
     return peaks
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final, Literal
 
-from benchctl.records.record import Record
+from benchctl.records.record import Count, DurationNs, MomentNs, Record, Size
 
 ESTIMATE: Final = "estimate"
 """Source of a number of prompt tokens that no tokenizer counted."""
@@ -28,35 +28,35 @@ class PreparedRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     request_id: str
     """Identity, the same in every run."""
-    index: int
+    index: Count
     """Position in the request set, from 0."""
-    arrival_ns: int
+    arrival_ns: Size
     """Offset from the start of the load. 0 for all requests of a closed loop, which sends when a slot is free."""
     messages: tuple[Message, ...] | None = None
     """Prompt as a chat."""
     prompt: str | None = None
     """Prompt as plain text."""
-    prompt_tokens: int
+    prompt_tokens: Count
     """Length of the prompt as counted or estimated before the load; the engine's own count is in ``usage``."""
     prompt_tokens_from: str = ESTIMATE
     """Source of ``prompt_tokens``: ``tokenizer <sha256>`` of a file, ``server``, or ``estimate``."""
-    max_tokens: int
+    max_tokens: Count
     """Limit in tokens of each choice; with ``ignore_eos`` their exact length."""
     ignore_eos: bool = False
     """Whether each choice has exactly ``max_tokens``, wherever the model would end it."""
-    n: int = 1
+    n: Count = 1
     """Choices asked for in this one request."""
     seed: int
     """Seed of the sampler, different for each request."""
     source: str
     """Dataset and row of the prompt, for example ``gsm8k/test:17``."""
-    sample: int = 0
+    sample: Count = 0
     """Number of this sample of its prompt, when ``n`` samples are sent as ``n`` requests."""
     answer: str | None = None
     """Gold answer, if the dataset has one."""
     session: str | None = None
     """Conversation of which the prompt is a turn, if the dataset names it; sending does not depend on it."""
-    natural_tokens: int | None = None
+    natural_tokens: Count | None = None
     """Length at which the baseline's model ended its answer, if that was measured beforehand."""
 
 
@@ -67,17 +67,17 @@ class ChoiceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     newest bytes: for all but the last of them it is an upper bound.
     """
 
-    index: int
+    index: Count
     """Number of the choice, from 0."""
-    chunk_ns: tuple[int, ...] = ()
+    chunk_ns: tuple[MomentNs, ...] = ()
     """Arrival of each event that carried output of this choice."""
-    chunk_late_ns: tuple[int, ...] | None = None
+    chunk_late_ns: tuple[DurationNs, ...] | None = None
     """Time from ``chunk_ns`` until the client read the chunk, if the kernel stamped the arrivals."""
-    chunk_tokens: tuple[int, ...] | None = None
+    chunk_tokens: tuple[Count, ...] | None = None
     """Tokens in each chunk, if the engine reports them."""
-    chunk_chars: tuple[int, ...] | None = None
+    chunk_chars: tuple[Count, ...] | None = None
     """Characters (code points) of ``text`` in each chunk; their sum is its length. None in older records."""
-    output_tokens: int | None = None
+    output_tokens: Count | None = None
     """Tokens of this choice, if the engine reports them."""
     finish_reason: str | None = None
     """``stop``, ``length`` or another word, as the server says it; at most 64 characters."""
@@ -104,7 +104,7 @@ class RequestError(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Class of the failure."""
     message: str
     """Text of the failure."""
-    status: int | None = None
+    status: Count | None = None
     """HTTP status, if the server sent one; of an error event, the code in it."""
 
 
@@ -117,41 +117,41 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     request_id: str
     """Identity of the prepared request."""
-    index: int
+    index: Count
     """Position in the request set, from 0."""
     is_warmup: bool = False
     """Whether it belongs to the warm-up, which no metric counts."""
-    scheduled_ns: int
+    scheduled_ns: MomentNs
     """Planned time of sending; for a request without one, the time at which it had a slot."""
-    slot_free_ns: int | None = None
+    slot_free_ns: MomentNs | None = None
     """Time at which its slot became free: with the last byte of the stream that had it before. None for one that
     waited for no slot, and in older records."""
-    connected_ns: int | None = None
+    connected_ns: MomentNs | None = None
     """Time at which its connection was open: before ``sent_ns``, as connections are made ahead or used again."""
-    sent_ns: int | None = None
+    sent_ns: MomentNs | None = None
     """Time at which its first byte was handed to the kernel; ``sent_ns - scheduled_ns`` is the send lag."""
-    done_ns: int | None = None
+    done_ns: MomentNs | None = None
     """Time of the last byte of the answer, or of the failure."""
     stamps: Literal["kernel", "loop", "whole"] = "loop"
     """Source of the chunks' times: the kernel as their bytes reached this host, or the client as it read them.
     ``whole``: the answer came in one piece, of which only ``done_ns`` is known."""
     route: Literal["stream", "httpx"] = "stream"
     """The transport made for streams, or one of httpx's own, which costs more and stamps later."""
-    num_redirects: int = 0
+    num_redirects: Count = 0
     """Redirects that the server sent."""
     is_resent: bool = False
     """Whether it was sent again: the server closed an idle connection before a byte of the answer had come back."""
-    status: int | None = None
+    status: Count | None = None
     """HTTP status."""
     choices: tuple[ChoiceRecord, ...] = ()
     """Answers, one for each of ``n``."""
-    prompt_tokens: int | None = None
+    prompt_tokens: Count | None = None
     """From ``usage``: tokens of the prompt."""
-    completion_tokens: int | None = None
+    completion_tokens: Count | None = None
     """From ``usage``: summed over the choices of this request, once per request."""
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
     """From ``usage``: prompt tokens that the server found in its prefix cache."""
-    natural_tokens: int | None = None
+    natural_tokens: Count | None = None
     """Copy from the request set, so that the records of a run can be read by themselves."""
     error: RequestError | None = None
     """The failure; None for a request that succeeded."""

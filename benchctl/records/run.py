@@ -1,25 +1,27 @@
 """The record of one run: one fresh server and one workload."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from benchctl.records.record import Cell, Record, ResultWarning, RunState
+import msgspec
+
+from benchctl.records.record import Cell, Count, Int64, MomentNs, Record, ResultWarning, RunState, Size
 from benchctl.records.step import Clock
 
 
 class RunTimes(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Beginnings of the parts of one run, on the client's monotonic clock."""
 
-    launch_ns: int | None = None
+    launch_ns: MomentNs | None = None
     """Start of the server's process."""
-    ready_ns: int | None = None
+    ready_ns: MomentNs | None = None
     """First answer of its health check."""
-    warmup_start_ns: int | None = None
+    warmup_start_ns: MomentNs | None = None
     """First request of the warm-up."""
-    first_send_ns: int | None = None
+    first_send_ns: MomentNs | None = None
     """First request of the load."""
-    last_token_ns: int | None = None
+    last_token_ns: MomentNs | None = None
     """Last token of the load."""
-    stop_ns: int | None = None
+    stop_ns: MomentNs | None = None
     """Request to the server to end."""
 
 
@@ -39,9 +41,9 @@ class FileDigest(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     sha256: str
     """SHA-256 of the content, in hexadecimal digits."""
-    size_bytes: int
+    size_bytes: Size
     """Size of the file."""
-    mtime_ns: int
+    mtime_ns: Int64
     """Time of its last change, nanoseconds since 1970."""
 
 
@@ -50,13 +52,13 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     schema_version: int
     """Version of the result format."""
-    index: int
+    index: Count
     """Position in the plan, from 0."""
     run_id: str
     """Name of the run and of its directory."""
-    block: int
+    block: Count
     """Block that the run belongs to, from 0."""
-    position: int
+    position: Count
     """Position within the block, from 0."""
     variant: str
     """Variant that was served."""
@@ -64,7 +66,7 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Value of each swept factor; empty for the baseline."""
     state: RunState = "planned"
     """How far the run came, and whether its numbers may be used."""
-    attempt: int = 0
+    attempt: Count = 0
     """Tries at this run so far."""
     argv: tuple[str, ...] = ()
     """Command line of the server, secrets removed."""
@@ -90,16 +92,16 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     steps_cover: Literal["step", "sampler"] = "step"
     """Extent of ``dur_ns`` of the steps: all of the step, or the sampler alone. Of such steps neither the duration
     nor the moment is known, and ``start_ns`` only keeps their order."""
-    time_scale: float = 1.0
+    time_scale: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = 1.0
     """Virtual seconds per wall second; a duration seen by the client is multiplied by it to compare with steps."""
-    floor_ns: int | None = None
+    floor_ns: Size | None = None
     """Least time of a step by its FLOPs and bytes, if all steps are the same forward pass; None where the peaks of
     the device are unknown."""
-    num_sent: int | None = None
+    num_sent: Count | None = None
     """Requests of the load that were sent."""
-    num_completed: int | None = None
+    num_completed: Count | None = None
     """Requests that succeeded."""
-    num_failed: int | None = None
+    num_failed: Count | None = None
     """Requests that failed."""
     warnings: tuple[ResultWarning, ...] = ()
     """Limits on the use of the run."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from benchctl.errors import RecordError, SchemaVersionError
+from benchctl.untrusted.text import visible_value
 
 Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 RENAMED_CODES: Final = {
@@ -80,6 +81,8 @@ def _renamed(entry: Any, key: str, names: dict[str, str]) -> Any:
 
 UPGRADES: Final[Mapping[int, Upgrade]] = {1: _to_version_2, 2: _with_metrics_renamed}
 """``UPGRADES[n]`` turns a document of version n into one of version n + 1."""
+_LAST_VERSION: Final = 9_999
+"""Beyond it a version is none."""
 SCHEMA_VERSION: Final = max(UPGRADES) + 1
 
 
@@ -89,9 +92,9 @@ def upgrade(document: dict[str, Any], path: Path, upgrades: Mapping[int, Upgrade
     Raises RecordError when the version is absent or not a number, SchemaVersionError when it is newer.
     """
     version, newest = document.get("schema_version"), max(upgrades) + 1
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= _LAST_VERSION:
         raise RecordError(
-            f"{path}: schema_version is {version!r}, not a positive whole number; "
+            f"{path}: schema_version is {visible_value(version)}, not a positive whole number; "
             "this is not a file of a benchctl result directory, or it was edited"
         )
     if version > newest:

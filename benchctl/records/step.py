@@ -1,21 +1,27 @@
 """Steps of an engine, and the sections that they consist of."""
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
-from benchctl.records.record import Int64, Record
+import msgspec
+
+from benchctl.records.record import Count, DurationNs, MomentNs, Record
 
 Clock: TypeAlias = Literal["host", "device", "virtual"]
 StepPhase: TypeAlias = Literal["prefill", "decode", "mixed"]
+MOST_SECTIONS: Final = 256
+"""Sections of a step: each that any step of a log has is a column of all its steps."""
+MOST_POSITIONS: Final = 256
+"""Positions of a draft, which are columns as well."""
 
 
 class StepRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One forward iteration of the engine over a batch."""
 
-    step: Int64
+    step: Count
     """Number of the step, ascending."""
-    start_ns: Int64
+    start_ns: MomentNs
     """Start, on ``clock``."""
-    dur_ns: Int64
+    dur_ns: DurationNs
     """Duration, on ``clock``; see ``steps_cover`` of the run."""
     clock: Clock
     """``host`` time (asynchronous unless the engine synchronises), ``device`` time, or the ``virtual`` time of a
@@ -24,41 +30,41 @@ class StepRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Kind of tokens in the batch."""
     is_warmup: bool = False
     """Whether it served the warm-up, which no metric counts."""
-    num_seqs: Int64
+    num_seqs: Count
     """Sequences in the batch."""
-    num_prefill_tokens: Int64 | None = None
+    num_prefill_tokens: Count | None = None
     """Prompt tokens computed."""
-    num_decode_tokens: Int64 | None = None
+    num_decode_tokens: Count | None = None
     """Tokens computed for decoding sequences."""
-    context_tokens: Int64 | None = None
+    context_tokens: Count | None = None
     """Sum of the contexts over the batch, after the step."""
-    output_tokens: Int64 | None = None
+    output_tokens: Count | None = None
     """Tokens that clients get from this step."""
     is_greedy: bool | None = None
     """Whether every row takes the most probable token."""
-    guided_rows: Int64 | None = None
+    guided_rows: Count | None = None
     """Rows whose candidates a value model scored."""
-    candidates: Int64 | None = None
+    candidates: Count | None = None
     """Candidates scored, summed over the guided rows."""
     fused: bool | None = None
     """Whether the value model extended its prefixes and scored in one pass."""
-    drafts: Int64 | None = None
+    drafts: Count | None = None
     """Sequences for which tokens were drafted."""
-    draft_tokens: Int64 | None = None
+    draft_tokens: Count | None = None
     """Tokens proposed by speculative decoding."""
-    accepted_tokens: Int64 | None = None
+    accepted_tokens: Count | None = None
     """Proposed tokens that were accepted."""
-    accepted_by_position: tuple[Int64, ...] | None = None
+    accepted_by_position: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_POSITIONS)] | None = None
     """Sequences whose first, second, … draft token was accepted; their sum is ``accepted_tokens``."""
-    preempted: Int64 | None = None
+    preempted: Count | None = None
     """Sequences that lost their key-value memory and start again."""
-    kv_used_blocks: Int64 | None = None
+    kv_used_blocks: Count | None = None
     """Blocks of key-value memory in use."""
-    value_prefill_tokens: Int64 | None = None
+    value_prefill_tokens: Count | None = None
     """Prompt tokens that the value model prefilled."""
-    value_extend_tokens: Int64 | None = None
+    value_extend_tokens: Count | None = None
     """Tokens by which the value model extended its prefixes."""
-    sections_ns: dict[str, Int64] = {}
+    sections_ns: Annotated[dict[str, DurationNs], msgspec.Meta(max_length=MOST_SECTIONS)] = {}
     """Parts of ``dur_ns`` by name; see *Sections of a step*."""
 
 

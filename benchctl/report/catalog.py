@@ -6,19 +6,23 @@ Anything else, and whatever cannot be read, is an entry that says so: a listing 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from benchctl.errors import InvalidDataError, UsageError
+from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.formats import first_of
 from benchctl.records.claim import current_manifest
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 from benchctl.records.integrity.verification import verify_directory
-from benchctl.untrusted.files import is_there
+from benchctl.records.run import RunRecord
+from benchctl.untrusted.files import OutsideError, is_there
+
+DAMAGED: Final = "damaged"
+"""State of a directory with a document that cannot be read, in place of the one that its manifest has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One directory. ``problem`` says why nothing else is readable of it."""
+    """One directory. ``problem`` says why nothing else is readable of it, ``damage`` why a run is not."""
 
     path: Path
     created_at: str | None = None
@@ -29,6 +33,7 @@ class Entry:
     num_done: int | None = None
     num_planned: int | None = None
     problem: str | None = None
+    damage: str | None = None
     altered: str | None = None
     """The files that were altered since they were measured."""
 
@@ -69,48 +74,56 @@ def _candidates(root: Path) -> Iterator[Path]:
 
 
 def _is_result(path: Path) -> bool:
-    return is_there(path / "manifest.json", within=path)
+    try:
+        return is_there(path / "manifest.json", within=path)
+    except (OSError, OutsideError):
+        return False
 
 
 def _directories(path: Path) -> list[Path]:
     try:
         children = [child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")]
-    except PermissionError:
+    except OSError:
         return []
     return sorted(child for child in children if not child.is_symlink())  # ``latest`` links to one of the others
 
 
 def _entry(path: Path) -> Entry:
-    if not _is_result(path):
-        return Entry(path=path, problem="not a result directory")
     try:
-        results = open_results(path)
-        manifest = current_manifest(results)
-        num_done, num_planned = _count_runs(results)
-        altered = list(dict.fromkeys(alteration.file for alteration in verify_directory(path).alterations))
+        return _entry_of(open_results(path))
+    except UsageError:
+        return Entry(path=path, problem="not a result directory")
+    except OSError as error:
+        return Entry(path=path, problem=f"{path} cannot be read: {error.strerror}; correct its permissions")
+    except RecordError as error:
+        return Entry(path=path, state=DAMAGED, problem=str(error))
     except InvalidDataError as error:
         return Entry(path=path, problem=str(error))
+
+
+def _entry_of(results: ResultDirectory) -> Entry:
+    path, manifest = results.path, current_manifest(results)
+    runs = [results.run(planned.run_id) for planned in results.due_plan().runs]
+    records = [_read(run) for run in runs]
+    damage = next((str(record) for record in records if isinstance(record, RecordError)), None)
+    altered = list(dict.fromkeys(alteration.file for alteration in verify_directory(path).alterations))
     return Entry(
         path=path,
         created_at=manifest.created_at,
         profile=manifest.profile,
         engine=manifest.engine,
-        state=manifest.state,
+        state=manifest.state if damage is None else DAMAGED,
         label=manifest.label,
-        num_done=num_done,
-        num_planned=num_planned,
+        num_done=sum(isinstance(record, RunRecord) and record.state == "done" for record in records),
+        num_planned=len(runs),
+        damage=damage,
         altered="altered: " + first_of(altered, 2) if altered else None,
     )
 
 
-def _count_runs(results: ResultDirectory) -> tuple[int, int]:
-    """Runs done and runs planned. A run whose record cannot be read is not done."""
-    runs = tuple(results.run(planned.run_id) for planned in results.due_plan().runs)
-    return sum(map(_is_done, runs)), len(runs)
-
-
-def _is_done(run: RunDirectory) -> bool:
+def _read(run: RunDirectory) -> RunRecord | InvalidDataError | None:
+    """The record of a run, None before it has begun, or the reason why it cannot be read."""
     try:
-        return run.read().state == "done"
-    except InvalidDataError:
-        return False
+        return run.read() if run.is_begun() else None
+    except InvalidDataError as error:
+        return error

@@ -12,12 +12,14 @@ Files inside a directory of unknown origin are opened by ``files`` instead.
 
 import csv
 import json
+import os
 import re
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from benchctl.errors import UsageError
 from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
@@ -38,12 +40,21 @@ def read_bytes(path: Path, max_bytes: int = DOCUMENT_BYTES) -> bytes:
     """The whole content. Raises UnreadableError where it cannot be read, or is over ``max_bytes``."""
     try:
         with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
+            content = b"".join(_pieces(file, max_bytes + 1))
     except OSError as error:
         raise _cannot_be_read(path, error) from error
     if len(content) > max_bytes:
         raise UnreadableError(f"{path}: larger than {max_bytes // _MEGA} MiB, the limit for it")
     return content
+
+
+def _pieces(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:
+    """At most so many bytes; a regular file in one piece, for which no more memory is taken than it needs."""
+    status = os.fstat(file.fileno())
+    size = status.st_size + 1 if stat.S_ISREG(status.st_mode) else _MEGA
+    while piece := file.read(min(size, num_bytes)):
+        yield piece
+        num_bytes -= len(piece)
 
 
 def read_text(path: Path, max_bytes: int = DOCUMENT_BYTES) -> str:

@@ -228,7 +228,7 @@ def test_list_shows_results_newest_first_and_what_is_none(tmp_path):
     ]
     assert rows[3].startswith("built/later unreadable")
     assert "schema_version 9 is newer than 3" in rows[3]
-    assert rows[4].startswith("built/torn unreadable")
+    assert rows[4].startswith("built/torn damaged")
     assert rows[5] == "notes unreadable not a result directory"
     assert len(rows) == 6
 
@@ -239,7 +239,10 @@ def test_list_counts_runs_that_are_done_and_survives_damaged_ones(tmp_path):
     runs[0].write(msgspec.structs.replace(runs[0].read(), state="failed"))
     (runs[1].path / "run.json").write_text("{")
     (runs[2].path / "run.json").unlink()
-    assert "3/6" in call("list", tmp_path).output
+    (row,) = call("list", tmp_path).output.splitlines()[1:]
+    assert words(row).startswith(
+        f"a {results.manifest().created_at} built sim damaged 3/6 {runs[1].path / 'run.json'}: "
+    )
 
 
 def test_list_as_json_is_one_document(tmp_path):

@@ -58,8 +58,8 @@ def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
 def _row(root: Path, entry: "Entry") -> "list[str]":
     name = str(entry.path.relative_to(root)) if entry.path != root else str(root)
     if entry.problem is not None:
-        return [name, "", "", "", "unreadable", "", entry.problem]
-    remarks = " · ".join(filter(None, (entry.label, entry.altered)))
+        return [name, "", "", "", entry.state or "unreadable", "", entry.problem]
+    remarks = " · ".join(filter(None, (entry.label, entry.damage, entry.altered)))
     fields = (entry.created_at, entry.profile, entry.engine, entry.state)
     return [name, *(field or "" for field in fields), f"{entry.num_done}/{entry.num_planned}", remarks]
 

@@ -51,7 +51,7 @@ class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
             return {"schedule": self.schedule_ns}
         return {
             "schedule": self.schedule_ns,
-            "model_forward": self.compute_ns - self.sampler_ns,
+            "model_forward": max(self.compute_ns - self.sampler_ns, 0),
             "sampler_total": self.sampler_ns,
         }
 
@@ -65,7 +65,7 @@ def read_sglang_steps(directory: Path) -> Iterator[StepRecord]:
         yield StepRecord(
             step=index,
             start_ns=start_ns,
-            dur_ns=raw.ended_ns - start_ns,
+            dur_ns=max(raw.ended_ns - start_ns, 0),
             clock="host",
             phase=phase_of(raw.prefill_tokens, raw.decode_tokens),
             num_seqs=raw.num_seqs,

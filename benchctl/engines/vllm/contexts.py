@@ -25,6 +25,7 @@ def with_contexts(raws: Iterable[RawStep]) -> Iterator[tuple[RawStep, int | None
     try:
         for raw in raws:
             after = _context_after(raw, held)
+            after = None if after is not None and after < 0 else after
             stretch.append((raw, after))
             held = None if after is None else after - raw.finished_tokens
             if raw.scheduler is not None and not raw.leaves_work:

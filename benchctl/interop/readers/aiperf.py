@@ -89,8 +89,7 @@ def _block(document: Mapping[str, Any], key: str, where: str) -> Mapping[str, An
     if block is None:
         return {}
     if not isinstance(block, dict):
-        shown = visible_value(block)
-        raise RecordError(f"{where}: {key} is {shown}; expected an object with unit and avg")
+        raise RecordError(f"{where}: {key} is {visible_value(block)}; expected an object with unit and avg")
     return block
 
 

@@ -125,8 +125,8 @@ def _successful(metrics: Mapping[str, Any], key: str, where: str) -> Mapping[str
     if distribution is None:
         return {}
     if not isinstance(distribution, dict):
-        shown = visible_value(distribution)
-        raise RecordError(f"{where}: metrics.{key}.successful is {shown}; expected an object with mean")
+        text = visible_value(distribution)
+        raise RecordError(f"{where}: metrics.{key}.successful is {text}; expected an object with mean")
     return distribution if distribution.get("count", 1) else {}
 
 

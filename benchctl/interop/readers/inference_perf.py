@@ -18,10 +18,12 @@ from benchctl.interop.readers.inference_perf_schema import (
     SessionStage,
 )
 from benchctl.untrusted.reading import UnreadableError
+from benchctl.untrusted.text import visible_value
 from benchctl.untrusted.yaml_file import read_yaml
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
+_MOST: Final = 1e15
 _STAGES: Final[Mapping[str, type[Schema]]] = {"concurrent": ConcurrentStage, "trace_session_replay": SessionStage}
 
 
@@ -60,8 +62,18 @@ def read_config(path: Path) -> ConfigFile:
             f"{path}: holds {type(document).__name__}, not a mapping; a configuration of inference-perf has keys "
             "such as api, data, load and server"
         )
-    config, errors = _validated(document)
+    impossible = tuple(_impossible(document, ()))
+    config, errors = (None, impossible) if impossible else _validated(document)
     return ConfigFile(path=str(path), config=config, errors=errors, lines=dict(_lines(node, ())))
+
+
+def _impossible(value: object, path: KeyPath) -> Iterator[SchemaError]:
+    """The numbers that no load has; sums of them would have no value."""
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _impossible(part, (*path, key if isinstance(key, int) else str(key)))
+    elif isinstance(value, int | float) and not abs(value) <= _MOST:
+        yield SchemaError(path, f"{visible_value(value)} is not a number of a load")
 
 
 def _validated(document: dict[str, Any]) -> tuple[Config | None, tuple[SchemaError, ...]]:

@@ -57,8 +57,9 @@ def number_at(document: Mapping[str, Any], key: str, where: str) -> float | None
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        shown = visible_value(value)
-        raise RecordError(f"{where}: {key} is {shown}, not a number; write the file again with its tool")
+        raise RecordError(
+            f"{where}: {key} is {visible_value(value)}, not a number; write the file again with its tool"
+        )
     if not math.isfinite(value):
         return None
     if not 0 <= value <= _MOST:

@@ -9,15 +9,17 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-
-import msgspec
+from typing import Final
 
 from benchctl.errors import RecordError
 from benchctl.records.columns.tensor_file import Numbers, tensor_bytes, tensors_of
 from benchctl.records.jsonl import write_bytes_atomic
 from benchctl.records.run import FileDigest
+from benchctl.untrusted.decoding import DECODING_ERRORS
 from benchctl.untrusted.files import open_file, read_file
 from benchctl.untrusted.limits import LOG_BYTES
+
+_UNUSABLE: Final[tuple[type[Exception], ...]] = (OSError, RecordError, *DECODING_ERRORS)
 
 
 def copy_path(log: Path) -> Path:
@@ -34,7 +36,7 @@ def read_copy(log: Path, *, version: str, recorded: FileDigest | None, within: P
         tensors, metadata = tensors_of(read_file(copy_path(log), within=within, max_bytes=LOG_BYTES))
         log_sha256 = _sha256(log, recorded, within)
         is_current = metadata.get("version") == version and metadata.get(_key(log)) == log_sha256
-    except (OSError, RecordError, ValueError, msgspec.MsgspecError):  # a copy that cannot be read: the log can
+    except _UNUSABLE:  # a copy that cannot be read: the log can
         return None
     return tensors if is_current else None
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -25,8 +25,10 @@ from benchctl.records.columns.log_copy import copy_bytes, read_copy, write_copy
 from benchctl.records.columns.tensor_file import Numbers, in_fewest_bytes, tensors_of
 from benchctl.records.files import open_log
 from benchctl.records.jsonl import decode_lines, encode
+from benchctl.records.laws import LEAST_SLACK_NS, law_of
 from benchctl.records.request import ChoiceRecord, RequestRecord
 from benchctl.records.run import FileDigest
+from benchctl.untrusted.decoding import DECODING_ERRORS
 from benchctl.untrusted.files import lines_of
 
 if TYPE_CHECKING:
@@ -34,13 +36,14 @@ if TYPE_CHECKING:
 
 _VERSION: Final = "1"
 """Version of the copy; those of another one are not read."""
-_OF_NUMBERS: Final = tuple[int, ...]
 CHUNK_FIELDS: Final = {
     field.name: field.default
     for field in msgspec.structs.fields(ChoiceRecord)
-    if _OF_NUMBERS in {field.type, *get_args(field.type)}
+    if tuple in {get_origin(field.type), *map(get_origin, get_args(field.type))}
 }
 """The fields of a choice that hold a number for each chunk, with the value that is left out of the JSON."""
+_LAWS: Final = {name: law_of(ChoiceRecord, name) for name in CHUNK_FIELDS}
+_ARRIVALS: Final = "chunk_ns"
 _RECORDS: Final = "records"
 _LENGTHS: Final = ".lengths"
 """Suffix of a field's name: the number of values of each choice, in the order of the file; -1 for None."""
@@ -59,15 +62,19 @@ def read_requests(
     root = within or requests.parent
     copied = read_copy(requests, version=_VERSION, recorded=recorded, within=root)
     if copied is not None:
-        with suppress(ValueError, KeyError, msgspec.MsgspecError):  # arrays that do not fit together: the lines do
+        with suppress(KeyError, *DECODING_ERRORS):  # arrays that do not fit together: the lines do
             return _unpacked(copied)
     try:
         content = _packed(requests, root)
     except (RecordError, OverflowError):  # the reader of lines reports it
         return None
+    try:
+        records = _unpacked(tensors_of(content)[0])
+    except ValueError:  # times in disorder: the reader of lines reports it
+        return None
     if writes_copy:
         write_copy(requests, content, within=root)
-    return _unpacked(tensors_of(content)[0])
+    return records
 
 
 def _packed(requests: Path, within: Path) -> bytes:
@@ -105,9 +112,23 @@ def _unpacked(tensors: Mapping[str, Numbers]) -> tuple[RequestRecord, ...]:
         lengths = tensors[name + _LENGTHS]
         if default is None and not len(lengths[lengths >= 0]):
             continue  # no choice has any: the records are right as they are
+        _check_numbers(name, tensors[name], lengths)
         for choice, numbers in zip(choices, _pieces(tensors[name], lengths), strict=True):
             msgspec.structs.force_setattr(choice, name, numbers)
     return tuple(records)
+
+
+def _check_numbers(name: str, values: Numbers, lengths: Numbers) -> None:
+    """Raise ValueError for numbers that the field cannot have, and for arrivals that do not ascend."""
+    law = _LAWS[name]
+    if len(values) and not (law.least <= int(values.min()) and int(values.max()) <= law.most):
+        raise ValueError(f"{name} has numbers from {values.min()} to {values.max()}")
+    if name == _ARRIVALS and len(values) > 1:
+        falls = np.diff(values.astype(np.int64, copy=False)) < -LEAST_SLACK_NS
+        ends = np.cumsum(np.maximum(lengths, 0), dtype=np.int64)
+        falls[ends[(ends > 0) & (ends < len(values))] - 1] = False  # from one choice to the next
+        if falls.any():
+            raise ValueError(f"{name} does not ascend")
 
 
 def _pieces(values: Numbers, lengths: Numbers) -> "list[array[Any] | tuple[()] | None]":

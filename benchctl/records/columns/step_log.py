@@ -6,6 +6,7 @@ The first reader of a long log leaves a copy of the table beside it: later reade
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final, overload
@@ -13,9 +14,9 @@ from typing import Final, overload
 from benchctl.errors import RecordError
 from benchctl.records.columns.log_copy import copy_bytes, read_copy, write_copy
 from benchctl.records.columns.step_columns import StepColumns, columns_of
-from benchctl.records.columns.step_table import StepTable, joined, table_of
+from benchctl.records.columns.step_table import StepTable, checked_table, joined, table_of
 from benchctl.records.files import open_log
-from benchctl.records.jsonl import decode_lines, decode_whole, read_jsonl
+from benchctl.records.jsonl import damaged_line, decode_lines, decode_whole, read_jsonl
 from benchctl.records.run import FileDigest
 from benchctl.records.step import StepRecord
 from benchctl.untrusted.files import lines_of, stat_file
@@ -23,6 +24,8 @@ from benchctl.untrusted.limits import LINE_BYTES
 
 COPY_FROM_BYTES: Final = 1 << 20
 """Shorter logs are read nearly as fast as their copies."""
+_MOST_COLUMNS: Final = 1 << 10
+"""Sections and other values of the steps of a log: each is a column of all its steps."""
 _VERSION: Final = "3"
 """Version of the copy; those of another one are not read."""
 
@@ -72,9 +75,10 @@ def read_step_log(
     root = within or path.parent
     arrays = read_copy(path, version=_VERSION, recorded=recorded, within=root)
     if arrays is not None:
-        return StepLog(path, StepTable(arrays), root), None
+        with suppress(ValueError):  # arrays that no log has: the lines count
+            return StepLog(path, checked_table(arrays), root), None
     tables, digest, damage = list[StepTable](), hashlib.sha256(), None
-    num_lines = 0
+    num_lines, names = 0, set[str]()
     with open_log(path, within=root) or io.BytesIO() as file:
         while damage is None and (lines := file.read(block_bytes) + file.readline(LINE_BYTES)):
             digest.update(lines)
@@ -85,6 +89,9 @@ def read_step_log(
             else:
                 num_lines += len(records)
             tables.append(table_of(records))
+            names.update(tables[-1].names)
+            if len(names) > _MOST_COLUMNS:
+                damage = damaged_line(path, num_lines, f"the steps so far have {len(names)} different sections")
     return StepLog(path, joined(tables), root, digest.hexdigest() if damage is None else None), damage
 
 

@@ -1,7 +1,9 @@
 """The steps of a log as a compact table of whole numbers, from which columns are made on demand."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Final, get_args
@@ -11,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchctl.records.columns.tensor_file import Numbers, in_fewest_bytes
+from benchctl.records.laws import Law, law_of
 from benchctl.records.step import Clock, StepPhase, StepRecord
 
 PHASES: Final[tuple[StepPhase, ...]] = get_args(StepPhase)
@@ -65,6 +68,34 @@ class StepTable:
             return slice(0, 0)
         first, last = int(indices[0]), int(indices[-1])
         return slice(first, last + 1) if last - first + 1 == len(indices) else indices
+
+
+def checked_table(arrays: Mapping[str, Numbers]) -> StepTable:
+    """The table in a file. Raises ValueError where arrays are missing, or have what no log can have."""
+    missing = [name for name in (*_REQUIRED, *_WORDS) if name not in arrays]
+    if missing or len({len(values) for values in arrays.values()}) > 1:
+        raise ValueError(f"{', '.join(missing) or 'no array'} is missing, or arrays differ in length")
+    for name, values in arrays.items():
+        law = _law_of(name)
+        if len(values) and not (law.least <= int(values.min()) and int(values.max()) <= law.most):
+            raise ValueError(f"{name} has numbers from {values.min()} to {values.max()}")
+    return StepTable(arrays)
+
+
+@cache
+def _law_of(name: str) -> Law:
+    """The law of an array by its name. Raises ValueError for a name that no table has."""
+    if name.startswith(_KNOWN_PREFIX):
+        return Law(0, 1)
+    if name in _WORDS:
+        return Law(0, len(_WORDS[name]) - 1)
+    if name in (*_REQUIRED, *OPTIONAL):
+        return law_of(StepRecord, name)
+    if name.startswith(SECTION_PREFIX):
+        return law_of(StepRecord, "sections_ns")
+    if re.fullmatch(rf"{re.escape(POSITION_PREFIX)}[1-9][0-9]{{0,3}}", name):
+        return law_of(StepRecord, ACCEPTED_BY_POSITION)
+    raise ValueError(f"{name} is not an array of steps")
 
 
 def table_of(records: Sequence[StepRecord]) -> StepTable:

@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from benchctl.records.record import Size
+
 Numbers = npt.NDArray[Any]
 
 _LENGTH_BYTES: Final = 8
@@ -39,8 +41,8 @@ class _Tensor(msgspec.Struct, frozen=True):
     """The entry of an array in the header; its offsets (first byte, byte after the last) are those in the data."""
 
     dtype: str
-    shape: Sequence[int]
-    data_offsets: tuple[int, int]
+    shape: Sequence[Size]
+    data_offsets: tuple[Size, Size]
 
 
 def header_bytes(entries: Iterable[TensorEntry], metadata: Mapping[str, str]) -> bytes:
@@ -89,6 +91,8 @@ def tensors_of(content: bytes) -> tuple[dict[str, Numbers], dict[str, str]]:
         tensor = msgspec.json.decode(raw, type=_Tensor)
         if tensor.dtype not in _TYPES:
             raise ValueError(f"{name} is of type {tensor.dtype}, which is not among {', '.join(_TYPES)}")
+        if len(tensor.shape) != 1:
+            raise ValueError(f"{name} has {len(tensor.shape)} dimensions")
         start = header_end + tensor.data_offsets[0]
         tensors[name] = np.frombuffer(content, _TYPES[tensor.dtype], tensor.shape[0], start)
     return tensors, metadata

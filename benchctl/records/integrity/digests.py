@@ -8,23 +8,24 @@ the manifest. They find mistakes and carelessness; a forger who rewrites the dig
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 import benchctl
-from benchctl.errors import RecordError
 from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.documents import document_of, record_of
 from benchctl.records.files import check_name, is_name, read_document, read_if_there
 from benchctl.records.jsonl import encode, write_json_atomic
 from benchctl.records.record import Record
 from benchctl.records.run import FileDigest
-from benchctl.records.schema import RENAMED_STOP_MODES, SCHEMA_VERSION, upgrade
+from benchctl.records.schema import RENAMED_STOP_MODES, SCHEMA_VERSION
 from benchctl.untrusted.files import entry_names, open_file
 
 DIGESTS_FILE: Final = "digests.json"
 WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
 """Files of the experiment that are written before the first run; the plan again when blocks are added."""
+_REMEDY: Final = "restore the file from a copy"
 _CHANGING: Final = frozenset({"state", "stopping", "warnings"})
 """Fields of a manifest that change during an experiment."""
 _FIRST_SCHEMA: Final = {"schema_version": 1}
@@ -79,13 +80,10 @@ def run_record_path(run_id: str) -> str:
 def read_digests(directory: Path) -> DirectoryDigests | None:
     """``digests.json``; None without one. Raises RecordError when it cannot be read."""
     path = directory / DIGESTS_FILE
-    try:
-        content = read_if_there(path, within=directory)
-        if content is None:
-            return None
-        digests = msgspec.convert(upgrade(msgspec.json.decode(content), path), DirectoryDigests)
-    except (msgspec.MsgspecError, AttributeError) as error:
-        raise RecordError(f"{path}: {error}; restore the file from a copy") from error
+    content = read_if_there(path, within=directory)
+    if content is None:
+        return None
+    digests = record_of(content, path, DirectoryDigests, remedy=_REMEDY)
     for file in digests.files:
         for part in file.split("/"):
             check_name(part, path, f"the file {file[:80]!r}")
@@ -95,13 +93,11 @@ def read_digests(directory: Path) -> DirectoryDigests | None:
 def manifest_sha256(directory: Path) -> str:
     """SHA-256 of the manifest's lasting fields. Raises RecordError when it cannot be read."""
     path = directory / "manifest.json"
-    try:
-        document: dict[str, Any] = msgspec.json.decode(read_document(path, within=directory), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise RecordError(f"{path}: {error}; restore the file from a copy") from error
+    document = document_of(read_document(path, within=directory), path, remedy=_REMEDY)
     lasting = {key: value for key, value in document.items() if key not in _CHANGING} | _FIRST_SCHEMA
-    if lasting.get("stop") in _FIRST_STOP_MODES:
-        lasting["stop"] = _FIRST_STOP_MODES[lasting["stop"]]
+    stop = lasting.get("stop")
+    if isinstance(stop, str) and stop in _FIRST_STOP_MODES:
+        lasting["stop"] = _FIRST_STOP_MODES[stop]
     return hashlib.sha256(encode(lasting)).hexdigest()
 
 

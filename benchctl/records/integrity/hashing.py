@@ -19,6 +19,7 @@ from benchctl.records.files import read_if_there
 from benchctl.records.integrity.digests import digest_of
 from benchctl.records.jsonl import write_json_atomic
 from benchctl.records.run import FileDigest
+from benchctl.untrusted.decoding import DECODING_ERRORS
 from benchctl.untrusted.files import OutsideError, is_there, stats_in
 
 STAMPS_FILE: Final = ".verified.json"
@@ -111,5 +112,7 @@ def _read_stamps(directory: Path) -> dict[str, FileDigest]:
     try:
         content = read_if_there(directory / STAMPS_FILE, within=directory) or b"{}"
         return msgspec.json.decode(content, type=dict[str, FileDigest])
-    except (RecordError, msgspec.MsgspecError):
+    except RecordError:
+        return {}
+    except DECODING_ERRORS:
         return {}

@@ -15,6 +15,9 @@ import msgspec
 import platformdirs
 
 from benchctl.records.jsonl import encode
+from benchctl.records.record import Amount, Count
+from benchctl.untrusted.decoding import DECODING_ERRORS
+from benchctl.untrusted.reading import UnreadableError, read_lines
 
 STORE_VARIABLE: Final = "BENCHCTL_DURATIONS_DIR"
 _MOST_LINES: Final = 2000
@@ -33,11 +36,11 @@ class RunDuration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """SHA-256 of the options of the run's server."""
     settings_sha256: str
     """SHA-256 of all settings of the run's requests and server."""
-    overhead_s: float
+    overhead_s: Amount
     """Everything but the load: the server's start, warm-up and end, and reading its records."""
-    token_s: float
+    token_s: Amount
     """Time from one token of a sequence to the next, prompts included, from the duration of the load."""
-    num_sequences: int
+    num_sequences: Count
     """Largest number of answers in progress at once."""
 
 
@@ -65,8 +68,8 @@ def store_duration(store: Path, duration: RunDuration) -> None:
 def stored_durations(store: Path, engine: str) -> tuple[RunDuration, ...]:
     """The durations of one engine in the order of measurement; damaged lines are left out."""
     durations: list[RunDuration] = []
-    with suppress(OSError):
-        for line in (store / f"{engine}.jsonl").read_bytes().splitlines():
-            with suppress(msgspec.DecodeError):
+    with suppress(UnreadableError):
+        for _, line in read_lines(store / f"{engine}.jsonl"):
+            with suppress(*DECODING_ERRORS):
                 durations.append(msgspec.json.decode(line, type=RunDuration))
     return tuple(durations)

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import platformdirs
 
-from benchctl.errors import RecordError, UsageError
+from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.jsonl import encode
 from benchctl.records.record import Record
 
@@ -85,5 +85,5 @@ def stored_files(
 def _stored_file(path: Path, read: Callable[[Path], RecordT]) -> StoredFile[RecordT]:
     try:
         return StoredFile(path=path, content=read(path))
-    except RecordError as error:
+    except InvalidDataError as error:
         return StoredFile(path=path, content=None, problem=str(error))
