@@ -21,6 +21,7 @@ MOST_BYTES: Final = 1_000_000
 _PROFILE: Final = CORPUS / "two-arms.yaml"
 _PLOTS_EACH: Final = 10
 """Every so many cases the report draws its pictures, which takes longer than all else."""
+_STORED: Final = re.compile(r"with its traceback in (\S+\.txt)")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -111,6 +112,8 @@ class DamagedDirectories:
 def _problems_of(code: int | None, output: Path) -> list[str]:
     said = output.read_bytes()
     text = said.decode("utf-8", "replace")
+    if (stored := _STORED.search(text)) is not None:
+        text += Path(stored[1]).read_text()
     problems = []
     if code is None:
         problems.append(f"took longer than {LIMIT_S:g} s")
