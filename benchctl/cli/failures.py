@@ -1,4 +1,4 @@
-"""What ends a command other than its own exit code: a message on stderr, and the code that belongs to it.
+"""The end of a command by an error: a message on stderr, and the exit code that belongs to it.
 
 1 is never among these codes: it is a verdict. Only the standard library and ``benchctl.errors`` are imported before
 an error is at hand, because the error may be an installation of which parts are missing.

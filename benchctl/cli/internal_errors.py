@@ -37,16 +37,16 @@ def internal_error_message(error: BaseException) -> str:
         again = f"{sys.executable} -m pip install --force-reinstall benchctl"
         remedy = f"the installation is damaged; run '{again}'; the traceback is"
     where = "below" if path is None else f"in {path}"
-    shown = f"\n{text}" if path is None or os.environ.get(TRACEBACK_VARIABLE) else ""
-    return f"{first}\n{remedy} {where}{shown.rstrip()}"
+    quoted = f"\n{text}" if path is None or os.environ.get(TRACEBACK_VARIABLE) else ""
+    return f"{first}\n{remedy} {where}{quoted.rstrip()}"
 
 
 def _summary(error: BaseException) -> str:
     """Type and message of ``error`` on one line."""
     words = " ".join(redacted(str(error)).split())
-    shown = "".join(char if char.isprintable() else "?" for char in words)
+    line = "".join(char if char.isprintable() else "?" for char in words)
     name = type(error).__name__
-    return f"{name}: {shown[:_MOST_CHARS]}" if shown else name
+    return f"{name}: {line[:_MOST_CHARS]}" if line else name
 
 
 def _command_words(words: Sequence[str]) -> Iterator[str]:

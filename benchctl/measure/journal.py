@@ -56,7 +56,7 @@ class Journal:
         ``fail``, with cause and message, and goes on.
 
         Raises RunError when the system refuses files, memory or processes, KeyboardInterrupt after SIGINT or
-        SIGTERM, and any other error as it is: one that is no BenchctlError has the cause ``internal-error``. A
+        SIGTERM, and any other error as it is: one that BenchctlError does not include has the cause ``internal-error``. A
         RunError, after which the next run may succeed, is the caller's to catch inside.
         """
 
