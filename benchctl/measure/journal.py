@@ -56,8 +56,8 @@ class Journal:
         ``fail``, with cause and message, and goes on.
 
         Raises RunError when the system refuses files, memory or processes, KeyboardInterrupt after SIGINT or
-        SIGTERM, and any other error as it is: one that BenchctlError does not include has the cause ``internal-error``. A
-        RunError, after which the next run may succeed, is the caller's to catch inside.
+        SIGTERM, and any other error as it is: a mistake of ours has the cause ``internal-error``. A RunError, after
+        which the next run may succeed, is the caller's to catch inside.
         """
 
         def fail_unless_closed(cause: str, message: str) -> None:
