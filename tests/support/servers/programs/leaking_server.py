@@ -73,6 +73,8 @@ def main() -> None:
     Handler.secrets = tuple(Path(ARGUMENTS.secrets).read_text().splitlines())
     for secret in Handler.secrets:
         _leak(secret)
+    for part in ("x" * HALF_LINE_BYTES, f'"{Handler.secrets[0]}"', "y" * HALF_LINE_BYTES, "\n"):
+        say(part)
     ThreadingHTTPServer(("127.0.0.1", ARGUMENTS.port), Handler).serve_forever()
 
 
@@ -82,8 +84,6 @@ def _leak(secret: str) -> None:
     say(f"a key in two writes: {secret[:half]}")
     time.sleep(0.3)
     say(f"{secret[half:]}\n")
-    for part in ("x" * HALF_LINE_BYTES, f'"{secret}"', "y" * HALF_LINE_BYTES, "\n"):
-        say(part)
     os.write(1, b"\xff\xfe " + json.dumps({"Authorization": f"Bearer {secret}"}).encode() + b"\n")
 
 
