@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.keys import Key, option_keys, profile_keys
 from benchctl.profile.sections.engine_options import flag_of
-from benchctl.profile.sections.quantities import MAX_SEED
+from benchctl.profile.sections.ranges import MAX_SEED
 from benchctl.profile.sections.section import Section
 from benchctl.profile.settings import FACTOR_SETTINGS
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from benchctl.errors import UsageError
+from benchctl.profile.sections.ranges import MAX_CONTEXT, MAX_DRAFT_TOKENS, MAX_OUTPUTS, MAX_TOTAL_TOKENS
 
 if TYPE_CHECKING:
     from benchctl.cli.output.flops import Drafting, FlopsAnswer, FlopsRequest
@@ -20,13 +21,22 @@ _Base = Annotated[
 _ValueModel = Annotated[
     str, typer.Option("--value-model", metavar="MODEL", help=f"Value model, named likewise; '{NO_MODEL}' for none.")
 ]
-_Questions = Annotated[int, typer.Option("--questions", min=1, help="Distinct prompts.")]
-_Samples = Annotated[int, typer.Option("--samples", min=1, help="Outputs sampled for each prompt.")]
-_PromptTokens = Annotated[
-    int, typer.Option("--prompt-tokens", min=1, help="Total over the questions, each counted once.")
+_Questions = Annotated[int, typer.Option("--questions", min=1, max=MAX_OUTPUTS, help="Distinct prompts.")]
+_Samples = Annotated[
+    int, typer.Option("--samples", min=1, max=MAX_OUTPUTS, help="Outputs sampled for each prompt.")
 ]
-_OutputTokens = Annotated[int, typer.Option("--output-tokens", min=1, help="Total over questions and samples.")]
-_TopK = Annotated[int, typer.Option("--top-k", min=1, help="Candidates charged for each output token.")]
+_PromptTokens = Annotated[
+    int,
+    typer.Option(
+        "--prompt-tokens", min=1, max=MAX_TOTAL_TOKENS, help="Total over the questions, each counted once."
+    ),
+]
+_OutputTokens = Annotated[
+    int, typer.Option("--output-tokens", min=1, max=MAX_TOTAL_TOKENS, help="Total over questions and samples.")
+]
+_TopK = Annotated[
+    int, typer.Option("--top-k", min=1, max=MAX_CONTEXT, help="Candidates charged for each output token.")
+]
 _Wall = Annotated[
     float | None, typer.Option("--wall", metavar="SECONDS", help="Time the run took; gives achieved FLOP/s.")
 ]
@@ -57,6 +67,7 @@ _DraftTokens = Annotated[
         "--draft-tokens",
         metavar="K",
         min=1,
+        max=MAX_DRAFT_TOKENS,
         help="Tokens drafted for each sequence in each step; adds the account of what was computed.",
     ),
 ]

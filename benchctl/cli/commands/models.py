@@ -8,6 +8,7 @@ import typer
 
 from benchctl.errors import UsageError
 from benchctl.formats import megabytes
+from benchctl.profile.sections.ranges import MAX_CONCURRENCY, MAX_CONTEXT, MAX_LAYERS
 
 if TYPE_CHECKING:
     from benchctl.costs.shapes import ModelShape
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Make small models with random weights, to try real engines with.", no_args_is_help=True)
 
 _DEFAULTS = {"hidden": 128, "layers": 2, "heads": 4, "kv-heads": 2, "vocab": 2048}
+_LARGEST = {"layers": MAX_LAYERS, "vocab": 1 << 20}
 
 
 def _dimension(option: str, what: str) -> typer.models.OptionInfo:
     default = _DEFAULTS.get(option, "2 * hidden")
     info: typer.models.OptionInfo = typer.Option(
-        f"--{option}", min=1, metavar="N", help=what, show_default=str(default)
+        f"--{option}", min=1, max=_LARGEST.get(option, 1 << 16), metavar="N", help=what, show_default=str(default)
     )
     return info
 
@@ -43,7 +45,9 @@ _Heads = Annotated[int | None, _dimension("heads", "Number of query heads.")]
 _KvHeads = Annotated[int | None, _dimension("kv-heads", "Number of key-value heads.")]
 _Ffn = Annotated[int | None, _dimension("ffn", "Width of the feed-forward block.")]
 _Vocab = Annotated[int | None, _dimension("vocab", "Size of the vocabulary.")]
-_Context = Annotated[int, typer.Option("--context", min=1, metavar="N", help="Longest sequence in tokens.")]
+_Context = Annotated[
+    int, typer.Option("--context", min=1, max=MAX_CONTEXT, metavar="N", help="Longest sequence in tokens.")
+]
 _Dtype = Annotated[
     Literal["bfloat16", "float16", "float32"], typer.Option("--dtype", help="Data type of the weights.")
 ]
@@ -62,7 +66,14 @@ _ValueModel = Annotated[
 ]
 _ValueLayers = Annotated[
     int | None,
-    typer.Option("--value-layers", min=1, metavar="N", help="Layers of the value model.", show_default="--layers"),
+    typer.Option(
+        "--value-layers",
+        min=1,
+        max=MAX_LAYERS,
+        metavar="N",
+        help="Layers of the value model.",
+        show_default="--layers",
+    ),
 ]
 _ValueShape = Annotated[
     str | None,
@@ -90,7 +101,9 @@ _Draft = Annotated[
 ]
 _DraftLayers = Annotated[
     int | None,
-    typer.Option("--draft-layers", min=1, metavar="N", help="Layers of the draft.", show_default="--layers"),
+    typer.Option(
+        "--draft-layers", min=1, max=MAX_LAYERS, metavar="N", help="Layers of the draft.", show_default="--layers"
+    ),
 ]
 _DraftAcceptance = Annotated[
     float | None,
@@ -107,7 +120,10 @@ _Lora = Annotated[
     typer.Option("--lora", help="Write a model DIR/base, and a LoRA adapter for it, DIR/adapter, as PEFT does."),
 ]
 _LoraRank = Annotated[
-    int | None, typer.Option("--lora-rank", min=1, metavar="R", help="Rank of the adapter.", show_default="8")
+    int | None,
+    typer.Option(
+        "--lora-rank", min=1, max=MAX_CONCURRENCY, metavar="R", help="Rank of the adapter.", show_default="8"
+    ),
 ]
 _DEFAULT_RANK = 8
 _ModelDirectory = Annotated[Path, typer.Argument(metavar="BASE", help="Directory of the served model.")]

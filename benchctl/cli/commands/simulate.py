@@ -36,6 +36,7 @@ from benchctl.cli.output.outcome import print_outcome
 from benchctl.cli.output.prediction_intervals import print_predictions, write_predictions
 from benchctl.cli.output.recorded import simulate_summary
 from benchctl.errors import UsageError
+from benchctl.profile.sections.ranges import MAX_BLOCKS, MAX_THREADS
 
 if TYPE_CHECKING:
     from benchctl.measure.experiment import Outcome
@@ -56,7 +57,9 @@ class Kept(StrEnum):
 
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, help="Runs at a time; by default one for each core if that pays."),
+    typer.Option(
+        "--jobs", "-j", min=1, max=MAX_THREADS, help="Runs at a time; by default one for each core if that pays."
+    ),
 ]
 _Keep = Annotated[
     Kept,
@@ -72,6 +75,7 @@ _Draws = Annotated[
     typer.Option(
         "--draws",
         min=2,
+        max=MAX_BLOCKS,
         help="Repeat each arm with so many draws of a fitted cost model, for prediction intervals.",
     ),
 ]

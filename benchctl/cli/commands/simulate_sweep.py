@@ -12,6 +12,7 @@ from benchctl.cli.commands.simulate import Jobs, simulated_profile
 from benchctl.cli.options.experiment import RESULTS, AsJson, EnginePreset, OutputDir, ProfileName, Seed
 from benchctl.cli.output.outcome import warn
 from benchctl.errors import UsageError
+from benchctl.profile.sections.ranges import MAX_BLOCKS
 
 if TYPE_CHECKING:
     from benchctl.measure.capacity.point import LoadKind
@@ -46,7 +47,10 @@ _SweptOverrides = Annotated[
     typer.Option("--set", metavar="A.B=C,D,…", help="Try each value of a setting; repeat for every combination."),
 ]
 _BlocksOfPoint = Annotated[
-    int, typer.Option("--blocks", min=1, help="Servers of each load, whose mean is taken; they differ in noise.")
+    int,
+    typer.Option(
+        "--blocks", min=1, max=MAX_BLOCKS, help="Servers of each load, whose mean is taken; they differ in noise."
+    ),
 ]
 
 

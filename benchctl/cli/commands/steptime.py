@@ -35,6 +35,7 @@ from benchctl.cli.output.step_time import (
     print_lines,
     write_picture,
 )
+from benchctl.profile.sections.ranges import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,14 +147,14 @@ def evaluate(
 def predict(
     fitted: FittedArgument,
     model: Annotated[str, typer.Option("--model", help="Model that is served: a built-in name or a directory.")],
-    batch: Annotated[int, typer.Option("--batch", min=0, help="Decoding rows.")] = 1,
+    batch: Annotated[int, typer.Option("--batch", min=0, max=MAX_CONCURRENCY, help="Decoding rows.")] = 1,
     context: Annotated[
-        int, typer.Option("--context", min=0, help="Tokens that each of them has in the cache.")
+        int, typer.Option("--context", min=0, max=MAX_CONTEXT, help="Tokens that each of them has in the cache.")
     ] = 1024,
     prefill: Annotated[
-        int, typer.Option("--prefill", min=0, help="New prompt tokens in the step, as one prompt.")
+        int, typer.Option("--prefill", min=0, max=MAX_CONTEXT, help="New prompt tokens in the step, as one prompt.")
     ] = 0,
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
+    tp: Annotated[int, typer.Option("--tp", min=1, max=MAX_DEVICES, help="Tensor-parallel size.")] = 1,
     hardware: Annotated[str | None, typer.Option("--hardware", help="Device; that of MODEL by default.")] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from benchctl.cli.options.experiment import chosen_output
 from benchctl.errors import UsageError
+from benchctl.profile.sections.ranges import MAX_CONCURRENCY, MAX_DEVICES
 from benchctl.units import MS_PER_S
 
 if TYPE_CHECKING:
@@ -35,15 +36,21 @@ _Model = Annotated[
     typer.Option("--model", help="Model whose load is predicted: a known name, or a directory with a config.json."),
 ]
 _Hardware = Annotated[str | None, typer.Option("--hardware", metavar="NAME", help="Device of the server.")]
-_Devices = Annotated[int, typer.Option("--tensor-parallel", min=1, help="Devices that share each layer.")]
+_Devices = Annotated[
+    int, typer.Option("--tensor-parallel", min=1, max=MAX_DEVICES, help="Devices that share each layer.")
+]
 _StepTimeModel = Annotated[
     Path | None,
     typer.Option("--step-time-model", metavar="FILE", help="A fitted model, in place of the roofline."),
 ]
-_MaxSeqs = Annotated[int, typer.Option("--max-num-seqs", min=1, help="Sequences in one batch at most.")]
+_MaxSeqs = Annotated[
+    int, typer.Option("--max-num-seqs", min=1, max=MAX_CONCURRENCY, help="Sequences in one batch at most.")
+]
 _KvTokens = Annotated[
     float | None,
-    typer.Option("--kv-tokens", min=1, help="Tokens in the server's KV cache; by default what the memory holds."),
+    typer.Option(
+        "--kv-tokens", min=1, max=1e12, help="Tokens in the server's KV cache; by default what the memory holds."
+    ),
 ]
 
 

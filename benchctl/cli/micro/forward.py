@@ -14,6 +14,7 @@ from benchctl.cli.micro.experiment import (
     words_of,
 )
 from benchctl.cli.options.experiment import RESULTS, Label, Output, OutputDir, Quiet
+from benchctl.profile.sections.ranges import MAX_BLOCKS, MAX_OUTPUTS, MAX_SEED, MAX_THREADS
 
 Model = Annotated[
     str,
@@ -45,15 +46,23 @@ Python = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="Threads of an operator on a CPU; by default one for each core but one."),
+    typer.Option(
+        "--threads",
+        min=1,
+        max=MAX_THREADS,
+        help="Threads of an operator on a CPU; by default one for each core but one.",
+    ),
 ]
 Replays = Annotated[
-    int, typer.Option("--replays", min=1, help="Timed passes of each point and mode, over all blocks.")
+    int,
+    typer.Option("--replays", min=1, max=MAX_OUTPUTS, help="Timed passes of each point and mode, over all blocks."),
 ]
 MicroBlocks = Annotated[
-    int, typer.Option("--blocks", min=1, help="Complete replicates, each in a process of its own.")
+    int, typer.Option("--blocks", min=1, max=MAX_BLOCKS, help="Complete replicates, each in a process of its own.")
 ]
-MicroSeed = Annotated[int, typer.Option("--seed", min=0, help="Seed of weights, tokens and the order of runs.")]
+MicroSeed = Annotated[
+    int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of weights, tokens and the order of runs.")
+]
 ResumeDir = Annotated[
     Path | None, typer.Option("--resume", metavar="DIR", help="Continue DIR: measure the runs that are not done.")
 ]

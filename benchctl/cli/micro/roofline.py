@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from benchctl.errors import UsageError
+from benchctl.profile.sections.ranges import MAX_BLOCKS, MAX_THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,26 +30,32 @@ _Dtypes = Annotated[
     ),
 ]
 _Sizes = Annotated[str | None, typer.Option("--size", metavar="N,N", help="Sides of the square matrices.")]
-_Rounds = Annotated[int, typer.Option("--rounds", min=2, help="Values of each kernel.")]
+_Rounds = Annotated[int, typer.Option("--rounds", min=2, max=MAX_BLOCKS, help="Values of each kernel.")]
 _BufferMb = Annotated[
     int | None,
     typer.Option(
         "--buffer-mb",
         min=1,
+        max=1 << 20,
         help="MiB of a buffer; by default 8 times the last-level cache, and at least 256, of a GPU 2048.",
     ),
 ]
 _ValueMs = Annotated[
     float | None,
-    typer.Option("--value-ms", min=0.1, help="Duration of one value; by default 50 on a CPU, else 20."),
+    typer.Option("--value-ms", min=0.1, max=60_000, help="Duration of one value; by default 50 on a CPU, else 20."),
 ]
 _Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, help="Threads of a CPU; by default one on each core.")
+    int | None,
+    typer.Option("--threads", min=1, max=MAX_THREADS, help="Threads of a CPU; by default one on each core."),
 ]
 _AllReduce = Annotated[
     int | None,
     typer.Option(
-        "--all-reduce", min=1, metavar="N", help="Devices that reduce together; all GPUs by default, 1 for none."
+        "--all-reduce",
+        min=1,
+        max=64,
+        metavar="N",
+        help="Devices that reduce together; all GPUs by default, 1 for none.",
     ),
 ]
 _Show = Annotated[bool, typer.Option("--show", help="Measure nothing; list what is on file, the newest first.")]

@@ -8,6 +8,7 @@ import typer
 
 from benchctl.cli.options.completion import complete_engine, complete_profile
 from benchctl.errors import UsageError
+from benchctl.profile.sections.ranges import MAX_BLOCKS, MAX_SEED
 
 RESULTS = Path(os.environ.get("BENCHCTL_RESULTS") or "results")
 """Parent of result directories where nothing else is named."""
@@ -39,8 +40,10 @@ EnginePreset = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override one setting; repeat as needed.")
 ]
-Blocks = Annotated[int | None, typer.Option("--blocks", min=1, help="Number of blocks, the complete replicates.")]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of all random choices.")]
+Blocks = Annotated[
+    int | None, typer.Option("--blocks", min=1, max=MAX_BLOCKS, help="Number of blocks, the complete replicates.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of all random choices.")]
 Output = Annotated[
     Path | None,
     typer.Option(

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from benchctl.profile.choices import DatasetName
+from benchctl.profile.sections.ranges import MAX_CONCURRENCY, MAX_OUTPUTS, MAX_SEED, MAX_TOKENS, MAX_WARMUPS
 
 OUTPUT_TOKENS: Final = 128
 """Length of an output if neither the command line nor the dataset sets it."""
@@ -28,9 +29,10 @@ Dialect = Annotated[
     str,
     typer.Option("--dialect", metavar="DIALECT", help="API of the server: openai, or an engine such as vllm."),
 ]
-NumPrompts = Annotated[int, typer.Option("--num-prompts", min=1, help="Number of requests.")]
+NumPrompts = Annotated[int, typer.Option("--num-prompts", min=1, max=MAX_OUTPUTS, help="Number of requests.")]
 MaxConcurrency = Annotated[
-    int | None, typer.Option("--max-concurrency", min=1, help="Most requests that are open at once.")
+    int | None,
+    typer.Option("--max-concurrency", min=1, max=MAX_CONCURRENCY, help="Most requests that are open at once."),
 ]
 RequestRate = Annotated[
     float | None,
@@ -49,21 +51,32 @@ DatasetOption = Annotated[
 DatasetPath = Annotated[str | None, typer.Option("--dataset-path", metavar="FILE", help="File of the dataset.")]
 InputLen = Annotated[
     int | None,
-    typer.Option("--input-len", min=1, help="Approximate tokens of each prompt; all prompts begin differently."),
+    typer.Option(
+        "--input-len",
+        min=1,
+        max=MAX_TOKENS,
+        help="Approximate tokens of each prompt; all prompts begin differently.",
+    ),
 ]
 OutputLen = Annotated[
     int | None,
     typer.Option(
-        "--output-len", min=1, help=f"Tokens of each output; by default the dataset's, or {OUTPUT_TOKENS}."
+        "--output-len",
+        min=1,
+        max=MAX_TOKENS,
+        help=f"Tokens of each output; by default the dataset's, or {OUTPUT_TOKENS}.",
     ),
 ]
 IgnoreEos = Annotated[
     bool,
     typer.Option("--ignore-eos/--no-ignore-eos", help="Outputs have exactly this length, or at most this length."),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random choices.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of all random choices.")]
 NumWarmups = Annotated[
-    int, typer.Option("--num-warmups", min=0, help="Short requests before the load, which no number includes.")
+    int,
+    typer.Option(
+        "--num-warmups", min=0, max=MAX_WARMUPS, help="Short requests before the load, which no number includes."
+    ),
 ]
 Workers = Annotated[str, typer.Option("--workers", metavar="auto|N", help="Processes that send the load.")]
 PriorityOption = Annotated[

@@ -7,6 +7,7 @@ import typer
 
 from benchctl.cli.pictures import drawable
 from benchctl.errors import UsageError
+from benchctl.profile.sections.ranges import MAX_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +42,7 @@ RidgeOption = Annotated[
     typer.Option(
         "--ridge",
         min=0,
+        max=1e12,
         metavar="STRENGTH",
         help="Pull to typical values; by default as strong as the noise asks for.",
         show_default=False,
@@ -77,7 +79,7 @@ HardwareOption = Annotated[
     ),
 ]
 TensorParallelOption = Annotated[
-    int, typer.Option("--tp", min=1, help="Tensor-parallel size of a table without that column.")
+    int, typer.Option("--tp", min=1, max=MAX_DEVICES, help="Tensor-parallel size of a table without that column.")
 ]
 ShapesOption = Annotated[
     list[str] | None,

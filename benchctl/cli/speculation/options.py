@@ -9,6 +9,14 @@ import typer
 
 from benchctl.cli.pictures import drawable
 from benchctl.errors import UsageError
+from benchctl.profile.sections.ranges import (
+    MAX_CONCURRENCY,
+    MAX_CONTEXT,
+    MAX_DEVICES,
+    MAX_DRAFT_TOKENS,
+    MAX_TOKENS,
+    MAX_TOTAL_TOKENS,
+)
 
 if TYPE_CHECKING:
     from benchctl.steptime.speculation.acceptance import Acceptance, PositionCounts
@@ -33,7 +41,9 @@ AcceptanceOption = Annotated[
 ]
 DraftsOption = Annotated[
     int | None,
-    typer.Option("--drafts", min=1, help="Drafts that an engine's counters state.", show_default=False),
+    typer.Option(
+        "--drafts", min=1, max=MAX_TOTAL_TOKENS, help="Drafts that an engine's counters state.", show_default=False
+    ),
 ]
 AcceptedOption = Annotated[
     str | None,
@@ -72,7 +82,7 @@ DraftModelOption = Annotated[
 DeviceOption = Annotated[
     str | None, typer.Option("--hardware", help="Device; that of --step-time-model by default.", show_default=False)
 ]
-TpOption = Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size of the target.")]
+TpOption = Annotated[int, typer.Option("--tp", min=1, max=MAX_DEVICES, help="Tensor-parallel size of the target.")]
 FittedOption = Annotated[
     Path | None,
     typer.Option(
@@ -82,7 +92,9 @@ FittedOption = Annotated[
         show_default=False,
     ),
 ]
-ContextOption = Annotated[int, typer.Option("--context", min=1, help="Tokens of a sequence in the cache.")]
+ContextOption = Annotated[
+    int, typer.Option("--context", min=1, max=MAX_CONTEXT, help="Tokens of a sequence in the cache.")
+]
 BatchSizesOption = Annotated[
     str | None,
     typer.Option(
@@ -98,10 +110,14 @@ RatesOption = Annotated[
     typer.Option("--rate", metavar="R[,R...]", help="Requests per second: adds latency.", show_default=False),
 ]
 InputLengthOption = Annotated[
-    int, typer.Option("--input-len", min=1, help="Prompt tokens of a request, for --rate.")
+    int, typer.Option("--input-len", min=1, max=MAX_TOKENS, help="Prompt tokens of a request, for --rate.")
 ]
-OutputLengthOption = Annotated[int, typer.Option("--output-len", min=1, help="Output tokens of it.")]
-MaxNumSeqsOption = Annotated[int, typer.Option("--max-num-seqs", min=1, help="Sequences in a batch, for --rate.")]
+OutputLengthOption = Annotated[
+    int, typer.Option("--output-len", min=1, max=MAX_TOKENS, help="Output tokens of it.")
+]
+MaxNumSeqsOption = Annotated[
+    int, typer.Option("--max-num-seqs", min=1, max=MAX_CONCURRENCY, help="Sequences in a batch, for --rate.")
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Of the draws behind intervals.")]
 PlotOption = Annotated[
     Path | None,
@@ -133,7 +149,7 @@ def _position_counts(text: str) -> "PositionCounts":
     try:
         counts = int(accepted), int(judged)
     except ValueError:
-        raise UsageError(f"--acceptance {text!r}: write counts as accepted/judged, such as 80/100") from None
+        raise UsageError(f"--acceptance {text[:40]!r}: write counts as accepted/judged, such as 80/100") from None
     return PositionCounts(accepted=counts[0], judged=counts[1])
 
 
@@ -142,9 +158,9 @@ def numbers(text: str, option: str, kind: Callable[[str], Number]) -> list[Numbe
     try:
         values = [kind(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"{option} {text!r}: expected numbers separated by commas, such as 1,2,4") from None
+        raise UsageError(f"{option} {text[:40]!r}: expected numbers separated by commas, such as 1,2,4") from None
     if not all(isfinite(value) for value in values):
-        raise UsageError(f"{option} {text!r}: each must be finite")
+        raise UsageError(f"{option} {text[:40]!r}: each must be finite")
     return values
 
 
@@ -152,13 +168,18 @@ def read_draft_tokens(text: str) -> list[int]:
     """Ascending draft lengths of ``4``, ``1,2,4`` or ``1..8``."""
     first, dots, last = text.partition("..")
     if not dots:
-        return sorted(set(numbers(text, "--draft-tokens", int)))
+        lengths = sorted(set(numbers(text, "--draft-tokens", int)))
+        if lengths[-1] > MAX_DRAFT_TOKENS:
+            raise UsageError(f"--draft-tokens {text[:40]!r}: more than {MAX_DRAFT_TOKENS} in a step; give fewer")
+        return lengths
     try:
-        lengths = list(range(int(first), int(last) + 1))
+        lengths = list(range(int(first), int(last) + 1)) if int(last) <= MAX_DRAFT_TOKENS else []
     except ValueError:
         lengths = []
     if not lengths:
-        raise UsageError(f"--draft-tokens {text!r}: write a range as 1..8, or numbers as 1,2,4")
+        raise UsageError(
+            f"--draft-tokens {text[:40]!r}: write a range as 1..8, or numbers as 1,2,4, up to {MAX_DRAFT_TOKENS}"
+        )
     return lengths
 
 

@@ -1,5 +1,6 @@
 """Addresses of servers as users have them."""
 
+from importlib import import_module
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -24,15 +25,30 @@ def server_address(url: str) -> str:
     bare = f"{scheme.lower()}://{rest}".rstrip("/")
     endpoint = next((each for each in _ENDPOINTS if bare.endswith(each)), "")
     bare = bare.removesuffix(endpoint).rstrip("/")
+    if any(character.isspace() or not character.isprintable() for character in bare):
+        raise ValueError(f"is {url[:80]!r}, which has spaces or control characters; remove them")
     if not _has_host_and_port(bare):
         raise ValueError(f"is {url!r}; write a host and a port from 1 to 65535, such as http://127.0.0.1:8000")
     return bare
+
+
+def _check_international(url: str) -> None:
+    """Raise ValueError for a host that the client cannot encode; few addresses need the client for that."""
+    httpx = import_module("httpx")
+    try:
+        str(httpx.URL(url).host)
+    except httpx.InvalidURL as error:
+        raise ValueError(str(error)) from error
 
 
 def _has_host_and_port(url: str) -> bool:
     """True for an address with a host and, where it names one, a port from 1 to 65535."""
     try:
         parts = urlsplit(url)
-        return bool(parts.hostname) and parts.port != 0
+        host = parts.hostname or ""
+        host.encode("idna")  # a label of more than 63 characters
+        if not host.isascii() or "xn--" in host:
+            _check_international(url)
+        return bool(host) and parts.port != 0
     except ValueError:
         return False

@@ -4,7 +4,8 @@ from pydantic import Field, model_validator
 
 from benchctl.profile.sections.engine_options import ServerOptions
 from benchctl.profile.sections.forward_pass import DataType, ForwardPass, ForwardPoint, KvLayout, Mode, Phase
-from benchctl.profile.sections.quantities import MAX_TOKENS, Concurrency, RequestCount, ThreadCount, TokenCount
+from benchctl.profile.sections.quantities import Concurrency, RequestCount, ThreadCount, TokenCount
+from benchctl.profile.sections.ranges import MAX_TOKENS
 
 
 class MicroOptions(ServerOptions):

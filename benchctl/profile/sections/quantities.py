@@ -8,15 +8,23 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
+from benchctl.profile.sections.ranges import (
+    MAX_BLOCKS,
+    MAX_CONCURRENCY,
+    MAX_CONTEXT,
+    MAX_DEVICES,
+    MAX_DRAFT_TOKENS,
+    MAX_OUTPUTS,
+    MAX_SEED,
+    MAX_THREADS,
+    MAX_TOKENS,
+    MAX_WARMUPS,
+)
+
 LEAST, MOST = 1e-6, 1e6
 """Rates, factors and durations lie between, so that no time computed from them overflows."""
-MAX_OUTPUTS: Final = 1_000_000
-"""Answers to all requests of a run."""
-MAX_TOKENS: Final = 1_000_000
-"""Tokens of one prompt or answer."""
 NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]*$"
 """A name that is a part of a path as well."""
-MAX_SEED: Final = 2**63 - 1
 
 Seconds = Annotated[float, Field(ge=LEAST, le=MOST)]
 Delay = Annotated[float, Field(ge=0, le=MOST)]
@@ -33,12 +41,12 @@ Temperature = Annotated[float, Field(ge=0, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 RequestCount = Annotated[int, Field(ge=1, le=MAX_OUTPUTS)]
-WarmupCount = Annotated[int, Field(ge=0, le=10_000)]
-Concurrency = Annotated[int, Field(ge=1, le=65_536)]
+WarmupCount = Annotated[int, Field(ge=0, le=MAX_WARMUPS)]
+Concurrency = Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
 """Requests open at the same time, and sequences in one batch."""
 TokenCount = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 """Tokens of one prompt or answer."""
-ContextLength = Annotated[int, Field(ge=1, le=1 << 24)]
+ContextLength = Annotated[int, Field(ge=1, le=MAX_CONTEXT)]
 """Tokens of prompt and answer together, and tokens of one step."""
 CachedTokens = Annotated[int, Field(ge=0, le=1 << 24)]
 BlockCount = Annotated[int, Field(ge=1, le=1 << 30)]
@@ -47,16 +55,16 @@ BlockTokens = Annotated[int, Field(ge=1, le=1 << 16)]
 """Tokens in one block of a KV cache."""
 VocabularyRank = Annotated[int, Field(ge=-1, le=1 << 24)]
 """Tokens of a vocabulary; -1: all."""
-DraftTokens = Annotated[int, Field(ge=0, le=256)]
+DraftTokens = Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)]
 """Tokens drafted in one step."""
 StepCount = Annotated[int, Field(ge=1, le=MAX_OUTPUTS)]
-DeviceCount = Annotated[int, Field(ge=1, le=4096)]
-ThreadCount = Annotated[int, Field(ge=1, le=4096)]
+DeviceCount = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+ThreadCount = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 CoreCount = Annotated[int, Field(ge=0, le=4096)]
 LayerCount = Annotated[int, Field(ge=0, le=100_000)]
 AdapterCount = Annotated[int, Field(ge=1, le=65_536)]
 ByteCount = Annotated[int, Field(ge=1, le=1 << 50)]
-ReplicateCount = Annotated[int, Field(ge=1, le=10_000)]
+ReplicateCount = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
 """Blocks of an experiment."""
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]

@@ -7,8 +7,6 @@ from pydantic import Field, model_validator
 
 from benchctl.profile.choices import DatasetName
 from benchctl.profile.sections.quantities import (
-    MAX_OUTPUTS,
-    MAX_TOKENS,
     Concurrency,
     Factor,
     Rate,
@@ -16,6 +14,7 @@ from benchctl.profile.sections.quantities import (
     TokenCount,
     WarmupCount,
 )
+from benchctl.profile.sections.ranges import MAX_OUTPUTS, MAX_TOKENS
 from benchctl.profile.sections.section import Section
 
 MAX_PROMPT_TOKENS = 500_000_000
