@@ -68,9 +68,9 @@ def profile_error(errors: Iterable[LocatedError]) -> ProfileError:
     """One error with a line for each, in the order of the files' lines."""
     ordered = sorted(set(errors), key=lambda error: (error.location.source, error.location.line or 0, str(error)))
     heading = (f"{len(ordered)} errors in the profile",) if len(ordered) > 1 else ()
-    shown, rest = ordered[:_MAX_SHOWN], len(ordered) - _MAX_SHOWN
+    first, rest = ordered[:_MAX_SHOWN], len(ordered) - _MAX_SHOWN
     ending = (f"and {rest} more",) if rest > 0 else ()
-    return ProfileError("\n".join((*heading, *map(str, shown), *ending)))
+    return ProfileError("\n".join((*heading, *map(str, first), *ending)))
 
 
 def _detail(tree: LocatedDict, error: ErrorDetails) -> _Detail:

@@ -126,8 +126,8 @@ def _limits(limit: Any) -> Iterable[tuple[str, float]]:
     """The bounds that an entry of a field's metadata states, by name."""
     if isinstance(limit, FieldInfo):  # of a type with a range, inside another
         return [pair for each in limit.metadata for pair in _limits(each)]
-    found = ((name, getattr(limit, name, None)) for name in (*_LOWER, *_UPPER))
-    return [(name, value) for name, value in found if value is not None]
+    limits = ((name, getattr(limit, name, None)) for name in (*_LOWER, *_UPPER))
+    return [(name, value) for name, value in limits if value is not None]
 
 
 def _number(value: float) -> str:

@@ -83,7 +83,7 @@ def _text_problem(text: str, steps: set[Step]) -> str | None:
     return None
 
 
-def _control_problem(text: str, shown: str) -> str | None:
-    if shown == text:
+def _control_problem(text: str, escaped: str) -> str | None:
+    if escaped == text:
         return None
     return f"is {value_text(text)}, which has control characters; remove them"
