@@ -69,6 +69,7 @@ def _warm_up(directory: Path) -> None:
     from benchctl.report.page.build import directory_page
 
     directory_page(analyze_directory(directory))
+    import_module("benchctl.report.plots.table")  # matplotlib, which searches for fonts when it is first imported
     gc.collect()
     gc.freeze()
 

@@ -14,8 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+import psutil
+
 LIMIT_S: Final = 10.0
-"""No reader and no command may take longer on a small input."""
+"""No reader and no command may take more processor time on a small input, and no more than six times that in all: on a
+busy machine the time on the clock says little."""
+_WALL_LIMITS: Final = 6
+_LOOK_S: Final = 0.5
 _MEMORY_BYTES: Final = 4 << 30
 _NO_PLOTS: Final = ModuleType("benchctl.report.plots.table")
 _NO_PLOTS.draw_plots = lambda analysis: ()  # type: ignore[attr-defined]
@@ -37,7 +42,7 @@ def in_children(count: int, run: Callable[[int], str | None], limit_s: float = L
             warnings.simplefilter("ignore")
             _run_all(range(first, count), run, writer)
         os.close(writer)
-        first, problem = _followed(reader, first, problems, limit_s)
+        first, problem = _followed(pid, reader, first, problems, limit_s)
         os.close(reader)
         os.kill(pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -47,10 +52,21 @@ def in_children(count: int, run: Callable[[int], str | None], limit_s: float = L
     return problems
 
 
-def _followed(reader: int, first: int, problems: dict[int, str], limit_s: float) -> tuple[int, str]:
+def _is_told(reader: int, pid: int, limit_s: float) -> bool:
+    """True once ``reader`` has something; False when the process ``pid`` has taken too long for it."""
+    process = psutil.Process(pid)
+    began_s, used_s = time.monotonic(), sum(process.cpu_times()[:2])
+    while not select.select([reader], [], [], min(_LOOK_S, limit_s))[0]:
+        is_late = time.monotonic() - began_s >= _WALL_LIMITS * limit_s
+        if is_late or sum(process.cpu_times()[:2]) - used_s >= limit_s:
+            return False
+    return True
+
+
+def _followed(pid: int, reader: int, first: int, problems: dict[int, str], limit_s: float) -> tuple[int, str]:
     """Collect what the child says; returns the number of the case in which it ended and, if it hung, that."""
     pending = b""
-    while select.select([reader], [], [], limit_s)[0]:
+    while _is_told(reader, pid, limit_s):
         read = os.read(reader, 1 << 16)
         if not read:
             return first, ""
@@ -101,7 +117,7 @@ def command_codes(
     codes: list[int | None] = []
     with os.fdopen(reader, "rb", buffering=0) as told:
         while len(codes) < len(commands):
-            if not select.select([told], [], [], limit_s)[0]:
+            if not _is_told(told.fileno(), pid, limit_s):
                 codes.append(None)
                 break
             if not (code := told.read(1)):
