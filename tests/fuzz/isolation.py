@@ -17,8 +17,8 @@ from typing import Final
 import psutil
 
 LIMIT_S: Final = 10.0
-"""No reader and no command may take more processor time on a small input, and no more than six times that in all: on a
-busy machine the time on the clock says little."""
+"""No reader and no command may take more processor time on a small input, nor six times that in all: on a busy
+machine the time on the clock says little."""
 _WALL_LIMITS: Final = 6
 _LOOK_S: Final = 0.5
 _MEMORY_BYTES: Final = 4 << 30
