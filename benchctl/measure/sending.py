@@ -14,6 +14,7 @@ import msgspec
 
 from benchctl.engines.engine import Engine
 from benchctl.errors import LoadError
+from benchctl.load.tally import LoadSummary
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.load.transport.failures import underlying
@@ -21,6 +22,7 @@ from benchctl.load.workers.workers import AnyLoad
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.sections.workload import Arrival
 from benchctl.records.request import PreparedRequest
+from benchctl.system_errors import OWN_LIMITS
 from benchctl.workload.arrival import launch_offsets_ns
 
 if TYPE_CHECKING:
@@ -127,8 +129,18 @@ async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: "Server",
     server.check_alive()
     for error in errors:
         if error is not None:
-            raise error
+            raise _own_limit(load.summary()) or error
     await driving
+
+
+def _own_limit(load: LoadSummary) -> LoadError | None:
+    """The limit of this machine by which requests failed, if any did: a server waits for what never reaches it."""
+    limits = sorted(OWN_LIMITS.intersection(load.failures))
+    if not limits:
+        return None
+    num_unsent = sum(load.failures[limit] for limit in limits)
+    message = f"{num_unsent} of {load.num_sent} requests never reached the server ({load.first_error})"
+    return LoadError(message, cause=limits[0])
 
 
 def _crash_wait_s(error_kinds: AbstractSet[str]) -> float:

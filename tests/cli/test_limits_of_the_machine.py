@@ -91,6 +91,22 @@ def test_as_many_streams_as_the_message_says_are_measured_under_the_limit(tmp_pa
 
 
 @pytest.mark.slow
+def test_an_open_loop_that_meets_the_limit_is_warned_of_and_its_cause_is_on_record(tmp_path: Path) -> None:
+    """The number of streams of an open loop is unknown before; here the server waits for requests that fail."""
+    loop = {"kind": "poisson", "request_rate": 400, "max_concurrency": "null"}
+    settings = " ".join(f"--set workload.arrival.{key}={value}" for key, value in loop.items())
+    line = f"ulimit -n 64; $benchctl run ci-smoke {SIM} --set workload.num_prompts=200 {settings}"
+    done = in_shell(f"{line} --set timeouts.stall_s=4", tmp_path)
+    assert done.returncode == 5, done.stderr
+    assert "warning: 200 requests may be open at once" in done.stderr
+    assert "the server hangs" not in done.stderr
+    for record in tmp_path.glob("results/ci-smoke/2*/runs/*/run.json"):
+        failure = json.loads(record.read_bytes())["failure"]
+        assert failure["cause"] == "too-many-open-files", failure
+        assert "raise the limit: ulimit -n 65536" in failure["message"]
+
+
+@pytest.mark.slow
 def test_the_soft_limit_of_open_files_is_raised_for_the_load_and_its_server(tmp_path: Path) -> None:
     done = in_shell(f"ulimit -S -n 64; $benchctl run ci-smoke {SIM} {STREAMS}", tmp_path)
     assert done.returncode == 0, done.stderr
