@@ -43,12 +43,12 @@ def codes_of(tmp_path: Path, answers: EarlyAnswers, *options: str) -> tuple[int,
     ("dialect", "counted_by"),
     [
         ("openai", "last usage"),
-        ("openai", "running usage"),
+        pytest.param("openai", "running usage", marks=pytest.mark.slow),
         ("vllm", "ids"),
         ("sglang", "running usage"),
-        ("sglang", "last usage"),
+        pytest.param("sglang", "last usage", marks=pytest.mark.slow),
         ("llamacpp", "timings"),
-        ("transformers", "last usage"),
+        pytest.param("transformers", "last usage", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("finish", ["stop", "length"])
@@ -61,6 +61,7 @@ def test_answers_that_end_early_make_the_load_suspect_in_every_dialect(
     assert codes & {"output-ended-early", "check-failed"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answers",
     [

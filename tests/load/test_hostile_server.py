@@ -146,7 +146,12 @@ MEASURED = textwrap.dedent(
 
 
 @pytest.mark.parametrize(
-    ("attack", "kind"), [("line", "oversized-line"), ("tokens", "oversized-answer"), ("values", "oversized-line")]
+    ("attack", "kind"),
+    [
+        ("line", "oversized-line"),
+        pytest.param("tokens", "oversized-answer", marks=pytest.mark.slow),
+        pytest.param("values", "oversized-line", marks=pytest.mark.slow),
+    ],
 )
 def test_lines_of_200_megabytes_at_several_streams_take_little_memory(hostile, attack, kind):
     num_streams = 4
