@@ -13,7 +13,7 @@ from support.servers.simulator import VALUE_MODEL, SimServer, events, sim_server
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.sim.engine import SimEngine
 from benchctl.engines.sim.options import SimOptions
-from benchctl.errors import EngineUnavailableError, RecordError
+from benchctl.errors import EngineUnavailableError, RecordError, UsageError
 from benchctl.profile.model import EngineKind, VariantSettings
 from benchctl.profile.sections.guidance import Guidance
 from benchctl.profile.sections.sampling import Sampling
@@ -332,7 +332,7 @@ def test_small_facts_of_the_engine() -> None:
     ],
 )
 def test_settings_that_the_simulator_cannot_serve_are_refused(options: dict[str, str], message: str) -> None:
-    with pytest.raises(EngineUnavailableError, match=message):
+    with pytest.raises(UsageError, match=message):
         ENGINE.check_available(settings_of(**options))
 
 
