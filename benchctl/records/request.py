@@ -2,7 +2,7 @@
 
 from typing import Final, Literal
 
-from benchctl.records.record import Count, DurationNs, MomentNs, Record, Size
+from benchctl.records.record import Count, MomentNs, Record, Size
 
 ESTIMATE: Final = "estimate"
 """Source of a number of prompt tokens that no tokenizer counted."""
@@ -69,13 +69,13 @@ class ChoiceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     index: Count
     """Number of the choice, from 0."""
-    chunk_ns: tuple[MomentNs, ...] = ()
+    chunk_ns: tuple[int, ...] = ()
     """Arrival of each event that carried output of this choice."""
-    chunk_late_ns: tuple[DurationNs, ...] | None = None
+    chunk_late_ns: tuple[int, ...] | None = None
     """Time from ``chunk_ns`` until the client read the chunk, if the kernel stamped the arrivals."""
-    chunk_tokens: tuple[Count, ...] | None = None
+    chunk_tokens: tuple[int, ...] | None = None
     """Tokens in each chunk, if the engine reports them."""
-    chunk_chars: tuple[Count, ...] | None = None
+    chunk_chars: tuple[int, ...] | None = None
     """Characters (code points) of ``text`` in each chunk; their sum is its length. None in older records."""
     output_tokens: Count | None = None
     """Tokens of this choice, if the engine reports them."""

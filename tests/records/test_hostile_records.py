@@ -159,6 +159,23 @@ def test_an_impossible_request_is_a_damaged_line(
 
 
 @pytest.mark.parametrize("few", [0, 1 << 30], ids=["long", "short"])
+@pytest.mark.parametrize("name", ["chunk_ns", "chunk_late_ns", "chunk_tokens", "chunk_chars"])
+@pytest.mark.parametrize("number", [-(1 << 62) - 1, 1 << 63])
+def test_numbers_of_chunks_that_cannot_be_are_a_damaged_line(path: Path, few: int, name: str, number: int) -> None:
+    def change(request):
+        choices = tuple(
+            msgspec.structs.replace(choice, **{name: (number,) * len(choice.chunk_ns)})
+            for choice in request.choices
+        )
+        return msgspec.structs.replace(request, choices=choices, sent_ns=None, done_ns=None)
+
+    results = ResultDirectory(path)
+    edit_requests(results, Path(RUN).name, change)
+    run = load_run(results.run(Path(RUN).name), ReadLimits(few_requests=few))
+    assert f"requests.jsonl:1: request 'r00000': {name} has numbers from {number}" in run.damage[0]
+
+
+@pytest.mark.parametrize("few", [0, 1 << 30], ids=["long", "short"])
 def test_chunks_that_arrive_before_the_one_before_are_a_damaged_line(path: Path, few: int) -> None:
     def reverse(request):
         choices = tuple(

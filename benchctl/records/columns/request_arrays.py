@@ -25,7 +25,7 @@ from benchctl.records.columns.log_copy import copy_bytes, read_copy, write_copy
 from benchctl.records.columns.tensor_file import Numbers, in_fewest_bytes, tensors_of
 from benchctl.records.files import open_log
 from benchctl.records.jsonl import decode_lines, encode
-from benchctl.records.laws import LEAST_SLACK_NS, law_of
+from benchctl.records.laws import CHUNK_LAWS, LEAST_SLACK_NS
 from benchctl.records.request import ChoiceRecord, RequestRecord
 from benchctl.records.run import FileDigest
 from benchctl.untrusted.decoding import DECODING_ERRORS
@@ -42,7 +42,6 @@ CHUNK_FIELDS: Final = {
     if tuple in {get_origin(field.type), *map(get_origin, get_args(field.type))}
 }
 """The fields of a choice that hold a number for each chunk, with the value that is left out of the JSON."""
-_LAWS: Final = {name: law_of(ChoiceRecord, name) for name in CHUNK_FIELDS}
 _ARRIVALS: Final = "chunk_ns"
 _RECORDS: Final = "records"
 _LENGTHS: Final = ".lengths"
@@ -120,7 +119,7 @@ def _unpacked(tensors: Mapping[str, Numbers]) -> tuple[RequestRecord, ...]:
 
 def _check_numbers(name: str, values: Numbers, lengths: Numbers) -> None:
     """Raise ValueError for numbers that the field cannot have, and for arrivals that do not ascend."""
-    law = _LAWS[name]
+    law = CHUNK_LAWS[name]
     if len(values) and not (law.least <= int(values.min()) and int(values.max()) <= law.most):
         raise ValueError(f"{name} has numbers from {values.min()} to {values.max()}")
     if name == _ARRIVALS and len(values) > 1:
