@@ -24,7 +24,7 @@ from benchctl.interop.readers.row_table import RowTable, read_rows
 from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, Floats, count_step_work, first_reasons
 from benchctl.steptime.work import Deployment, ObservedSteps, Origin
 from benchctl.units import NS_PER_US
-from benchctl.untrusted.text import visible_value
+from benchctl.untrusted.text import visible_line, visible_value
 
 SUFFIXES: Final = frozenset({".csv", ".jsonl", ".ndjson"})
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
@@ -98,7 +98,7 @@ def _check_columns(path: Path, table: RowTable, names: dict[str, str], defaults:
     if "num_decodes" not in names and "num_seqs" not in names:
         missing.append(" or ".join((*COLUMNS["num_decodes"], *COLUMNS["num_seqs"])))
     if missing:
-        has = ", ".join(table.columns)
+        has = visible_line(", ".join(table.columns))
         raise UsageError(f"{path}: columns are missing: {'; '.join(missing)}. Add them; the table has {has}")
     for quantity, value in (("model", defaults.model), ("hardware", defaults.hardware)):
         if quantity not in names and value is None:
