@@ -203,10 +203,10 @@ def test_a_bunched_run_without_steps_says_what_is_left(results):
     (results.runs()[0].path / "steps.jsonl").unlink()
 
     def spread(request):
-        ends = [T0_NS + 10**9, *(T0_NS + 2 * 10**9 + i for i in range(7))]
-        return msgspec.structs.replace(
-            request, choices=tuple(msgspec.structs.replace(c, chunk_ns=tuple(ends)) for c in request.choices)
-        )
+        ends = (T0_NS + 10**9, *(T0_NS + 2 * 10**9 + i for i in range(7)))
+        chunks = {"chunk_ns": ends, "chunk_late_ns": None, "chunk_tokens": None, "chunk_chars": None}
+        choices = tuple(msgspec.structs.replace(choice, **chunks) for choice in request.choices)
+        return msgspec.structs.replace(request, choices=choices, done_ns=ends[-1])
 
     edit_requests(results, results.runs()[0].path.name, spread)
     (doubt,) = bunching_warnings(load_results(results.path).runs[0])
