@@ -189,6 +189,7 @@ def test_pictures_that_cannot_be_drawn_are_skipped_with_a_reason(tmp_path):
             [{"top_k": k, "value_model": m} for k in (2, 3) for m in ("qwen2.5-0.5b", "qwen2.5-3b")],
             "top_k_value_model_sweep.png",
         ),
+        ([{"top_k": 2}, {"top_k": 2, "server.max_num_seqs": 8}], "server_max_num_seqs_sweep.png"),
     ],
 )
 @pytest.mark.parametrize("num_blocks", [1, 2])

@@ -155,11 +155,11 @@ def _full_processors(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]
 def _clock_changes(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
     if steps := clock_steps(samples):
         times = "once" if len(steps) == 1 else f"{len(steps)} times"
-        shown = ", ".join(f"by {by_s:+,.4g} s after {after_s:.1f} s" for after_s, by_s in steps[:_MOST_STEPS])
+        changes = ", ".join(f"by {by_s:+,.4g} s after {after_s:.1f} s" for after_s, by_s in steps[:_MOST_STEPS])
         more = ", …" if len(steps) > _MOST_STEPS else ""
         yield ResultWarning(
             code="wall-clock-set",
-            message=f"the system clock was set {times} during the load ({shown}{more}): the kernel's timestamps "
+            message=f"the system clock was set {times} during the load ({changes}{more}): the kernel's timestamps "
             "around that time are unusable, and the client's own replace them. Durations are those of a clock that "
             "is never set. Keep the clock of a measuring machine steady",
         )

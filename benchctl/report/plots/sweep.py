@@ -42,7 +42,9 @@ def draw_sweep(analysis: AnalyzedExperiment) -> tuple[Plot, ...]:
 
 
 def _draw(rows: Sequence[SweepRow], *, suffix: str) -> Plot:
-    varied = [factor for factor in rows[0].cell if len({row.cell.get(factor) for row in rows}) > 1]
+    # The cells of a plan that somebody else wrote may differ in their factors.
+    factors = dict.fromkeys(factor for row in rows for factor in row.cell)
+    varied = [factor for factor in factors if len({row.cell.get(factor) for row in rows}) > 1]
     (line,) = sweep_lines(rows, swept_factor(rows) if len(varied) == 1 else None)
     points = line.points("wall")
     reach = reach_of(points)
