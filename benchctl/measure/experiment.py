@@ -32,7 +32,7 @@ from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.records.claim import settled, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity.digests import begin_digests, forget_run, record_run
-from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
+from benchctl.records.manifest import Look, Plan, PlannedRun, StoppingRecord
 from benchctl.records.noise import NoiseFloor, load_noise
 from benchctl.records.record import ResultWarning, RunState
 from benchctl.records.request import PreparedRequest
@@ -148,9 +148,13 @@ def create_simulation(profile: Profile, prepared: PreparedSet, origin: Origin) -
     return create_results(profile, prepared, origin, manifest, peaks=peaks_on_file(profile, ()))
 
 
-def pending_runs(results: ResultDirectory) -> tuple[PlannedRun, ...]:
-    """The runs that are not done, in plan order, without blocks that a stopping rule made unnecessary."""
-    return tuple(planned for planned in results.due_plan().runs if not _is_done(results.run(planned.run_id)))
+def pending_runs(results: ResultDirectory, plan: Plan | None = None) -> tuple[PlannedRun, ...]:
+    """The runs of ``plan`` that are not done, in its order.
+
+    By default it is that of ``results`` without blocks that a stopping rule made unnecessary.
+    """
+    runs = (plan or results.due_plan()).runs
+    return tuple(planned for planned in runs if not _is_done(results.run(planned.run_id)))
 
 
 def run_experiment(

@@ -20,7 +20,7 @@ from benchctl.profile.planning.plan import extend_plan
 from benchctl.records.claim import sole_writer
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import renew_digests
-from benchctl.records.manifest import Extension, Manifest
+from benchctl.records.manifest import Extension, Manifest, Plan
 
 _SIMULATED: Final = "simulated"
 """Code of the note in the manifest of an experiment in virtual time."""
@@ -42,25 +42,38 @@ def why_not_extended(manifest: Manifest) -> str | None:
     return None
 
 
-def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extension | None:
-    """Add blocks to an experiment until it has ``num_blocks``; None where its plan has as many already.
+def extended_plan(reopened: ReopenedExperiment, num_blocks: int) -> Plan:
+    """The plan of an experiment with blocks added until it has ``num_blocks``; nothing is written.
 
     Raises UsageError for fewer blocks than there are, and for an experiment that cannot grow.
     """
     results = reopened.results
+    manifest, plan = results.manifest(), results.plan()
+    if num_blocks == manifest.blocks:
+        return plan
+    if num_blocks < manifest.blocks:
+        raise UsageError(
+            f"{results.path} has {manifest.blocks} blocks, and --blocks {num_blocks} would be fewer; blocks "
+            f"are only added: give a number above {manifest.blocks}, or leave --blocks out"
+        )
+    if reason := why_not_extended(manifest):
+        raise UsageError(f"{results.path}: no blocks can be added: {reason}")
+    if (num_runs := len(plan.runs) // manifest.blocks * num_blocks) > MAX_RUNS:
+        raise UsageError(f"--blocks {num_blocks} makes {num_runs:,} runs, more than {MAX_RUNS:,}; lower it")
+    return extend_plan(plan, reopened.profile, num_blocks)
+
+
+def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extension | None:
+    """Add blocks to an experiment until it has ``num_blocks``; None where its plan has as many already.
+
+    Raises UsageError as ``extended_plan`` does.
+    """
+    results = reopened.results
     with sole_writer(results.path):
         manifest, plan = results.manifest(), results.plan()
+        longer = extended_plan(reopened, num_blocks)
         if num_blocks == manifest.blocks:
             return None
-        if num_blocks < manifest.blocks:
-            raise UsageError(
-                f"{results.path} has {manifest.blocks} blocks, and --blocks {num_blocks} would be fewer; blocks "
-                f"are only added: give a number above {manifest.blocks}, or leave --blocks out"
-            )
-        if reason := why_not_extended(manifest):
-            raise UsageError(f"{results.path}: no blocks can be added: {reason}")
-        if (num_runs := len(plan.runs) // manifest.blocks * num_blocks) > MAX_RUNS:
-            raise UsageError(f"--blocks {num_blocks} makes {num_runs:,} runs, more than {MAX_RUNS:,}; lower it")
         extension = Extension(
             extended_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
             from_blocks=manifest.blocks,
@@ -72,7 +85,7 @@ def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extensio
             manifest, blocks=num_blocks, extensions=(*manifest.extensions, extension)
         )
         with _uninterrupted():
-            results.write_plan(extend_plan(plan, reopened.profile, num_blocks))
+            results.write_plan(longer)
             results.write_manifest(extended)
             renew_digests(results)
     return extension

@@ -52,6 +52,26 @@ def test_added_blocks_are_measured_and_the_first_stay_as_they_were(
 
 
 @pytest.mark.slow
+def test_a_plan_of_the_rest_shows_what_resuming_would_measure_and_writes_nothing(
+    extended: tuple[Path, dict[str, bytes], str],
+) -> None:
+    path, _, _ = extended
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    missing = max((path / "runs").iterdir())
+    hidden = missing.rename(path.parent / missing.name)
+    try:
+        rest = benchctl("run", "--resume", path, "--dry-run")
+        more = benchctl("run", "--resume", path, "--dry-run", "--blocks", "8")
+    finally:
+        hidden.rename(missing)
+    assert missing.name in rest.stdout
+    assert "1 of 12 runs left to measure" in rest.stdout
+    assert "5 of 16 runs left to measure" in more.stdout
+    assert benchctl("run", "--resume", path, "--dry-run", "--blocks", "2").returncode == 2
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.slow
 def test_every_verdict_says_what_the_added_blocks_cost(extended: tuple[Path, dict[str, bytes], str]) -> None:
     path, _, said = extended
     cost = "blocks were added once after results were seen: intervals are those of 97.5%"

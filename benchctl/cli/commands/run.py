@@ -58,7 +58,11 @@ _UntilPrecision = Annotated[
 ]
 _Quick = Annotated[bool, typer.Option("--quick", help=f"Screening with {QUICK_BLOCKS} blocks.")]
 _DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the ordered runs and an estimate; measure nothing.")
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Print the ordered runs and an estimate; measure nothing. With --resume: the runs that are left.",
+    ),
 ]
 _StepTimeModel = Annotated[
     Path | None,
@@ -157,12 +161,16 @@ def run(  # the parameters are the command line
     )
     num_blocks, changes = QUICK_BLOCKS if quick else blocks, [*(overrides or []), *_stopping(until_precision)]
     if resume is not None:
-        if measures_noise or dry_run or label is not None or output is not None or output_dir != RESULTS:
+        if measures_noise or label is not None or output is not None or output_dir != RESULTS:
             raise UsageError(
-                f"--resume continues {resume} as it was begun: leave out --aa, --dry-run, --label, --output "
-                "and --output-dir"
+                f"--resume continues {resume} as it was begun: leave out --aa, --label, --output and --output-dir"
             )
-        _resume(resume, _load(profile_name, engine, changes, None, seed), num_blocks, manner)
+        given = _load(profile_name, engine, changes, None, seed)
+        if dry_run:
+            _print_rest(resume, given, num_blocks, step_time_model)
+        else:
+            _refuse_model(step_time_model)
+            _resume(resume, given, num_blocks, manner)
         return
     chosen = _load(profile_name, engine, changes, num_blocks, seed, is_to_send=not dry_run)
     if chosen is None:
@@ -173,8 +181,7 @@ def run(  # the parameters are the command line
     if dry_run:
         _print_plan(chosen, step_time_model, output or output_dir)
         return
-    if step_time_model is not None:
-        raise UsageError("--step-time-model predicts a plan: add --dry-run; 'compare' has the same option")
+    _refuse_model(step_time_model)
     tokenizer = tokenizer_of(chosen)
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=manner.is_quiet, tokenizer=tokenizer)
@@ -182,6 +189,11 @@ def run(  # the parameters are the command line
         check_machine(chosen, prepared.requests, output or output_dir)
         results = create(chosen, prepared, output_dir, label, directory=output)
     _measure_new(results, chosen, prepared, manner)
+
+
+def _refuse_model(step_time_model: Path | None) -> None:
+    if step_time_model is not None:
+        raise UsageError("--step-time-model predicts a plan: add --dry-run; 'compare' has the same option")
 
 
 def _stopping(until_precision: str | None) -> list[str]:
@@ -283,6 +295,23 @@ def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manne
             )
     check_machine(reopened.profile, reopened.requests, path)
     _measure_and_report(reopened.results, reopened.profile, reopened.requests, manner)
+
+
+def _print_rest(
+    path: Path, profile: "Profile | None", num_blocks: int | None, step_time_model: Path | None
+) -> None:
+    """Print the runs that would be measured; nothing is written."""
+    from benchctl.cli.output.plan import print_rest
+    from benchctl.measure.experiment import pending_runs
+    from benchctl.measure.extension import extended_plan
+    from benchctl.measure.result_directory import reopen_experiment
+
+    reopened = reopen_experiment(path, profile)
+    results = reopened.results
+    plan = results.due_plan() if num_blocks is None else extended_plan(reopened, num_blocks)
+    check_machine(reopened.profile, reopened.requests, path, is_plan=True)
+    pending = pending_runs(results, plan)
+    print_rest(reopened.profile, reopened.requests, pending, len(plan.runs), step_time_model)
 
 
 def _measure_and_report(

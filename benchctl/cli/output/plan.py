@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from benchctl.formats import count_of, percentage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from benchctl.profile.model import Profile
     from benchctl.profile.planning.imbalance import Imbalance
-    from benchctl.records.manifest import Look, StoppingRecord
+    from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
     from benchctl.records.noise import NoiseFloor
     from benchctl.records.request import PreparedRequest
 
@@ -22,27 +22,14 @@ def print_plan(
     step_time_model: "Path | None" = None,
 ) -> None:
     """Print all runs in order, their predicted durations and loads, and the power of the experiment."""
-    from rich.table import Table
-
     from benchctl.cli.output.prediction import duration_text, estimate_plan, print_prediction
-    from benchctl.cli.output.screen import wide_console
     from benchctl.profile.planning.imbalance import imbalance_of
     from benchctl.profile.planning.plan import arms, plan_runs
-    from benchctl.records.directory import arm_label, cell_name
     from benchctl.report.text.prompt_lengths import prompt_lengths_text
 
     estimate = estimate_plan(profile, requests, step_time_model)
-    durations_s = estimate.run_s
-    table = Table(
-        "run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []), box=None
-    )
     plan = plan_runs(profile)
-    for planned in plan.runs:
-        duration_s = durations_s.get(arm_label(planned.variant, planned.cell))
-        last = [] if duration_s is None else [f"{duration_s:.1f}"]
-        position = str(planned.block), str(planned.position)
-        table.add_row(planned.run_id, *position, planned.variant, cell_name(planned.cell), *last)
-    wide_console().print(table)
+    _print_runs(plan.runs, estimate.run_s)
     what = (
         f"{count_of(len(plan.runs), 'run')} in {count_of(profile.blocks, 'block')} of {len(arms(profile))}, "
         f"{count_of(len(requests), 'request')} each"
@@ -54,6 +41,43 @@ def print_plan(
     if len(arms(profile)) > 1:
         print(balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
     print_power(profile, noise)
+
+
+def print_rest(
+    profile: "Profile",
+    requests: "Sequence[PreparedRequest]",
+    runs: "Sequence[PlannedRun]",
+    num_planned: int,
+    step_time_model: "Path | None" = None,
+) -> None:
+    """Print the runs that are left of ``num_planned``, and their predicted duration where that is known."""
+    from benchctl.cli.output.prediction import estimate_plan
+    from benchctl.records.directory import arm_label
+
+    estimate = estimate_plan(profile, requests, step_time_model)
+    if runs:
+        _print_runs(runs, estimate.run_s)
+    total_s = sum(estimate.run_s.get(arm_label(run.variant, run.cell), 0.0) for run in runs)
+    lasting = f"; estimated duration {total_s:.0f} s" if runs and estimate.run_s else ""
+    print(f"{len(runs)} of {count_of(num_planned, 'run')} left to measure{lasting}")
+
+
+def _print_runs(runs: "Sequence[PlannedRun]", durations_s: "Mapping[str, float]") -> None:
+    """Print a table of runs, with the durations of those arms that have one."""
+    from rich.table import Table
+
+    from benchctl.cli.output.screen import wide_console
+    from benchctl.records.directory import arm_label, cell_name
+
+    table = Table(
+        "run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []), box=None
+    )
+    for planned in runs:
+        duration_s = durations_s.get(arm_label(planned.variant, planned.cell))
+        last = [] if duration_s is None else [f"{duration_s:.1f}"]
+        position = str(planned.block), str(planned.position)
+        table.add_row(planned.run_id, *position, planned.variant, cell_name(planned.cell), *last)
+    wide_console().print(table)
 
 
 def balance_text(imbalance: "Imbalance", num_arms: int, num_blocks: int) -> str:
