@@ -13,6 +13,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.commands import list_results, report, show
 from benchctl.cli.output.screen import in_one_row, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
+from benchctl.records.claim import sole_writer
 from benchctl.records.manifest import GitState, GpuInfo
 from benchctl.records.record import ResultWarning
 from benchctl.report.text.client_table import client_table
@@ -95,7 +96,8 @@ def test_show_of_an_unfinished_experiment_shows_what_is_planned_running_and_fail
     for run in rest:
         for file in run.path.iterdir():
             file.unlink()
-    result = call("show", tmp_path)
+    with sole_writer(tmp_path):
+        result = call("show", tmp_path)
     text = words(result.output)
     assert result.exit_code == 0
     assert "built · running · 1 of 6 runs done" in text

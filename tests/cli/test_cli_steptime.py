@@ -81,7 +81,7 @@ def test_calibrate_writes_a_model_of_the_other_device(model: Path, tmp_path: Pat
     [
         (("predict", "MODEL", "--model", "qwen2.5-7b", "--tp", 8), "has 8; add a run with that size"),
         (("predict", "MODEL", "--model", "qwen2.5-7b", "--hardware", "a100-sxm"), "'benchctl steptime calibrate'"),
-        (("predict", "TABLE", "--model", "qwen2.5-7b"), "not JSON"),
+        (("predict", "TABLE", "--model", "qwen2.5-7b"), "cannot be read as JSON"),
         (("fit", "MODEL"), "neither a result directory nor a table of steps"),
         (("fit", "TABLE", "--shape", "qwen"), "write NAME=DIR"),
         (("evaluate", "TABLE"), "only one run"),

@@ -108,7 +108,8 @@ SERVER = """
 from benchctl.measure.server import process
 
 def of_a_server():
-    server = process.start(["sleep", "60"], os.environ, Path(sys.argv[1]))
+    with Path(sys.argv[1]).open("ab") as log:
+        server = process.start(["sleep", "60"], os.environ, log.fileno())
     try:
         return scheduling(server.pid)
     finally:

@@ -61,7 +61,8 @@ def test_a_server_begins_on_its_cores_and_we_stay_where_we_are(tmp_path):
     first = min(ALL)
     said = tmp_path / "said"
     program = f"import os; open({str(said)!r}, 'w').write(repr(os.sched_getaffinity(0)))"
-    started = process.start([sys.executable, "-c", program], os.environ, tmp_path / "log", frozenset({first}))
+    with (tmp_path / "log").open("ab") as log:
+        started = process.start([sys.executable, "-c", program], os.environ, log.fileno(), frozenset({first}))
     started.wait()
     process.ProcessTree(started).stop(1)
     assert said.read_text() == repr({first})

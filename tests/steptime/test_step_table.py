@@ -99,7 +99,7 @@ def test_files_and_directories_that_hold_no_steps_are_refused(tmp_path: Path) ->
     with pytest.raises(UsageError, match=r"long.csv:3: 3 values under 2 names; correct the row"):
         read_sources([tmp_path / "long.csv"])
     (tmp_path / "latin.csv").write_bytes("model\nmodèle\n".encode("latin-1"))
-    with pytest.raises(UsageError, match=r"latin.csv: not a table \(.*utf-8.*\); name a CSV or JSON Lines file"):
+    with pytest.raises(UsageError, match=r"latin.csv:2: cannot be read: it is not UTF-8 text .*; correct the row"):
         read_sources([tmp_path / "latin.csv"])
     (tmp_path / "steps.parquet").write_bytes(b"PAR1")
     with pytest.raises(UsageError, match="from a Parquet file, write a CSV file first"):

@@ -25,6 +25,9 @@ _DPI: Final = 130
 _LABEL_CHARACTERS: Final = 36
 _MOST_CHARACTERS: Final = 200
 """A longer line would leave the data no room."""
+_LEGEND_LINE_IN: Final = 0.22
+_AROUND_LEGEND_IN: Final = 2.0
+"""Height of title and axis labels."""
 _LABEL_MIN_FRAC: Final = 0.07
 """A segment narrower than this share of the axis is too narrow for its own number."""
 _VISIBLE_MIN_FRAC: Final = 0.001
@@ -78,9 +81,17 @@ def tidy(axes: Axes, *, grid: str) -> None:
 
 
 def legend_beside(axes: Axes) -> None:
-    """The legend to the right of the axes, never over the data; none where nothing can be seen."""
-    if axes.get_legend_handles_labels()[1]:
+    """The legend to the right of the axes, never over the data; none where nothing can be seen.
+
+    The figure grows with a long legend, which would leave the data no room.
+    """
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+        figure = axes.get_figure(root=True)
+        if figure is not None:
+            num_lines = sum(label.count("\n") + 1 for label in labels)
+            figure.set_figheight(max(figure.get_figheight(), _AROUND_LEGEND_IN + _LEGEND_LINE_IN * num_lines))
 
 
 def png_bytes(figure: Figure) -> bytes:

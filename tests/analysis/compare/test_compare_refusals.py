@@ -13,6 +13,7 @@ from support.results.builders import (
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
+from benchctl.records.claim import sole_writer
 from benchctl.records.jsonl import encode
 from benchctl.records.manifest import GitState, GpuInfo
 from benchctl.records.record import ResultWarning
@@ -254,7 +255,8 @@ def test_runs_that_were_not_measured_are_listed(results):
     (results.run("013-b6-guided-top_k5").path / "run.json").unlink()
     edit_run(results, "003-b1-guided-top_k5", state="running")
     edit_manifest(results, state="running")
-    comparison = within(results)
+    with sole_writer(results.path):
+        comparison = within(results)
     assert comparison.verdict == "inconclusive"
     assert [message.rsplit(": ")[-1] for message in messages(comparison, "excluded-block")] == [
         "running",
