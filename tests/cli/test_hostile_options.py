@@ -99,6 +99,7 @@ def test_a_sample_of_values_for_all_options_ends_with_an_exit_code():
         check(case)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_all_values_for_all_options_end_with_an_exit_code(command: str):

@@ -114,6 +114,7 @@ def test_what_a_plan_passes_on_the_simulator_can_be_run():
         check_start(case)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROFILES)
 def test_all_values_for_all_keys_end_a_plan_with_code_0_or_2(name: str):

@@ -98,9 +98,17 @@ def test_an_entry_that_is_no_file_of_the_directory_is_not_read(root: Path, entry
         assert call(root, "show")[0] == 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", RARE)
-@pytest.mark.parametrize("entry", READ)
+def sampled(entries: list[str], kinds: list[str]) -> list[Any]:
+    """Each entry with one kind and each kind with one entry are tried always, the others every night."""
+    always, otherwise = [pytest.mark.slow], [pytest.mark.slow, pytest.mark.nightly]
+    return [
+        pytest.param(entry, kind, marks=always if i % len(kinds) == j else otherwise)
+        for i, entry in enumerate(entries)
+        for j, kind in enumerate(kinds)
+    ]
+
+
+@pytest.mark.parametrize(("entry", "kind"), sampled(READ, RARE))
 def test_no_kind_of_entry_leads_out_of_the_directory(root: Path, entry: str, kind: str) -> None:
     if kind == "a directory" and entry in {RUN, "runs"}:
         pytest.skip("it is one")

@@ -172,7 +172,7 @@ def run(  # the parameters are the command line
             _refuse_model(step_time_model)
             _resume(resume, given, num_blocks, manner)
         return
-    chosen = _load(profile_name, engine, changes, num_blocks, seed, is_to_send=not dry_run)
+    chosen = _load(profile_name, engine, changes, num_blocks, seed)
     if chosen is None:
         raise UsageError("name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them")
     if measures_noise:
@@ -211,8 +211,6 @@ def _load(
     overrides: list[str],
     blocks: int | None,
     seed: int | None,
-    *,
-    is_to_send: bool = True,
 ) -> "Profile | None":
     if name is None:
         if engine or overrides or blocks or seed is not None:
@@ -223,7 +221,7 @@ def _load(
         return None
     from benchctl.profile.load import load_profile
 
-    return load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed, is_to_send=is_to_send)
+    return load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed, is_to_send=True)
 
 
 def _baseline_against_itself(profile: "Profile", num_blocks: int | None) -> "Profile":
