@@ -161,7 +161,9 @@ def test_commands_that_read_do_the_same_in_an_unusual_environment(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in THOROUGH else pytest.mark.nightly) for name in ENVIRONMENTS]
+)
 def test_every_command_does_the_same_in_every_environment(
     name: str, prepared: Path, plain: dict[str, tuple[int, bytes, bytes]], tmp_path: Path
 ) -> None:

@@ -203,7 +203,7 @@ def test_resuming_repeats_a_run_whose_record_cannot_be_read_and_keeps_what_it_le
 
 @pytest.mark.slow
 def test_resuming_first_records_what_became_of_a_run_whose_process_is_gone(tmp_path: Path) -> None:
-    with started(tmp_path, *TINY, "--set", "engine.options.start_delay_s=20") as process:
+    with started(tmp_path, *TINY, "--set", "engine.options.start_delay_s=4") as process:
         wait_for(lambda: any(has_launched(path) for path in tmp_path.glob("results/*/2*/runs/*/run.json")))
         process.kill()
         process.communicate(timeout=120)

@@ -77,7 +77,7 @@ def test_a_directory_alone_is_compared_as_its_two_sides_are(
 
 
 def test_no_verdict_is_printed_where_every_run_failed(tmp_path: Path) -> None:
-    broken = ["--set", "engine.options.num_kv_blocks=1"]
+    broken = ["--set", "engine.options.start_delay_s=30", "--set", "timeouts.ready_s=0.5"]
     done = benchctl("run", "ci-smoke", *OPTIONS, *broken, "--blocks", "1", cwd=tmp_path)
     assert done.returncode == 5, done.stdout + done.stderr
     assert "2 failed" in done.stdout
