@@ -13,12 +13,12 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import UsageError
+from benchctl.measure.experiment import pending_runs
 from benchctl.measure.result_directory import ReopenedExperiment
 from benchctl.profile.checks import MAX_RUNS
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.planning.plan import extend_plan
 from benchctl.records.claim import sole_writer
-from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import renew_digests
 from benchctl.records.manifest import Extension, Manifest, Plan
 
@@ -78,7 +78,7 @@ def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extensio
             extended_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
             from_blocks=manifest.blocks,
             to_blocks=num_blocks,
-            num_done=sum(_is_done(results, run.run_id) for run in plan.runs),
+            num_done=len(plan.runs) - len(pending_runs(results, plan)),
             num_looks=len(manifest.extensions) + 2,
         )
         extended = msgspec.structs.replace(
@@ -89,11 +89,6 @@ def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extensio
             results.write_manifest(extended)
             renew_digests(results)
     return extension
-
-
-def _is_done(results: ResultDirectory, run_id: str) -> bool:
-    directory = results.run(run_id)
-    return directory.is_begun() and directory.read().state == "done"
 
 
 @contextmanager
