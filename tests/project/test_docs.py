@@ -21,7 +21,9 @@ from support.cli import preloaded_directory
 
 ROOT = Path(__file__).parent.parent.parent
 TASKS = sorted(f"docs/tasks/{path.name}" for path in (ROOT / "docs" / "tasks").glob("*.md"))
-DOCUMENTS = ["README.md", "docs/comparing.md", *TASKS]
+LONGEST = "docs/comparing.md"
+"""Its commands measure a hundred runs, which takes two minutes."""
+DOCUMENTS = ["README.md", LONGEST, *TASKS]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STANDS_FOR = {"scripts/demo": "benchctl run --profile topk-sweep", "scripts/test": ""}
 """Scripts that make an environment of their own, and what they run in it. The tests do not run themselves."""
@@ -102,7 +104,14 @@ def test_a_share_that_noise_forbids_reads_like_one_that_it_allows() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(name for name in DOCUMENTS if commands_of(ROOT / name)))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly if name == LONGEST else ())
+        for name in sorted(DOCUMENTS)
+        if commands_of(ROOT / name)
+    ],
+)
 def test_every_console_block_of_the_manual_does_what_it_shows(name: str, tmp_path: Path) -> None:
     if name in NEEDS_TORCH:
         skip_without_torch()
