@@ -18,6 +18,7 @@ from typing import Final
 
 from benchctl import __version__
 from benchctl.untrusted.known_secrets import redacted
+from benchctl.untrusted.text import visible_line
 
 TRACEBACK_VARIABLE: Final = "BENCHCTL_TRACEBACK"
 """Set to anything, the traceback is printed as well."""
@@ -43,10 +44,9 @@ def internal_error_message(error: BaseException) -> str:
 
 def _summary(error: BaseException) -> str:
     """Type and message of ``error`` on one line."""
-    words = " ".join(redacted(str(error)).split())
-    line = "".join(char if char.isprintable() else "?" for char in words)
+    line = visible_line(" ".join(redacted(str(error)).split()), _MOST_CHARS)
     name = type(error).__name__
-    return f"{name}: {line[:_MOST_CHARS]}" if line else name
+    return f"{name}: {line}" if line else name
 
 
 def _command_words(words: Sequence[str]) -> Iterator[str]:
