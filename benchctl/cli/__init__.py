@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from benchctl.cli.failures import INTERRUPTED, exit_code_of, report_failure
+from benchctl.cli.failures import INTERRUPTED, exit_code_of, note_interrupt, report_failure
 from benchctl.cli.streams import drop_output, steady_streams, widen_help
 from benchctl.errors import DeprecatedWordWarning, UsageError
 from benchctl.system_errors import address_space_shortfall
@@ -83,10 +83,9 @@ def _handle_signals() -> None:
     Until the command begins an interrupt ends the process at once (``__main__``).
     """
     sys.unraisablehook = _repeat_lost_interrupt
-    handlers = {signal.SIGTERM: _interrupt, signal.SIGHUP: _interrupt, signal.SIGINT: signal.default_int_handler}
-    for number, handler in handlers.items():
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
-            signal.signal(number, handler)
+            signal.signal(number, _interrupt)
 
 
 def _repeat_lost_interrupt(lost: "sys.UnraisableHookArgs") -> None:
@@ -113,6 +112,7 @@ def _ignore_signals() -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    note_interrupt()
     raise KeyboardInterrupt
 
 

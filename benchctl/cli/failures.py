@@ -20,6 +20,13 @@ from benchctl.untrusted.text import visible_lines
 INTERRUPTED: Final = 130
 _COMPLETION: Final = "_BENCHCTL_COMPLETE"
 """The variable by which a shell asks for completions."""
+_interrupts: Final[list[None]] = []
+"""One entry for each interrupt that came while no coroutine ran."""
+
+
+def note_interrupt() -> None:
+    """Record that the user interrupted the command; a library may make an error of its own of KeyboardInterrupt."""
+    _interrupts.append(None)
 
 
 def exit_code_of(leaving: SystemExit) -> int:
@@ -50,7 +57,7 @@ def _code_without_answer(abort: BaseException) -> int:
 def report_failure(error: BaseException) -> int:
     """Print why the command could not do its work; returns the exit code."""
     cause = _decisive(error)
-    if isinstance(cause, KeyboardInterrupt):
+    if isinstance(cause, KeyboardInterrupt) or _interrupts:
         return INTERRUPTED
     if isinstance(cause, BenchctlError):
         _tell_error(cause)

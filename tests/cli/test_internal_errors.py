@@ -225,6 +225,21 @@ def test_an_interrupt_before_the_command_line_is_imported_is_silent(tmp_path: Pa
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_an_interrupt_that_a_library_makes_an_error_of_its_own_is_still_one(tmp_path: Path) -> None:
+    """pydantic does so while it builds a model."""
+    planted = (
+        "import signal\n"
+        "def interrupted():\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "    except KeyboardInterrupt as error:\n"
+        "        return ValueError(f'cannot build: {error!r}')\n"
+    ) + failing_import("benchctl.report.catalog", "interrupted()")
+    done = ended(tmp_path, "list", planted=planted)
+    assert (done.returncode, done.stderr) == (130, "")
+    assert not (tmp_path / "state").exists()
+
+
 @pytest.mark.slow
 def test_a_mistake_in_mid_run_leaves_no_run_and_no_server_behind(tmp_path: Path) -> None:
     planted = (
