@@ -1,8 +1,11 @@
 """The configuration of pytest is strict: what is misspelt fails, and so does a test that passes unexpectedly."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = ROOT / "pyproject.toml"
@@ -34,3 +37,20 @@ def test_an_unknown_key_of_the_configuration_is_an_error(tmp_path):
     finished = pytest_in(tmp_path, configuration=tmp_path / "pyproject.toml")
     assert finished.returncode == 4
     assert "Unknown config option: markres" in finished.stderr
+
+
+@pytest.mark.slow
+def test_every_process_collects_the_same_tests_at_whatever_time():
+    # Tests that differ between two workers end the whole run; a parameter made from the clock or a set differs.
+    def collected(seed: str) -> list[str]:
+        argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", "tests"]
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        finished = subprocess.run(
+            argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert finished.returncode == 0, finished.stdout[-2000:]
+        return [line for line in finished.stdout.splitlines() if "::" in line]
+
+    first, second = collected("1"), collected("2")
+    assert len(first) > 1000
+    assert first == second
