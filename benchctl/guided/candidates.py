@@ -4,14 +4,13 @@ Guidance chooses among the tokens that these filters leave. They therefore come 
 must not follow: applied to the guided distribution they would cut it again.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
 
-_SLACK_ULPS: Final = 16
-"""A token exactly at a bound is kept, however its probability was rounded on the way."""
+from benchctl.guided.operations.registry import PLAIN, Operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +23,33 @@ class Candidates:
     """[B, K]: probabilities that add up to 1 over the candidates of a row; 0 where absent."""
     mask: Tensor
     """bool [B, K]: which are candidates; at least one in each row."""
+    counts: Tensor
+    """int64 [B]: number of candidates in rows that are to be guided, 0 in all others."""
 
-    @property
-    def counts(self) -> Tensor:
-        """int64 [B]: number of candidates."""
-        return self.mask.sum(dim=1)
 
-    @property
-    def is_deterministic(self) -> Tensor:
-        """bool [B]: rows with a single candidate, which no guidance can change."""
-        return self.counts == 1
-
-    @property
-    def entropy(self) -> Tensor:
-        """[B]: -sum p ln p in nats, of the filtered distribution, not of the whole vocabulary's."""
-        return -torch.xlogy(self.probs, self.probs).sum(dim=1)
+def limit_numbers(
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    threshold: float | None = None,
+    is_due: bool = True,
+    is_ours: bool = True,
+) -> tuple[float, ...]:
+    """A row of ``limits``, see ``operations.sampling``."""
+    return temperature, top_k, top_p, min_p, -math.inf if threshold is None else threshold, is_due, is_ours
 
 
 def select_candidates(
     logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
+    limits: Tensor,
     max_candidates: int,
     *,
     is_top_p_open: bool = False,
+    operations: Operations = PLAIN,
 ) -> Candidates:
-    """Candidates of each row of ``logits`` [B, V], with parameters of each row [B].
+    """Candidates of each row of ``logits`` [B, V], with ``limits`` [B, 7] in float64 from ``limit_numbers``.
 
     In this order, on p = softmax(logits / temperature) over the vocabulary:
 
@@ -62,26 +60,13 @@ def select_candidates(
     The most probable always stays, and a token of probability 0 never does. Which of several equal tokens are among
     the ``top_k`` is left to torch. ``max_candidates`` bounds K on the host, so that nothing waits for the device;
     the caller sees to it that no row asks for more. ``is_top_p_open`` promises that every top_p is 1 or more, which
-    spares the sum over the vocabulary.
+    spares the sum over the vocabulary. A row is to be guided where it is due, has more than one candidate, and the
+    entropy of these is above its threshold.
 
     Computed in the precision of ``logits``, float32 at least. Finite for finite logits of any size.
     """
     scores = logits if logits.dtype == torch.float64 else logits.float()
-    kind = torch.finfo(scores.dtype)
-    slack = _SLACK_ULPS * kind.eps
-    heat = temperature.to(scores.dtype).clamp_min(kind.tiny)[:, None]
     top, ids = torch.topk(scores, min(max_candidates, scores.shape[1]), dim=1)
-    # Relative to the largest, nothing overflows, and min_p needs no normalisation.
-    weights = torch.exp((top - top[:, :1]) / heat)
-    rank = torch.arange(top.shape[1], device=top.device)
-    mask = (rank < top_k[:, None]) | (top_k[:, None] <= 0)
-    mask &= weights * (1 + slack) >= min_p.to(scores.dtype)[:, None]
-    if not is_top_p_open:
-        total = torch.exp((scores - top[:, :1]) / heat).sum(dim=1, keepdim=True)
-        shares = weights / total
-        mass_before = shares.cumsum(dim=1) - shares
-        mask &= mass_before <= top_p.to(scores.dtype)[:, None] + slack
-    mask |= rank == 0
-    mask &= weights > 0
-    filtered = weights.masked_fill(~mask, 0)
-    return Candidates(ids=ids, probs=filtered / filtered.sum(dim=1, keepdim=True), mask=mask)
+    mass = None if is_top_p_open else operations.vocabulary_mass(scores, top, limits)
+    probs, mask, counts = operations.filter_candidates(top, mass, limits)
+    return Candidates(ids=ids, probs=probs, mask=mask, counts=counts)

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-_LARGEST_T: Final = 22.5
+LARGEST_T: Final = 22.5
 """Slopes are m = sinh(t). Targets lie 1e-6 or more within the range; then |m| <= 2e6 ln(2e6 / smallest p), which
 is below sinh(22.5) for every p that float64 can hold."""
 _SECTIONS: Final = 64
@@ -18,7 +18,7 @@ _LARGEST_GRID: Final = 1 << 24
 """Elements of a grid at most; with whole vocabularies as candidates there are fewer sections and more rounds."""
 _BRACKET_WIDTH: Final = 2e-4
 """Of t when Newton takes over: close enough for each step to square the error."""
-_NEWTON_STEPS: Final = 4
+NEWTON_STEPS: Final = 4
 
 
 def solve_slope(log_probs: Tensor, x: Tensor, target: Tensor) -> Tensor:
@@ -29,10 +29,10 @@ def solve_slope(log_probs: Tensor, x: Tensor, target: Tensor) -> Tensor:
     met to 1e-9 and better.
     """
     sections = max(8, min(_SECTIONS, _LARGEST_GRID // max(1, log_probs.numel())))
-    rounds = math.ceil(math.log(2 * _LARGEST_T / _BRACKET_WIDTH) / math.log(sections))
+    rounds = math.ceil(math.log(2 * LARGEST_T / _BRACKET_WIDTH) / math.log(sections))
     steps = torch.linspace(0, 1, sections + 1, dtype=x.dtype, device=x.device)
-    low = torch.full_like(target, -_LARGEST_T)
-    width = 2 * _LARGEST_T
+    low = torch.full_like(target, -LARGEST_T)
+    width = 2 * LARGEST_T
     for _ in range(rounds):
         grid = low + width * steps
         below = _expectation(log_probs, x, torch.sinh(grid)) < target
@@ -42,7 +42,7 @@ def solve_slope(log_probs: Tensor, x: Tensor, target: Tensor) -> Tensor:
         width /= sections
     least, most = torch.sinh(low), torch.sinh(low + width)
     slope = (least + most) / 2
-    for _ in range(_NEWTON_STEPS):
+    for _ in range(NEWTON_STEPS):
         slope = _newton(log_probs, x, target, slope).clamp(least, most)
     return slope
 

@@ -8,12 +8,13 @@ Rows that are not guided in a step keep their logits bit for bit, unless the ser
 room (``GuideRow.is_server_filtering``): then they get T ln p of the same filters. Whether a row is guided never
 depends on the rows beside it.
 
-A step launches its work on the device and reads nothing back, with one exception: ``GuideSettings.skips_early``
-makes it wait once for the numbers of candidates of all rows, one copy of B integers, because they show which rows
-need no value model. Without it, even the counts for a log arrive later (``Guide.pending``).
+A step launches its work on the device and reads nothing back, with one exception: where it skips rows early
+(``skipping``) it waits once for the numbers of candidates of all rows, one copy of B integers, because they show
+which rows need no value model. Otherwise even the counts for a log arrive later (``Guide.pending``).
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -22,10 +23,13 @@ from torch import Tensor
 
 from benchctl.guided.candidates import Candidates, select_candidates
 from benchctl.guided.errors import GuidanceError
-from benchctl.guided.guide_step import Arriving, GuideStep, PendingStep
-from benchctl.guided.modes import candidate_values, log_tilt, mode_batch
+from benchctl.guided.guide_step import GuideStep, PendingStep
+from benchctl.guided.operations.registry import PLAIN, Operations
 from benchctl.guided.params import GuidanceParams, is_noop
+from benchctl.guided.row_table import RowTable, row_table
+from benchctl.guided.skipping import Skipping
 from benchctl.guided.timing import StepTimer, Timer
+from benchctl.guided.transfer import Arriving, to_device
 
 GREEDY_TEMPERATURE: Final = 1e-5
 """At or below, a server takes the most probable token, and guidance leaves it alone."""
@@ -50,6 +54,11 @@ class GuideRow:
     is_server_filtering: bool = True
     """False where the server samples this request without filters of its own, because they are applied here."""
 
+    @property
+    def draws_candidates(self) -> bool:
+        """True where every step leaves this row its candidates alone, guided or not."""
+        return not self.is_server_filtering
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuideSettings:
@@ -59,9 +68,10 @@ class GuideSettings:
     """Most candidates of a row; requests are checked against it with ``params.check_top_k`` when they come in."""
     is_eager: bool = True
     """True to load the value model at once, rather than in the first step that scores."""
-    skips_early: bool = True
+    skips_early: bool | None = None
     """True to keep rows with one candidate, or below their entropy threshold, from the value model. That waits once
-    per step for the base model; if false, all rows are scored, nothing waits, and the tokens are the same."""
+    per step for the base model; if false, all rows are scored, nothing waits, and the tokens are the same. None:
+    true while a quarter of the rows or more need no values."""
     eos_ids: frozenset[int] = frozenset()
     """Tokens that end an answer beside those that the value model names, such as the tokenizer's."""
 
@@ -74,10 +84,22 @@ class Counters(Protocol):
     @property
     def extended_tokens(self) -> int: ...
     @property
+    def steps(self) -> int: ...
+    @property
     def fused(self) -> int: ...
+    @property
+    def recordable(self) -> int: ...
+    @property
+    def reused_tokens(self) -> int: ...
+    @property
+    def recordings(self) -> int: ...
+    @property
+    def replays(self) -> int: ...
 
 
 class ValueModel(Protocol):
+    operations: Operations
+
     @property
     def eos_ids(self) -> Collection[int]: ...
 
@@ -89,9 +111,15 @@ class Scorer(Protocol):
     def model(self) -> ValueModel: ...
     @property
     def counters(self) -> Counters: ...
-    def score(self, rows: Sequence[GuideRow], ids: Tensor, mask: Tensor, /) -> Tensor:
-        """Outputs of the head [B, K], before the sigmoid, for each candidate after the tokens of its row."""
+    def score(self, rows: Sequence[GuideRow], ids: Tensor, waiting: Sequence[GuideRow], /) -> Tensor:
+        """Outputs of the head [B, K], before the sigmoid, for each candidate after the tokens of its row.
+
+        ``waiting`` are rows of the batch that are not scored in this step.
+        """
         ...
+
+    def keep_up(self, waiting: Sequence[GuideRow], /) -> None: ...
+    def prepare(self, rows: Sequence[GuideRow], /) -> None: ...
 
     def forget(self, keys: Iterable[Hashable], /) -> None: ...
 
@@ -100,12 +128,16 @@ class Guide:
     """Guides the steps of one server; ``pending`` and ``step`` are the counts of the last one."""
 
     def __init__(
-        self, make_scorer: Callable[[], Scorer], settings: GuideSettings | None = None, timer: Timer | None = None
+        self,
+        make_scorer: Callable[[], Scorer],
+        settings: GuideSettings | None = None,
+        timer: Timer | None = None,
     ) -> None:
         self._make_scorer = make_scorer
         self._settings = settings or GuideSettings()
         self._timer = timer or StepTimer(None)
         self._scorer = make_scorer() if self._settings.is_eager else None  # no time of a step
+        self._skipping = Skipping(self._settings.skips_early)
         self._eos_ids: Tensor | None = None
         self._counted = GuideStep()
         self._counts: Arriving | None = None
@@ -116,6 +148,16 @@ class Guide:
             with self._timer.section("value_model_load"):
                 self._scorer = self._make_scorer()
         return self._scorer
+
+    @property
+    def _operations(self) -> Operations:
+        """Those of the value model, torch's before there is one."""
+        return PLAIN if self._scorer is None else self._scorer.model.operations
+
+    def prepare(self, rows: Sequence[GuideRow]) -> None:
+        """Compute new prompts of rows that may be guided, before the logits of their step exist."""
+        if rows:
+            self._load().prepare(rows)
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Drop what is kept of requests that ended."""
@@ -149,51 +191,35 @@ class Guide:
         ]
         if computed:
             with self._timer.section("lvm_apply_outer"):
-                self._apply(logits, [row for row, _ in computed], [is_due for _, is_due in computed])
+                kept = {row.index for row, _ in computed}
+                others = [row for row in rows if row.index not in kept]
+                self._apply(logits, [row for row, _ in computed], [is_due for _, is_due in computed], others)
         return logits
 
-    def _apply(self, logits: Tensor, rows: list[GuideRow], due: list[bool]) -> None:
+    def _apply(self, logits: Tensor, rows: list[GuideRow], due: list[bool], others: list[GuideRow]) -> None:
+        skips = self._skipping.is_worth_it()
         with self._timer.section("lvm_build_pending"):
-            index = torch.tensor([row.index for row in rows]).to(logits.device, non_blocking=True)
+            table = row_table(rows, due, logits.device)
             with self._timer.section("candidate_selection"):
-                candidates, heat, is_open = self._candidates(logits.index_select(0, index), rows, due)
-            scored = self._scored(candidates, is_open, due)
-        log_probs = torch.log(candidates.probs)
+                candidates = select_candidates(
+                    logits.index_select(0, table.index),
+                    table.limits,
+                    self._width(rows, logits.shape[1]),
+                    is_top_p_open=all(row.top_p >= 1 for row in rows),
+                    operations=self._operations,
+                )
+            scored = self._scored(candidates, due, skips=skips)
+        is_scored = set(scored)
+        others = [*(row for position, row in enumerate(rows) if position not in is_scored), *others]
         if scored:
-            log_probs = self._guided(log_probs, candidates, rows, scored, is_open)
+            log_probs = self._guided(candidates, table, rows, scored, others)
+        else:
+            log_probs = torch.log(candidates.probs)
+            self._keep_up(others)
         with self._timer.section("lvm_apply_guidance"):
-            scores = (heat * log_probs).to(logits.dtype)
-            if self._settings.skips_early or not any(row.is_server_filtering for row in rows):
-                guided = set(scored)
-                written = [i for i, row in enumerate(rows) if i in guided or not row.is_server_filtering]
-                _write(logits, index, candidates.ids, scores, written)
-            else:
-                is_ours = torch.tensor([not row.is_server_filtering for row in rows], dtype=torch.bool)
-                is_written = is_open | is_ours.to(logits.device, non_blocking=True)
-                _write_where(logits, index, candidates.ids, scores, is_written)
-
-    def _candidates(
-        self, logits: Tensor, rows: list[GuideRow], due: list[bool]
-    ) -> tuple[Candidates, Tensor, Tensor]:
-        """Candidates, temperatures [b, 1], and which rows are due and have a choice worth guiding [b]."""
-        thresholds = (row.params.value_entropy_threshold for row in rows)
-        numbers = [
-            (row.temperature, row.top_k, row.top_p, row.min_p, -torch.inf if limit is None else limit, is_due)
-            for row, limit, is_due in zip(rows, thresholds, due, strict=True)
-        ]
-        table = torch.tensor(numbers, dtype=torch.float64).to(logits.device, non_blocking=True)
-        temperature, top_k, top_p, min_p, threshold, is_due_row = table.unbind(dim=1)
-        candidates = select_candidates(
-            logits,
-            temperature,
-            top_k.long(),
-            top_p,
-            min_p,
-            self._width(rows, logits.shape[1]),
-            is_top_p_open=all(row.top_p >= 1 for row in rows),
-        )
-        is_open = (is_due_row > 0) & ~candidates.is_deterministic & (candidates.entropy > threshold)
-        return candidates, temperature.to(candidates.probs.dtype)[:, None], is_open
+            self._operations.write_candidates(
+                logits, table.index, candidates.ids, log_probs, candidates.counts, table.limits
+            )
 
     def _width(self, rows: list[GuideRow], vocabulary: int) -> int:
         """Columns that the candidates of these rows need."""
@@ -208,49 +234,68 @@ class Guide:
             widest = max(widest, width)
         return widest
 
-    def _scored(self, candidates: Candidates, is_open: Tensor, due: list[bool]) -> list[int]:
+    def _scored(self, candidates: Candidates, due: list[bool], *, skips: bool) -> list[int]:
         """Positions of the rows that go to the value model; the counts of the step are taken here."""
-        counts = candidates.counts * is_open
-        if not self._settings.skips_early:
-            self._counts = Arriving(torch.stack([is_open.sum(), counts.sum()]))
+        if not skips:
+            self._counts = Arriving(candidates.counts)
+            self._skipping.note(sum(due), self._counts)
             return [position for position, is_due in enumerate(due) if is_due]
-        numbers = counts.tolist()
-        scored = [position for position, count in enumerate(numbers) if count]
+        numbers = candidates.counts.tolist()
+        scored = [position for position, number in enumerate(numbers) if number]
+        self._skipping.note(sum(due), len(scored))
         self._counted = replace(self._counted, guided_rows=len(scored), candidates=sum(numbers))
         return scored
 
     def _guided(
-        self, log_probs: Tensor, candidates: Candidates, rows: list[GuideRow], scored: list[int], is_open: Tensor
+        self,
+        candidates: Candidates,
+        table: RowTable,
+        rows: list[GuideRow],
+        scored: list[int],
+        others: list[GuideRow],
     ) -> Tensor:
         """ln p' in the rows that are scored and have a choice, ln p in all others."""
-        chosen = [rows[position] for position in scored]
-        positions = torch.tensor(scored).to(log_probs.device, non_blocking=True)
-        ids, probs, mask = (
-            part.index_select(0, positions) for part in (candidates.ids, candidates.probs, candidates.mask)
-        )
-        raw = self._score(chosen, ids, mask).to(probs.dtype)
+        ids, lines = candidates.ids, table.lines
+        if len(scored) < len(rows):
+            positions = to_device(torch.tensor(scored), ids.device)
+            lines = torch.full_like(lines, -1).index_copy_(
+                0, positions, torch.arange(len(scored), device=ids.device)
+            )
+            ids = ids.index_select(0, positions)
+        raw = self._score([rows[position] for position in scored], ids, others)
         with self._timer.section("lvm_apply_guidance"):
-            params = [row.params for row in chosen]
-            batch = mode_batch(params, probs.device, [len(row.tokens) - row.num_prompt for row in chosen])
-            tilted = log_tilt(probs, candidate_values(raw, ids, self._ends(probs.device)), raw, mask, batch)
-            has_choice = is_open.index_select(0, positions)[:, None]
-            tilted = torch.where(has_choice, tilted, log_probs.index_select(0, positions))
-            return log_probs.index_copy(0, positions, tilted)
+            return self._operations.tilt_candidates(
+                candidates.probs, candidates.mask, candidates.counts, candidates.ids, raw, lines,
+                self._ends(ids.device), table.modes.table, table.modes.rules,
+            )  # fmt: skip
 
-    def _score(self, rows: list[GuideRow], ids: Tensor, mask: Tensor) -> Tensor:
+    def _score(self, rows: list[GuideRow], ids: Tensor, others: list[GuideRow]) -> Tensor:
         scorer = self._load()
+        with self._timer.section("lvm_forward"), self._counting(scorer):
+            return scorer.score(rows, ids, others)
+
+    def _keep_up(self, others: list[GuideRow]) -> None:
+        """Extend rows of a step in which nothing is scored."""
+        if self._scorer is not None:
+            with self._counting(self._scorer):
+                self._scorer.keep_up(others)
+
+    @contextmanager
+    def _counting(self, scorer: Scorer) -> Iterator[None]:
+        """Add to the step what the scorer does inside."""
         before = scorer.counters
-        prefilled, extended, fused = before.prefill_tokens, before.extended_tokens, before.fused
-        with self._timer.section("lvm_forward"):
-            raw = scorer.score(rows, ids, mask)
+        yield
         after = scorer.counters
+        num_passes = after.recordable - before.recordable
         self._counted = replace(
             self._counted,
-            value_prefill_tokens=after.prefill_tokens - prefilled,
-            value_extend_tokens=after.extended_tokens - extended,
-            fused=after.fused > fused,
+            value_prefill_tokens=after.prefill_tokens - before.prefill_tokens,
+            value_extend_tokens=after.extended_tokens - before.extended_tokens,
+            value_reuse_tokens=after.reused_tokens - before.reused_tokens,
+            fused=after.fused > before.fused if after.steps > before.steps else None,
+            value_replayed=after.replays - before.replays == num_passes if num_passes else None,
+            value_recordings=after.recordings - before.recordings if num_passes else None,
         )
-        return raw
 
     def _ends(self, device: torch.device) -> Tensor:
         if self._eos_ids is None:
@@ -268,21 +313,3 @@ def _is_due(row: GuideRow) -> bool:
     if row.temperature <= GREEDY_TEMPERATURE or (row.params.skip_noop and is_noop(row.params)):
         return False
     return (len(row.tokens) - row.num_prompt) % row.params.stride == 0
-
-
-def _write(logits: Tensor, index: Tensor, ids: Tensor, scores: Tensor, written: list[int]) -> None:
-    """Put ``scores`` [b, K] at ``ids``, and -inf elsewhere, of those rows of ``index`` that are ``written``."""
-    if not written:
-        return
-    positions = torch.tensor(written).to(logits.device, non_blocking=True)
-    rows = index.index_select(0, positions)
-    logits.index_fill_(0, rows, -torch.inf)
-    logits.index_put_((rows[:, None], ids.index_select(0, positions)), scores.index_select(0, positions))
-
-
-def _write_where(logits: Tensor, index: Tensor, ids: Tensor, scores: Tensor, is_written: Tensor) -> None:
-    """The same where only the device knows which rows are written [b]; reads and writes whole rows."""
-    rows = logits.index_select(0, index)
-    is_kept = ~is_written[:, None]
-    scores = torch.where(is_kept, rows.gather(1, ids), scores)
-    logits.index_copy_(0, index, rows.masked_fill(~is_kept, -torch.inf).scatter(1, ids, scores))

@@ -7,8 +7,7 @@ have arrived.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-import torch
-from torch import Tensor
+from benchctl.guided.transfer import Arriving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,38 +19,21 @@ class GuideStep:
     """Of the guided rows."""
     value_prefill_tokens: int = 0
     value_extend_tokens: int = 0
+    value_reuse_tokens: int = 0
+    """Output tokens that were taken over from the candidates of an earlier step."""
+    value_replayed: bool | None = None
+    """True if the pass that scored repeated a recorded one; None where none ran or passes are not recorded."""
+    value_recordings: int | None = None
+    """Passes that were recorded in this step, because their sizes had not been foreseen; None as above."""
     fused: bool | None = None
     """True if prefixes were extended and candidates scored in one forward pass; None if nothing was scored."""
-
-
-class Arriving:
-    """Whole numbers on their way from the device to the host."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        if numbers.is_cuda:
-            numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        self._numbers = numbers
-
-    @property
-    def is_here(self) -> bool:
-        return self._event is None or bool(self._event.query())
-
-    def read(self) -> list[int]:
-        """The numbers; waits for them if necessary."""
-        if self._event is not None:
-            self._event.synchronize()
-        numbers: list[int] = self._numbers.tolist()
-        return numbers
 
 
 class PendingStep:
     """Counts of a step, some of which the device may still be computing."""
 
     def __init__(self, counted: GuideStep, counts: Arriving | None = None) -> None:
-        """``counts`` are guided rows and their candidates."""
+        """``counts`` are the numbers of candidates of the rows, 0 in those that are not guided."""
         self._counted, self._counts = counted, counts
 
     @property
@@ -63,8 +45,8 @@ class PendingStep:
         """The counts; waits for the device if necessary."""
         if self._counts is None:
             return self._counted
-        guided, candidates = self._counts.read()
-        return replace(self._counted, guided_rows=guided, candidates=candidates)
+        counts = self._counts.read()
+        return replace(self._counted, guided_rows=sum(count > 0 for count in counts), candidates=sum(counts))
 
     def fields(self) -> Mapping[str, int | bool | None]:
         return asdict(self.step)

@@ -21,7 +21,8 @@ pick, the most probable wins. Where E < ``value_min`` nothing changes, in any mo
 Each row has a mode of its own; all are computed together, each with the result that it would have alone.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,36 +35,77 @@ from benchctl.guided.length import length_of_value, value_of_length
 from benchctl.guided.parameter_table import CONSTRAINTS, EXPECTATION_MODES, EXPONENTIAL_MODES, MODES, NEUTRAL_WIDTH
 from benchctl.guided.params import GuidanceParams
 
-_RULES: Final = (*MODES, *CONSTRAINTS)
-_CODES: Final = {rule: code for code, rule in enumerate(_RULES)}
-_SOLVED: Final = frozenset({*EXPECTATION_MODES, "eq_soft"})
-_VALUE_MARGIN: Final = 1e-9
-_SPENT: Final = 1e-12
-_LEAST_RANGE: Final = 1e-8
-_LEAST_MOVE: Final = 1e-8
-_LEAST_MARGIN: Final = 1e-12
-_MARGIN_FRAC: Final = 1e-6
+CODES: Final = {rule: code for code, rule in enumerate((*MODES, *CONSTRAINTS))}
+NUM_MODE_NUMBERS: Final = 5
+SOLVED: Final = frozenset({*EXPECTATION_MODES, "eq_soft"})
+VALUE_MARGIN: Final = 1e-9
+SPENT: Final = 1e-12
+LEAST_RANGE: Final = 1e-8
+LEAST_MOVE: Final = 1e-8
+LEAST_MARGIN: Final = 1e-12
+MARGIN_FRAC: Final = 1e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ModeBatch:
-    """Parameters of B rows, as tensors [B, 1] in float64 on the device; the host knows the rules that occur."""
+    """Parameters of B rows on the device; the host knows the rules that occur."""
 
-    code: Tensor
-    scale: Tensor
-    gamma: Tensor
-    value_min: Tensor
-    """-inf where a row has none."""
-    target: Tensor
-    """Value aimed at; 0 where a row has no target."""
-    rules: frozenset[str]
+    table: Tensor
+    """float64 [B, 5]: code of the rule, scale, gamma, value_min (-inf where a row has none), and the value aimed at
+    (0 where a row has no target)."""
+    rules: int
+    """Bit ``CODES[rule]`` is set for each rule that occurs."""
+
+    @property
+    def code(self) -> Tensor:
+        return self.table[:, 0:1]
+
+    @property
+    def scale(self) -> Tensor:
+        return self.table[:, 1:2]
+
+    @property
+    def gamma(self) -> Tensor:
+        return self.table[:, 2:3]
+
+    @property
+    def value_min(self) -> Tensor:
+        return self.table[:, 3:4]
+
+    @property
+    def target(self) -> Tensor:
+        return self.table[:, 4:5]
+
+    def has(self, *rules: str) -> bool:
+        """True where one of these rules may occur."""
+        return any(self.rules >> CODES[rule] & 1 for rule in rules)
 
     def asks(self, *rules: str) -> Tensor:
         """bool [B, 1]: rows that follow one of these rules."""
         follows = torch.zeros_like(self.code, dtype=torch.bool)
-        for rule in self.rules.intersection(rules):
-            follows |= self.code == _CODES[rule]
+        for rule in rules:
+            if self.has(rule):
+                follows |= self.code == CODES[rule]
         return follows
+
+
+def mode_numbers(params: GuidanceParams, generated: int) -> tuple[float, ...]:
+    """A row of ``ModeBatch.table``, of a request that has generated so many tokens."""
+    return (
+        CODES[params.rule],
+        params.value_scale,
+        params.gamma,
+        -math.inf if params.value_min is None else params.value_min,
+        target_value(params, generated),
+    )
+
+
+def rules_of(params: Iterable[GuidanceParams]) -> int:
+    """``ModeBatch.rules`` of these requests."""
+    rules = 0
+    for each in params:
+        rules |= 1 << CODES[each.rule]
+    return rules
 
 
 def mode_batch(params: Sequence[GuidanceParams], device: torch.device | str, generated: Sequence[int]) -> ModeBatch:
@@ -72,24 +114,9 @@ def mode_batch(params: Sequence[GuidanceParams], device: torch.device | str, gen
         raise GuidanceError(
             f"{len(params)} rows of parameters, {len(generated)} of generated tokens; one of each per row"
         )
-    rules = [each.value_constraint if each.has_target else each.mode for each in params]
-    table = torch.tensor(
-        [
-            (
-                _CODES[rule],
-                each.value_scale,
-                each.gamma,
-                -torch.inf if each.value_min is None else each.value_min,
-                target_value(each, tokens),
-            )
-            for rule, each, tokens in zip(rules, params, generated, strict=True)
-        ],
-        dtype=torch.float64,
-    ).reshape(len(params), 5)
-    code, scale, gamma, value_min, target = table.to(device, non_blocking=True)[:, :, None].unbind(dim=1)
-    return ModeBatch(
-        code=code, scale=scale, gamma=gamma, value_min=value_min, target=target, rules=frozenset(rules)
-    )
+    numbers = [mode_numbers(each, tokens) for each, tokens in zip(params, generated, strict=True)]
+    table = torch.tensor(numbers, dtype=torch.float64).reshape(len(params), NUM_MODE_NUMBERS)
+    return ModeBatch(table.to(device, non_blocking=True), rules_of(params))
 
 
 def target_value(params: GuidanceParams, generated: int) -> float:
@@ -134,13 +161,13 @@ def _tilt(probs: Tensor, values: Tensor, raw: Tensor, mask: Tensor, batch: ModeB
     x, slope = values, _within(batch.scale, probs.dtype)
     mean = (probs * values).sum(dim=1, keepdim=True)
     is_unchanged = (mean < batch.value_min) | (batch.scale.abs() <= NEUTRAL_WIDTH) & batch.asks(*EXPONENTIAL_MODES)
-    if "value_bias" in batch.rules:
+    if batch.has("value_bias"):
         x = torch.where(batch.asks("value_bias"), raw.to(probs.dtype).masked_fill(~mask, 0), x)
-    if batch.rules & _SOLVED:
+    if batch.has(*SOLVED):
         slope, is_still = _solved(log_probs, values, least, most, batch, slope)
         is_unchanged = is_unchanged | is_still
     exponent = _exponent(x, slope, mask)
-    if batch.rules.intersection(CONSTRAINTS):
+    if batch.has(*CONSTRAINTS):
         exponent = _picked(probs, values, least, most, mask, batch, exponent)
     tilted = torch.log_softmax(log_probs + exponent, dim=1)
     return torch.where(is_unchanged, log_probs, tilted), is_unchanged
@@ -163,17 +190,17 @@ def _solved(
     In the coordinate u = (v - lo) / (hi - lo), where ``m`` is the mean and ``aim`` the target.
     """
     width = most - least
-    is_flat = width < _LEAST_RANGE
+    is_flat = width < LEAST_RANGE
     safe = width.masked_fill(is_flat, 1)
     u = ((values - least) / safe).masked_fill(torch.isneginf(log_probs), 0)
     m = (log_probs.exp() * u).sum(dim=1, keepdim=True).clamp(0, 1)
-    margin = (_LEAST_MARGIN / safe).clamp_min(_MARGIN_FRAC)
+    margin = (LEAST_MARGIN / safe).clamp_min(MARGIN_FRAC)
     aim = _aim(m, least, safe, batch).clamp(margin, 1 - margin)
-    is_solved = batch.asks(*_SOLVED)
+    is_solved = batch.asks(*SOLVED)
     is_neutral = ((batch.scale - 1).abs() <= NEUTRAL_WIDTH) & ~batch.asks("eq_soft")
     is_neutral |= batch.asks("mul") & (batch.scale <= 0)
-    is_near = is_flat | ((aim - m).abs() * width < _LEAST_MOVE)
-    if "eq_soft" in batch.rules:
+    is_near = is_flat | ((aim - m).abs() * width < LEAST_MOVE)
+    if batch.has("eq_soft"):
         is_near &= is_flat | ~(batch.asks("eq_soft") & _is_outside(least, most, batch))
     slope = torch.where(is_solved, solve_slope(log_probs, u, aim) / safe, slope)
     return slope, is_solved & (is_neutral | is_near)
@@ -184,14 +211,14 @@ def _aim(m: Tensor, least: Tensor, width: Tensor, batch: ModeBatch) -> Tensor:
     scale = _within(batch.scale, m.dtype)
     mean = least + width * m
     aim = (_within(batch.target, m.dtype) - least) / width
-    if "mul" in batch.rules:
+    if batch.has("mul"):
         aim = torch.where(batch.asks("mul"), (mean * scale - least) / width, aim)
-    if "linear" in batch.rules:
+    if batch.has("linear"):
         line = torch.where(scale >= 1, m + (scale - 1) * (1 - m), scale * m)
         aim = torch.where(batch.asks("linear"), line, aim)
-    if "exp" in batch.rules:
+    if batch.has("exp"):
         aim = torch.where(batch.asks("exp"), 1 - (1 - m) ** scale, aim)
-    if "length_mul" in batch.rules:
+    if batch.has("length_mul"):
         # A value of 1, an answer without an end, is taken for the largest below it.
         rest = torch.log1p(-mean.clamp(max=1 - torch.finfo(m.dtype).eps / 2))
         aim = torch.where(batch.asks("length_mul"), (-torch.expm1(scale * rest) - least) / width, aim)
@@ -210,9 +237,9 @@ def _picked(
     Distances are taken in float64: in float32 nothing lies between 1 and 1 - 1e-9.
     """
     wide = values.double()
-    lengths = length_of_value(wide.clamp(_VALUE_MARGIN, 1 - _VALUE_MARGIN), batch.gamma)
-    aimed = length_of_value(batch.target.clamp(_VALUE_MARGIN, 1 - _VALUE_MARGIN), batch.gamma)
-    wants_most = batch.asks("ge") & (batch.target > _SPENT) | batch.asks("eq_soft") & (batch.target >= most)
+    lengths = length_of_value(wide.clamp(VALUE_MARGIN, 1 - VALUE_MARGIN), batch.gamma)
+    aimed = length_of_value(batch.target.clamp(VALUE_MARGIN, 1 - VALUE_MARGIN), batch.gamma)
+    wants_most = batch.asks("ge") & (batch.target > SPENT) | batch.asks("eq_soft") & (batch.target >= most)
     cost = torch.where(batch.asks("eq"), (lengths - aimed).abs(), torch.where(wants_most, -wide, wide))
     cost = cost.masked_fill(~mask, torch.inf)
     is_best = cost <= cost.amin(dim=1, keepdim=True)

@@ -56,6 +56,11 @@ class GuidanceParams:
     def has_target(self) -> bool:
         return self.target_value is not None or self.target_length is not None
 
+    @property
+    def rule(self) -> str:
+        """The constraint of a request with a target, the mode of any other."""
+        return self.value_constraint if self.has_target else self.mode
+
 
 _OPTIONAL: Final = frozenset(each.name for each in fields(GuidanceParams) if each.default is None)
 

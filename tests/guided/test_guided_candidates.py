@@ -1,6 +1,8 @@
 """Which tokens may be sampled, before guidance chooses among them."""
 
 import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -10,9 +12,14 @@ from support.guided.guidance_reference import candidates as reference
 from support.guided.guidance_reference import softmax
 from support.guided.tensors import torch
 
-from benchctl.guided.candidates import Candidates, select_candidates
+from benchctl.guided.candidates import Candidates, limit_numbers, select_candidates
 
 laws = settings(deadline=None, max_examples=100)
+
+
+def limits(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """[B, 7]: limits of each row."""
+    return torch.tensor([limit_numbers(**row) for row in rows], dtype=torch.float64)
 
 
 def select(
@@ -23,16 +30,14 @@ def select(
     top_p: float = 1.0,
     min_p: float = 0.0,
     dtype: Any = torch.float64,
+    rest: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> Candidates:
     """Candidates of rows that all have the same parameters."""
     count = len(logits)
     return select_candidates(
         torch.tensor(logits, dtype=dtype),
-        torch.full((count,), temperature),
-        torch.full((count,), top_k),
-        torch.full((count,), top_p),
-        torch.full((count,), min_p),
+        limits([{"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p} | rest] * count),
         options.pop("max_candidates", len(logits[0])),
         **options,
     )
@@ -63,8 +68,8 @@ def test_the_known_sets_of_candidates_are_selected(
 ) -> None:
     found = select([logs(probs)], dtype=dtype, **filters)
     assert sorted(of_row(found)) == expected
-    assert found.counts.tolist() == [len(expected)]
-    assert found.is_deterministic.tolist() == [len(expected) == 1]
+    assert found.mask.sum(dim=1).tolist() == [len(expected)]
+    assert found.counts.tolist() == [len(expected) if len(expected) > 1 else 0]
     total = sum(probs[token] for token in expected)
     assert of_row(found) == pytest.approx({token: probs[token] / total for token in expected}, abs=1e-6)
 
@@ -101,10 +106,14 @@ def test_each_row_has_filters_of_its_own() -> None:
     logits = torch.tensor([logs([0.4, 0.3, 0.2, 0.1])] * 4, dtype=torch.float64)
     found = select_candidates(
         logits,
-        torch.tensor([1.0, 1.0, 1.0, 0.01]),
-        torch.tensor([2, -1, -1, -1]),
-        torch.tensor([1.0, 0.75, 1.0, 1.0]),
-        torch.tensor([0.0, 0.0, 0.3, 0.0]),
+        limits(
+            [
+                {"temperature": 1.0, "top_k": 2, "top_p": 1.0, "min_p": 0.0},
+                {"temperature": 1.0, "top_k": -1, "top_p": 0.75, "min_p": 0.0},
+                {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.3},
+                {"temperature": 0.01, "top_k": -1, "top_p": 1.0, "min_p": 0.0},
+            ]
+        ),
         4,
     )
     assert [sorted(of_row(found, row)) for row in range(4)] == [[0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2, 3]]
@@ -128,10 +137,11 @@ def test_finite_logits_of_any_size_give_candidates(
     assert all(math.isfinite(prob) for prob in probs)
     assert math.fsum(probs) == pytest.approx(1, abs=1e-6)
     assert [prob > 0 for prob in probs] == found.mask[0].tolist()
-    assert found.counts.tolist()[0] >= 1
+    kept = found.mask.sum().item()
+    assert kept >= 1
     if top_k > 0:
-        assert found.counts.tolist()[0] <= top_k
-    assert math.isfinite(found.entropy.tolist()[0])
+        assert kept <= top_k
+    assert found.counts.tolist() == [kept if kept > 1 else 0]
 
 
 def test_tokens_that_the_server_forbids_are_never_candidates() -> None:
@@ -163,10 +173,16 @@ def test_without_top_p_the_sum_over_the_vocabulary_changes_nothing() -> None:
     assert opened.probs.tolist() == [closed.probs[0, :3].tolist()]
 
 
-def test_entropy_is_that_of_the_candidates_in_nats_not_of_the_vocabulary() -> None:
-    found = select([[0.0] * 100], top_k=4)
-    assert found.entropy.tolist() == [pytest.approx(math.log(4))]
-    assert select([[5.0, 0.0]], top_k=1).entropy.tolist() == [0.0]
+@pytest.mark.parametrize(
+    ("limit", "count"), [({"threshold": math.log(4) - 0.01}, 4), ({"threshold": math.log(4) + 0.01}, 0)]
+)
+def test_the_entropy_of_the_candidates_decides_and_not_that_of_the_vocabulary(limit: Any, count: int) -> None:
+    assert select([[0.0] * 100], top_k=4, rest=limit).counts.tolist() == [count]
+
+
+def test_a_row_that_is_not_due_is_filtered_and_not_guided() -> None:
+    found = select([[1.0, 0.5, 0.0]], top_k=2, rest={"is_due": False})
+    assert (found.counts.tolist(), sorted(of_row(found))) == ([0], [0, 1])
 
 
 def test_half_precision_is_computed_in_single() -> None:

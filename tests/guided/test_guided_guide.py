@@ -17,8 +17,12 @@ from support.guided.tensors import torch
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.guide import Guide, GuideRow, GuideSettings
 from benchctl.guided.guide_step import GuideStep
+from benchctl.guided.operations.registry import PLAIN
 from benchctl.guided.parameter_table import MODES
 from benchctl.guided.params import GuidanceParams
+
+pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
+from benchctl.guided.value_model.scoring import Counters
 
 VOCABULARY = 8
 EOS = 3
@@ -36,26 +40,40 @@ def known_raw(token: int, num_tokens: int) -> float:
 class KnownScorer:
     """A value model whose outputs are known, which counts what it is asked."""
 
-    model: Any = field(default_factory=lambda: SimpleNamespace(eos_ids=frozenset({EOS})))
-    counters: Any = field(default_factory=lambda: SimpleNamespace(prefill_tokens=0, extended_tokens=0, fused=0))
+    model: Any = field(default_factory=lambda: SimpleNamespace(eos_ids=frozenset({EOS}), operations=PLAIN))
+    counters: Counters = field(default_factory=Counters)
     seen: dict[Hashable, int] = field(default_factory=dict)
     asked: list[list[Hashable]] = field(default_factory=list)
     forgotten: list[Hashable] = field(default_factory=list)
+    waited: list[list[Hashable]] = field(default_factory=list)
 
-    def score(self, rows: Sequence[GuideRow], ids: Any, mask: Any) -> Any:
-        assert ids.shape == mask.shape == (len(rows), ids.shape[1])
+    def score(self, rows: Sequence[GuideRow], ids: Any, waiting: Sequence[GuideRow]) -> Any:
+        assert len(ids) == len(rows)
         self.asked.append([row.key for row in rows])
-        self.counters.fused += 1
-        for row in rows:
-            missing = len(row.tokens) - self.seen.get(row.key, 0)
-            self.counters.prefill_tokens += 0 if row.key in self.seen else row.num_prompt
-            self.counters.extended_tokens += missing - (0 if row.key in self.seen else row.num_prompt)
-            self.seen[row.key] = len(row.tokens)
+        self.waited.append([row.key for row in waiting])
+        prefilled = sum(row.num_prompt for row in rows if row.key not in self.seen)
+        missing = sum(len(row.tokens) - self.seen.get(row.key, 0) for row in rows)
+        self.seen |= {row.key: len(row.tokens) for row in rows}
+        done = self.counters
+        self.counters = replace(
+            done,
+            steps=done.steps + 1,
+            fused=done.fused + 1,
+            forwards=done.forwards + 1,
+            prefill_tokens=done.prefill_tokens + prefilled,
+            extended_tokens=done.extended_tokens + missing - prefilled,
+        )
         raw = [
             [known_raw(token, len(row.tokens)) for token in line]
             for row, line in zip(rows, ids.tolist(), strict=True)
         ]
         return torch.tensor(raw, dtype=torch.float64)
+
+    def keep_up(self, waiting: Sequence[GuideRow]) -> None:
+        self.waited.append([row.key for row in waiting])
+
+    def prepare(self, rows: Sequence[GuideRow]) -> None:
+        raise AssertionError("nobody asked for it")
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         self.forgotten += keys
@@ -253,7 +271,7 @@ def test_a_row_that_is_skipped_for_its_entropy_keeps_its_stride() -> None:
 
 def test_a_skipped_row_costs_the_value_model_nothing_and_when_all_are_skipped_it_is_not_asked() -> None:
     scorer = KnownScorer()
-    guide = guide_of(scorer=scorer)
+    guide = guide_of(GuideSettings(skips_early=True), scorer)
     guide.apply(batch_of(6), [row_of(1), *(row_of(i, **case) for i, case in enumerate(UNGUIDED_HERE.values(), 2))])
     assert scorer.asked == [["r1"]]
     guide.apply(batch_of(6), [row_of(i, **case) for i, case in enumerate(UNGUIDED_HERE.values(), 2)])
@@ -334,7 +352,7 @@ def test_a_value_model_is_loaded_at_once_or_when_it_is_first_needed_and_only_onc
 
     Guide(make)
     assert len(loads) == 1
-    lazy = Guide(make, GuideSettings(is_eager=False))
+    lazy = Guide(make, GuideSettings(is_eager=False, skips_early=True))
     lazy.apply(batch_of(), [row_of(temperature=0.0), row_of(min_p=1.0)])
     lazy.forget(["r0"])
     assert len(loads) == 1

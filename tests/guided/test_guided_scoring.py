@@ -13,7 +13,8 @@ pytest.importorskip("transformers", reason="value models are read by transformer
 from support.guided.plain_values import FAMILIES, VOCABULARY, both_models
 
 from benchctl.guided.errors import GuidanceError
-from benchctl.guided.value_model.layout import Memory, Work, pack, plan_shape, unpack
+from benchctl.guided.operations.layers import visible_cells
+from benchctl.guided.value_model.layout import Memory, RowWork, Work, exact_shape, pack, padded_shape, unpack
 from benchctl.guided.value_model.scoring import ScoredRow, Scorer
 
 ORACLES = Path(__file__).parents[3] / "shared/oracles/guidance.json"
@@ -35,18 +36,12 @@ def row(key, tokens, num_prompt=None):
 
 
 def choices(draw, num_rows, num_candidates):
-    ids = torch.tensor([text(draw, num_candidates) for _ in range(num_rows)])
-    mask = torch.tensor([[draw.random() < 0.7 for _ in range(num_candidates)] for _ in range(num_rows)])
-    return ids, mask
+    return torch.tensor([text(draw, num_candidates) for _ in range(num_rows)])
 
 
-def plain(model, rows, ids, mask):
+def plain(model, rows, ids):
     values = [
-        [
-            model.value([*row.tokens, token]) if is_there else 0
-            for token, is_there in zip(line, present, strict=True)
-        ]
-        for row, line, present in zip(rows, ids.tolist(), mask.tolist(), strict=True)
+        [model.value([*row.tokens, token]) for token in line] for row, line in zip(rows, ids.tolist(), strict=True)
     ]
     return torch.tensor(values, dtype=torch.float64)
 
@@ -64,8 +59,8 @@ def test_values_are_those_of_the_whole_text_through_transformers(family, options
     tokens = {key: text(draw, length) for key, length in {"a": 1, "b": 9, "c": 30}.items()}
     for _ in range(3):
         rows = [row(key, tokens[key]) for key in draw.sample(list(tokens), 3)]
-        ids, mask = choices(draw, 3, 3)
-        assert farthest(scorer.score(rows, ids, mask), plain(theirs, rows, ids, mask)) < 2e-5
+        ids = choices(draw, 3, 3)
+        assert farthest(scorer.score(rows, ids), plain(theirs, rows, ids)) < 2e-5
         for key, lag in (("a", 1), ("b", 0), ("c", 7)):
             tokens[key].extend(text(draw, lag))
 
@@ -76,11 +71,11 @@ def test_bfloat16_is_as_far_from_float32_as_transformers_in_bfloat16_is():
     _, theirs = models(dtype=torch.bfloat16)
     draw = random.Random(1)
     rows = [row(number, text(draw, 12)) for number in range(6)]
-    ids, mask = choices(draw, 6, 4)
-    truth = plain(exact, rows, ids, mask)
-    rounding = farthest(plain(theirs, rows, ids, mask), truth)
+    ids = choices(draw, 6, 4)
+    truth = plain(exact, rows, ids)
+    rounding = farthest(plain(theirs, rows, ids), truth)
     assert 1e-4 < rounding < 1
-    assert farthest(Scorer(ours, 6, 32).score(rows, ids, mask), truth) < 2 * rounding
+    assert farthest(Scorer(ours, 6, 32).score(rows, ids), truth) < 2 * rounding
 
 
 # A program of steps: for each of five requests, how many tokens it grows by, or None where it is not scored; a
@@ -118,13 +113,12 @@ def test_any_coming_and_going_leaves_the_values_what_they_are(steps, fused, roun
         chosen = [name for name, number in enumerate(growth) if number is not None][:max_slots]
         draw.shuffle(chosen)
         rows = [row((name, live[name][0]), live[name][1], starts[name]) for name in chosen]
-        ids, mask = choices(draw, len(rows), num_candidates) if rows else (torch.zeros(0, 1).long(),) * 2
-        mask = mask.bool()
-        values = scorer.score(rows, ids, mask)
+        ids = choices(draw, len(rows), num_candidates) if rows else torch.zeros(0, 1).long()
+        values = scorer.score(rows, ids)
         fresh.forget([(name, generation) for name in range(5) for generation in range(8)])
         assert values.shape == ids.shape
         if rows:
-            assert farthest(values, fresh.score(rows, ids, mask)) < 1e-9
+            assert farthest(values, fresh.score(rows, ids)) < 1e-9
     assert scorer.counters.slots <= max_slots
 
 
@@ -132,8 +126,8 @@ def decode(scorer, rows, num_steps, num_candidates=3, seed=0):
     """Steady decode: each row grows by one token a step."""
     draw = random.Random(seed)
     for _ in range(num_steps):
-        ids, mask = choices(draw, len(rows), num_candidates)
-        scorer.score(rows, ids, mask)
+        ids = choices(draw, len(rows), num_candidates)
+        scorer.score(rows, ids)
         for each in rows:
             each.tokens.append(draw.randrange(VOCABULARY))
 
@@ -225,8 +219,8 @@ def test_requests_beyond_the_slots_push_out_the_one_that_was_idle_longest():
     scorer = Scorer(model, 2, 64)
     a, b, c = (row(name, text(draw, 10)) for name in "abc")
     for pair in ([a, b], [b], [b, c], [a, b]):
-        ids, mask = choices(draw, len(pair), 2)
-        assert farthest(scorer.score(pair, ids, mask), plain(theirs, pair, ids, mask)) < 2e-5
+        ids = choices(draw, len(pair), 2)
+        assert farthest(scorer.score(pair, ids), plain(theirs, pair, ids)) < 2e-5
     assert scorer.counters.evictions == 2  # a by c, then c by a
     assert scorer.counters.prefill_tokens == 4 * 10
 
@@ -236,9 +230,9 @@ def test_a_sequence_that_did_not_simply_grow_is_computed_again():
     model, theirs = models()
     scorer = Scorer(model, 2, 64)
     for tokens in (text(draw, 20), text(draw, 20), text(draw, 5)):
-        ids, mask = choices(draw, 1, 2)
+        ids = choices(draw, 1, 2)
         same_name = [row("a", tokens)]
-        assert farthest(scorer.score(same_name, ids, mask), plain(theirs, same_name, ids, mask)) < 2e-5
+        assert farthest(scorer.score(same_name, ids), plain(theirs, same_name, ids)) < 2e-5
 
 
 def test_the_memory_is_taken_once_and_said():
@@ -266,7 +260,7 @@ def test_what_does_not_fit_is_refused_by_name(rows, num_candidates, message):
     scorer = Scorer(models()[0], 2, 20, max_candidates=8)
     ids = torch.zeros(len(rows), num_candidates, dtype=torch.int64)
     with pytest.raises(GuidanceError, match=message):
-        scorer.score(rows, ids, ids == 0)
+        scorer.score(rows, ids)
 
 
 @pytest.mark.skipif(not ORACLES.is_file(), reason="the oracles are not here")
@@ -277,11 +271,76 @@ def test_a_tree_is_seen_as_the_oracle_says(rounds):
         oracle[key] for key in ("prefix_lens", "cached_prefix_lens", "candidate_lens")
     )
     memory = Memory(slots=2, cells=64)
-    work = Work(slots=[0], cached=[cached], missing=[[5] * (prefix - cached)], candidates=num_candidates)
-    shape = plan_shape(work, memory, is_padded=rounds)
-    candidates = torch.zeros(shape.rows, num_candidates, dtype=torch.int64)
-    layout = unpack(torch.from_numpy(pack(work, shape, memory)), candidates, shape)
-    assert layout.positions.tolist() == oracle["positions"]
-    size = len(oracle["mask"][0])
-    assert layout.visible[0, :, :size].int().tolist() == oracle["mask"]
-    assert not layout.visible[0, :, size:].any()
+    row = RowWork(slot=0, cached=cached, missing=[5] * (prefix - cached), candidates_of=0)
+    work = Work([row], num_candidates)
+    shape = exact_shape(work)
+    if rounds:
+        shape = padded_shape(shape.tokens, num_candidates, memory.cells)
+    layout = unpack(torch.from_numpy(pack(work, shape, memory)), torch.zeros(1, num_candidates).long(), shape)
+    num_tokens = work.num_tokens
+    assert layout.positions.tolist()[:num_tokens] == oracle["positions"]
+    assert layout.cells.tolist()[:num_tokens] == list(range(cached, cached + num_tokens))
+    visible, size = visible_cells(layout.missing, layout.cached, shape.columns, shape.span), len(oracle["mask"][0])
+    assert visible[0, :num_tokens, :size].int().tolist() == oracle["mask"]
+    assert not visible[0, :num_tokens, size:].any()
+
+
+def draw_next(rows, ids, mask, draw):
+    """Each row draws one of its candidates."""
+    for each, line, present in zip(rows, ids.tolist(), mask.tolist(), strict=True):
+        each.tokens.append(draw.choice([token for token, is_there in zip(line, present, strict=True) if is_there]))
+
+
+def distinct_choices(draw, num_rows, num_candidates):
+    ids = torch.tensor([draw.sample(range(VOCABULARY), num_candidates) for _ in range(num_rows)])
+    mask = torch.tensor([[draw.random() < 0.7 for _ in range(num_candidates)] for _ in range(num_rows)])
+    mask[:, 0] = True
+    return ids, mask
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=24),
+    st.booleans(),
+    st.integers(1, 5),
+    st.integers(0, 1000),
+)
+def test_a_drawn_candidate_is_kept_to_the_same_values(scored_by_step, rounds, num_candidates, seed):
+    """Any rows are scored in any step, others wait; a token that was a candidate is never computed again."""
+    model, _ = models(dtype=torch.float64)
+    keeping = Scorer(model, 4, 128, graphs=rounds)
+    forgetting = Scorer(model, 4, 128, reuse=False)
+    draw = random.Random(seed)
+    rows = [ScoredRow(name, text(draw, length), length, True) for name, length in enumerate((1, 9, 20, 33))]
+    num_kept = 0
+    for scored in scored_by_step:
+        chosen = [each for each, is_scored in zip(rows, scored, strict=True) if is_scored]
+        others = [each for each, is_scored in zip(rows, scored, strict=True) if not is_scored]
+        if not chosen:
+            continue
+        ids, mask = distinct_choices(draw, len(chosen), num_candidates)
+        values = keeping.score(chosen, ids, others)
+        assert farthest(values, forgetting.score(chosen, ids)) < 1e-9
+        draw_next(chosen, ids, mask, draw)
+        for each in others:
+            each.tokens.append(draw.randrange(VOCABULARY))
+        num_kept += len(chosen)
+    keeping.forget([])
+    keeping.forget([])  # the first asks, the second hears
+    done, plainly = keeping.counters, forgetting.counters
+    assert plainly.reused_tokens == 0
+    assert done.reused_tokens >= num_kept - len(rows)
+    assert done.extended_tokens + done.reused_tokens >= plainly.extended_tokens
+
+
+def test_a_token_that_was_no_candidate_is_an_error_and_not_another_value():
+    draw = random.Random(9)
+    scorer = Scorer(models()[0], 2, 64)
+    rows = [ScoredRow("a", text(draw, 12), 12, True)]
+    ids = torch.tensor([[3, 4, 5]])
+    scorer.score(rows, ids)
+    rows[0].tokens.append(6)
+    scorer.score(rows, ids)
+    scorer.forget([])
+    with pytest.raises(GuidanceError, match="none of the candidates"):
+        scorer.forget([])

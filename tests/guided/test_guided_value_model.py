@@ -47,7 +47,7 @@ def _value(pair, tmp_path):
 
 def one_value(model, tokens, candidate):
     ids = torch.tensor([[candidate]])
-    return float(Scorer(model, 1, 64).score([ScoredRow("a", tokens, 1)], ids, ids >= 0))
+    return float(Scorer(model, 1, 64).score([ScoredRow("a", tokens, 1)], ids))
 
 
 def assert_values_are_equal(one, other):

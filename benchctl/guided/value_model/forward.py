@@ -1,93 +1,115 @@
-"""One forward pass of a value model over some work, recorded as a CUDA graph where that is possible."""
+"""Forward passes of a value model over some work; those that score are recorded where there is a recorder."""
 
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from benchctl.guided.value_model.layout import Shape, Work, pack, pass_rows, plan_shape, unpack
-from benchctl.guided.value_model.prefix_cache import PrefixCache, TreeAttention
+from benchctl.guided.transfer import to_device
+from benchctl.guided.value_model.layout import (
+    Shape,
+    Work,
+    exact_shape,
+    pack,
+    padded_shape,
+    unpack,
+)
+from benchctl.guided.value_model.prefix_cache import PrefixCache
+from benchctl.guided.value_model.recording import Recorded, Recorder
+from benchctl.guided.value_model.sizes import recorded_sizes, spans
 from benchctl.guided.value_model.value_model import ValueModel
 
-MAX_GRAPHS: Final = 256
-"""Sizes beyond these are computed without a graph."""
+MAX_RECORDINGS: Final = 1024
+"""Passes of sizes beyond these run as they are."""
 
 
 class ForwardPass:
     """Runs the model; counts what it runs."""
 
-    def __init__(self, model: ValueModel, cache: PrefixCache, *, graphs: bool) -> None:
-        self._model, self._cache = model, cache
+    def __init__(self, model: ValueModel, cache: PrefixCache, recorder: Recorder | None) -> None:
+        self._model, self._cache, self._recorder = model, cache, recorder
         self._rotations = model.rotations(cache.memory.cells)
-        self._is_padded = graphs
-        self._graphs: dict[Shape, _Recorded | None] = {}
-        self._has_graphs = graphs and model.device.type == "cuda"
-        self._pool = torch.cuda.graph_pool_handle() if self._has_graphs else None
-        self.num_forwards = self.num_tokens = self.num_captures = self.num_replays = 0
+        self._recorded: dict[Shape, Recorded] = {}
+        self.num_forwards = self.num_tokens = self.num_recordable = self.num_replays = 0
+        self.num_recordings = 0
+        """Passes that were recorded when they occurred, because ``record`` had not foreseen them."""
+        self.num_needed = self.num_padding = 0
+        """Tokens of passes that scored, without padding, and what padding added."""
 
-    def __call__(self, work: Work, candidates: Tensor | None) -> Tensor:
-        """Write the missing tokens of all rows into the cache; raw values [B, K] of ``candidates`` [B, K]."""
-        memory, device = self._cache.memory, self._model.device
-        # Prefill is of any size and far from idle: rounding and recording would bring it nothing.
-        is_decode = candidates is not None
-        shape = plan_shape(work, memory, is_padded=self._is_padded and is_decode)
-        packed = self._to_device(torch.from_numpy(pack(work, shape, memory)))
+    @property
+    def num_recorded(self) -> int:
+        return len(self._recorded)
+
+    def extend(self, work: Work) -> None:
+        """Write the missing tokens of all rows into the cache, in a pass of its exact size that is not recorded."""
+        shape = exact_shape(work)
+        self._count(shape)
+        nothing = torch.zeros((0, 0), dtype=torch.int64, device=self._model.device)
+        self._run(shape, self._packed(work, shape), nothing)
+
+    def score(self, work: Work, candidates: Tensor) -> Tensor:
+        """The same, and raw values [lines, K] of ``candidates`` [lines, K], each as if it came next in its row."""
+        shape = self._shape(work)
+        self._count(shape)
+        self.num_needed += work.num_tokens
+        self.num_padding += shape.tokens - work.num_tokens
+        packed = self._packed(work, shape)
+        recorded = self._recorded_pass(shape)
+        raw = self._run(shape, packed, candidates) if recorded is None else recorded.replay(packed, candidates)
+        return raw[: candidates.numel()].view(candidates.shape)
+
+    def record(self, max_rows: int, candidates: int) -> None:
+        """Record the passes of all sizes that steady decode of up to ``max_rows`` rows has."""
+        if self._recorder is None:
+            return
+        # The largest first: what it needs of memory is enough for all others.
+        for tokens in reversed(recorded_sizes(max_rows, candidates)):
+            for span in reversed(self._spans()):
+                shape = padded_shape(tokens, candidates, span)
+                if shape not in self._recorded:
+                    self._recorded[shape] = self._record(self._recorder, shape)
+
+    def _shape(self, work: Work) -> Shape:
+        shape = exact_shape(work)
+        if self._recorder is None:
+            return shape
+        span = next(span for span in self._spans() if span >= shape.span)
+        return padded_shape(shape.tokens, work.candidates, span)
+
+    def _spans(self) -> list[int]:
+        """Spans that shapes are rounded to; kernels look at no more cells than there are, so that one is enough."""
+        cells = self._cache.memory.cells
+        return [cells] if self._model.operations.splits_keys else spans(cells)
+
+    def _recorded_pass(self, shape: Shape) -> Recorded | None:
+        if self._recorder is None:
+            return None
+        self.num_recordable += 1
+        if (recorded := self._recorded.get(shape)) is not None:
+            self.num_replays += 1
+        elif len(self._recorded) < MAX_RECORDINGS:
+            recorded = self._recorded[shape] = self._record(self._recorder, shape)
+            self.num_recordings += 1
+        return recorded
+
+    def _record(self, recorder: Recorder, shape: Shape) -> Recorded:
+        """Record the pass of a size on input that is padding alone."""
+        padding = self._packed(Work((), shape.candidates), shape)
+        candidates = torch.zeros((shape.rows, shape.candidates), dtype=torch.int64, device=self._model.device)
+        return Recorded(recorder, partial(self._run, shape), padding, candidates)
+
+    def _run(self, shape: Shape, packed: Tensor, candidates: Tensor) -> Tensor:
+        """Raw values [T]: those of the caller's candidates in the caller's order, then anything."""
+        layout = unpack(packed, candidates, shape)
+        self._cache.keep_drawn(layout)
+        raw = self._model.forward(layout, shape, self._rotations, self._cache)
+        self._cache.remember(layout)
+        return raw.index_select(0, layout.order)
+
+    def _count(self, shape: Shape) -> None:
         self.num_forwards += 1
         self.num_tokens += shape.tokens
-        if candidates is None:
-            candidates = torch.zeros((shape.rows, 0), dtype=torch.int64, device=device)
-            return self._run(packed, candidates, shape)
-        row_of = pass_rows(work, shape)
-        line = torch.zeros(shape.rows, dtype=torch.int64)
-        line[row_of] = torch.arange(len(row_of))
-        moves = self._to_device(torch.cat((line, torch.from_numpy(row_of))))
-        by_row = candidates.index_select(0, moves[: shape.rows])
-        raw = self._replay(packed, by_row, shape) if self._has_graphs else self._run(packed, by_row, shape)
-        return raw.index_select(0, moves[shape.rows :])
 
-    def _run(self, packed: Tensor, candidates: Tensor, shape: Shape) -> Tensor:
-        """Raw values [R, K], by row of the pass."""
-        layout = unpack(packed, candidates, shape)
-        attention = TreeAttention(self._cache, layout, shape)
-        scored = slice(shape.extension, None)
-        raw = self._model.forward(layout.tokens, self._rotations[layout.positions], attention, scored)
-        return raw.unflatten(0, (shape.rows, shape.candidates))
-
-    def _replay(self, packed: Tensor, candidates: Tensor, shape: Shape) -> Tensor:
-        """As ``_run``; a size is recorded when it occurs the second time, the first time having prepared it."""
-        if shape not in self._graphs:
-            if len(self._graphs) < MAX_GRAPHS:
-                self._graphs[shape] = None
-            return self._run(packed, candidates, shape)
-        recorded = self._graphs[shape]
-        if recorded is None:
-            recorded = self._graphs[shape] = self._record(packed, candidates, shape)
-        self.num_replays += 1
-        return recorded.replay(packed, candidates)
-
-    def _record(self, packed: Tensor, candidates: Tensor, shape: Shape) -> "_Recorded":
-        packed, candidates = packed.clone(), candidates.clone()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            raw = self._run(packed, candidates, shape)
-        self.num_captures += 1
-        return _Recorded(graph, packed, candidates, raw)
-
-    def _to_device(self, numbers: Tensor) -> Tensor:
-        if self._model.device.type != "cuda":
-            return numbers.to(self._model.device)
-        return numbers.pin_memory().to(self._model.device, non_blocking=True)
-
-
-class _Recorded:
-    """A CUDA graph with the memory that it reads from and writes to."""
-
-    def __init__(self, graph: "torch.cuda.CUDAGraph", packed: Tensor, candidates: Tensor, raw: Tensor) -> None:
-        self._graph, self._packed, self._candidates, self._raw = graph, packed, candidates, raw
-
-    def replay(self, packed: Tensor, candidates: Tensor) -> Tensor:
-        """Raw values, to be read before the next replay."""
-        self._packed.copy_(packed)
-        self._candidates.copy_(candidates)
-        self._graph.replay()
-        return self._raw
+    def _packed(self, work: Work, shape: Shape) -> Tensor:
+        return to_device(torch.from_numpy(pack(work, shape, self._cache.memory)), self._model.device)

@@ -1,14 +1,17 @@
-"""Layout of the tokens of one forward pass: extensions of prefixes, then candidates, each seeing only its own
-prefix.
+"""Layout of the tokens of one forward pass: each row's missing tokens, then its candidates.
 
-All tokens are stored one after another, so that a row which lags behind costs no other row any padding:
+All tokens lie flat one after another, row by row, so that a row which lags behind costs no other row any padding:
 
-    [missing tokens of all rows, padded to ``extension``] [``rows`` x ``candidates``]
+    [missing of row 0][candidates of row 0][missing of row 1][candidates of row 1] ... [padding]
 
-Only attention looks at them by rows, in ``lag + candidates`` columns. Keys and values of column q are written
-behind the cached prefix of the row, at cell ``cached + q``. A token sees the prefix, the extensions up to itself,
-and its own cell; so a candidate sees no other one, and has the position after the prefix whatever its cell
-is. Cells of candidates are overwritten by the next tokens: they never become part of the prefix.
+The tokens of a row are its columns. Keys and values of column q are written behind the cached prefix of the row, at
+cell ``cached + q``. A token sees the prefix, the row's missing tokens up to itself, and its own cell; so a
+candidate sees no other one, and has the position after the prefix whatever its cell is. Cells of candidates are
+overwritten by the next pass, except that of the candidate which the server drew: its keys and values are those
+that the prefix needs, so they are moved to the end of the prefix instead of being computed again (``drawn``).
+
+What each row has of both is data, so a pass in which other rows lag, or fewer are scored, does the same work as
+long as the number of its tokens is rounded to the same size (``sizes``).
 """
 
 from collections.abc import Sequence
@@ -20,50 +23,61 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from benchctl.guided.value_model.sizes import MAX_LAG, padded_tokens, rows_that_fit
+
 Integers = npt.NDArray[np.int64]
 
-MAX_LAG: Final = 8
-"""Rows that lack more tokens than this are caught up in a forward pass of their own, before."""
-_SPAN_STEP: Final = 64
+_NONE: Final = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Sizes of one forward pass; passes of equal sizes do the same work on other numbers."""
 
+    tokens: int
     rows: int
-    extension: int
-    lag: int
     candidates: int
+    """Columns of candidates in which the caller asks; 0 for a pass that only extends prefixes."""
+    columns: int
+    """Most tokens of a row."""
     span: int
-    """Cells of each row that attention looks at."""
-    is_direct: bool
-    """True where rows are the slots from 0 on, so that their caches are read without a copy."""
-
-    @property
-    def columns(self) -> int:
-        return self.lag + self.candidates
-
-    @property
-    def tokens(self) -> int:
-        """Of the flat layout."""
-        return self.extension + self.rows * self.candidates
+    """Most cells of a row that attention looks at."""
 
     @property
     def part_sizes(self) -> list[int]:
         """Lengths of the parts that ``pack`` puts one after another."""
-        return [self.extension] * 4 + [self.rows] * 4 + [self.rows * self.lag]
+        return [self.tokens] * 6 + [self.rows] * 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowWork:
+    """What a forward pass does for one row."""
+
+    slot: int
+    cached: int
+    """Tokens of its prefix that are in the cache, the drawn one included."""
+    missing: Sequence[int]
+    """Tokens after these that the row lacks; it may lack none."""
+    candidates_of: int | None = None
+    """The line of the caller's candidates that is scored after these; None for a row that is only extended."""
+    drawn: int | None = None
+    """The candidate of the row's last pass that became the last cached token; None where there is none to move."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of a forward pass: rows by slot, the tokens that each lacks."""
+    """The work of a forward pass; every row has a token at least."""
 
-    slots: Sequence[int]
-    cached: Sequence[int]
-    missing: Sequence[Sequence[int]]
-    """Tokens that each row lacks; a row may lack none."""
+    rows: Sequence[RowWork]
     candidates: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Missing tokens and candidates, without padding."""
+        return sum(self.columns(row) for row in self.rows)
+
+    def columns(self, row: RowWork) -> int:
+        return len(row.missing) + (0 if row.candidates_of is None else self.candidates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,82 +93,112 @@ class Memory:
         return self.slots - 1
 
 
-def rounded(number: int, step: int = 1) -> int:
-    """``number`` or somewhat more: four sizes between a power of two and the next, multiples of ``step``."""
-    grain = max(step, 1 << max(number.bit_length() - 3, 0))
-    return -(-number // grain) * grain
-
-
-def plan_shape(work: Work, memory: Memory, *, is_padded: bool) -> Shape:
-    """Sizes for some work: exact, or rounded up so that few different ones occur."""
-    counts = [len(tokens) for tokens in work.missing]
-    lag, extension, rows = max(counts), sum(counts), len(counts)
-    if is_padded:
-        lag = 1 << (lag - 1).bit_length() if lag else 0
-        extension, rows = rounded(extension), rounded(rows)
-    num_direct = max(work.slots) + 1
-    if is_padded:
-        num_direct = min(rounded(num_direct), memory.slots)
-    # Reading caches directly saves a copy of them; it is not worth many unnecessary rows.
-    is_direct = num_direct <= rows + rows // 4
-    span = max(work.cached) + lag + work.candidates
+def exact_shape(work: Work) -> Shape:
+    """The sizes of some work as it is."""
+    columns = max(work.columns(row) for row in work.rows)
     return Shape(
-        rows=num_direct if is_direct else rows,
-        extension=extension,
-        lag=lag,
+        tokens=work.num_tokens,
+        rows=len(work.rows),
         candidates=work.candidates,
-        span=min(rounded(span, _SPAN_STEP), memory.cells),
-        is_direct=is_direct,
+        columns=columns,
+        span=max(row.cached + work.columns(row) for row in work.rows),
     )
 
 
-def pass_rows(work: Work, shape: Shape) -> Integers:
-    """The row of the pass in which each row of the work is computed."""
-    return np.asarray(work.slots if shape.is_direct else range(len(work.slots)), dtype=np.int64)
+def padded_shape(num_tokens: int, candidates: int, span: int) -> Shape:
+    """Sizes rounded up so that few different ones occur, but for the span."""
+    tokens = padded_tokens(num_tokens)
+    return Shape(
+        tokens=tokens,
+        rows=rows_that_fit(tokens, candidates),
+        candidates=candidates,
+        columns=candidates + MAX_LAG,
+        span=span,
+    )
 
 
 def pack(work: Work, shape: Shape, memory: Memory) -> Integers:
     """All input of the device in one vector, so that one copy transfers it.
 
-    Rows that are padding have one cached token and write into the spare slot; so does padding of the extension.
+    Tokens and rows that are padding belong to the spare slot. A padded row has one cached token and no others.
     """
-    slots = np.asarray(work.slots, dtype=np.int64)
-    cached = np.asarray(work.cached, dtype=np.int64)
-    counts = np.asarray([len(tokens) for tokens in work.missing], dtype=np.int64)
-    row_of = pass_rows(work, shape)
-    num_missing = int(counts.sum())
+    rows = work.rows
+    num_missing = np.asarray([len(row.missing) for row in rows], dtype=np.int64)
+    lines = np.asarray([_or_none(row.candidates_of) for row in rows], dtype=np.int64)
+    counts = num_missing + (lines >= 0) * work.candidates
+    starts = np.cumsum(counts) - counts
+    slots = np.asarray([row.slot for row in rows], dtype=np.int64)
+    first_cell = slots * memory.cells
+    cached = np.asarray([row.cached for row in rows], dtype=np.int64)
 
-    # The missing tokens, flat: whose they are, and the how-manieth.
-    owner = np.repeat(np.arange(len(slots)), counts)
-    column = np.arange(num_missing) - np.repeat(np.cumsum(counts) - counts, counts)
-    at = cached[owner] + column
+    owner = np.repeat(np.arange(len(rows)), counts)
+    column = np.arange(len(owner)) - starts[owner]
+    rank = column - num_missing[owner]  # of a candidate; below 0 for a missing token
+    is_candidate = rank >= 0
 
-    tokens = np.zeros(shape.extension, dtype=np.int64)
-    tokens[:num_missing] = [token for row in work.missing for token in row]
-    positions = np.zeros_like(tokens)
-    positions[:num_missing] = at
-    cells = np.full_like(tokens, memory.spare_slot * memory.cells)
-    cells[:num_missing] = slots[owner] * memory.cells + at
-    flat_columns = np.zeros_like(tokens)
-    flat_columns[:num_missing] = row_of[owner] * shape.columns + column
+    tokens = _padded(shape.tokens, 0)
+    flat = tokens[: len(owner)]
+    flat[~is_candidate] = [token for row in rows for token in row.missing]
+    positions = _padded(shape.tokens, 0)
+    positions[: len(owner)] = cached[owner] + np.minimum(column, num_missing[owner])
+    cells = _padded(shape.tokens, memory.spare_slot * memory.cells)
+    cells[: len(owner)] = first_cell[owner] + cached[owner] + column
+    candidate = _padded(shape.tokens, _NONE)
+    candidate[: len(owner)] = np.where(is_candidate, lines[owner] * work.candidates + rank, _NONE)
+    places = _padded(shape.tokens, 0)
+    places[: len(owner)] = owner * shape.columns + column
 
-    row_cached = np.ones(shape.rows, dtype=np.int64)
-    row_cached[row_of] = cached
-    row_missing = np.zeros(shape.rows, dtype=np.int64)
-    row_missing[row_of] = counts
-    row_slot = np.full(shape.rows, memory.spare_slot, dtype=np.int64)
-    row_slot[row_of] = slots
-    candidate_cell = row_slot * memory.cells + row_cached + shape.lag
-    columns = np.zeros((shape.rows, shape.lag), dtype=np.int64)
-    columns[row_of[owner], column] = np.arange(num_missing)
-    return np.concatenate(
-        [tokens, positions, cells, flat_columns, row_cached, row_missing, row_slot, candidate_cell, columns.ravel()]
+    order = _padded(shape.tokens, 0)
+    of_candidates = _candidate_places(work)
+    order[: len(of_candidates)] = of_candidates
+
+    row_parts = (
+        (starts, shape.tokens),
+        (num_missing, 0),
+        (counts, 0),
+        (slots, memory.spare_slot),
+        (cached, 1),
+        (lines, _NONE),
+        (np.asarray([_or_none(row.drawn) for row in rows], dtype=np.int64), _NONE),
     )
+    by_row = []
+    for numbers, padding in row_parts:
+        part = _padded(shape.rows, padding)
+        part[: len(rows)] = numbers
+        by_row.append(part)
+    return np.concatenate([tokens, positions, cells, candidate, places, order, *by_row])
+
+
+def _candidate_places(work: Work) -> Integers:
+    """[lines * K]: the token of each of the caller's candidates, in the caller's order."""
+    scored = [(row.candidates_of, start) for row, start in zip(work.rows, _starts(work), strict=True)]
+    first = np.asarray(
+        [start for line, start in sorted((line, start) for line, start in scored if line is not None)],
+        dtype=np.int64,
+    )
+    return (first[:, None] + np.arange(work.candidates)).ravel()
+
+
+def _starts(work: Work) -> list[int]:
+    """The first candidate's token of each row."""
+    starts, end = [], 0
+    for row in work.rows:
+        starts.append(end + len(row.missing))
+        end += work.columns(row)
+    return starts
+
+
+def _or_none(number: int | None) -> int:
+    return _NONE if number is None else number
+
+
+def _padded(size: int, padding: int) -> Integers:
+    return np.full(size, padding, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The same on the device; T tokens, R rows, Q columns, S cells."""
+    """The same on the device; T tokens, R rows, K candidates."""
 
     tokens: Tensor
     """[T]"""
@@ -162,39 +206,47 @@ class Layout:
     """[T]: for the rotation."""
     cells: Tensor
     """[T]: where keys and values go, counted over all slots."""
-    columns: Tensor
-    """[R * Q]: the token in each column of each row; any in columns that are padding."""
-    flat_columns: Tensor
-    """[T]: the column of each token."""
+    places: Tensor
+    """[T]: row * columns + column, of each token."""
+    order: Tensor
+    """[T]: the tokens of the caller's candidates in the caller's order, as many as there are; then anything."""
+    starts: Tensor
+    """[R]: the first token of each row."""
+    missing: Tensor
+    """[R]: how many of the row's tokens are missing ones."""
+    counts: Tensor
+    """[R]: tokens of each row; 0 in rows that are padding."""
     slots: Tensor
     """[R]"""
-    visible: Tensor
-    """bool [R, Q, S]: which cells a column sees."""
+    cached: Tensor
+    """[R]"""
+    drawn: Tensor
+    """[R]: the token that was drawn among the candidates of the row's last pass, -1 where none is to be moved."""
+    candidates: Tensor
+    """[R, K]: ids by row, -1 in rows without candidates."""
 
 
 def unpack(packed: Tensor, candidates: Tensor, shape: Shape) -> Layout:
-    """From what ``pack`` gave, and ``candidates`` [R, K], both on the device; waits for nothing."""
+    """From what ``pack`` gave, and the ids of ``candidates`` [lines, K], both on the device; waits for nothing."""
     parts = packed.split(shape.part_sizes)
-    tokens, positions, cells, flat_columns, cached, missing, slots, candidate_cell, columns = parts
-    device = packed.device
-    offsets = torch.arange(shape.columns, device=device)
-    choice = torch.arange(shape.candidates, device=device)
-    row = torch.arange(shape.rows, device=device)[:, None]
-
-    at = cached[:, None] + offsets
-    limit = cached[:, None] + torch.minimum(offsets, missing[:, None])
-    cell = torch.arange(shape.span, device=device)
-    visible = (cell < limit[..., None]) | (cell == at[..., None])
-
-    after_prefix = (cached + missing)[:, None].expand(-1, shape.candidates)
-    own_columns = row * shape.columns + shape.lag + choice
-    own_tokens = shape.extension + row * shape.candidates + choice
+    tokens, positions, cells, candidate, places, order = parts[:6]
+    starts, missing, counts, slots, cached, lines, drawn = parts[6:]
+    by_row = candidates.new_empty((shape.rows, 0))
+    if shape.candidates:
+        ids = candidates.flatten().index_select(0, candidate.clamp_min(0))
+        tokens = torch.where(candidate < 0, tokens, ids)
+        by_row = candidates.index_select(0, lines.clamp_min(0)).masked_fill_((lines < 0)[:, None], _NONE)
     return Layout(
-        tokens=torch.cat((tokens, candidates.flatten())),
-        positions=torch.cat((positions, after_prefix.flatten())),
-        cells=torch.cat((cells, (candidate_cell[:, None] + choice).flatten())),
-        columns=torch.cat((columns.view(shape.rows, shape.lag), own_tokens), dim=1).flatten(),
-        flat_columns=torch.cat((flat_columns, own_columns.flatten())),
+        tokens=tokens,
+        positions=positions,
+        cells=cells,
+        places=places,
+        order=order,
+        starts=starts,
+        missing=missing,
+        counts=counts,
         slots=slots,
-        visible=visible,
+        cached=cached,
+        drawn=drawn,
+        candidates=by_row,
     )

@@ -2,7 +2,9 @@
 
 A step brings each row's missing tokens and its candidates, and both go through the model in one forward pass,
 however far a row lags (see ``layout``). Only what is long, a new prompt above all, goes before in passes of its
-own; a prompt that several requests share goes once.
+own; a prompt that several requests share goes once. Where the next token of a row can only be one of its
+candidates, the keys and values of that candidate are kept, and the token does not go through the model again
+(``reuse``).
 """
 
 from collections import Counter
@@ -15,9 +17,13 @@ from torch import Tensor
 
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.timing import StepTimer, Timer
+from benchctl.guided.transfer import Arriving
 from benchctl.guided.value_model.forward import ForwardPass
-from benchctl.guided.value_model.layout import MAX_LAG, Memory, Work, rounded
+from benchctl.guided.value_model.layout import Memory, RowWork, Work
+from benchctl.guided.value_model.memory import cells_per_slot
 from benchctl.guided.value_model.prefix_cache import PrefixCache
+from benchctl.guided.value_model.recording import CudaGraphs, run_again
+from benchctl.guided.value_model.sizes import MAX_LAG
 from benchctl.guided.value_model.slots import Row, ScoredRow, Slot, SlotTable
 from benchctl.guided.value_model.value_model import ValueModel
 
@@ -26,6 +32,8 @@ __all__ = ["Counters", "ScoredRow", "Scorer"]
 _PREFILL_ROW_TOKENS = 512
 _PREFILL_TOKENS = 4096
 """Of one forward pass, in one row and in all."""
+
+_Pair = tuple[Row, Slot]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +49,26 @@ class Counters:
     """Prompt tokens that went through the model."""
     extended_tokens: int = 0
     """Output tokens that did."""
+    reused_tokens: int = 0
+    """Output tokens whose keys and values were those of the candidate that was drawn."""
+    scored_tokens: int = 0
+    """Candidates that went through the model, absent ones included."""
     computed_tokens: int = 0
     """All that went through the model, padding included."""
+    needed_tokens: int = 0
+    """Tokens of passes that scored, without padding."""
+    padding_tokens: int = 0
+    """What these passes were padded with."""
     shared_tokens: int = 0
     """Prompt tokens whose keys and values were copied from another request."""
     evictions: int = 0
     """Requests that lost their slot to others; if they come again, their prefix is computed again."""
-    graph_captures: int = 0
-    graph_replays: int = 0
+    recordable: int = 0
+    """Passes that scored, where passes are recorded."""
+    recordings: int = 0
+    """Of these, passes that were recorded when they occurred, because nobody had foreseen their sizes."""
+    replays: int = 0
+    """Of these, passes that repeated one that had been recorded before."""
     slots: int = 0
     """In use now."""
     num_bytes: int = 0
@@ -58,11 +78,12 @@ class Counters:
 class Scorer:
     """A value model with a cache of prefixes for ``max_slots`` requests of up to ``max_tokens`` tokens each.
 
-    ``fused=False`` extends prefixes and scores candidates in two forward passes, to the same values. ``graphs``
-    records the work of each size as a CUDA graph, the second time that it occurs, and rounds sizes up so that few
-    occur; by default where there is CUDA, and without it rounding is all that it does. ``stream`` computes on a
-    stream of its own, in order with the caller's. A prompt that another request had is copied, with
-    ``share_prompts``. ``timer`` takes the time of passes beside the scoring one. Not safe for several threads.
+    ``fused=False`` extends prefixes and scores candidates in two forward passes, to the same values; nothing is
+    reused then. ``reuse=False`` computes every token of a prefix, also where it was a candidate before. ``graphs``
+    rounds the sizes of passes up and records them, as CUDA graphs where there is CUDA; by default only there.
+    ``record`` names the numbers of candidates whose passes are recorded at once. ``stream`` computes on a stream of
+    its own, in order with the caller's. A prompt that another request had is copied, with ``share_prompts``.
+    ``timer`` takes the time of passes beside the scoring one. Not safe for several threads.
     """
 
     def __init__(
@@ -74,7 +95,9 @@ class Scorer:
         *,
         max_candidates: int = 64,
         fused: bool = True,
+        reuse: bool = True,
         graphs: bool | None = None,
+        record: Sequence[int] = (),
         stream: bool = False,
         share_prompts: bool = True,
         timer: Timer | None = None,
@@ -88,20 +111,37 @@ class Scorer:
         is_cuda = cache_device.type == "cuda"
         self.model = model
         self.max_tokens, self.max_candidates = max_tokens, max_candidates
-        self._is_fused = fused
+        self._is_fused, self._reuses = fused, reuse and fused
         self._timer = timer or StepTimer(None)
-        cells = rounded(max_tokens + MAX_LAG + max_candidates, 64)
-        self._memory = Memory(slots=max_slots + 1, cells=cells)
-        self._cache = PrefixCache(model.config, self._memory, cache_device, model.dtype)
+        memory = Memory(slots=max_slots + 1, cells=cells_per_slot(max_tokens, max_candidates))
+        self._cache = PrefixCache(
+            model.config,
+            memory,
+            cache_device,
+            model.dtype,
+            max_candidates=max_candidates,
+            operations=model.operations,
+        )
         self._slots = SlotTable(max_slots, shares_prompts=share_prompts)
-        self._forward = ForwardPass(model, self._cache, graphs=is_cuda if graphs is None else graphs)
+        recorder = (CudaGraphs() if is_cuda else run_again) if (is_cuda if graphs is None else graphs) else None
+        self._forward = ForwardPass(model, self._cache, recorder)
         self._stream = torch.cuda.Stream(cache_device) if stream and is_cuda else None
         self._done: Counter[str] = Counter()
+        self._unknown: Arriving | None = None
+        self._width, self._no_candidates = 1, torch.zeros((0, 1), dtype=torch.int64, device=cache_device)
+        with torch.no_grad(), self._on_stream():
+            for candidates in record:
+                self._forward.record(max_slots, candidates)
 
     @property
     def num_bytes(self) -> int:
         """Memory of the cache; the model's own is ``model.num_bytes``."""
         return self._cache.num_bytes
+
+    @property
+    def num_recorded(self) -> int:
+        """Passes that are recorded now."""
+        return self._forward.num_recorded
 
     @property
     def counters(self) -> Counters:
@@ -110,19 +150,23 @@ class Scorer:
             **self._done,
             forwards=self._forward.num_forwards,
             computed_tokens=self._forward.num_tokens,
-            graph_captures=self._forward.num_captures,
-            graph_replays=self._forward.num_replays,
+            needed_tokens=self._forward.num_needed,
+            padding_tokens=self._forward.num_padding,
+            recordable=self._forward.num_recordable,
+            recordings=self._forward.num_recordings,
+            replays=self._forward.num_replays,
             evictions=self._slots.evictions,
             slots=self._slots.num_used,
             num_bytes=self.num_bytes,
         )
 
     @torch.no_grad()
-    def score(self, rows: Sequence[Row], ids: Tensor, mask: Tensor) -> Tensor:
-        """Raw values [B, K] of the candidates ``ids`` [B, K], each as if it came next in its row; 0 where absent.
+    def score(self, rows: Sequence[Row], ids: Tensor, waiting: Sequence[Row] = ()) -> Tensor:
+        """Raw values [B, K] of the candidates ``ids`` [B, K], each as if it came next in its row.
 
-        In float32, or float64 of such a model. What ``mask`` marks as absent is computed as well, so ids must be
-        valid there. GuidanceError where a row or the batch is larger than was allowed for.
+        In float32, or float64 of such a model. Columns that are absent in a row are computed as well, so ids must
+        be valid there. ``waiting`` are other rows that may be scored in later steps: those that begin to lag far
+        behind are extended along. GuidanceError where a row or the batch is larger than was allowed for.
         """
         self._check(rows, ids)
         if not rows:
@@ -130,14 +174,41 @@ class Scorer:
         with self._on_stream():
             slots = self._slots.take(rows)
             self._catch_up(rows, slots)
-            raw = self._score(rows, slots, ids)
-            raw = raw.masked_fill(~mask, 0)
+            raw = self._score(list(zip(rows, slots, strict=True)), ids, self._lagging(waiting))
         self._join_stream(raw)
         return raw
 
+    @torch.no_grad()
+    def keep_up(self, waiting: Sequence[Row]) -> None:
+        """Extend those of the ``waiting`` rows that begin to lag far behind, in a step in which none is scored."""
+        if lagging := self._lagging(waiting):
+            with self._on_stream():
+                work = Work([self._row_work(row, slot, most=MAX_LAG) for row, slot in lagging], self._width)
+                self._forward.score(work, self._no_candidates)
+                self._commit(lagging, work)
+
+    @torch.no_grad()
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """Bring rows that lack much, new prompts above all, within reach of ``score``, before candidates exist."""
+        with self._on_stream():
+            self._catch_up(rows, self._slots.take(rows))
+
     def forget(self, keys: Iterable[Hashable]) -> None:
-        """Free the slots of requests that ended; keys that were never scored are passed over."""
+        """Free the slots of requests that ended; keys that were never scored are passed over.
+
+        Raises GuidanceError where a row drew a token that was none of its candidates.
+        """
         self._slots.forget(keys)
+        self._check_drawn()
+
+    def _check_drawn(self) -> None:
+        if self._unknown is not None and self._unknown.is_here and any(self._unknown.read()):
+            raise GuidanceError(
+                "a token was sampled that was none of the candidates of its request, so the values after it are "
+                "wrong; switch reuse off, and report this with the server's other logits processors"
+            )
+        if self._reuses and self.model.device.type != "meta":
+            self._unknown = Arriving(self._cache.num_unknown.reshape(1))
 
     def _check(self, rows: Sequence[Row], ids: Tensor) -> None:
         if ids.shape[0] != len(rows) or not 1 <= ids.shape[1] <= self.max_candidates:
@@ -152,19 +223,30 @@ class Scorer:
                     "so give a larger max_tokens"
                 )
 
-    def _score(self, rows: Sequence[Row], slots: Sequence[Slot], ids: Tensor) -> Tensor:
-        is_fused = self._is_fused
-        if not is_fused:
-            lagging = [pair for pair in zip(rows, slots, strict=True) if pair[1].cached < len(pair[0].tokens)]
-            if lagging:
-                with self._timer.section("value_extend"):
-                    self._advance(lagging, MAX_LAG)
-        work = _work(rows, slots, ids.shape[1])
-        raw = self._forward(work, ids)
-        self._commit(rows, slots, work)
+    def _score(self, pairs: Sequence[_Pair], ids: Tensor, lagging: Sequence[_Pair]) -> Tensor:
+        if not self._is_fused:
+            self._extend_in_two_phases(pairs)
+        scored = [self._row_work(row, slot, line) for line, (row, slot) in enumerate(pairs)]
+        extended = [self._row_work(row, slot, most=MAX_LAG) for row, slot in lagging]
+        work = Work([*scored, *extended], ids.shape[1])
+        raw = self._forward.score(work, ids)
+        self._commit([*pairs, *lagging], work)
+        self._width, self._no_candidates = ids.shape[1], ids[:0]
         self._done["steps"] += 1
-        self._done["fused"] += is_fused
+        self._done["fused"] += self._is_fused
+        self._done["scored_tokens"] += len(pairs) * ids.shape[1]
         return raw
+
+    def _extend_in_two_phases(self, pairs: Sequence[_Pair]) -> None:
+        lagging = [(row, slot) for row, slot in pairs if slot.cached < len(row.tokens)]
+        if lagging:
+            with self._timer.section("value_extend"):
+                self._extend(lagging, MAX_LAG)
+
+    def _lagging(self, waiting: Sequence[Row]) -> list[_Pair]:
+        """Rows that are not scored now and would need a pass of their own if they lacked one token more."""
+        held = [(row, slot) for row in waiting if (slot := self._slots.held(row)) is not None]
+        return [(row, slot) for row, slot in held if len(row.tokens) - slot.cached >= MAX_LAG]
 
     def _catch_up(self, rows: Sequence[Row], slots: Sequence[Slot]) -> None:
         """Bring every row within reach of the fused pass, each shared prompt once."""
@@ -174,18 +256,22 @@ class Scorer:
             with self._timer.section("value_prefill"):
                 for group in _groups(leaders):
                     while still := [(row, slot) for row, slot in group if slot.cached < len(row.tokens)]:
-                        self._advance(still, _PREFILL_ROW_TOKENS)
+                        self._extend(still, _PREFILL_ROW_TOKENS)
             waiting = self._far_behind(followers)
 
-    def _far_behind(self, pairs: Iterable[tuple[Row, Slot]]) -> list[tuple[Row, Slot]]:
+    def _far_behind(self, pairs: Iterable[_Pair]) -> list[_Pair]:
         """Those that lack much, after taking over what other requests hold of their prompts."""
         far = []
         for row, slot in pairs:
-            if len(row.tokens) - slot.cached > MAX_LAG:
+            if self._lag(row, slot) > MAX_LAG:
                 self._take_over(row, slot)
-            if len(row.tokens) - slot.cached > MAX_LAG:
+            if self._lag(row, slot) > MAX_LAG:
                 far.append((row, slot))
         return far
+
+    def _lag(self, row: Row, slot: Slot) -> int:
+        """Tokens that are to be computed for a row."""
+        return len(row.tokens) - slot.cached - (slot.drawn(row.tokens) is not None)
 
     def _take_over(self, row: Row, slot: Slot) -> None:
         holder = self._slots.holder(slot)
@@ -197,9 +283,9 @@ class Scorer:
             self._done["shared_tokens"] += shared - slot.cached
             slot.record(row.tokens, shared)
 
-    def _split(self, waiting: Sequence[tuple[Row, Slot]]) -> tuple[list[tuple[Row, Slot]], list[tuple[Row, Slot]]]:
+    def _split(self, waiting: Sequence[_Pair]) -> tuple[list[_Pair], list[_Pair]]:
         """The first row of each prompt, and those that can take over from it afterwards."""
-        leaders: dict[Hashable, tuple[Row, Slot]] = {}
+        leaders: dict[Hashable, _Pair] = {}
         followers = []
         for row, slot in waiting:
             is_prompt_missing = slot.cached < len(slot.prompt)
@@ -210,22 +296,33 @@ class Scorer:
                 leaders[name] = (row, slot)
         return list(leaders.values()), followers
 
-    def _advance(self, pairs: Sequence[tuple[Row, Slot]], most: int) -> None:
+    def _extend(self, pairs: Sequence[_Pair], most: int) -> None:
         """Put up to ``most`` missing tokens of each row into the cache."""
-        rows, slots = [row for row, _ in pairs], [slot for _, slot in pairs]
-        work = _work(rows, slots, 0, most)
-        self._forward(work, None)
-        self._commit(rows, slots, work)
+        work = Work([self._row_work(row, slot, most=most) for row, slot in pairs], 0)
+        self._forward.extend(work)
+        self._commit(pairs, work)
 
-    def _commit(self, rows: Sequence[Row], slots: Sequence[Slot], work: Work) -> None:
-        prompt = output = 0
-        for row, slot, tokens in zip(rows, slots, work.missing, strict=True):
-            of_prompt = min(max(row.num_prompt - slot.cached, 0), len(tokens))
-            prompt += of_prompt
-            output += len(tokens) - of_prompt
-            slot.record(row.tokens, slot.cached + len(tokens))
-        self._done["prefill_tokens"] += prompt
-        self._done["extended_tokens"] += output
+    def _row_work(self, row: Row, slot: Slot, line: int | None = None, most: int | None = None) -> RowWork:
+        drawn = slot.drawn(row.tokens)
+        start = slot.cached + (drawn is not None)
+        end = len(row.tokens) if most is None else start + most
+        missing = row.tokens[start:end]
+        for token in missing if drawn is None else (drawn, *missing):
+            if not 0 <= token < self.model.config.vocab:
+                raise GuidanceError(
+                    f"token {token} of {row.key!r} is none of the value model's {self.model.config.vocab}; a "
+                    "server that overlaps its scheduler has to tell the tokens of the last step before it samples"
+                )
+        return RowWork(slot=slot.number, cached=start, missing=missing, candidates_of=line, drawn=drawn)
+
+    def _commit(self, pairs: Sequence[_Pair], work: Work) -> None:
+        for (row, slot), done in zip(pairs, work.rows, strict=True):
+            of_prompt = min(max(row.num_prompt - done.cached, 0), len(done.missing))
+            self._done["prefill_tokens"] += of_prompt
+            self._done["extended_tokens"] += len(done.missing) - of_prompt
+            self._done["reused_tokens"] += done.drawn is not None
+            is_scored = self._reuses and row.draws_candidates and done.candidates_of is not None
+            slot.record(row.tokens, done.cached + len(done.missing), scored=is_scored)
 
     def _on_stream(self) -> AbstractContextManager[object]:
         if self._stream is None:
@@ -241,18 +338,7 @@ class Scorer:
             result.record_stream(current)
 
 
-def _work(rows: Sequence[Row], slots: Sequence[Slot], candidates: int, most: int | None = None) -> Work:
-    cached = [slot.cached for slot in slots]
-    ends = [len(row.tokens) if most is None else start + most for row, start in zip(rows, cached, strict=True)]
-    return Work(
-        slots=[slot.number for slot in slots],
-        cached=cached,
-        missing=[row.tokens[start:end] for row, start, end in zip(rows, cached, ends, strict=True)],
-        candidates=candidates,
-    )
-
-
-def _groups(pairs: Sequence[tuple[Row, Slot]]) -> Iterable[list[tuple[Row, Slot]]]:
+def _groups(pairs: Sequence[_Pair]) -> Iterable[list[_Pair]]:
     """Rows that lack about as much, as many together as one pass should have; the longest first."""
     by_length = sorted(pairs, key=lambda pair: pair[1].cached - len(pair[0].tokens))
     while by_length:

@@ -27,6 +27,10 @@ class Row(Protocol):
     @property
     def num_prompt(self) -> int: ...
 
+    @property
+    def draws_candidates(self) -> bool:
+        """True where the next token can only be one of the candidates that are scored; see ``Slot.scored_at``."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScoredRow:
@@ -35,6 +39,7 @@ class ScoredRow:
     key: Hashable
     tokens: Sequence[int]
     num_prompt: int
+    draws_candidates: bool = False
 
 
 @dataclass(slots=True)
@@ -49,11 +54,18 @@ class Slot:
     last_token: int = -1
     """The last cached one, which shows whether a sequence has only grown."""
     used_at: int = 0
+    scored_at: int = -1
+    """Length of the prefix behind which scored candidates lie, of which the next token is one; -1 for none."""
 
-    def record(self, tokens: Sequence[int], cached: int) -> None:
-        """Record that the first ``cached`` of ``tokens`` are in the cache."""
+    def record(self, tokens: Sequence[int], cached: int, *, scored: bool = False) -> None:
+        """Record that the first ``cached`` of ``tokens`` are in the cache, and if candidates lie behind them."""
         self.cached = cached
         self.last_token = tokens[cached - 1] if cached else -1
+        self.scored_at = cached if scored else -1
+
+    def drawn(self, tokens: Sequence[int]) -> int | None:
+        """The token that was drawn among the candidates behind the prefix; None if there is none yet."""
+        return tokens[self.cached] if self.scored_at == self.cached < len(tokens) else None
 
 
 class SlotTable:
@@ -71,6 +83,11 @@ class SlotTable:
     @property
     def num_used(self) -> int:
         return len(self._by_key)
+
+    def held(self, row: Row) -> Slot | None:
+        """The slot of a row that was scored before and has only grown since; None for any other."""
+        slot = self._by_key.get(row.key)
+        return slot if slot is not None and _has_grown(slot, row) else None
 
     def take(self, rows: Sequence[Row]) -> list[Slot]:
         """The slot of each row; those of new requests hold nothing. GuidanceError where there are too few."""
@@ -132,8 +149,13 @@ class SlotTable:
 
     def _checked(self, slot: Slot, row: Row) -> Slot:
         """The slot, emptied where the row's tokens are not those that it holds, grown."""
-        if slot.cached <= len(row.tokens) and (slot.cached == 0 or row.tokens[slot.cached - 1] == slot.last_token):
+        if _has_grown(slot, row):
             return slot
         self.forget([slot.key])
-        slot.cached = 0
+        slot.record((), 0)
         return self._new(row)
+
+
+def _has_grown(slot: Slot, row: Row) -> bool:
+    """False where the row's tokens do not begin with those that the slot holds, as far as its last one tells."""
+    return slot.cached <= len(row.tokens) and (slot.cached == 0 or row.tokens[slot.cached - 1] == slot.last_token)

@@ -9,12 +9,13 @@ maps on the same input merged into one.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchctl.guided.operations.registry import PLAIN, Operations
 from benchctl.guided.value_model.checkpoint import (
     Checkpoint,
     backbone_shapes,
@@ -27,6 +28,9 @@ from benchctl.guided.value_model.checkpoint import (
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from benchctl.guided.value_model.layout import Layout, Shape
+    from benchctl.guided.value_model.prefix_cache import PrefixCache
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueModelConfig:
@@ -38,6 +42,9 @@ class ValueModelConfig:
     kv_heads: int
     head_dim: int
     vocab: int
+    ffn: int
+    has_head_norm: bool
+    """Queries and keys of each head are normalised."""
     norm_epsilon: float
     max_positions: int
     """Longest sequence in tokens that the backbone was made for."""
@@ -64,23 +71,14 @@ class _Layer:
     down: _Linear
 
 
-class Attend(Protocol):
-    """Attention of one layer: keeps keys and values, returns what each query draws from all that it sees."""
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, /) -> Tensor:
-        """From rotated ``query`` [T, heads, head_dim] and ``key``, and ``value``, both [T, kv_heads, head_dim].
-
-        Returns [T, heads * head_dim].
-        """
-
-
 class ValueModel:
-    """The weights of a value model on one device, and its forward pass."""
+    """The weights of a value model on one device, and its forward pass, computed with ``operations``."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, operations: Operations = PLAIN) -> None:
         config, tensors = checkpoint.config, checkpoint.tensors
-        self.config = _dimensions(config)
+        self.config = dimensions(config)
         self.eos_ids = checkpoint.eos_ids
+        self.operations = operations
         self._embedding = tensors["embed_tokens.weight"]
         self._norm = tensors["norm.weight"]
         self._layers = tuple(_layer(tensors, f"layers.{i}.", self.config) for i in range(self.config.layers))
@@ -120,37 +118,31 @@ class ValueModel:
         table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
         return table.to(self.device, self.dtype)
 
-    def forward(self, tokens: Tensor, rotations: Tensor, attend: Attend, scored: slice) -> Tensor:
-        """Raw values z of the ``scored`` ones among ``tokens`` [T], in float32 at least; see ``hidden``."""
-        inner = functional.silu(self._fc(self.hidden(tokens, rotations, attend, scored)))
+    def forward(self, layout: "Layout", shape: "Shape", rotations: Tensor, cache: "PrefixCache") -> Tensor:
+        """Raw values z [T] of all tokens, in float32 at least; see ``hidden``."""
+        inner = functional.silu(self._fc(self.hidden(layout, shape, rotations, cache)))
         return self._summary(inner.to(self._summary.weight.dtype))[:, 0]
 
-    def hidden(self, tokens: Tensor, rotations: Tensor, attend: Attend, scored: slice) -> Tensor:
-        """Last hidden states, normalised, of the ``scored`` ones among ``tokens`` [T].
+    def hidden(self, layout: "Layout", shape: "Shape", rotations: Tensor, cache: "PrefixCache") -> Tensor:
+        """Last hidden states [T, hidden], normalised, of all tokens, whose keys and values go into ``cache``.
 
-        ``rotations`` [T, 2, head_dim] are those of the tokens' positions. Other tokens are forwarded for the keys
-        and values that ``attend`` keeps of them.
+        ``rotations`` [positions, 2, head_dim] are what the method of that name gives.
         """
-        dims = self.config
-        x = functional.embedding(tokens, self._embedding)
-        cos, sin = rotations[:, None, 0], rotations[:, None, 1]
+        ops, epsilon = self.operations, self.config.norm_epsilon
+        x, delta = functional.embedding(layout.tokens, self._embedding), None
         for number, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._normed(x, layer.attention_norm)).unflatten(-1, (-1, dims.head_dim))
-            query_key, value = qkv[:, : -dims.kv_heads], qkv[:, -dims.kv_heads :]
-            if layer.head_norm is not None:
-                query_key = functional.rms_norm(query_key, (dims.head_dim,), None, dims.norm_epsilon)
-                query_key = query_key * layer.head_norm
-            turned = torch.addcmul(query_key * cos, query_key.roll(dims.head_dim // 2, -1), sin)
-            drawn = attend(number, turned[:, : dims.heads], turned[:, dims.heads :], value)
-            if number == dims.layers - 1:
-                x, drawn = x[scored], drawn[scored]
-            x = x + layer.out(drawn)
-            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
-            x = x + layer.down(functional.silu(gate) * up)
-        return self._normed(x, self._norm)
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(x, (self.config.hidden,), weight, self.config.norm_epsilon)
+            keys_values = cache.layer(number)
+            qkv = layer.qkv(ops.add_norm(x, delta, layer.attention_norm, epsilon))
+            query = ops.turn_and_store(
+                qkv, rotations, layout.positions, layout.cells, keys_values, layer.head_norm, epsilon
+            )
+            drawn = ops.tree_attention(
+                query, keys_values, layout.starts, layout.missing, layout.counts, layout.slots, layout.cached,
+                layout.places, cache.memory.cells, shape.columns, shape.span,
+            )  # fmt: skip
+            gate_up = layer.gate_up(ops.add_norm(x, layer.out(drawn), layer.mlp_norm, epsilon))
+            delta = layer.down(ops.gated(gate_up))
+        return ops.add_norm(x, delta, self._norm, epsilon)
 
 
 def load_value_model(
@@ -169,7 +161,8 @@ def random_value_model(
     """A value model of random weights made on ``device``: to measure what a size costs without its checkpoint."""
     check_config(config, "random value model")
     target = torch.device(device)
-    generator = torch.Generator(target).manual_seed(seed)
+    # ``meta`` has shapes alone, and no generator.
+    generator = None if target.type == "meta" else torch.Generator(target).manual_seed(seed)
     shapes = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
     tensors = {}
     for name, shape in shapes.items():
@@ -191,7 +184,8 @@ def _frequencies(config: "PreTrainedConfig") -> tuple[Tensor, float]:
     return frequencies, float(scale)
 
 
-def _dimensions(config: "PreTrainedConfig") -> ValueModelConfig:
+def dimensions(config: "PreTrainedConfig") -> ValueModelConfig:
+    """Those of a value model with this backbone."""
     heads = config.num_attention_heads
     return ValueModelConfig(
         layers=config.num_hidden_layers,
@@ -200,6 +194,8 @@ def _dimensions(config: "PreTrainedConfig") -> ValueModelConfig:
         kv_heads=config.num_key_value_heads,
         head_dim=head_dim(config),
         vocab=config.vocab_size,
+        ffn=config.intermediate_size,
+        has_head_norm="layers.0.self_attn.q_norm.weight" in backbone_shapes(config),
         norm_epsilon=config.rms_norm_eps,
         max_positions=config.max_position_embeddings,
     )

@@ -80,6 +80,8 @@ class Rows:
         self._by_index: dict[int, GuideRow] = {}
         self._numbers: Iterator[int] = count()
         self._in_order: list[GuideRow] | None = []
+        self.new: list[GuideRow] = []
+        """Rows that came with the last change and have a prompt alone, which may be scored later."""
         self.batch_size = 0
 
     def __bool__(self) -> bool:
@@ -94,6 +96,7 @@ class Rows:
     def update(self, update: BatchUpdate) -> list[int]:
         """Follow a change of the batch; the keys of rows that are gone."""
         self.batch_size = update.batch_size
+        self.new = []
         gone: list[int] = []
         for index in update.removed:
             self._drop(index, gone)
@@ -113,7 +116,7 @@ class Rows:
         request = guided_request(sampling)
         if request is None:
             return
-        self._by_index[index] = GuideRow(
+        row = GuideRow(
             index=index,
             key=next(self._numbers),
             params=request.params if prompt else _UNSCORED,
@@ -125,6 +128,9 @@ class Rows:
             min_p=request.min_p,
             is_server_filtering=False,
         )
+        self._by_index[index] = row
+        if prompt and not output:
+            self.new.append(row)
 
     def _move(self, source: int, target: int, gone: list[int], *, is_swap: bool) -> None:
         moved, displaced = self._by_index.pop(source, None), self._by_index.pop(target, None)

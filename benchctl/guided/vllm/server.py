@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -10,17 +10,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from benchctl import __version__
 from benchctl.guided.errors import GuidanceError
-from benchctl.guided.guide import Guide, GuideSettings
+from benchctl.guided.guide import Guide, GuideRow, GuideSettings
 from benchctl.guided.timing import CLOCKS
-from benchctl.guided.value_model.checkpoint import read_config
-from benchctl.guided.value_model.scoring import Scorer
-from benchctl.guided.value_model.value_model import ValueModel, load_value_model, random_value_model
+from benchctl.guided.vllm.loading import ServerLimits, scorer_maker
 from benchctl.guided.vllm.rows import Batch
 from benchctl.guided.vllm.settings import (
     CLOCK_VARIABLE,
-    DESCRIPTION_VARIABLE,
     MODEL_VARIABLE,
     STEP_LOG_VARIABLE,
     VllmSettings,
@@ -29,7 +25,6 @@ from benchctl.guided.vllm.settings import (
 from benchctl.guided.vllm.step_count import V2_SAMPLER, class_named
 from benchctl.guided.vllm.step_log import GuidedStepLog
 
-_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "auto": None}
 _LEAST_VOCABULARY: Final = 0.99
 """Vocabularies of one tokenizer differ in what pads them; with less of the base model's, it is another's."""
 
@@ -42,6 +37,10 @@ class GuidedServer:
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         self._guide.forget(keys)
+
+    def prepare(self, rows: Sequence[GuideRow]) -> None:
+        """Compute the prompts of new rows; to be called before the base model."""
+        self._guide.prepare(rows)
 
     def apply(self, logits: Tensor, rows: Batch, step: int) -> Tensor:
         """Guide ``rows`` of ``logits`` [B, V] in step number ``step``.
@@ -79,32 +78,8 @@ def make_server(
         eos_ids=_eos_ids(vllm_config.model_config),
     )
 
-    def make_scorer() -> Scorer:
-        model = _load(directory, device, settings)
-        _check_memory(model, vllm_config, settings.memory_bytes)
-        scorer = Scorer(
-            model,
-            vllm_config.scheduler_config.max_num_seqs,
-            vllm_config.model_config.max_model_len,
-            device,
-            max_candidates=settings.max_candidates,
-            fused=settings.fused,
-            graphs=settings.graphs and device.type == "cuda",
-            stream=settings.stream,
-            timer=log,
-        )
-        _describe(model, scorer)
-        return scorer
-
+    make_scorer = scorer_maker(directory, ServerLimits.of(vllm_config), device, settings, log)
     return GuidedServer(Guide(make_scorer, guide_settings, log), vocabulary, log)
-
-
-def _load(directory: Path, device: torch.device, settings: VllmSettings) -> ValueModel:
-    dtype = _DTYPES[settings.dtype]
-    if not settings.random_weights:
-        return load_value_model(directory, device, dtype)
-    config = read_config(directory)
-    return random_value_model(config, device, dtype or config.dtype or torch.bfloat16)
 
 
 def _check_layout(vllm_config: Any) -> None:
@@ -113,19 +88,6 @@ def _check_layout(vllm_config: Any) -> None:
         raise GuidanceError(
             f"a value model guides servers of one device, and this one spreads its model over {devices}; set "
             "tensor_parallel_size and pipeline_parallel_size to 1"
-        )
-
-
-def _check_memory(model: ValueModel, vllm_config: Any, limit_bytes: int | None) -> None:
-    """Raises GuidanceError where the prefixes of all sequences would take more than was allowed."""
-    num_seqs, num_tokens = vllm_config.scheduler_config.max_num_seqs, vllm_config.model_config.max_model_len
-    config = model.config
-    numbers_per_token = 2 * config.layers * config.kv_heads * config.head_dim
-    needed_bytes = num_seqs * num_tokens * numbers_per_token * model.dtype.itemsize
-    if limit_bytes is not None and needed_bytes > limit_bytes:
-        raise GuidanceError(
-            f"the prefixes of {num_seqs} sequences of {num_tokens} tokens take {needed_bytes} bytes in this value "
-            f"model, and {limit_bytes} are allowed; lower max_num_seqs or max_model_len, or allow more"
         )
 
 
@@ -173,19 +135,3 @@ def _step_log(*, is_v2: bool) -> GuidedStepLog | None:
     sampler, method = (V2_SAMPLER, "__call__") if is_v2 else ("vllm.v1.sample.sampler.Sampler", "forward")
     log.watch_sampler(class_named(sampler), method)
     return log
-
-
-def _describe(model: ValueModel, scorer: Scorer) -> None:
-    path = os.environ.get(DESCRIPTION_VARIABLE)
-    if not path:
-        return
-    description = {
-        "revision": f"benchctl {__version__}",
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "layers": model.config.layers,
-        "hidden": model.config.hidden,
-        "num_bytes": model.num_bytes,
-        "prefix_bytes": scorer.num_bytes,
-    }
-    Path(f"{path}.partial").write_text(json.dumps(description), encoding="utf-8")
-    Path(f"{path}.partial").replace(path)

@@ -33,7 +33,15 @@ class VllmSettings:
     """Run the value model on a CUDA stream of its own."""
     lazy: bool = False
     """Load the value model in the first step that needs it, rather than at the start."""
-    skips_early: bool = True
+    reuse: bool = True
+    """Keep the keys and values of the candidate that is drawn, instead of computing the token again."""
+    record: int = 0
+    """Number of candidates for which the passes of all sizes are recorded before the first request; 0: none are."""
+    kernels: bool = True
+    """Compute what lies between matrix products by kernels of our own, on a GPU; without, by torch."""
+    prefill_ahead: bool = False
+    """Launch the value model's pass over a new prompt before the base model's, not after it."""
+    skips_early: bool | None = None
     """See ``guide.GuideSettings``."""
     dtype: str = "auto"
     """Of the value model: ``auto`` as it is stored, or ``bfloat16``, ``float16``, ``float32``."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.guide import GuideRow
-from benchctl.guided.guide_step import Arriving
+from benchctl.guided.transfer import Arriving
 from benchctl.guided.vllm.requests import guided_request
 
 

@@ -239,7 +239,7 @@ def test_a_size_can_be_priced_without_weights(told, pair, tmp_path, monkeypatch)
     [
         ({"devices": 2}, VllmSettings(), "spreads its model over 2"),
         ({"vocabulary": 1024}, VllmSettings(), "two models of one tokenizer"),
-        ({}, VllmSettings(memory_bytes=1000), "and 1000 are allowed; lower max_num_seqs"),
+        ({}, VllmSettings(memory_bytes=1000), "and 1000 bytes are allowed; lower max_num_seqs"),
     ],
 )
 def test_a_value_model_that_does_not_fit_the_server_is_refused_at_the_start(told, changes, settings, said):

@@ -1,0 +1,1 @@
+"""The operations of ``operations`` as Triton kernels, and the check that they compute the same."""

@@ -1,0 +1,202 @@
+"""Which operations guidance is computed with: kernels only where they give what torch gives.
+
+The check runs before a server answers its first request. A kernel that a device or a version of Triton computes
+otherwise would not fail: it would give other values.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from benchctl.guided.candidates import limit_numbers
+from benchctl.guided.modes import CODES, mode_batch
+from benchctl.guided.operations.registry import FUSED, PLAIN, Operations, kernel_operations, register_kernels
+from benchctl.guided.parameter_table import CONSTRAINTS
+from benchctl.guided.params import GuidanceParams
+from benchctl.guided.value_model.layout import Memory, RowWork, Work, pack, padded_shape, unpack
+from benchctl.guided.value_model.value_model import ValueModelConfig
+
+TOLERANCES: Final = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+"""Largest difference from torch, whose numbers here are about 1 in size."""
+_EPSILON: Final = 1e-6
+_CELLS: Final = 2048
+_VOCABULARY: Final = 17_000
+"""More than one part of ``vocabulary_mass``, the last of which is not full."""
+_WIDTH: Final = 7
+
+_Result = tuple[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The operations, and why they are torch's own where kernels were wanted; None where nothing is amiss."""
+
+    operations: Operations
+    reason: str | None = None
+
+
+def choose_operations(
+    config: ValueModelConfig, device: torch.device, dtype: torch.dtype, *, kernels: bool
+) -> Chosen:
+    """Kernels where they are wanted, there, and right for models of these dimensions; elsewhere torch."""
+    if not kernels:
+        return Chosen(PLAIN)
+    if device.type != "cuda":
+        return Chosen(PLAIN, "kernels need a GPU")
+    try:
+        made = kernel_operations()
+        differences = largest_differences(made, config, device, dtype)
+    except Exception as error:  # noqa: BLE001 - compilers fail in ways of their own, and torch computes the same
+        return Chosen(PLAIN, f"kernels cannot run here ({type(error).__name__}: {error})")
+    for name, difference in differences.items():
+        limit = tolerance(name, dtype)
+        if not difference <= limit:
+            return Chosen(
+                PLAIN, f"kernel {name} differs from torch by {difference:.3g} here, more than {limit:.3g}"
+            )
+    _register_once()
+    return Chosen(replace(FUSED, splits_keys=True))
+
+
+def tolerance(name: str, dtype: torch.dtype) -> float:
+    """Largest difference allowed of an operation; those of sampling compute in float32, whatever the model does."""
+    is_of_layers = name in ("add_norm", "turn_and_store", "tree_attention", "gated", "keep_drawn")
+    return TOLERANCES[dtype if is_of_layers else torch.float32]
+
+
+@cache
+def _register_once() -> None:
+    register_kernels(kernel_operations())
+
+
+@torch.no_grad()
+def largest_differences(
+    operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype
+) -> dict[str, float]:
+    """By operation, the largest difference between what it and torch make of the same drawn numbers."""
+    largest: dict[str, float] = {}
+    ours, theirs = (_results(each, config, device, dtype) for each in (operations, PLAIN))
+    for (name, our), (_, their) in zip(ours, theirs, strict=True):
+        difference = float((our.double() - their.double()).abs().max())
+        # What is not a number must not be lost in a comparison.
+        largest[name] = max(largest.get(name, 0.0), math.inf if math.isnan(difference) else difference)
+    return largest
+
+
+def _results(
+    operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype
+) -> Iterator[_Result]:
+    yield from _layer_results(operations, config, device, dtype)
+    yield from _sampling_results(operations, device)
+
+
+def _layer_results(
+    operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype
+) -> Iterator[_Result]:
+    """Of rows that lag, wait, drew a candidate, and reach over several chunks of attention."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    work = Work(
+        [
+            RowWork(slot=2, cached=9, missing=[1, 2], candidates_of=0, drawn=5),
+            RowWork(slot=0, cached=0, missing=[1] * 8),
+            RowWork(slot=1, cached=_CELLS - 20, missing=[], candidates_of=1, drawn=6),
+        ],
+        candidates=3,
+    )
+    memory = Memory(slots=4, cells=_CELLS)
+    shape = padded_shape(work.num_tokens, work.candidates, _CELLS)
+    packed = torch.from_numpy(pack(work, shape, memory)).to(device)
+    layout = unpack(packed, torch.zeros((2, work.candidates), dtype=torch.int64, device=device), shape)
+    size, heads = config.head_dim, config.heads + config.kv_heads
+
+    x = draw(shape.tokens, config.hidden)
+    yield "add_norm", operations.add_norm(x, draw(*x.shape), draw(config.hidden), _EPSILON)
+    yield "add_norm", x
+    yield "gated", operations.gated(draw(shape.tokens, 2 * config.ffn))
+    keys_values = draw(memory.slots * memory.cells, 2, config.kv_heads, size)
+    norm = draw(heads, size) if config.has_head_norm else None
+    qkv, rotations = draw(shape.tokens, (heads + config.kv_heads) * size), draw(_CELLS, 2, size)
+    query = operations.turn_and_store(qkv, rotations, layout.positions, layout.cells, keys_values, norm, _EPSILON)
+    yield "turn_and_store", query
+    # The cell of padding is written by many tokens, in any order.
+    own = keys_values[: memory.spare_slot * memory.cells]
+    yield "turn_and_store", own
+    drawn = operations.tree_attention(
+        query, keys_values, layout.starts, layout.missing, layout.counts, layout.slots, layout.cached,
+        layout.places, memory.cells, shape.columns, shape.span,
+    )  # fmt: skip
+    yield "tree_attention", drawn[: work.num_tokens]
+    ids = torch.tensor([[1, 2, 3, 4], [9, 8, 6, 7], [3, 4, 5, -1], [0, 0, 0, 0]], device=device)
+    unknown = torch.zeros((), dtype=torch.int64, device=device)
+    operations.keep_drawn(keys_values[None], ids, unknown, layout.slots, layout.cached, layout.drawn, memory.cells)
+    yield "keep_drawn", own
+    yield "keep_drawn", unknown
+
+
+def _sampling_results(operations: Operations, device: torch.device) -> Iterator[_Result]:
+    """Of rows of all rules, filters open and closed, tokens that end an answer, and rows that are left alone."""
+    generator = torch.Generator(device).manual_seed(1)
+    params = _parameters()
+    rows = len(params)
+    scores = 3 * torch.randn((rows, _VOCABULARY), generator=generator, device=device)
+    top, ids = torch.topk(scores, _WIDTH, dim=1)
+    limits = torch.tensor(
+        [
+            limit_numbers(
+                temperature=0.3 + 0.1 * (row % 9),
+                top_k=(2 + row) % 9,
+                top_p=(1.0, 0.01, 1e-4)[row % 3],
+                min_p=(0.0, 0.02)[row % 2],
+                threshold=(None, 0.9)[row % 5 == 0],
+                is_due=row % 7 != 0,
+                is_ours=row % 4 != 0,
+            )
+            for row in range(rows)
+        ],
+        dtype=torch.float64,
+        device=device,
+    )
+    mass = operations.vocabulary_mass(scores, top, limits).sum(dim=1, keepdim=True)
+    yield "vocabulary_mass", torch.log(mass)
+    for total in (None, mass):
+        probs, mask, counts = operations.filter_candidates(top, total, limits)
+        yield from (("filter_candidates", part) for part in (probs, mask, counts))
+    # Of the same numbers from here on, so that one operation is not blamed for another.
+    probs, mask, counts = PLAIN.filter_candidates(top, None, limits)
+    raw = 2 * torch.randn((rows, _WIDTH), generator=generator, device=device)
+    lines = torch.tensor([-1 if row % 11 == 0 else rows - 1 - row for row in range(rows)], device=device)
+    modes = mode_batch(params, device, list(range(rows)))
+    given = (probs, mask, counts, ids, raw, lines, ids[:2, 1], modes.table, modes.rules)
+    log_probs = operations.tilt_candidates(*given)
+    yield "tilt_candidates", log_probs.exp()
+    index = torch.arange(rows, device=device).flip(0)
+    written = scores.clone()
+    operations.write_candidates(written, index, ids, PLAIN.tilt_candidates(*given), counts, limits)
+    yield "write_candidates", torch.softmax(written, dim=1)
+
+
+def _parameters() -> list[GuidanceParams]:
+    """Rows of every rule, pulled either way, and of neutral and extreme scales."""
+    scales = (-3.0, 0.0, 0.4, 1.0, 1.8, 40.0)
+    chosen = [
+        GuidanceParams(mode=mode, value_scale=scale, gamma=0.99, value_min=value_min)
+        for mode in CODES
+        if mode not in CONSTRAINTS
+        for scale in scales
+        for value_min in (None, 0.4)
+    ]
+    chosen += [
+        GuidanceParams(target_value=target, value_constraint=constraint, gamma=0.99)
+        for constraint in CONSTRAINTS
+        for target in (0.0, 0.3, 0.6, 0.97)
+    ]
+    return chosen

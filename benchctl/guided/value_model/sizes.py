@@ -1,0 +1,51 @@
+"""Sizes of forward passes: how many tokens and rows a pass is padded to, and which sizes can occur.
+
+The time of a pass on a GPU depends on its tokens. Rounding them to eight sizes between a power of two and the
+next wastes at most an eighth, and keeps the sizes of a server so few that each is recorded before its first
+request.
+"""
+
+from typing import Final
+
+MAX_LAG: Final = 8
+"""Tokens that a row may lack before it is extended although nothing of it is scored. More of them, a new prompt
+above all, go before in a pass of their own."""
+_EXACT_BITS: Final = 4
+"""Numbers of so many bits are not rounded; of larger ones, so many leading bits remain."""
+_LEAST_SPAN: Final = 256
+_TOKENS_BESIDE: Final = 2
+_LAGGING_ROWS: Final = 4
+"""The largest pass that is recorded beforehand has so many missing tokens in each row, and so many rows that lack
+``MAX_LAG``."""
+
+
+def padded_tokens(number: int) -> int:
+    """``number`` or up to an eighth more."""
+    grain = 1 << max(number.bit_length() - _EXACT_BITS, 0)
+    return -(-number // grain) * grain
+
+
+def rows_that_fit(tokens: int, candidates: int) -> int:
+    """Most rows of a pass: each has as many candidates, or lacks ``MAX_LAG`` tokens and is only extended."""
+    return max(1, tokens // min(candidates, MAX_LAG)) if candidates else tokens
+
+
+def recorded_sizes(max_rows: int, candidates: int) -> list[int]:
+    """The sizes in tokens of all passes of up to ``max_rows`` rows in steady decode, in ascending order."""
+    usual = max_rows * (candidates + _TOKENS_BESIDE) + _LAGGING_ROWS * MAX_LAG
+    largest = padded_tokens(min(usual, max_rows * (candidates + MAX_LAG)))
+    sizes, size = [], min(candidates, MAX_LAG)
+    while size <= largest:
+        sizes.append(padded_tokens(size))
+        size = sizes[-1] + 1
+    return sizes
+
+
+def spans(cells: int) -> list[int]:
+    """Numbers of cells that attention looks at, in ascending order: each four times the one before, then all."""
+    reach = _LEAST_SPAN
+    sizes = []
+    while reach < cells:
+        sizes.append(reach)
+        reach *= 4
+    return [*sizes, cells]
