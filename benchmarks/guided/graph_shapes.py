@@ -81,9 +81,11 @@ def main() -> None:
     sys.exit(bool(missed))
 
 
-def decode(share: float, batch: int, candidates: int, num_steps: int, *, reuse: bool = True) -> Cell:
+def decode(
+    share: float, batch: int, candidates: int, num_steps: int, *, reuse: bool = True, record: bool = True
+) -> Cell:
     """Steps in which each row has no choice with probability ``share``."""
-    scorer = made_scorer(batch, candidates, reuse=reuse)
+    scorer = made_scorer(batch, candidates, reuse=reuse, record=record)
     draw = random.Random(f"{share} {batch} {candidates}")
     numbers = itertools.count()
     rows = [new_row(next(numbers), draw) for _ in range(batch)]
@@ -127,7 +129,7 @@ def decode(share: float, batch: int, candidates: int, num_steps: int, *, reuse: 
     )
 
 
-def made_scorer(batch: int, candidates: int, *, reuse: bool) -> Scorer:
+def made_scorer(batch: int, candidates: int, *, reuse: bool, record: bool) -> Scorer:
     """On a device without numbers, with the sizes of passes that a GPU with kernels has."""
     config = AutoConfig.for_model(
         "qwen2", hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -135,7 +137,9 @@ def made_scorer(batch: int, candidates: int, *, reuse: bool) -> Scorer:
     )  # fmt: skip
     model = random_value_model(config, "meta", torch.float32)
     model.operations = replace(PLAIN, splits_keys=True)
-    return Scorer(model, batch, CONTEXT, max_candidates=candidates, graphs=True, record=[candidates], reuse=reuse)
+    return Scorer(
+        model, batch, CONTEXT, max_candidates=candidates, graphs=True, record=[candidates] * record, reuse=reuse
+    )
 
 
 def new_row(number: int, draw: random.Random) -> ScoredRow:
