@@ -1,4 +1,4 @@
-"""Passes of a value model are of few sizes: whichever rows have no choice, nearly all steps repeat a recorded one."""
+"""Passes of a value model have few sizes: whichever rows have no choice, nearly all repeat a recorded one."""
 
 import pytest
 
