@@ -38,8 +38,9 @@ import torch
 from timed_steps import BaseModel, Repeated, Times, config_of, timed
 from torch import Tensor
 
+from benchctl.costs.built_in import BUILT_IN_SHAPES
 from benchctl.costs.hardware import Hardware, hardware_or_none
-from benchctl.costs.shapes import BUILT_IN_SHAPES, ModelShape
+from benchctl.costs.model_shape import ModelShape
 from benchctl.guided.guide import Guide, GuideRow, GuideSettings
 from benchctl.guided.params import GuidanceParams
 from benchctl.guided.value_model.scoring import ScoredRow, Scorer
@@ -170,8 +171,11 @@ class FreeScorer:
         self.model, self.counters = scorer.model, scorer.counters
         self._raw = torch.linspace(-1, 1, 64, device=scorer.model.device)
 
-    def score(self, _rows: Sequence[object], ids: Tensor, _mask: Tensor) -> Tensor:
+    def score(self, _rows: Sequence[object], ids: Tensor, _waiting: Sequence[object] = ()) -> Tensor:
         return self._raw[: ids.shape[1]].expand(ids.shape)
+
+    def keep_up(self, _waiting: Sequence[object]) -> None:
+        """No prefix is kept."""
 
     def forget(self, _keys: object) -> None:
         """Nothing is kept."""
@@ -191,20 +195,21 @@ def measure(
     device = model.device
     longest = options.context + options.steps + 16
     fused, two_phase = (
-        Scorer(model, batch, longest, max_candidates=candidates, fused=is_fused) for is_fused in (True, False)
+        # Nothing is drawn here, so there is no candidate to reuse.
+        Scorer(model, batch, longest, max_candidates=candidates, fused=is_fused, reuse=False)
+        for is_fused in (True, False)
     )
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(shape.vocab, (batch, options.context), generator=generator).tolist()
     vocabulary = min(shape.vocab, base_shape.vocab)
     logits = torch.randn(batch, vocabulary, generator=generator).to(device)
     ids = logits.topk(candidates).indices
-    mask = torch.ones_like(ids, dtype=torch.bool)
 
     def scoring(scorer: Scorer, growth: int) -> Times:
         rows = [ScoredRow(number, list(tokens), len(tokens)) for number, tokens in enumerate(drawn)]
 
         def step() -> None:
-            scorer.score(rows, ids, mask)
+            scorer.score(rows, ids)
             for each in rows:
                 each.tokens.extend([7] * growth)
 

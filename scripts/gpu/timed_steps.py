@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from benchctl.costs.shapes import ModelShape
-from benchctl.guided.value_model.layout import Memory, Shape, Work, pack, plan_shape, unpack
-from benchctl.guided.value_model.prefix_cache import PrefixCache, TreeAttention
+from benchctl.costs.model_shape import ModelShape
+from benchctl.guided.value_model.layout import Memory, RowWork, Shape, Work, exact_shape, pack, unpack
+from benchctl.guided.value_model.prefix_cache import PrefixCache
 from benchctl.guided.value_model.value_model import random_value_model
 
 
@@ -91,7 +91,7 @@ class BaseModel:
     def __init__(self, shape: ModelShape, rows: int, tokens: int, device: torch.device, dtype: torch.dtype) -> None:
         self._model = random_value_model(config_of(shape), device, dtype)
         self._memory = Memory(slots=rows + 1, cells=-(-(tokens + 1) // 64) * 64)
-        self._cache = PrefixCache(self._model.config, self._memory, device, dtype)
+        self._cache = PrefixCache(self._model.config, self._memory, device, dtype, max_candidates=1)
         self._rotations = self._model.rotations(self._memory.cells)
         drawn = torch.empty(shape.vocab, shape.hidden, device=device, dtype=dtype)
         self._projection = drawn.normal_(0, 0.02)
@@ -99,8 +99,8 @@ class BaseModel:
 
     def step(self, batch: int, context: int) -> Callable[[], Tensor]:
         """A function that runs one step for ``batch`` rows of ``context`` tokens; a graph where there is CUDA."""
-        work = Work(list(range(batch)), [context] * batch, [[1]] * batch, 0)
-        shape = plan_shape(work, self._memory, is_padded=False)
+        work = Work([RowWork(slot=row, cached=context, missing=[1]) for row in range(batch)], 0)
+        shape = exact_shape(work)
         packed = torch.from_numpy(pack(work, shape, self._memory)).to(self._device)
         if self._device.type != "cuda":
             return lambda: self._run(packed, shape)
@@ -118,6 +118,4 @@ class BaseModel:
     @torch.no_grad()
     def _run(self, packed: Tensor, shape: Shape) -> Tensor:
         layout = unpack(packed, torch.zeros((shape.rows, 0), dtype=torch.int64, device=self._device), shape)
-        attention = TreeAttention(self._cache, layout, shape)
-        hidden = self._model.hidden(layout.tokens, self._rotations[layout.positions], attention, slice(None))
-        return hidden @ self._projection.T
+        return self._model.hidden(layout, shape, self._rotations, self._cache) @ self._projection.T
