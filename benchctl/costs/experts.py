@@ -85,3 +85,10 @@ def at_most(quantity: Quantity, bound: float) -> Quantity:
     if isinstance(quantity, float | int):
         return min(quantity, bound)
     return quantity.clip(max=bound)
+
+
+def at_least(quantity: Quantity, bound: float) -> Quantity:
+    """The greater of a quantity and a bound, element by element."""
+    if isinstance(quantity, float | int):
+        return max(quantity, bound)
+    return quantity.clip(min=bound)

@@ -9,8 +9,10 @@ bytes of their format, elements of the cache two. Of experts, those are read tha
 independent and equally likely (``costs/experts.py``).
 """
 
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from benchctl.costs.experts import at_least
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.model_shape import ModelShape
 from benchctl.costs.precision import Precision
@@ -53,6 +55,50 @@ def weight_read_bytes(shape: ModelShape, bytes_per_param: float | None = None) -
     head_bytes = 2 if bytes_per_param is None else bytes_per_param
     param_bytes = shape.param_bytes() if bytes_per_param is None else bytes_per_param
     return round(shape.static_params() * param_bytes + shape.head_flops() // 2 * head_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTime(Generic[Quantity]):
+    """Least time of one forward pass, or of each of many, in seconds.
+
+    ``weights_s`` and ``prefixes_s`` are the times to move weights and key-value cache at the device's bandwidth,
+    ``compute_s`` is that of all FLOPs at its peak.
+    """
+
+    weights_s: Quantity
+    prefixes_s: Quantity
+    compute_s: Quantity
+
+    @property
+    def excess_compute_s(self) -> Quantity:
+        """What the FLOPs take beyond the bytes; 0 where the pass is bound by memory."""
+        return at_least(self.compute_s - self.weights_s - self.prefixes_s, 0.0)
+
+    @property
+    def floor_s(self) -> Quantity:
+        """The larger of both: max(weights + prefixes, compute)."""
+        return self.weights_s + self.prefixes_s + self.excess_compute_s
+
+
+def pass_time(
+    shape: ModelShape,
+    hardware: Hardware,
+    *,
+    tokens: Quantity,
+    kv_tokens: Quantity,
+    positions: Quantity,
+    decode_positions: Quantity,
+    heads: Quantity,
+) -> PassTime[Quantity]:
+    """The least time of passes with these counts, at the peaks of ``hardware``."""
+    prefix_bytes = kv_tokens * shape.kv_bytes_per_token()
+    flops = forward_flops(shape, tokens, positions, heads, decode_positions=decode_positions)
+    bandwidth = hardware.bandwidth_bytes_per_s
+    return PassTime(
+        weights_s=(forward_bytes(shape, kv_tokens, tokens) - prefix_bytes) / bandwidth,
+        prefixes_s=prefix_bytes / bandwidth,
+        compute_s=flops / hardware.peak_of(shape.precision),
+    )
 
 
 def roofline_ns(flops: float, num_bytes: float, hardware: Hardware, precision: Precision = "bfloat16") -> int:
