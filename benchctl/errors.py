@@ -26,7 +26,10 @@ Each message names the location, the value and the remedy. ``cli`` alone turns `
 exit; exceptions of other libraries are translated where they are raised.
 """
 
+import shlex
 import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import ClassVar
 
 
@@ -63,11 +66,25 @@ class EngineUnavailableError(UsageError):
 class MissingPackageError(UsageError):
     """A package that only some commands need is not installed here."""
 
-    def __init__(self, package: str, purpose: str) -> None:
+    def __init__(self, packages: Sequence[str], purpose: str, *, otherwise: str = "") -> None:
+        """Tell the command that installs ``packages``, which pip knows by these names.
+
+        ``purpose`` is a clause such as "pictures cannot be drawn"; ``otherwise`` a remedy that needs no package.
+        """
+        several = len(packages) > 1
+        named = f"{', '.join(packages[:-1])} and {packages[-1]}" if several else packages[0]
         super().__init__(
-            f"the package {package} is not installed here, and {purpose} without it; "
-            f"run: {sys.executable} -m pip install {package}"
+            f"the package{'s' if several else ''} {named} {'are' if several else 'is'} not installed here, and "
+            f"{purpose} without {'them' if several else 'it'}; run: {sys.executable} -m pip install "
+            f"{shlex.join(packages)}{f', or {otherwise}' if otherwise else ''}"
         )
+
+
+def require_packages(packages: Sequence[str], purpose: str) -> None:
+    """Raise MissingPackageError that names all of these packages that are not installed."""
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise MissingPackageError(missing, purpose)
 
 
 class UnsupportedError(UsageError):

@@ -21,7 +21,7 @@
 # summary also goes to $GITHUB_STEP_SUMMARY. Recipe: docs/tasks/ci-gate.md.
 started_in=$PWD
 source "$(dirname "$0")/environment.sh"
-command -v benchctl >/dev/null || use_environment .venv-smoke --editable '.[models]'
+command -v benchctl >/dev/null || use_environment .venv-smoke --editable .
 cd "$started_in"
 
 engine=${ENGINE:-vllm}

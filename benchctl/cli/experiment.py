@@ -38,14 +38,16 @@ def check_experiment(profile: "Profile", *, is_plan: bool = False) -> None:
 
     check_names(profile)
     engine = engine_for(profile.engine.kind)
+    problems: dict[str, None] = {}  # each once, in the order of the arms
     for variant, cell in arms(profile):
         try:
             engine.check_available(variant_settings(profile, variant, cell))
         except EngineUnavailableError as error:
-            if not is_plan:
-                raise
-            warn(f"not to be measured on this machine: {error}")
-            break
+            problems[str(error)] = None
+    if problems and not is_plan:
+        raise EngineUnavailableError("\n".join(problems))
+    for problem in problems:
+        warn(f"not to be measured on this machine: {problem}")
 
 
 def check_machine(

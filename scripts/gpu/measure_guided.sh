@@ -14,7 +14,7 @@
 started_in=$PWD
 source "$(dirname "$0")/../environment.sh"
 source "$root/scripts/section.sh"
-command -v benchctl >/dev/null || use_environment .venv-smoke --editable '.[models]'
+command -v benchctl >/dev/null || use_environment .venv-smoke --editable .
 cd "$started_in"
 
 engine=${ENGINE:-vllm-lenvm-gpu}

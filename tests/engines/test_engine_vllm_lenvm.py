@@ -1,6 +1,9 @@
 """The engine file of guided vLLM: command line, environment, dialect and refusals."""
 
 import json
+import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.run import RunRecord
 
 ENGINE = VllmLenvmEngine()
+REPOSITORY = str(Path(__file__).parents[2])
 TILT = Guidance(mode="exp", value_scale=2.0, gamma=0.9, value_entropy_threshold=0.5)
 
 
@@ -143,13 +147,77 @@ def test_more_candidates_than_a_value_model_scores_are_refused_before_anything_i
         ENGINE.check_requests([request(max_tokens=200)], settings_of(pair, guidance=TILT))
 
 
-def test_a_pair_that_is_not_there_is_named_with_the_command_that_makes_one(tmp_path):
-    profile = load_profile("topk-sweep", engine="vllm-lenvm")
-    guided = variant_settings(profile, "guided", {"top_k": 2})
-    command = "benchctl models make-tiny --value-model models/tiny-pair"
-    for settings in (guided, guided.model_copy(update={"model": str(tmp_path)})):
-        with pytest.raises(EngineUnavailableError, match=command):
-            ENGINE.check_available(settings)
+def refusal(settings: VariantSettings) -> str | None:
+    try:
+        ENGINE.check_available(settings)
+    except EngineUnavailableError as error:
+        return str(error) if "make-tiny" in str(error) else None
+    return None
+
+
+def follow(message: str, settings: VariantSettings) -> VariantSettings:
+    """Do what a message says: run its command, and name what it says to name."""
+    instead = r"(?: \(then name (.+) in model and (.+) in the .*\))?"
+    found = re.search(rf"benchctl (models make-tiny [^(]+?){instead}$", message)
+    assert found, message
+    made = subprocess.run(
+        [sys.executable, "-m", "benchctl", *shlex.split(found[1])], capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    if found[2] is None:
+        return settings
+    ((model,), (value_model,)) = shlex.split(found[2]), shlex.split(found[3])
+    server = settings.server.model_copy(update={"value_model": value_model})
+    return settings.model_copy(update={"model": model, "server": server})
+
+
+@pytest.mark.parametrize("cell", [None, *({"value_model": f"qwen2.5-{size}"} for size in ("0.5b", "1.5b", "3b"))])
+def test_the_command_that_a_missing_pair_is_answered_with_makes_what_the_profile_names(tmp_path, monkeypatch, cell):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", REPOSITORY)
+    profile = load_profile("topk-sweep" if cell is None else "model-size-sweep", engine="vllm-lenvm")
+    names = [factor for variant, factor in arms(profile) if variant == "guided"]
+    of_cell = names[0] if cell is None else names[["0.5b", "1.5b", "3b"].index(cell["value_model"][8:])]
+    settings = variant_settings(profile, "guided", of_cell)
+    for _ in range(2):  # the value model, then the base model where another pair has it
+        message = refusal(settings)
+        if message is not None:
+            settings = follow(message, settings)
+    assert refusal(settings) is None
+
+
+@pytest.mark.parametrize(
+    "value_model", ["models/mine", "models/pair/value", "models/my pair/value", "mine", "models/pair/base/value"]
+)
+@pytest.mark.parametrize("has_base", [True, False])
+def test_the_command_makes_a_value_model_of_any_name_and_spares_a_base_that_is_there(
+    tmp_path, monkeypatch, value_model, has_base
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", REPOSITORY)
+    base = Path(value_model).parent / "base"
+    if has_base:
+        base.mkdir(parents=True)
+        (base / "config.json").write_text('{"max_position_embeddings": 128}')
+    server = VllmLenvmOptions(python=sys.executable, value_model=value_model)
+    settings = VariantSettings(variant="v", model=str(base), server=server, sampling=Sampling(), guidance=None)
+    message = refusal(settings)
+    assert message is not None
+    assert refusal(follow(message, settings)) is None
+    if has_base:
+        assert (base / "config.json").read_text() == '{"max_position_embeddings": 128}'
+
+
+def test_a_base_model_alone_is_made_where_the_profile_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", REPOSITORY)
+    for model in ("models/alone", "models/pair/base"):
+        server = VllmLenvmOptions(python=sys.executable)
+        settings = VariantSettings(variant="v", model=model, server=server, sampling=Sampling(), guidance=None)
+        message = refusal(settings)
+        assert message is not None
+        assert follow(message, settings) == settings
+        assert refusal(settings) is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from support.prepared import prepare
 from support.servers.handler_server import handled_by
 
-from benchctl.errors import DatasetError, ProfileError
+from benchctl.errors import DatasetError, MissingPackageError, ProfileError
 from benchctl.workload.datasets.dataset import dataset_file
 from benchctl.workload.datasets.fetch import _OF_HUB, fetch_dataset
 from benchctl.workload.datasets.files import DatasetFile
@@ -162,14 +162,14 @@ def test_a_damaged_file_is_named(hub: Hub, suffix: str) -> None:
 
 def test_without_the_package_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(DatasetError, match=r"needs the package huggingface_hub.*pip install huggingface_hub"):
+    with pytest.raises(MissingPackageError, match=r"huggingface_hub is not.*pip install huggingface_hub"):
         prepare(sums())
 
 
 def test_a_parquet_file_names_the_package_that_reads_it(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     hub.files = {"test.parquet": b"PAR1"}
-    with pytest.raises(DatasetError, match=r"needs the package pyarrow.*pip install pyarrow"):
+    with pytest.raises(MissingPackageError, match=r"the package pyarrow is not.*pip install pyarrow"):
         prepare(sums())
 
 

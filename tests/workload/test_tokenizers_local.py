@@ -186,5 +186,5 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content, message):
 
 def test_without_the_package_the_error_says_what_to_install(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UsageError, match=r"python -m pip install tokenizers"):
+    with pytest.raises(UsageError, match=r"-m pip install tokenizers"):
         LocalTokenizer(model)

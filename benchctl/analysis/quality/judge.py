@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from benchctl.analysis.quality.final_answer import answer_part, final_number, final_text
 from benchctl.analysis.quality.numeral import only_number
-from benchctl.errors import UsageError
+from benchctl.errors import MissingPackageError, UsageError
 from benchctl.profile.sources.files import did_you_mean
 
 JudgeName: TypeAlias = Literal["numeric", "math-verify", "json"]
@@ -123,9 +123,8 @@ def _math_verify() -> Judge:
     try:
         from math_verify import parse, verify  # noqa: PLC0415  # an extra, and slow to load
     except ImportError as error:
-        raise UsageError(
-            "the judge math-verify is not installed; pip install 'math-verify[antlr4_13_2]', or use --judge numeric"
-        ) from error
+        package, purpose = "math-verify[antlr4_13_2]", "answers cannot be judged by math-verify"
+        raise MissingPackageError((package,), purpose, otherwise="use --judge numeric") from error
 
     @lru_cache(maxsize=4096)
     def expected(gold: str) -> object:

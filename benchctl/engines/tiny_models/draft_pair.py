@@ -9,7 +9,7 @@ import numpy as np
 from benchctl.engines.tiny_models.circle import Floats, Waves, circle_draw, circle_specs, draw_waves, with_peak
 from benchctl.engines.tiny_models.draft_law import draft_law, require_small
 from benchctl.engines.tiny_models.hugging_face import write_model_files
-from benchctl.engines.tiny_models.make import make_directory, refuse_what_must_stay
+from benchctl.engines.tiny_models.make import make_directories
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.engines.tiny_models.safetensors_file import write_tensors
 from benchctl.engines.tiny_models.tokenizer import train_tokenizer
@@ -32,21 +32,23 @@ def make_draft_pair(
     cannot be had, and for a vocabulary too large to compute the law.
     """
     require_small(base.shape.vocab)
-    for part in ("base", "draft"):
-        refuse_what_must_stay(directory.expanduser().resolve() / part, replace=replace)
     smooth, other = (
         draw_waves(base.shape.vocab, base.shape.hidden, base.seed, name=name) for name in ("base", "draft")
     )
     law = with_peak(smooth, base.seed)
     drafted = law.mixed_with(other, share_for(law, other, acceptance))
-    files = make_directory(directory / "base", lambda partial: _write(partial, base, law), replace=replace)
+    bases: list[Path] = []
 
-    def write(partial: Path) -> None:
+    def write_base(partial: Path) -> None:
+        _write(partial, base, law)
+        bases.append(partial)
+
+    def write_draft(partial: Path) -> None:
         _write(partial, draft, drafted)
-        measured = draft_law(directory / "base", partial, LAW_POSITIONS)
+        measured = draft_law(bases[0], partial, LAW_POSITIONS)
         (partial / LAW_FILE).write_bytes(encode(measured) + b"\n")
 
-    return files + make_directory(directory / "draft", write, replace=replace)
+    return make_directories({directory / "base": write_base, directory / "draft": write_draft}, replace=replace)
 
 
 def share_for(base: Waves, other: Waves, acceptance: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from benchctl.engines.tiny_models.make import make_directory, make_model, refuse_what_must_stay
+from benchctl.engines.tiny_models.make import make_directories, write_model
 from benchctl.engines.tiny_models.recipe import Recipe, TensorSpec, tensor_specs
 from benchctl.engines.tiny_models.safetensors_file import write_tensors
 
@@ -21,16 +21,16 @@ def make_lora_pair(directory: Path, base: Recipe, *, rank: int, replace: bool = 
     As ``make_model`` refuses.
     """
     directory = directory.expanduser().resolve()
-    for part in ("base", "adapter"):
-        refuse_what_must_stay(directory / part, replace=replace)
-    files = make_model(directory / "base", base, replace=replace)
 
-    def write(partial: Path) -> None:
+    def write_base(partial: Path) -> None:
+        write_model(partial, base)
+
+    def write_adapter(partial: Path) -> None:
         config = _config(base, rank, directory / "base")
         (partial / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         write_tensors(partial / "adapter_model.safetensors", base, tuple(_adapter_specs(base, rank)))
 
-    return files + make_directory(directory / "adapter", write, replace=replace)
+    return make_directories({directory / "base": write_base, directory / "adapter": write_adapter}, replace=replace)
 
 
 def num_adapter_params(base: Recipe, rank: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from benchctl.errors import MissingPackageError, UsageError
+from benchctl.errors import UsageError
 from benchctl.workload.datasets.made.generated import problems
 
 if TYPE_CHECKING:
@@ -50,10 +50,8 @@ def train_tokenizer(vocab: int) -> "Tokenizer":
             f"vocab is {vocab}; it must be from {MIN_VOCAB} (256 bytes and {len(SPECIAL_TOKENS)} special tokens) "
             f"to {MAX_VOCAB}"
         )
-    try:
-        from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers  # noqa: PLC0415
-    except ImportError as error:
-        raise package_missing("tokenizers") from error
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers  # noqa: PLC0415
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -92,8 +90,3 @@ def _invented_word(number: int) -> str:
         rest, digit = divmod(rest, len(_CONSONANTS) * len(_VOWELS))
         syllables += _CONSONANTS[digit // len(_VOWELS)] + _VOWELS[digit % len(_VOWELS)]
     return syllables
-
-
-def package_missing(package: str) -> MissingPackageError:
-    """The error for an optional package that is not installed."""
-    return MissingPackageError(package, "models cannot be made")

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from benchctl.engines.tiny_models.hugging_face import write_model_files
-from benchctl.engines.tiny_models.make import make_directory, make_model, refuse_what_must_stay
+from benchctl.engines.tiny_models.make import make_directories, write_model
 from benchctl.engines.tiny_models.recipe import Recipe, TensorSpec
 from benchctl.engines.tiny_models.safetensors_file import write_safetensors, write_tensors
 from benchctl.engines.tiny_models.tokenizer import train_tokenizer
@@ -37,17 +37,17 @@ def make_value_pair(
     head = head_specs(value, constant)
     # A value model has no use for logits, and its directory none for their weights.
     recipe = dataclasses.replace(value, shape=dataclasses.replace(value.shape, tied_embeddings=True))
-    for part in ("base", "value"):
-        refuse_what_must_stay(directory.expanduser().resolve() / part, replace=replace)
 
-    def write(partial: Path) -> None:
+    def write_base(partial: Path) -> None:
+        write_model(partial, base, weights=weights)
+
+    def write_value(partial: Path) -> None:
         write_model_files(partial, recipe, train_tokenizer(recipe.shape.vocab), is_value_model=True)
         if weights:
             write_safetensors(partial, recipe)
             write_tensors(partial / HEAD_FILE, recipe, head)
 
-    files = make_model(directory / "base", base, weights=weights, replace=replace)
-    return files + make_directory(directory / "value", write, replace=replace)
+    return make_directories({directory / "base": write_base, directory / "value": write_value}, replace=replace)
 
 
 def head_specs(recipe: Recipe, constant: float | None) -> tuple[TensorSpec, ...]:

@@ -28,6 +28,7 @@ from benchctl.engines.environment import PythonServer
 from benchctl.engines.hub import checkpoint_for, is_local
 from benchctl.engines.openai_server import LOOPBACK, JsonGetter, own_options, plain_body, plugged_in, streamed
 from benchctl.engines.prompt_counter import TokenizeCounter
+from benchctl.engines.tiny_models.remedy import pair_remedy
 from benchctl.engines.vllm.description import effective
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.engines.vllm.signatures import SIGNATURES
@@ -58,15 +59,15 @@ class VllmEngine(PythonServer):
             if _is_path(path) and not is_local(path):
                 raise EngineUnavailableError(
                     f"engine {self.kind!r}: the adapter {name!r} is {path!r}, which is not a directory; correct "
-                    "engine.options.lora_modules, or make a pair to try it with: benchctl models make-tiny --lora "
-                    f"{Path(path).parent}"
+                    "engine.options.lora_modules, or make a small pair to try it with: "
+                    f"{pair_remedy(path, 'adapter', 'engine.options.lora_modules')}"
                 )
         draft = options.draft_model
         if draft is not None and _is_path(draft) and not is_local(draft):
             raise EngineUnavailableError(
                 f"engine {self.kind!r}: the draft model {draft!r} is not a directory; name one with the tokenizer "
-                "of the served model in engine.options.draft_model, or make a pair to try it with: benchctl models "
-                f"make-tiny --draft {Path(draft).parent}"
+                "of the served model in engine.options.draft_model, or make a small pair to try it with: "
+                f"{pair_remedy(draft, 'draft', 'engine.options.draft_model')}"
             )
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:

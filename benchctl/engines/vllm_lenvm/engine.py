@@ -10,6 +10,7 @@
 * **Steps** are vLLM's, joined with what guidance did in each (``steps.py``).
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import msgspec
 from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors
 from benchctl.engines.hub import context_of
 from benchctl.engines.openai_server import own_options
+from benchctl.engines.tiny_models.remedy import pair_remedy
 from benchctl.engines.vllm.engine import VllmEngine
 from benchctl.engines.vllm.signatures import SIGNATURES
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
@@ -64,8 +66,9 @@ class VllmLenvmEngine(VllmEngine):
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when vLLM or one of the models is not here."""
         value_model = own_options(settings, VllmLenvmOptions).value_model
-        for path in (settings.model, *([value_model] if value_model else [])):
-            _require_directory(path, is_value_model=path == value_model)
+        if value_model is not None:
+            _require_value_model(value_model)
+        _require_model(settings.model)
         super().check_available(settings)
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
@@ -146,14 +149,23 @@ def _described(site: LaunchSite) -> dict[str, Any]:
         return {}
 
 
-def _require_directory(path: str, *, is_value_model: bool) -> None:
-    """Raises EngineUnavailableError for a directory that is not there, with the command that makes a small one."""
-    directory = Path(path).expanduser()
-    if context_of(path) is not None or (not is_value_model and "models/" not in path):
-        return
-    if is_value_model or not directory.is_dir():
-        role = "value model" if is_value_model else "model"
+def _require_value_model(path: str) -> None:
+    """Raises EngineUnavailableError for a directory without a configuration, with the command that makes one."""
+    if context_of(path) is None:
+        remedy = pair_remedy(path, "value", "the value_model of the variants")
         raise EngineUnavailableError(
-            f"engine 'vllm-lenvm': the {role} {path!r} is not a directory with a config.json; name one, or make a "
-            f"small pair to try it with: benchctl models make-tiny --value-model {directory.parent}"
+            f"engine 'vllm-lenvm': the value model {path!r} is not a directory with a config.json; name one, or "
+            f"make a small pair to try it with: {remedy}"
         )
+
+
+def _require_model(path: str) -> None:
+    """Raises EngineUnavailableError for a path that is not there; what may be a repository is for vLLM to find."""
+    if "models/" not in path or Path(path).expanduser().is_dir():
+        return
+    remedy = f"a small one: benchctl models make-tiny {shlex.quote(path)}"
+    if Path(path).name == "base":
+        remedy = f"a small pair: {pair_remedy(path, 'value', 'the value_model of the variants', is_base=True)}"
+    raise EngineUnavailableError(
+        f"engine 'vllm-lenvm': the model {path!r} is not a directory with a config.json; name one, or make {remedy}"
+    )

@@ -29,7 +29,6 @@ from benchctl.workload.datasets.files import data_directory, file_state
 _check = partial(Check, topic="software")
 _SHORT_SHA: Final = 12
 _OPTIONAL: Final = {
-    "models": ("'benchctl models make-tiny --gguf' needs", "gguf"),
     "pictures": ("PNG pictures need", "matplotlib"),
 }
 """What needs a package that an installation without extras lacks, by the name of its check."""

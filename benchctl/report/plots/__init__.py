@@ -9,4 +9,4 @@ from benchctl.errors import MissingPackageError
 try:
     import matplotlib as mpl  # noqa: F401 - whether it is there
 except ImportError as error:
-    raise MissingPackageError("matplotlib", "PNG pictures cannot be drawn") from error
+    raise MissingPackageError(("matplotlib",), "PNG pictures cannot be drawn") from error

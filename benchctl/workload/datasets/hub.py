@@ -6,11 +6,14 @@ The address of the hub is ``$HF_ENDPOINT``, as the library itself has it.
 import os
 from pathlib import Path
 
-from benchctl.errors import DatasetError
+from benchctl.errors import DatasetError, MissingPackageError
 
 
 def hub_file(repository: str, filename: str, revision: str, directory: Path | None = None) -> Path:
-    """A file of a data set, in ``directory`` or the library's cache. Raises DatasetError where it cannot be had."""
+    """A file of a data set, in ``directory`` or the library's cache.
+
+    Raises DatasetError where it cannot be had, and MissingPackageError.
+    """
     try:
         from huggingface_hub import hf_hub_download  # noqa: PLC0415 - an optional package, and slow to import
         from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
@@ -44,12 +47,9 @@ def hub_filenames(repository: str, revision: str) -> tuple[str, ...]:
         raise hub_error(repository, revision, error) from error
 
 
-def package_missing(package: str, repository: str) -> DatasetError:
+def package_missing(package: str, repository: str) -> MissingPackageError:
     """The error for an optional package that reading a data set of the hub needs."""
-    return DatasetError(
-        f"data set {repository} of the Hugging Face Hub needs the package {package}, which is not installed here; "
-        f"run: python -m pip install {package}"
-    )
+    return MissingPackageError((package,), f"data set {repository} of the Hugging Face Hub cannot be read")
 
 
 def hub_error(repository: str, revision: str, error: Exception) -> DatasetError:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from benchctl.errors import UsageError
+from benchctl.errors import MissingPackageError, UsageError
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 TEMPLATE_FILES: Final = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
@@ -53,11 +53,9 @@ def _fetched(repository: str) -> Path:
         from huggingface_hub import hf_hub_download  # noqa: PLC0415 - its import takes a while
         from huggingface_hub.errors import EntryNotFoundError  # noqa: PLC0415
     except ImportError as error:
-        raise UsageError(
-            f"{KEY} is {repository!r}, which is not a directory, and the package huggingface_hub, which finds "
-            "repositories, is not installed; run: python -m pip install huggingface_hub, or name a directory with "
-            f"{TOKENIZER_FILE}"
-        ) from error
+        purpose = f"{KEY} {repository!r}, which is not a directory, cannot be looked for at the hub"
+        otherwise = f"name a directory with {TOKENIZER_FILE}"
+        raise MissingPackageError(("huggingface_hub",), purpose, otherwise=otherwise) from error
     try:
         path = Path(hf_hub_download(repository, TOKENIZER_FILE))
     except (OSError, ValueError, EntryNotFoundError) as error:

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchctl.errors import UsageError
+from benchctl.errors import MissingPackageError, UsageError
 from benchctl.untrusted.decoding import decoding_problem
 from benchctl.untrusted.reading import UnreadableError, read_bytes
 from benchctl.workload.tokenizers.files import TOKENIZER_FILE
@@ -72,10 +72,7 @@ def _tokenizer_of(content: bytes, path: Path) -> "tokenizers.Tokenizer":
     try:
         from tokenizers import Tokenizer  # noqa: PLC0415 - its import takes a while
     except ImportError as error:
-        raise UsageError(
-            f"{path} is there to count prompts, but the package tokenizers, which reads it, is not installed; run: "
-            "python -m pip install tokenizers"
-        ) from error
+        raise MissingPackageError(("tokenizers",), f"prompts cannot be counted with {path}") from error
     try:
         tokenizer: tokenizers.Tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the package has no errors of its own, and raises this very class

@@ -1,6 +1,8 @@
 """Models of random weights: the same bytes from the same options, in formats that other programs read."""
 
 import json
+import resource
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import safetensors
+from support.servers.stubborn_engine import wait_until
 from tokenizers import Tokenizer
 
 from benchctl.costs.shapes import BUILT_IN_SHAPES, ModelShape, shape_for
@@ -306,17 +309,75 @@ def test_another_models_configuration_gives_the_shape(tmp_path):
     assert shape_for(str(tmp_path / "b")) == replace(recipe("qwen2", tied=False).shape, name="b")
 
 
-@pytest.mark.parametrize(("package", "options"), [("tokenizers", []), ("gguf", ["--gguf"])])
-def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, package, options):
-    without = f"import sys; sys.modules[{package!r}] = None; from benchctl.cli import main; main()"
-    made = subprocess.run(
-        [sys.executable, "-c", without, "models", "make-tiny", str(tmp_path / "tiny"), *options],
+def benchctl_without(packages, *arguments):
+    """The command where Python finds none of these packages."""
+    without = f"import sys; sys.modules.update(dict.fromkeys({packages!r})); from benchctl.cli import main; main()"
+    argv = [sys.executable, "-c", without, *map(str, arguments)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("options", [["--gguf"], ["--value-model"], ["--draft"], ["--lora"]])
+def test_all_missing_packages_are_named_at_once_with_one_command_before_anything_is_created(tmp_path, options):
+    packages = ["tokenizers", "gguf"] if options == ["--gguf"] else ["tokenizers"]
+    made = benchctl_without(packages, "models", "make-tiny", tmp_path / "new/tiny", *options)
+    assert made.returncode == 2
+    assert made.stderr.count("benchctl:") == 1
+    assert " and ".join(packages) in made.stderr
+    assert f"run: {sys.executable} -m pip install {' '.join(packages)}" in made.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_a_gguf_file_needs_no_gguf(tmp_path):
+    made = benchctl_without(["gguf"], "models", "make-tiny", tmp_path / "tiny")
+    assert made.returncode == 0, made.stderr
+
+
+@pytest.mark.parametrize("options", [["--gguf"], ["--value-model"], ["--draft", "--dtype", "float32"], ["--lora"]])
+def test_a_full_disk_leaves_neither_half_of_a_pair_nor_the_directory_around_it(tmp_path, options):
+    made = benchctl("models", "make-tiny", tmp_path / "room/tiny", *options)
+    assert made.returncode == 0, made.stderr
+    num_bytes = max(path.stat().st_size for path in (tmp_path / "room").rglob("*.*") if path.is_file())
+    full = subprocess.run(
+        [sys.executable, "-m", "benchctl", "models", "make-tiny", tmp_path / "full/new/tiny", *options],
         capture_output=True,
         text=True,
         check=False,
+        # No file may become as large as the largest: what is written last fails in the middle.
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes - 1, num_bytes - 1)),
     )
-    assert made.returncode == 2
-    assert f"run: {sys.executable} -m pip install {package}" in made.stderr
+    assert full.returncode == 2, full.stderr
+    assert "cannot be written" in full.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["room"]
+
+
+def test_a_full_disk_leaves_a_pair_that_was_to_be_replaced_as_it_was(tmp_path):
+    options = ("models", "make-tiny", "--value-model", tmp_path / "pair", "--hidden", 16)
+    assert benchctl(*options).returncode == 0
+    before = [contents(tmp_path / "pair" / part) for part in ("base", "value")]
+    # The base fits; the value model, which has a second file, does not.
+    failing = (
+        "import benchctl.engines.tiny_models.value_pair as pair\n"
+        "def full(*_): raise OSError(28, 'No space left on device')\n"
+        "pair.write_tensors = full\n"
+        "from benchctl.cli import main; main()"
+    )
+    argv = [sys.executable, "-c", failing, *map(str, options), "--force", "--seed", "9"]
+    full = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert full.returncode == 2
+    assert "No space left on device" in full.stderr
+    assert sorted(path.name for path in (tmp_path / "pair").iterdir()) == ["base", "value"]
+    assert [contents(tmp_path / "pair" / part) for part in ("base", "value")] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_in_mid_work_leaves_nothing_behind(tmp_path, number):
+    large = ("--hidden", "2048", "--layers", "40", "--value-model")
+    argv = [sys.executable, "-m", "benchctl", "models", "make-tiny", tmp_path / "new/tiny", *large]
+    made = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_until("a file of weights begins", lambda: list((tmp_path / "new").rglob("*.safetensors")))
+    made.send_signal(number)
+    made.communicate(timeout=30)
+    assert made.returncode == 130
     assert list(tmp_path.iterdir()) == []
 
 
