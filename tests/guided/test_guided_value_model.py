@@ -15,8 +15,9 @@ from benchctl.costs.shapes import ModelShape
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.engines.tiny_models.value_pair import make_value_pair
 from benchctl.guided.errors import CheckpointError
-from benchctl.guided.value_model.checkpoint import HEAD_FILE, backbone_shapes
+from benchctl.guided.value_model.checkpoint import HEAD_FILE
 from benchctl.guided.value_model.scoring import ScoredRow, Scorer
+from benchctl.guided.value_model.tensor_shapes import backbone_shapes
 from benchctl.guided.value_model.value_model import load_value_model, random_value_model
 
 END_ID = 2

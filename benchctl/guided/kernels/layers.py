@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_LEAST_CHUNK: Final = 512
-"""Cells that one program of attention reads at least, where there are as many."""
-_MOST_CHUNKS: Final = 16
+from benchctl.guided.value_model.sizes import attention_chunks
+
 _LEAST_TILE: Final = 16
 """Least size of a matrix product in Triton."""
 _MOST_QUERIES: Final = 64
@@ -141,8 +140,7 @@ def tree_attention(
     num_tokens, heads, size = query.shape
     kv_heads, num_rows = cache.shape[2], starts.shape[0]
     group = heads // kv_heads
-    chunk = max(_LEAST_CHUNK, triton.next_power_of_2(triton.cdiv(cells_per_slot, _MOST_CHUNKS)))
-    num_chunks = triton.cdiv(cells_per_slot, chunk)
+    chunk, num_chunks = attention_chunks(cells_per_slot)
     block_queries = min(max(triton.next_power_of_2(columns * group), _LEAST_TILE), _MOST_QUERIES)
     num_blocks = triton.cdiv(columns * group, block_queries)
     result = torch.empty_like(query)

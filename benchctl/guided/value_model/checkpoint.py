@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from benchctl.guided.errors import CheckpointError
+from benchctl.guided.value_model.tensor_shapes import EMBEDDING, backbone_shapes, head_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -25,7 +26,6 @@ _SINGLE_FILE: Final = "model.safetensors"
 _FAMILIES: Final = ("qwen2", "qwen3", "llama")
 _FIXED_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
 """Rotations that depend on the position alone, not on the length of the sequence as well."""
-_EMBEDDING: Final = "embed_tokens.weight"
 _VOCABULARY_HEAD: Final = "lm_head.weight"
 _NAMES_SHOWN: Final = 5
 
@@ -89,60 +89,6 @@ def check_config(config: "PreTrainedConfig", source: object) -> None:
         )
 
 
-def backbone_shapes(config: "PreTrainedConfig") -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a bare backbone.
-
-    Written out because importing the models of transformers, which know them as well, takes seconds.
-    """
-    hidden = config.hidden_size
-    shapes = {_EMBEDDING: (config.vocab_size, hidden), "norm.weight": (hidden,)}
-    for layer in range(config.num_hidden_layers):
-        for name, shape in _layer_shapes(config).items():
-            shapes[f"layers.{layer}.{name}"] = shape
-    return shapes
-
-
-def head_dim(config: "PreTrainedConfig") -> int:
-    """Dimensions of a head, which some families choose freely."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _layer_shapes(config: "PreTrainedConfig") -> dict[str, tuple[int, ...]]:
-    hidden, size, ffn = config.hidden_size, head_dim(config), config.intermediate_size
-    query, key = config.num_attention_heads * size, config.num_key_value_heads * size
-    linear = {
-        "q_proj": (query, hidden),
-        "k_proj": (key, hidden),
-        "v_proj": (key, hidden),
-        "o_proj": (hidden, query),
-    }
-    # Qwen2 has three of four biases without saying so; others have all of them or none.
-    is_qwen2 = config.model_type == "qwen2"
-    has_bias = is_qwen2 or config.attention_bias
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in linear.items():
-        shapes[f"self_attn.{name}.weight"] = shape
-        if has_bias and not (is_qwen2 and name == "o_proj"):
-            shapes[f"self_attn.{name}.bias"] = shape[:1]
-    if config.model_type == "qwen3":
-        shapes |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
-    for name, shape in {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}.items():
-        shapes[f"mlp.{name}.weight"] = shape
-        if getattr(config, "mlp_bias", False):
-            shapes[f"mlp.{name}.bias"] = shape[:1]
-    return shapes | {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
-
-
-def head_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a value head: hidden to hidden, hidden to one number."""
-    return {
-        "v_head.fc.weight": (hidden, hidden),
-        "v_head.fc.bias": (hidden,),
-        "v_head.summary.weight": (1, hidden),
-        "v_head.summary.bias": (1,),
-    }
-
-
 def _read_tensors(directory: Path, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path in _weight_files(directory):
@@ -179,7 +125,7 @@ def _fill_tied_embedding(tensors: dict[str, Tensor]) -> None:
     """Some tied checkpoints store the vocabulary head alone, which is the embedding; otherwise nothing uses it."""
     vocabulary_head = tensors.pop(_VOCABULARY_HEAD, None)
     if vocabulary_head is not None:
-        tensors.setdefault(_EMBEDDING, vocabulary_head)
+        tensors.setdefault(EMBEDDING, vocabulary_head)
 
 
 def _check(directory: Path, stored: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -1,14 +1,69 @@
-"""Memory of the prefixes that a value model keeps: one formula for what is allocated, allowed and said."""
+"""Memory of a value model on a server: one formula for what is allocated, allowed, planned and said.
+
+It needs no torch, so that the number is known where an experiment is planned.
+"""
 
 import math
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import Final
 
-from benchctl.guided.value_model.checkpoint import backbone_shapes, head_shapes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+from benchctl.guided.value_model.sizes import MAX_PREFILL_TOKENS, attention_chunks, recorded_sizes
+from benchctl.guided.value_model.tensor_shapes import BackboneConfig, backbone_shapes, head_dim, head_shapes
+from benchctl.units import GIB
 
 _CELLS_STEP: Final = 16
+_PARTIAL_BYTES: Final = 4
+"""Of a partial sum of attention, which is a float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueModelMemory:
+    """Bytes that a value model takes on a server of ``max_slots`` sequences of up to ``max_tokens`` tokens."""
+
+    weights: int
+    prefixes: int
+    passes: int
+    """What its largest forward pass needs while it runs, and a recorded one keeps."""
+    max_slots: int
+    max_tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"weights {self.weights / GIB:.2f} GiB, prefixes {self.prefixes / GIB:.2f} GiB for {self.max_slots:,} "
+            f"sequences of {self.max_tokens:,} tokens"
+        )
+
+
+def value_model_memory(
+    config: BackboneConfig,
+    itemsize: int,
+    *,
+    max_slots: int,
+    max_tokens: int,
+    max_candidates: int,
+    candidates: int | None = None,
+) -> ValueModelMemory:
+    """The memory of a value model with this backbone, whose numbers have ``itemsize`` bytes.
+
+    Slots are made for ``max_candidates``; passes score ``candidates`` in each row, by default as many.
+    """
+    cells = cells_per_slot(max_tokens, max_candidates)
+    tokens = recorded_sizes(max_slots, max_candidates if candidates is None else candidates)[-1]
+    return ValueModelMemory(
+        weights=weight_bytes(config, itemsize),
+        prefixes=prefix_bytes(
+            max_slots=max_slots,
+            max_tokens=max_tokens,
+            max_candidates=max_candidates,
+            layers=config.num_hidden_layers,
+            kv_heads=config.num_key_value_heads,
+            head_dim=head_dim(config),
+            itemsize=itemsize,
+        ),
+        passes=pass_bytes(config, itemsize, max(tokens, MAX_PREFILL_TOKENS), cells),
+        max_slots=max_slots,
+        max_tokens=max_tokens,
+    )
 
 
 def cells_per_slot(max_tokens: int, max_candidates: int) -> int:
@@ -31,7 +86,21 @@ def prefix_bytes(
     return cells * layers * 2 * kv_heads * head_dim * itemsize
 
 
-def weight_bytes(config: "PreTrainedConfig", itemsize: int) -> int:
+def weight_bytes(config: BackboneConfig, itemsize: int) -> int:
     """Bytes of the weights of a value model with this backbone."""
     shapes = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
     return itemsize * sum(math.prod(shape) for shape in shapes.values())
+
+
+def pass_bytes(config: BackboneConfig, itemsize: int, tokens: int, cells: int) -> int:
+    """Bytes of the intermediate results of one layer, in a forward pass of so many tokens over slots of ``cells``.
+
+    For each token: the residual and three results as wide as it, gate and up projection and their product, queries
+    before and after the rotation, keys and values, and the partial sums of attention, one for each chunk of cells.
+    Memory is used again from layer to layer; that the parts of one layer never all live at once is left as slack.
+    """
+    heads, key_heads, size = config.num_attention_heads, config.num_key_value_heads, head_dim(config)
+    wide = 4 * config.hidden_size + 3 * config.intermediate_size + 2 * (heads + key_heads) * size
+    _, num_chunks = attention_chunks(cells)
+    partial = num_chunks * heads * (size + 1) if num_chunks > 1 else 0
+    return tokens * (wide * itemsize + partial * _PARTIAL_BYTES)

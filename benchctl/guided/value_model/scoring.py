@@ -23,15 +23,14 @@ from benchctl.guided.value_model.layout import Memory, RowWork, Work
 from benchctl.guided.value_model.memory import cells_per_slot
 from benchctl.guided.value_model.prefix_cache import PrefixCache
 from benchctl.guided.value_model.recording import CudaGraphs, run_again
-from benchctl.guided.value_model.sizes import MAX_LAG
+from benchctl.guided.value_model.sizes import MAX_LAG, MAX_PREFILL_TOKENS
 from benchctl.guided.value_model.slots import Row, ScoredRow, Slot, SlotTable
 from benchctl.guided.value_model.value_model import ValueModel
 
 __all__ = ["Counters", "ScoredRow", "Scorer"]
 
 _PREFILL_ROW_TOKENS = 512
-_PREFILL_TOKENS = 4096
-"""Of one forward pass, in one row and in all."""
+"""Of one forward pass, in one row."""
 
 _Pair = tuple[Row, Slot]
 
@@ -344,6 +343,6 @@ def _groups(pairs: Sequence[_Pair]) -> Iterable[list[_Pair]]:
     while by_length:
         row, slot = by_length[0]
         columns = min(len(row.tokens) - slot.cached, _PREFILL_ROW_TOKENS)
-        size = max(1, _PREFILL_TOKENS // columns)
+        size = max(1, MAX_PREFILL_TOKENS // columns)
         yield by_length[:size]
         by_length = by_length[size:]

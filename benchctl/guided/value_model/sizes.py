@@ -10,6 +10,11 @@ from typing import Final
 MAX_LAG: Final = 8
 """Tokens that a row may lack before it is extended although nothing of it is scored. More of them, a new prompt
 above all, go before in a pass of their own."""
+MAX_PREFILL_TOKENS: Final = 4096
+"""Tokens of a forward pass over prompts, in all rows."""
+_LEAST_CHUNK: Final = 512
+"""Cells that one program of attention reads at least, where there are as many."""
+_MOST_CHUNKS: Final = 16
 _EXACT_BITS: Final = 4
 """Numbers of so many bits are not rounded; of larger ones, so many leading bits remain."""
 _LEAST_SPAN: Final = 256
@@ -49,3 +54,10 @@ def spans(cells: int) -> list[int]:
         sizes.append(reach)
         reach *= 4
     return [*sizes, cells]
+
+
+def attention_chunks(cells: int) -> tuple[int, int]:
+    """Cells that one program of attention reads, a power of two, and the number of such parts of ``cells``."""
+    least = -(-cells // _MOST_CHUNKS)
+    chunk = max(_LEAST_CHUNK, 1 << (least - 1).bit_length())
+    return chunk, -(-cells // chunk)

@@ -16,14 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchctl.guided.operations.registry import PLAIN, Operations
-from benchctl.guided.value_model.checkpoint import (
-    Checkpoint,
-    backbone_shapes,
-    check_config,
-    head_dim,
-    head_shapes,
-    read_checkpoint,
-)
+from benchctl.guided.value_model.checkpoint import Checkpoint, check_config, read_checkpoint
+from benchctl.guided.value_model.tensor_shapes import backbone_shapes, head_dim, head_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -14,13 +14,13 @@ from benchctl.guided.errors import GuidanceError
 from benchctl.guided.kernels.check import choose_operations
 from benchctl.guided.timing import Timer
 from benchctl.guided.value_model.checkpoint import read_config
-from benchctl.guided.value_model.memory import prefix_bytes, weight_bytes
+from benchctl.guided.value_model.memory import ValueModelMemory, value_model_memory
 from benchctl.guided.value_model.scoring import Scorer
-from benchctl.guided.value_model.value_model import ValueModel, dimensions, load_value_model, random_value_model
+from benchctl.guided.value_model.value_model import ValueModel, load_value_model, random_value_model
 from benchctl.guided.vllm.settings import DESCRIPTION_VARIABLE, VllmSettings
+from benchctl.units import GIB
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "auto": None}
-_GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,15 @@ class ServerLimits:
 
     max_num_seqs: int
     max_model_len: int
+    kv_cache_bytes: int = 0
+    """What the server was told to take for its own KV cache; 0 where it takes what is left."""
 
     @classmethod
     def of(cls, vllm_config: Any) -> "ServerLimits":
         return cls(
             max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
             max_model_len=vllm_config.model_config.max_model_len,
+            kv_cache_bytes=getattr(vllm_config.cache_config, "kv_cache_memory_bytes", None) or 0,
         )
 
 
@@ -47,7 +50,13 @@ def scorer_maker(
     """
     config = read_config(directory)
     dtype = _DTYPES[settings.dtype]
-    needed = _needed_bytes(config, dtype or config.dtype or torch.bfloat16, limits, settings)
+    needed = value_model_memory(
+        config,
+        (dtype or config.dtype or torch.bfloat16).itemsize,
+        max_slots=limits.max_num_seqs,
+        max_tokens=limits.max_model_len,
+        max_candidates=settings.max_candidates,
+    )
     _check_memory(needed, limits, device, settings.memory_bytes)
 
     def make_scorer() -> Scorer:
@@ -76,44 +85,25 @@ def scorer_maker(
     return make_scorer
 
 
-@dataclass(frozen=True, slots=True)
-class _Needed:
-    """Bytes of a value model."""
-
-    weights: int
-    prefixes: int
-
-
-def _needed_bytes(config: Any, dtype: torch.dtype, limits: ServerLimits, settings: VllmSettings) -> _Needed:
-    sizes = dimensions(config)
-    prefixes = prefix_bytes(
-        max_slots=limits.max_num_seqs,
-        max_tokens=limits.max_model_len,
-        max_candidates=settings.max_candidates,
-        layers=sizes.layers,
-        kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        itemsize=dtype.itemsize,
-    )
-    return _Needed(weight_bytes(config, dtype.itemsize), prefixes)
-
-
-def _check_memory(needed: _Needed, limits: ServerLimits, device: torch.device, allowed: int | None) -> None:
+def _check_memory(
+    needed: ValueModelMemory, limits: ServerLimits, device: torch.device, allowed: int | None
+) -> None:
     """Raises GuidanceError where prefixes take more than was allowed, or all together more than is free."""
-    taken = (
-        f"the prefixes of {limits.max_num_seqs} sequences of {limits.max_model_len} tokens take "
-        f"{needed.prefixes / _GIB:.2f} GiB ({needed.prefixes} bytes) in this value model"
-    )
     remedy = "lower max_num_seqs or max_model_len"
     if allowed is not None and needed.prefixes > allowed:
-        raise GuidanceError(f"{taken}, and {allowed} bytes are allowed; {remedy}, or allow more")
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        if needed.prefixes + needed.weights > free:
-            raise GuidanceError(
-                f"{taken}, its weights {needed.weights / _GIB:.2f} GiB, and {free / _GIB:.2f} GiB of {device} are "
-                f"free; {remedy}"
-            )
+        raise GuidanceError(
+            f"the value model takes: {needed}; its prefixes are {needed.prefixes} bytes, and {allowed} bytes are "
+            f"allowed; {remedy}, or allow more"
+        )
+    if device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    if needed.prefixes + needed.weights + limits.kv_cache_bytes > free:
+        fixed = f", the server's KV cache is {limits.kv_cache_bytes / GIB:.2f} GiB" if limits.kv_cache_bytes else ""
+        raise GuidanceError(
+            f"the value model takes: {needed}{fixed}, and {free / GIB:.2f} GiB of {device} are free; {remedy}, or "
+            "choose a smaller value model"
+        )
 
 
 def _describe(model: ValueModel, scorer: Scorer, kernels_reason: str | None) -> None:

@@ -14,6 +14,9 @@ from test_vllm_lenvm_requests import Asked
 from test_vllm_lenvm_rows import Update
 
 from benchctl.guided.errors import CheckpointError, GuidanceError
+from benchctl.guided.value_model.checkpoint import read_config
+from benchctl.guided.value_model.memory import value_model_memory
+from benchctl.guided.vllm.loading import ServerLimits, scorer_maker
 from benchctl.guided.vllm.requests import admit
 from benchctl.guided.vllm.rows import Rows
 from benchctl.guided.vllm.server import GuidedServer, make_server
@@ -38,7 +41,7 @@ def _told(pair, tmp_path, monkeypatch):
     return tmp_path
 
 
-def config(*, vocabulary=VOCABULARY, max_num_seqs=4, devices=1):
+def config(*, vocabulary=VOCABULARY, max_num_seqs=4, devices=1, kv_cache_memory_bytes=None):
     model = SimpleNamespace(
         max_model_len=64,
         hf_text_config=SimpleNamespace(eos_token_id=EOS),
@@ -47,7 +50,10 @@ def config(*, vocabulary=VOCABULARY, max_num_seqs=4, devices=1):
     )
     parallel = SimpleNamespace(tensor_parallel_size=devices, pipeline_parallel_size=1)
     scheduler = SimpleNamespace(max_num_seqs=max_num_seqs)
-    return SimpleNamespace(model_config=model, parallel_config=parallel, scheduler_config=scheduler)
+    cache = SimpleNamespace(kv_cache_memory_bytes=kv_cache_memory_bytes)
+    return SimpleNamespace(
+        model_config=model, parallel_config=parallel, scheduler_config=scheduler, cache_config=cache
+    )
 
 
 def rows_of(*asked):
@@ -245,6 +251,24 @@ def test_a_size_can_be_priced_without_weights(told, pair, tmp_path, monkeypatch)
 def test_a_value_model_that_does_not_fit_the_server_is_refused_at_the_start(told, changes, settings, said):
     with pytest.raises(GuidanceError, match=said):
         make_server(config(**changes), CPU, settings)
+
+
+@pytest.mark.parametrize(("kv_bytes", "fits"), [(None, True), (300_000, True), (400_000, False)])
+def test_a_value_model_that_does_not_fit_beside_the_cache_that_was_asked_for_is_refused_before_it_is_loaded(
+    told, pair, monkeypatch, kv_bytes, fits
+):
+    needed = value_model_memory(
+        read_config(pair / "value"), 4, max_slots=4, max_tokens=64, max_candidates=64
+    )  # as the server counts it
+    free = needed.weights + needed.prefixes + 350_000
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 2 * free))
+    limits = ServerLimits.of(config(kv_cache_memory_bytes=kv_bytes))
+    settings = VllmSettings(dtype="float32")
+    if fits:
+        scorer_maker(pair / "value", limits, torch.device("cuda"), settings, None)
+        return
+    with pytest.raises(GuidanceError, match="for 4 sequences of 64 tokens, the server's KV cache"):
+        scorer_maker(pair / "value", limits, torch.device("cuda"), settings, None)
 
 
 def test_a_directory_that_is_no_value_model_is_refused_at_the_start(told, pair, monkeypatch):
