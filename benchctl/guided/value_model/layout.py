@@ -231,11 +231,12 @@ def unpack(packed: Tensor, candidates: Tensor, shape: Shape) -> Layout:
     parts = packed.split(shape.part_sizes)
     tokens, positions, cells, candidate, places, order = parts[:6]
     starts, missing, counts, slots, cached, lines, drawn = parts[6:]
-    by_row = candidates.new_empty((shape.rows, 0))
-    if shape.candidates:
+    if candidates.numel():
         ids = candidates.flatten().index_select(0, candidate.clamp_min(0))
         tokens = torch.where(candidate < 0, tokens, ids)
         by_row = candidates.index_select(0, lines.clamp_min(0)).masked_fill_((lines < 0)[:, None], _NONE)
+    else:  # rows are extended and none is scored
+        by_row = candidates.new_full((shape.rows, shape.candidates), _NONE)
     return Layout(
         tokens=tokens,
         positions=positions,

@@ -245,6 +245,8 @@ class Scorer:
     def _lagging(self, waiting: Sequence[Row]) -> list[_Pair]:
         """Rows that are not scored now and would need a pass of their own if they lacked one token more."""
         held = [(row, slot) for row in waiting if (slot := self._slots.held(row)) is not None]
+        for row, slot in held:
+            slot.pass_over(row.tokens)
         return [(row, slot) for row, slot in held if len(row.tokens) - slot.cached >= MAX_LAG]
 
     def _catch_up(self, rows: Sequence[Row], slots: Sequence[Slot]) -> None:

@@ -67,6 +67,14 @@ class Slot:
         """The token that was drawn among the candidates behind the prefix; None if there is none yet."""
         return tokens[self.cached] if self.scored_at == self.cached < len(tokens) else None
 
+    def pass_over(self, tokens: Sequence[int]) -> None:
+        """Take note of a step without candidates: whatever it draws is none of those that lie behind the prefix.
+
+        They are there where the server drew nothing in the step that scored them, as in the middle of a prompt.
+        """
+        if self.scored_at == len(tokens):
+            self.scored_at = -1
+
 
 class SlotTable:
     """Slots by request; evicts the longest unused one where none is free."""
