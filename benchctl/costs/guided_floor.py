@@ -39,7 +39,7 @@ Scoring: TypeAlias = Literal["reuse", "recompute", "two-phase"]
 
 LAYER_OPERATIONS: Final = 9
 """Operations that one layer of a value model's pass launches, with benchctl's kernels."""
-STEP_OPERATIONS: Final = 24
+STEP_OPERATIONS: Final = 23
 """Operations of a guided step beside the layers, with one pass."""
 SECOND_PASS_OPERATIONS: Final = 11
 """What a second pass adds to them beside its layers."""
