@@ -64,6 +64,12 @@ class StepRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Prompt tokens that the value model prefilled."""
     value_extend_tokens: Count | None = None
     """Tokens by which the value model extended its prefixes."""
+    value_reuse_tokens: Count | None = None
+    """Tokens by which prefixes grew without being computed: drawn candidates whose keys and values were kept."""
+    value_replayed: bool | None = None
+    """Whether every pass that scored repeated a recorded one."""
+    value_recordings: Count | None = None
+    """Passes of the value model that were recorded in this step, because their sizes had not been foreseen."""
     sections_ns: Annotated[dict[str, DurationNs], msgspec.Meta(max_length=MOST_SECTIONS)] = {}
     """Parts of ``dur_ns`` by name; see *Sections of a step*."""
 

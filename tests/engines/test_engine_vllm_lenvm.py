@@ -76,6 +76,43 @@ def test_a_server_is_told_whose_clock_counts_and_that_weights_may_be_drawn(pair,
     assert json.loads(env["BENCHCTL_LENVM_SETTINGS"])["random_weights"] is False
 
 
+def told_of(settings, tmp_path, monkeypatch):
+    return json.loads(started(monkeypatch, settings, tmp_path)[1]["BENCHCTL_LENVM_SETTINGS"])
+
+
+def test_every_switch_of_the_value_model_reaches_the_server(pair, tmp_path, monkeypatch):
+    told = told_of(settings_of(pair, guidance=TILT), tmp_path, monkeypatch)
+    assert (told["reuse"], told["graphs"], told["record"], told["kernels"]) == (True, True, 5, True)
+    assert told["prefill_ahead"] is False
+    assert "skips_early" not in told, "the server decides step by step"
+    off = {"value_reuse": False, "value_recording": False, "value_kernels": False, "value_prefill_ahead": True}
+    told = told_of(settings_of(pair, guidance=TILT, value_skips_early=True, **off), tmp_path, monkeypatch)
+    assert (told["reuse"], told["record"], told["kernels"]) == (False, 0, False)
+    assert (told["prefill_ahead"], told["skips_early"]) == (True, True)
+
+
+def test_two_passes_reuse_nothing_and_a_profile_cannot_claim_it(pair, tmp_path, monkeypatch):
+    assert told_of(settings_of(pair, fused=False), tmp_path, monkeypatch)["reuse"] is False
+    with pytest.raises(ValueError, match=r"value_reuse is true and fused false: .* set value_reuse to false"):
+        settings_of(pair, fused=False, value_reuse=True)
+
+
+def test_passes_are_recorded_for_the_candidates_that_a_variant_asks_for(pair, tmp_path, monkeypatch):
+    def recorded(**said):
+        return told_of(settings_of(pair, **said), tmp_path, monkeypatch)["record"]
+
+    assert [recorded(guidance=TILT, top_k=top_k) for top_k in (2, 20, 1)] == [2, 20, 0]
+    assert recorded(guidance=None) == 0, "a server that guides nobody records nothing"
+    cold = settings_of(pair, guidance=TILT).model_copy(update={"sampling": Sampling(top_k=5, temperature=0)})
+    assert told_of(cold, tmp_path, monkeypatch)["record"] == 0
+
+
+def test_no_prompt_can_be_computed_ahead_on_the_other_model_runner(pair):
+    with pytest.raises(ValueError, match=r"value_prefill_ahead is true, and Model Runner V2"):
+        settings_of(pair, value_prefill_ahead=True, env={"VLLM_USE_V2_MODEL_RUNNER": "1"})
+    settings_of(pair, value_prefill_ahead=True, env={"VLLM_USE_V2_MODEL_RUNNER": "0"})
+
+
 def test_every_variable_of_guidance_stands_for_options_that_a_profile_may_declare(pair, tmp_path, monkeypatch):
     argv, env = started(monkeypatch, settings_of(pair), tmp_path)
     run = RunRecord(
@@ -110,6 +147,13 @@ def test_the_settings_that_a_server_is_told_are_those_that_it_understands(pair, 
     _, env = started(monkeypatch, settings_of(pair, lazy=True, value_dtype="float32"), tmp_path)
     told = understood(env)
     assert (told.lazy, told.dtype, told.fused, told.stream) == (True, "float32", True, False)
+    assert (told.reuse, told.record, told.kernels) == (True, 0, True)
+    assert (told.prefill_ahead, told.skips_early) == (False, None)
+    for skips in (True, False):
+        switched = settings_of(pair, guidance=TILT, value_skips_early=skips, value_prefill_ahead=True)
+        _, env = started(monkeypatch, switched, tmp_path)
+        assert (understood(env).skips_early, understood(env).record) == (skips, 5)
+        assert understood(env).prefill_ahead
 
 
 def test_guidance_travels_beside_sampling_parameters_that_are_those_of_any_request(pair):

@@ -33,7 +33,7 @@ words = st.text(max_size=12) | st.sampled_from(
 
 
 def fields(*, optional=counts):
-    flags = {name: st.booleans() for name in ("is_greedy", "fused")}
+    flags = {name: st.booleans() for name in ("is_greedy", "fused", "value_replayed")}
     return {
         "step": counts,
         "start_ns": moments,

@@ -51,8 +51,9 @@ _SIGNATURES: Final = (
     ),
 )  # fmt: skip
 _OWN_SETTINGS: Final = (
-    "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_stream",
-    "fused", "lazy", "skip_noop", "stride", "guidance_clock",
+    "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_recording",
+    "value_kernels", "value_stream", "value_prefill_ahead", "value_skips_early", "fused", "lazy", "skip_noop",
+    "stride", "guidance_clock",
 )  # fmt: skip
 """Options that vLLM's own description does not contain."""
 
@@ -92,7 +93,7 @@ class VllmLenvmEngine(VllmEngine):
         if options.value_model is None:
             return own
         own["BENCHCTL_LENVM_MODEL"] = str(Path(options.value_model).expanduser().resolve())
-        own["BENCHCTL_LENVM_SETTINGS"] = encode(_server_settings(options)).decode()
+        own["BENCHCTL_LENVM_SETTINGS"] = encode(_server_settings(options, settings)).decode()
         own["BENCHCTL_LENVM_DESCRIPTION"] = str(site.directory / _DESCRIPTION)
         if options.step_log:
             own["BENCHCTL_LENVM_STEP_LOG"] = str(guided_step_log(site.directory))
@@ -117,18 +118,23 @@ class VllmLenvmEngine(VllmEngine):
         config["overlap_schedule"] = config.pop("async_scheduling", None)
         options = own_options(settings, VllmLenvmOptions)
         config |= {name: value for name in _OWN_SETTINGS if (value := getattr(options, name)) is not None}
+        config["value_reuse"] = options.reuses
         return config | {f"value_model.{name}": value for name, value in _described(site).items()}
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
         return read_vllm_lenvm_steps(directory)
 
 
-def _server_settings(options: VllmLenvmOptions) -> dict[str, Any]:
+def _server_settings(options: VllmLenvmOptions, settings: VariantSettings) -> dict[str, Any]:
     """The fields of ``guided.vllm.settings.VllmSettings`` that are set here."""
     server_settings: dict[str, Any] = {
         "fused": options.fused,
+        "reuse": options.reuses,
         "graphs": options.value_graphs,
+        "record": _recorded_candidates(settings) if options.value_recording else 0,
+        "kernels": options.value_kernels,
         "stream": options.value_stream,
+        "prefill_ahead": options.value_prefill_ahead,
         "lazy": options.lazy,
         "dtype": options.value_dtype,
         "random_weights": options.value_load_format == "dummy",
@@ -136,7 +142,16 @@ def _server_settings(options: VllmLenvmOptions) -> dict[str, Any]:
     }
     if options.value_memory_bytes is not None:
         server_settings["memory_bytes"] = options.value_memory_bytes
+    if options.value_skips_early is not None:
+        server_settings["skips_early"] = options.value_skips_early
     return server_settings
+
+
+def _recorded_candidates(settings: VariantSettings) -> int:
+    """Candidates of each row of the variant's requests; 0 where none of them is guided."""
+    if settings.guidance is None or settings.sampling.is_greedy:
+        return 0
+    return max(0, min(settings.sampling.top_k, MAX_CANDIDATES))
 
 
 def _described(site: LaunchSite) -> dict[str, Any]:

@@ -25,10 +25,25 @@ class VllmLenvmOptions(VllmOptions):
     multiplied; null: whatever that takes. vLLM does not count it: leave room with gpu_memory_utilization."""
     fused: bool = True
     """Extend prefixes and score candidates in one forward pass of the value model; if false, in two."""
+    value_reuse: bool | None = None
+    """Keep the keys and values of the candidate that is drawn, instead of computing its token again; null: where
+    ``fused`` is true, because two passes cannot."""
     value_graphs: bool = True
     """Run the value model's forward passes as CUDA graphs."""
+    value_recording: bool = True
+    """Record the graphs of passes of all sizes before the first request, for the top_k of the variant; if false,
+    each when it first occurs."""
+    value_kernels: bool = True
+    """Compute what lies between the value model's matrix products by kernels of benchctl, on a GPU that gives the
+    same values with them; if false, by torch."""
     value_stream: bool = False
     """Run the value model on a CUDA stream of its own."""
+    value_prefill_ahead: bool = False
+    """Launch the value model's pass over a new prompt before the base model's, not after it; only where vLLM runs
+    its Model Runner V1."""
+    value_skips_early: bool | None = None
+    """Wait in each step for the numbers of candidates, to keep rows without a choice from the value model; null:
+    while a quarter of the rows or more have none."""
     lazy: bool = False
     """Load the value model with the first request that needs it, rather than at the start."""
     skip_noop: bool = False
@@ -47,6 +62,16 @@ class VllmLenvmOptions(VllmOptions):
                 f"overlap_schedule is {self.overlap_schedule} and async_scheduling {self.async_scheduling}, which "
                 "are two names of one option; leave one of them out"
             )
+        if self.value_reuse and not self.fused:
+            raise ValueError(
+                "value_reuse is true and fused false: in two passes every token of a prefix is computed; set "
+                "value_reuse to false, or leave it out"
+            )
+        if self.value_prefill_ahead and self.env.get("VLLM_USE_V2_MODEL_RUNNER", "0") != "0":
+            raise ValueError(
+                "value_prefill_ahead is true, and Model Runner V2 knows new prompts too late for that; drop it, or "
+                "VLLM_USE_V2_MODEL_RUNNER from env"
+            )
         if self.value_model is None:
             return self
         if self.tensor_parallel_size != 1:
@@ -61,6 +86,11 @@ class VllmLenvmOptions(VllmOptions):
                 "the two"
             )
         return self
+
+    @property
+    def reuses(self) -> bool:
+        """True where no token of an answer goes through the value model twice."""
+        return self.fused if self.value_reuse is None else self.value_reuse
 
     @property
     def guides_with(self) -> str | None:

@@ -34,6 +34,9 @@ class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
     candidates: int = 0
     value_prefill_tokens: int = 0
     value_extend_tokens: int = 0
+    value_reuse_tokens: int = 0
+    value_replayed: bool | None = None
+    value_recordings: int | None = None
     fused: bool | None = None
     clock: Literal["host", "device"] = "host"
     """Of ``sections_ns``."""
@@ -77,6 +80,9 @@ def read_vllm_lenvm_steps(directory: Path) -> Iterator[StepRecord]:
             candidates=line.candidates,
             value_prefill_tokens=line.value_prefill_tokens,
             value_extend_tokens=line.value_extend_tokens,
+            value_reuse_tokens=line.value_reuse_tokens,
+            value_replayed=line.value_replayed,
+            value_recordings=line.value_recordings,
             fused=line.fused,
             sections_ns=line.named_sections_ns,
         )

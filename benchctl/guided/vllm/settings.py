@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final, get_type_hints
+from typing import Final, get_args, get_type_hints
 
 from benchctl.guided.errors import GuidanceError
 
@@ -73,6 +73,7 @@ def settings_of(environment: Mapping[str, str] = os.environ) -> VllmSettings:
     if not isinstance(given, dict) or not given.keys() <= names:
         raise GuidanceError(f"{SETTINGS_VARIABLE} is {text!r}; write an object with keys of {sorted(names)}")
     for name, value in given.items():
-        if not isinstance(value, types[name]) or (isinstance(value, bool) and types[name] is not bool):
+        is_switch = bool in (types[name], *get_args(types[name]))
+        if not isinstance(value, types[name]) or (isinstance(value, bool) and not is_switch):
             raise GuidanceError(f"{SETTINGS_VARIABLE}: {name} is {value!r}; it must be {types[name]}")
     return VllmSettings(**given)

@@ -61,6 +61,42 @@ def test_a_guided_run_counts_its_candidates(results):
     assert found["candidates_per_token"] == 3
 
 
+def test_a_guided_run_tells_how_much_its_value_model_reused_and_how_often_it_replayed(results):
+    assert metrics_of(results, 1)["value_reuse_frac"] is None  # a log of before there was any reuse
+
+    def planted(step):
+        # A step of the prompts, then seven that reuse all but one row's token; the last one met a new size.
+        is_first, is_last = step.step == 1, step.step == 8
+        return msgspec.structs.replace(
+            step,
+            value_extend_tokens=0 if is_first else 1,
+            value_reuse_tokens=0 if is_first else 7,
+            value_replayed=not is_last,
+            value_recordings=int(is_last),
+        )
+
+    edit_steps(results, GUIDED, planted)
+    found = metrics_of(results, 1)
+    assert found["value_reuse_frac"] == pytest.approx(7 / 8)
+    assert found["value_replay_frac"] == pytest.approx(7 / 8)
+    assert found["value_recordings"] == 1
+
+
+def test_steps_without_a_guided_row_do_not_count_where_passes_are_replayed(results):
+    edit_steps(
+        results,
+        GUIDED,
+        lambda step: msgspec.structs.replace(
+            step,
+            value_extend_tokens=None if step.step % 2 else 4,
+            value_reuse_tokens=None if step.step % 2 else 4,
+            value_replayed=None if step.step % 2 else True,
+        ),
+    )
+    found = metrics_of(results, 1)
+    assert (found["value_reuse_frac"], found["value_replay_frac"], found["value_recordings"]) == (0.5, 1, None)
+
+
 def test_tpot_is_step_time_over_tokens_per_step(results):
     found = metrics_of(results, 1)
     assert found["tpot_ms"] == pytest.approx(found["decode_step_ms"] / found["tokens_per_step"])

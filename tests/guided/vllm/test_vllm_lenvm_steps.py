@@ -50,6 +50,14 @@ def test_times_of_the_device_stand_beside_a_step_of_the_host_and_never_among_its
     assert sum(found.leaf_means_ns().values()) == step.dur_ns
 
 
+def test_a_step_says_what_was_reused_and_whether_its_pass_was_a_recorded_one(tmp_path):
+    told = {"value_reuse_tokens": 2, "value_extend_tokens": 0, "value_replayed": False, "value_recordings": 1}
+    first, second = read(tmp_path, [engine_line(0), engine_line(1)], [guided_line(0, **told), guided_line(1)])
+    assert (first.value_reuse_tokens, first.value_extend_tokens) == (2, 0)
+    assert (first.value_replayed, first.value_recordings) == (False, 1)
+    assert (second.value_replayed, second.value_recordings) == (None, None)
+
+
 @pytest.mark.parametrize("clock", ["host", "device"])
 def test_a_step_of_the_device_without_times_of_the_host_has_no_parts(tmp_path, clock):
     (step,) = read(tmp_path, [engine_line(0)], [guided_line(0, clock=clock, sections_ns={"sample": 3})])

@@ -40,10 +40,14 @@ _GRAPHS: Final = ("server.compilation.*cudagraph*", "server.compilation.compile_
 _SPECULATION: Final = ("server.speculative.*", "server.max_num_scheduled_tokens", *_GRAPHS, *_CACHE)
 _LORA: Final = ("server.lora.*", "server.compilation.*", *_CACHE)
 
+_RECORDED: Final = "server.value_model.recorded_passes"
+_PREFIXES: Final = ("server.value_model.prefix_bytes", _RECORDED)
+"""Sizes of a value model's memory and passes, where a server has one."""
+
 _VLLM: Final[_Consequences] = {
-    "server.max_num_seqs": (*_BUDGETS, *_GRAPHS),
+    "server.max_num_seqs": (*_BUDGETS, *_GRAPHS, *_PREFIXES),
     "server.max_num_batched_tokens": (*_BUDGETS, *_GRAPHS),
-    "server.max_model_len": ("server.original_max_model_len", *_BUDGETS),
+    "server.max_model_len": ("server.original_max_model_len", *_BUDGETS, *_PREFIXES),
     "server.enable_chunked_prefill": _BUDGETS,
     "server.enforce_eager": ("server.compilation.*", *_CACHE),
     "server.async_scheduling": ("server.overlap_schedule",),
@@ -66,15 +70,28 @@ _VLLM: Final[_Consequences] = {
     "server.prompt_lookup_max": _SPECULATION,
     "server.correct_cpu_sampling": ("server.speculative.cpu_sampling",),
     "server.step_log": ("server.observability.enable_logging_iteration_details",),
-    "server.value_model": ("server.value_model.*", *_CACHE),
-    "server.value_dtype": ("server.value_model.*",),
-    "server.value_memory_bytes": ("server.value_model.*",),
-    "server.value_graphs": ("server.value_model.*",),
-    "server.lazy": ("server.value_model.*",),
     "server.enable_lora": _LORA,
     "server.max_loras": _LORA,
     "server.max_lora_rank": _LORA,
 }  # fmt: skip
+
+_GUIDANCE: Final = (_RECORDED, "env.BENCHCTL_LENVM_SETTINGS")
+"""Passes of the value model are recorded for the number of candidates that the requests of a variant have. The
+options in the variable are reported and compared one by one."""
+
+_VLLM_LENVM: Final[_Consequences] = {
+    **_VLLM,
+    "server.value_model": ("server.value_model.*", *_CACHE),
+    "server.value_dtype": ("server.value_model.*",),
+    "server.value_memory_bytes": ("server.value_model.*",),
+    "server.value_graphs": (_RECORDED,),
+    "server.value_recording": (_RECORDED,),
+    "server.value_kernels": (_RECORDED, "server.value_model.has_kernels", "server.value_model.kernels_reason"),
+    "server.lazy": ("server.value_model.*",),
+    "sampling.top_k": _GUIDANCE,
+    "sampling.temperature": _GUIDANCE,
+    "guidance.mode": _GUIDANCE,
+}
 
 _SGLANG: Final[_Consequences] = {
     "server.step_log": ("env.PYTHONPATH", "env.SGLANG_PLUGINS"),
@@ -98,7 +115,7 @@ _TRANSFORMERS: Final[_Consequences] = {
 
 _BY_KIND: Final[Mapping[str, _Consequences]] = MappingProxyType({
     "vllm": _VLLM,
-    "vllm-lenvm": _VLLM,
+    "vllm-lenvm": _VLLM_LENVM,
     "sglang": _SGLANG,
     "sglang-lenvm": _SGLANG,
     "transformers": _TRANSFORMERS,
