@@ -232,9 +232,12 @@ class MeasuredRun:
     def judge_records(self, loaded: LoadedRun, requests: Sequence[PreparedRequest]) -> None:
         """Check the records of the run against each other, as they are on disk now."""
         from benchctl.analysis.validity.reconcile import failed_checks  # noqa: PLC0415 - numpy, after the load
+        from benchctl.analysis.validity.value_passes import value_model_warnings  # noqa: PLC0415 - as above
 
         for check in failed_checks(loaded, self.profile, requests):
             self.journal.suspect(check.code, check.message)
+        for warning in value_model_warnings(loaded):
+            self._judge(warning)
         self.judge_prompts(requests, loaded.requests)
         if not self.journal.record.is_simulated:
             ends = self.answer_ends()

@@ -150,6 +150,15 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "The engine's step log holds no steps, so the time per step is unknown.",
             "Check that the engine's version supports the step log ('benchctl doctor').",
         ),
+        "value-passes-recorded-late": _suspect(
+            "Steps of the load recorded passes of the value model and took more than 1 % of the time of all steps.",
+            "Leave value_recording on, raise max_num_seqs, for which passes are recorded, or workload.num_warmups.",
+        ),
+        "value-kernels-missing": _note(
+            "A server with a GPU computed its value model by torch alone, because kernels cannot run there or give "
+            "other values.",
+            "Read the reason; a comparison needs both sides alike, as with value_kernels: false.",
+        ),
         "simulated": _note(
             "The runs were simulated in virtual time, without server, client or network; times are a cost model's.",
             "Nothing; measure with 'benchctl run' what a decision rests on.",

@@ -271,6 +271,17 @@ def test_a_step_log_that_is_torn_is_kept_as_far_as_it_goes(tmp_path):
     assert len(loaded.steps) == 3
 
 
+def test_a_run_whose_load_recorded_passes_of_a_value_model_is_suspect(tmp_path):
+    class Recording(PacedEngine):
+        def read_steps(self, directory):
+            for step in super().read_steps(directory):
+                yield msgspec.structs.replace(step, value_recordings=1)
+
+    loaded = measure(tmp_path, [request(0)], engine=Recording(truth=tmp_path / "truth.jsonl"))
+    assert loaded.record.state == "suspect"
+    assert list(told(loaded.record)) == ["value-passes-recorded-late"]
+
+
 def test_a_run_without_steps_is_suspect(tmp_path):
     class Stepless(PacedEngine):
         def read_steps(self, directory):

@@ -113,6 +113,7 @@ def _describe(model: ValueModel, scorer: Scorer, kernels_reason: str | None) -> 
     description = {
         "revision": f"benchctl {__version__}",
         "dtype": str(model.dtype).removeprefix("torch."),
+        "device": model.device.type,
         "layers": model.config.layers,
         "hidden": model.config.hidden,
         "num_bytes": model.num_bytes,
