@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What guidance of a value model costs on this GPU, by one call: steps by themselves, then servers, in blocks, compared.
-# No checkpoint is needed: without MODEL both models are drawn at random on the device. Takes about an hour.
+# No checkpoint is needed: without MODEL both models are drawn at random on the device. Takes more than an hour.
 #
 #   scripts/gpu/measure_guided.sh [DIRECTORY]
 #
@@ -8,7 +8,7 @@
 #   MODEL, VALUE_MODEL   directories of a base model and of its value model
 #   BASE, VALUE          sizes to draw where none are named (qwen2.5-7b, qwen2.5-1.5b)
 #   ENGINE               preset (vllm-lenvm-gpu); with vllm-lenvm and the names of a tiny pair it is tried on a CPU
-#   PROFILES             experiments (topk-sweep controls guided-idle fused-vs-two-phase noop-skip)
+#   PROFILES             experiments (topk-sweep controls guided-idle fused-vs-two-phase noop-skip guided-switches)
 #   BLOCKS               of each (6)
 #   STEPS                arguments of guided_overhead.py, which times the steps
 started_in=$PWD
@@ -54,7 +54,7 @@ python=${BENCHCTL_ENGINES_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/benchctl/engines}
 section guided.md benchctl doctor --output-dir "$directory"
 read -ra steps <<<"${STEPS:-}"
 PYTHONPATH=$root section guided.md "$python" "$root/scripts/gpu/guided_overhead.py" --json "$directory/steps.json" "${steps[@]}"
-for profile in ${PROFILES:-topk-sweep controls guided-idle fused-vs-two-phase noop-skip}; do
+for profile in ${PROFILES:-topk-sweep controls guided-idle fused-vs-two-phase noop-skip guided-switches}; do
   given=(--set "model=$MODEL" "${settings[@]}")
   while read -r setting; do given+=(--set "$setting"); done < <(value_settings "$profile")
   section guided.md benchctl run --profile "$profile" --engine "$engine" --blocks "${BLOCKS:-6}" --quiet \

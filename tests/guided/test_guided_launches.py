@@ -18,7 +18,7 @@ from benchctl.records.run import RunRecord
 SIMULATED = {"llm-mock-cache", "bonus-tokens"}
 """Profiles that sweep options which the simulator alone has."""
 PROFILES = [entry.name for entry in list_profiles() if entry.name not in SIMULATED]
-OF_THE_PLUGIN = {"fused-vs-two-phase", "lora", "noop-skip", "speculation"}
+OF_THE_PLUGIN = {"fused-vs-two-phase", "guided-switches", "lora", "noop-skip", "speculation"}
 """Profiles about options that SGLang's fork does not have."""
 OF_SEVERAL_DEVICES = {"steptime-w5"}
 """Profiles that spread a model over devices, where the fork writes no step log."""
@@ -92,6 +92,34 @@ def test_the_plugin_leaves_the_scheduling_of_a_guided_server_as_its_baseline_has
     baseline, *others = (variant_settings(profile, *arm) for arm in arms(profile))
     scheduling = {"server.overlap_schedule", "server.async_scheduling"}
     assert not any(scheduling & declared_settings(baseline, other, "vllm-lenvm") for other in others)
+
+
+SWITCHES = {
+    "no-reuse": {"value_reuse"},
+    "no-kernels": {"value_kernels"},
+    "no-graphs": {"value_graphs"},
+    "no-overlap": {"value_stream", "value_prefill_ahead"},
+    "no-early-skipping": {"value_skips_early"},
+}
+
+
+def test_each_arm_of_the_switches_lacks_one_part_of_the_guided_step_and_declares_nothing_else(models: Path) -> None:
+    profile = load_profile("guided-switches", engine="vllm-lenvm")
+    assert differences(profile, models) == {"env.BENCHCTL_LENVM_SETTINGS"}
+    settings = settings_by_arm(profile, models)
+    complete = settings.pop("all-on")
+    for name, switches in SWITCHES.items():
+        declared = declared_settings(complete, settings.pop(name), "vllm-lenvm")
+        described = {key for key in declared if key.startswith("server.value_model.")}
+        assert declared - described == {f"server.{switch}" for switch in switches}
+    assert not settings
+
+
+def test_two_forwards_are_compared_with_one_that_reuses_nothing_either(models: Path) -> None:
+    profile = load_profile("fused-vs-two-phase", engine="vllm-lenvm")
+    two_phase, fused = settings_by_arm(profile, models).values()
+    assert declared_settings(two_phase, fused, "vllm-lenvm") == {"server.fused"}
+    assert two_phase.server.model_dump()["value_reuse"] is fused.server.model_dump()["value_reuse"] is False
 
 
 def test_sglang_s_fork_guides_without_overlapped_scheduling_and_the_profile_declares_it(models: Path) -> None:

@@ -26,7 +26,7 @@ NAMES = (
     "rate-limited",
     "topk-sweep",
 )
-GUIDED_NAMES = ("fused-vs-two-phase", "guided-idle", "lenvm-model-sizes", "noop-skip")
+GUIDED_NAMES = ("fused-vs-two-phase", "guided-idle", "guided-switches", "lenvm-model-sizes", "noop-skip")
 """For engines that guide."""
 runner = CliRunner()
 

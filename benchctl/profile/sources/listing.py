@@ -21,6 +21,7 @@ GROUPS: Final = {
         "guided-idle",
         "noop-skip",
         "fused-vs-two-phase",
+        "guided-switches",
         "lenvm-50x16",
         "lenvm-model-sizes",
     ),

@@ -30,6 +30,16 @@ variants: {baseline: {}, changed: %s}
 """
 
 
+GUIDED = """\
+name: two
+engine: {kind: vllm-lenvm, options: {value_model: v}}
+sampling: {top_k: 5}
+workload: {dataset: generated, num_prompts: 1, arrival: {kind: burst}}
+stop: natural
+variants: {baseline: {guidance: {mode: exp}}, changed: {guidance: {mode: exp}, %s}}
+"""
+
+
 def pair(changed: str, text: str = VLLM) -> tuple[VariantSettings, VariantSettings]:
     profile = parse_profile(text % changed, "two.yaml")
     return variant_settings(profile, "baseline", {}), variant_settings(profile, "changed", {})
@@ -80,6 +90,26 @@ def test_what_an_option_brings_about_is_declared_with_it(changed, consequence):
     assert is_declared(consequence, (), one, declared(changed))
     assert not is_declared(consequence, (), one, declared("{}"))
     assert not is_declared("server.scheduler_cls", (), one, declared(changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "described"),
+    [
+        ("server: {value_reuse: false}", set()),
+        ("server: {value_recording: false}", {"recorded_passes"}),
+        ("server: {value_graphs: false}", {"recorded_passes"}),
+        ("server: {value_kernels: false}", {"has_kernels", "kernels_reason", "recorded_passes"}),
+        ("server: {value_skips_early: false}", set()),
+        ("sampling: {top_k: 7}", {"recorded_passes"}),
+    ],
+)
+def test_a_switch_of_the_guided_step_declares_what_it_changes_in_the_description_of_the_value_model(
+    changed, described
+):
+    of_switch = declared_settings(*pair(changed, GUIDED), "vllm-lenvm")
+    one = (("a",), ("b",))
+    possible = {"recorded_passes", "has_kernels", "kernels_reason", "num_bytes", "prefix_bytes", "layers", "dtype"}
+    assert {name for name in possible if is_declared(f"server.value_model.{name}", (), one, of_switch)} == described
 
 
 def test_a_section_that_one_arm_lacks_is_declared_with_its_nulls():
