@@ -33,7 +33,6 @@ from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, Server, ServerProcess
 from benchctl.measure.telemetry.gpu import (
     FORGOTTEN_LIMIT_S,
-    SAMPLER_MISSING,
     foreign_processes,
     memory_used_bytes,
     open_gpu,
@@ -150,10 +149,8 @@ class _ExperimentRun:
         """
         if self._engine.clock == "virtual" or not self._engine.is_launched:
             return None
-        gpu = stack.enter_context(open_gpu(visible))
-        if gpu is None and self._profile.telemetry.gpu_hz:
-            self._journal.warn(SAMPLER_MISSING)
-        return gpu
+        warn = self._journal.warn if self._profile.telemetry.gpu_hz else ignore
+        return stack.enter_context(open_gpu(visible, warn=warn))
 
     def _server(self, site: LaunchSite, env: dict[str, str]) -> Server:
         settings, engine, timeouts = self._settings, self._engine, self._profile.timeouts

@@ -18,7 +18,8 @@ from benchctl.engines.micro.options import MicroOptions
 from benchctl.engines.openai_server import own_options
 from benchctl.errors import RunError
 from benchctl.measure.journal import Journal, utc_now
-from benchctl.measure.telemetry.gpu import SAMPLER_MISSING, open_gpu
+from benchctl.measure.measured_run import ignore
+from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.measure.telemetry.telemetry import SampledServer, sampling
 from benchctl.micro.floor import Peaks
 from benchctl.micro.forward_times import ForwardTimes
@@ -99,9 +100,9 @@ class _Run:
     def _replays(self) -> ForwardTimes:
         worker = self._shared.workers.of(self._planned.block)
         self._note_configuration(worker.info)
-        with open_gpu(visible_devices(self._options.device)) as gpu:
-            if gpu is None and self._options.device != "cpu" and self._profile.telemetry.gpu_hz:
-                self._journal.warn(SAMPLER_MISSING)
+        samples_gpu = self._options.device != "cpu" and self._profile.telemetry.gpu_hz
+        warn = self._journal.warn if samples_gpu else ignore
+        with open_gpu(visible_devices(self._options.device), warn=warn) as gpu:
             sampled = SampledServer(server_pid=worker.pid, gpu=gpu, metrics_url=None)
             with sampling(self._directory.path, self._profile.telemetry, sampled) as sampler_warnings:
                 times = worker.measure(

@@ -29,6 +29,10 @@ Cell: TypeAlias = dict[str, str | Int64 | float | bool | None]
 """One point of the sweep: a value for each swept factor. Empty for the baseline."""
 FOREIGN_GPU_PROCESS = "foreign-gpu-process"
 """Code of the warning that another program computed on a device of the run."""
+GPU_UNREADABLE = "gpu-unreadable"
+"""Code of the warning that a visible device cannot be read."""
+GPU_LOST = "gpu-lost"
+"""Code of the warning that a device of the run stopped answering."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -244,6 +244,26 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "No GPU is visible to NVML or nvidia-smi; use, power, clocks and throttling are unknown.",
             "Install the driver's tools, or check CUDA_VISIBLE_DEVICES ('benchctl doctor').",
         ),
+        "gpu-unreadable": _warning(
+            "A visible GPU cannot be read; the others are sampled, and the GPU metrics of the run are unknown.",
+            "Look at 'nvidia-smi -q' and 'dmesg' for this device; a reset or a reboot may bring it back.",
+        ),
+        "gpu-lost": _warning(
+            "A GPU stopped answering during the load; its samples end there, and the GPU metrics are unknown.",
+            "Look at 'dmesg' for an Xid error of this device, reset it or reboot, and measure again.",
+        ),
+        "gpu-unknown-name": _warning(
+            "CUDA_VISIBLE_DEVICES names a device that is not here; what it means is not sampled.",
+            "Correct it: 'nvidia-smi -L' lists indices and identities, of MIG devices, too.",
+        ),
+        "gpu-partitioned": _note(
+            "The server has a MIG device, a part of a GPU, and samples are of the whole GPU.",
+            "Keep the other parts idle, or read no GPU metric of this run.",
+        ),
+        "gpu-field-unknown": _note(
+            "nvidia-smi of this driver lacks a field that is sampled; what it says is unknown.",
+            "Install the driver's library libnvidia-ml, which NVML reads, or a newer driver.",
+        ),
         "gpu-sampler-failed": _warning(
             "The GPU sampler stopped early; its samples do not cover the whole load.", _MEASURE_AGAIN
         ),

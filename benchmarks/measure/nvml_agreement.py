@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pynvml
 
+from benchctl.measure.telemetry.gpu_reading import unheard
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.nvml import open_nvml
 from benchctl.records.samples import GpuSample
@@ -80,16 +81,16 @@ def collect(
 def read_both(hz: float, load: Callable[[], None]) -> tuple[list[GpuSample], list[GpuSample]]:
     """Readings of both ways while ``load`` runs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    with open_nvml(pynvml, visible) as nvml:
-        smi = open_smi(visible)
+    with open_nvml(pynvml, visible) as opened:
+        nvml, smi = opened.reader, open_smi(visible).reader
         if nvml is None or smi is None:
             absent = " and ".join(name for name, way in (("NVML", nvml), ("nvidia-smi", smi)) if way is None)
             print(f"no visible GPU through {absent}; run this where one is ('benchctl doctor --gpu' says more)")
             raise SystemExit(2)
         stopped, by_nvml, by_smi = threading.Event(), list[GpuSample](), list[GpuSample]()
         threads = [
-            collect(lambda end: nvml.samples(hz, end), stopped, by_nvml),
-            collect(lambda end: smi.samples(hz, end), stopped, by_smi),
+            collect(lambda end: nvml.samples(hz, end, unheard), stopped, by_nvml),
+            collect(lambda end: smi.samples(hz, end, unheard), stopped, by_smi),
         ]
         try:
             load()

@@ -5,11 +5,10 @@ import os
 import stat
 import threading
 import time
-from threading import Event
-from types import SimpleNamespace
 
 import psutil
 import pytest
+from support.nvml import FakeNvml, wait_for_lines
 
 from benchctl.measure.telemetry.gpu import (
     foreign_processes,
@@ -18,76 +17,14 @@ from benchctl.measure.telemetry.gpu import (
     open_gpu,
     wait_memory_returned,
 )
-from benchctl.measure.telemetry.gpu_reading import throttle_reasons, visible_positions
+from benchctl.measure.telemetry.gpu_reading import throttle_reasons, unheard
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.telemetry import Sampler
+from benchctl.measure.telemetry.visible_devices import visible_devices
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.manifest import GpuInfo
 from benchctl.records.samples import GpuSample
 from benchctl.units import MIB, NS_PER_MS
-
-
-def wait_for_lines(path, count, limit_s=20):
-    deadline = time.monotonic() + limit_s
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert time.monotonic() < deadline, f"{path} has fewer than {count} lines"
-        time.sleep(0.01)
-
-
-class FakeNvml:
-    """Two devices; the second is of a kind that knows neither power nor energy, under an old driver."""
-
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *, has_driver=True):
-        self.has_driver = has_driver
-        self.depth = 0
-        self.used_mib = 1000
-        self.used_mib_of = {}
-        self.pids_of = {}
-        self.energy_mj = 5_000_000
-
-    def nvmlInit(self):  # noqa: N802
-        if not self.has_driver:
-            raise self.NVMLError("no library")
-        self.depth += 1
-
-    def nvmlShutdown(self):  # noqa: N802
-        self.depth -= 1
-
-    def __getattr__(self, name):
-        answers = {
-            "nvmlDeviceGetCount": lambda: 2,
-            "nvmlSystemGetDriverVersion": lambda: "570.1",
-            "nvmlDeviceGetHandleByIndex": lambda index: index,
-            "nvmlDeviceGetName": lambda handle: f"GPU {handle}",
-            "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}{handle}",
-            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(
-                total=80 << 30, used=self.used_mib_of.get(handle, self.used_mib) * MIB
-            ),
-            "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=55),
-            "nvmlDeviceGetPowerUsage": self.known_to_first(345_600),
-            "nvmlDeviceGetTotalEnergyConsumption": self.known_to_first(self.energy_mj),
-            "nvmlDeviceGetClockInfo": lambda _, clock: {1: 1980, 2: 2619}[clock],
-            "nvmlDeviceGetTemperature": lambda *_: 41,
-            "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
-                SimpleNamespace(pid=pid) for pid in self.pids_of.get(handle, ())
-            ],
-            "nvmlDeviceGetCurrentClocksEventReasons": self.known_to_first(0x24),
-            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x1,
-        }
-        return answers[name]
-
-    def known_to_first(self, value):
-        def answer(handle):
-            if handle != 0:
-                raise self.NVMLError("not supported")
-            return value
-
-        return answer
 
 
 def test_nvml_readings_are_in_base_units_and_unknown_is_absent():
@@ -125,7 +62,7 @@ def test_the_inventory_names_the_visible_devices():
     ],
 )
 def test_visible_devices_are_chosen_as_cuda_does(visible, positions):
-    assert visible_positions(visible, ["GPU-a0", "GPU-b0", "GPU-c0"]) == positions
+    assert visible_devices(visible, ["GPU-a0", "GPU-b0", "GPU-c0"]).positions == positions
 
 
 def test_throttle_reasons_have_names_and_unknown_bits_keep_their_number():
@@ -137,7 +74,7 @@ def test_throttle_reasons_have_names_and_unknown_bits_keep_their_number():
 def test_the_sampler_writes_readings_at_its_rate_until_the_load_ends(tmp_path):
     path = tmp_path / "gpu.jsonl"
     with open_gpu("0", FakeNvml()) as reader:
-        with Sampler("gpu", path, lambda stopped: reader.samples(50, stopped)) as sampler:
+        with Sampler("gpu", path, lambda stopped: reader.samples(50, stopped, unheard)) as sampler:
             wait_for_lines(path, 8)
         seen = tuple(read_jsonl(path, GpuSample))
         time.sleep(0.1)
@@ -215,12 +152,13 @@ def test_a_driver_that_hides_its_users_shows_none():
         assert reader.compute_processes() == {0: (), 1: ()}
 
 
-SMI = """#!/bin/sh
+SMI = r"""#!/bin/sh
 echo "$@" >> "$(dirname "$0")/asked"
 case "$*" in
 *driver_version*)
-  echo "0, GPU-aa, NVIDIA H200, 143771, 570.1"
-  echo "1, GPU-bb, NVIDIA H200, [N/A], 570.1" ;;
+  echo "0, GPU-aa, 143771, 570.1, NVIDIA H200"
+  echo "1, GPU-bb, [N/A], 570.1, NVIDIA H200" ;;
+*--query-gpu=index,uuid\ *) echo "0, GPU-aa"; echo "1, GPU-bb" ;;
 *compute-apps*)
   echo "GPU-bb, 4242"
   echo "GPU-cc, 11"
@@ -255,16 +193,16 @@ def test_without_nvml_the_program_nvidia_smi_is_asked(smi):
 
 
 def test_nvidia_smi_names_the_programs_of_the_visible_devices_alone(smi):
-    reader = open_smi(None)
+    reader = open_smi(None).reader
     assert reader is not None
     assert reader.compute_processes() == {0: (), 1: (4242,)}
     assert "-i GPU-aa,GPU-bb" in smi.read_text().splitlines()[-1]
 
 
 def test_nvidia_smi_streams_samples_until_it_is_stopped(smi, tmp_path):
-    reader = open_smi("1")
+    reader = open_smi("1").reader
     assert reader is not None
-    with Sampler("gpu", tmp_path / "gpu.jsonl", lambda stopped: reader.samples(20, stopped)):
+    with Sampler("gpu", tmp_path / "gpu.jsonl", lambda stopped: reader.samples(20, stopped, unheard)):
         wait_for_lines(tmp_path / "gpu.jsonl", 3)
     seen = tuple(read_jsonl(tmp_path / "gpu.jsonl", GpuSample))
     assert 3 <= len(seen) < 20
@@ -273,10 +211,19 @@ def test_nvidia_smi_streams_samples_until_it_is_stopped(smi, tmp_path):
     assert "-lms 50" in smi.read_text().splitlines()[-1]
 
 
-def test_the_stream_of_nvidia_smi_may_end_by_itself(smi):
-    reader = open_smi(None)
+def test_a_stream_of_nvidia_smi_that_ends_by_itself_is_a_warning_and_its_samples_are_kept(smi, tmp_path):
+    reader = open_smi(None).reader
     assert reader is not None
-    assert len(list(reader.samples(20, Event()))) == 20
+    path = tmp_path / "gpu.jsonl"
+    with Sampler("gpu", path, lambda stopped: reader.samples(20, stopped, unheard)) as sampler:
+        wait_for_lines(path, 20)
+        deadline = time.monotonic() + 20
+        while not sampler.warnings and time.monotonic() < deadline:
+            time.sleep(0.01)
+    (warning,) = sampler.warnings
+    assert warning.code == "gpu-sampler-failed"
+    assert "nvidia-smi ended by itself with exit code 0" in warning.message
+    assert len(tuple(read_jsonl(path, GpuSample))) == 20
 
 
 def test_a_machine_without_nvidia_anything_has_no_devices_and_no_reader(tmp_path, monkeypatch):
@@ -294,4 +241,6 @@ def test_an_nvidia_smi_that_fails_counts_as_none(tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert open_smi(None) is None
+    opened = open_smi(None)
+    assert opened.reader is None
+    assert opened.problem == "NVIDIA-SMI has failed"

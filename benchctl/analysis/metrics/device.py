@@ -24,10 +24,16 @@ def device_energy_j(samples: Sequence[GpuSample]) -> float | None:
     return sum((p1 + p2) / 2 * s_from_ns(t2 - t1) for (t1, p1), (t2, p2) in pairwise(read))
 
 
-def gpu_metrics(samples: Sequence[GpuSample], span: tuple[int, int] | None) -> dict[str, float | None]:
-    """``gpu_*`` metrics except the energy per token; one that any device does not report is unknown."""
+def gpu_metrics(
+    samples: Sequence[GpuSample], span: tuple[int, int] | None, *, are_whole: bool = True
+) -> dict[str, float | None]:
+    """``gpu_*`` metrics except the energy per token; one that any device does not report is unknown.
+
+    Without ``are_whole``, a device has no samples for all of the load, and all metrics are unknown: sums would lack
+    what it used.
+    """
     devices: dict[int, list[GpuSample]] = defaultdict(list)
-    for sample in samples:
+    for sample in samples if are_whole else ():
         if span is not None and span[0] <= sample.t_ns <= span[1]:
             devices[sample.index].append(sample)
     groups = [devices[index] for index in sorted(devices)]

@@ -7,6 +7,7 @@ tokens and latencies are those of completed requests. Unknown is None.
 from array import array
 from collections.abc import Mapping, Sequence
 from math import fsum
+from typing import Final
 
 import numpy as np
 
@@ -21,11 +22,15 @@ from benchctl.analysis.metrics.unknown import ms_or_none, quotient, total
 from benchctl.profile.sections.workload import Arrival
 from benchctl.records.columns.step_columns import Integers, StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import GPU_LOST, GPU_UNREADABLE
 from benchctl.records.request import RequestRecord
 from benchctl.records.run import RunRecord
 from benchctl.units import ms_from_ns, s_from_ns
 
 __all__ = ["METRICS", "Direction", "Metric", "run_metrics", "unavailable_reason"]
+
+_UNSAMPLED: Final = frozenset({GPU_LOST, GPU_UNREADABLE})
+"""Warnings that say that a device has no samples for all of the load."""
 
 
 def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, float | None]:
@@ -43,7 +48,9 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
         **latency_metrics(latencies_ns(completed), len(completed), run.record.clock_factor),
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
         **speculation_metrics(run_drafts(run)),
-        **gpu_metrics(run.gpu, span),
+        **gpu_metrics(
+            run.gpu, span, are_whole=_UNSAMPLED.isdisjoint(warning.code for warning in run.record.warnings)
+        ),
         **host_metrics(run.host, span),
     }
     metrics["gpu_energy_per_token_j"] = quotient(metrics["gpu_energy_j"], metrics["output_tokens"])

@@ -7,9 +7,12 @@ from typing import Any, Final
 import pynvml
 
 from benchctl.measure.doctor.check import Check
-from benchctl.measure.telemetry.gpu_reading import process_text
+from benchctl.measure.doctor.gpu_readers import reader_checks, reading_warnings
+from benchctl.measure.telemetry.gpu_reading import NONE_VISIBLE, OpenedGpus, process_text
 from benchctl.measure.telemetry.nvidia_smi import open_smi
-from benchctl.measure.telemetry.nvml import GpuState, gpu_states
+from benchctl.measure.telemetry.nvml import GpuState, NvmlStates, nvml_states
+from benchctl.measure.telemetry.visible_devices import VARIABLE
+from benchctl.records.manifest import GpuInfo
 from benchctl.units import GIB, HZ_PER_MHZ, MIB
 
 _check = partial(Check, topic="gpu")
@@ -18,44 +21,48 @@ _IDLE_BYTES: Final = GIB
 _SLOWING: Final = frozenset(
     {"sw-power-cap", "hw-slowdown", "sw-thermal", "hw-thermal", "hw-power-brake", "reliability", "board-limit"}
 )
-_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def gpu_checks(*, is_needed: bool, nvml: Any = pynvml) -> tuple[Check, ...]:
-    """Check the driver and each visible device. ``nvml`` is the binding, a parameter for tests without a GPU."""
-    visible = os.environ.get(_VISIBLE)
-    states = gpu_states(nvml, visible)
-    if states:
+    """Check the driver, how devices are sampled, and each visible device.
+
+    ``nvml`` is the binding, a parameter for tests without a GPU.
+    """
+    visible = os.environ.get(VARIABLE)
+    by_nvml, by_smi = nvml_states(nvml, visible), open_smi(visible)
+    readers = (*reader_checks(by_nvml, by_smi), *reading_warnings(by_nvml.warnings or by_smi.warnings))
+    if states := by_nvml.states:
         driver = _check(
             name="nvml",
             finding=f"driver {states[0].driver or 'of unknown version'}, {len(states)} visible",
             facts={"driver": states[0].driver, "num_visible": len(states)},
         )
-        return (driver, *(check for state in states for check in device_checks(state)))
-    smi = open_smi(visible)
-    if smi is not None:
-        return tuple(
-            _check(
-                name=f"{device.index} device",
-                finding=f"{device.name}, visible to nvidia-smi only: its use and settings are not checked",
-                remedy="put libnvidia-ml.so.1, which comes with the driver, on the path of the loader",
-                facts={"name": device.name, "uuid": device.uuid, "driver": device.driver},
-            )
-            for device in smi.inventory()
-        )
-    return (_absent(states, visible, is_needed=is_needed),)
+        return (driver, *readers, *(check for state in states for check in device_checks(state)))
+    if by_smi.reader is not None:
+        return (*readers, *map(_listed_device, by_smi.reader.inventory()))
+    return (_absent(by_nvml, by_smi, visible, is_needed=is_needed),)
 
 
-def _absent(states: tuple[GpuState, ...] | None, visible: str | None, *, is_needed: bool) -> Check:
-    if states is None:
-        detail = "neither NVML nor nvidia-smi finds a driver"
+def _listed_device(device: GpuInfo) -> Check:
+    return _check(
+        name=f"{device.index} device",
+        finding=f"{device.name}, visible to nvidia-smi only: its use and settings are not checked",
+        facts={"name": device.name, "uuid": device.uuid, "driver": device.driver},
+    )
+
+
+def _absent(by_nvml: NvmlStates, by_smi: OpenedGpus, visible: str | None, *, is_needed: bool) -> Check:
+    reasons = f"NVML: {by_nvml.problem}; nvidia-smi: {by_smi.problem}"
+    if NONE_VISIBLE in {by_nvml.problem, by_smi.problem}:
+        detail, remedy = f"{VARIABLE} is {visible!r} and selects no device ({reasons})", f"unset {VARIABLE}"
+    elif not by_nvml.has_driver:
+        detail = f"neither NVML nor nvidia-smi finds a driver ({reasons})"
         remedy = "install the NVIDIA driver; start a container with --gpus all"
-    elif visible is not None:
-        detail, remedy = f"{_VISIBLE} is {visible!r} and selects no device", f"unset {_VISIBLE}"
     else:
-        detail = "the driver answers but lists no device"
+        detail = f"the driver answers but no device does ({reasons})"
         remedy = "check 'nvidia-smi -L' and 'dmesg'; start a container with --gpus all"
-    return _check(name="device", finding=detail, remedy=remedy, is_missing=True, is_needed=is_needed)
+    facts = {"nvml_problem": by_nvml.problem, "smi_problem": by_smi.problem}
+    return _check(name="device", finding=detail, remedy=remedy, is_missing=True, is_needed=is_needed, facts=facts)
 
 
 def device_checks(state: GpuState) -> tuple[Check, ...]:

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import pynvml
 
-from benchctl.measure.telemetry.gpu_reading import GpuReader, process_text
+from benchctl.measure.telemetry.gpu_reading import GpuReader, Warn, process_text, unheard
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.nvml import open_nvml
+from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.records.manifest import GpuInfo
 from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
 from benchctl.units import MIB
@@ -22,21 +23,33 @@ _POLL_S: Final = 0.2
 FORGOTTEN_LIMIT_S: Final = 5.0
 """Time in which the driver forgets a program that has ended."""
 
-SAMPLER_MISSING: Final = ResultWarning(
-    code="gpu-sampler-missing",
-    message="neither NVML nor nvidia-smi shows a visible GPU: use, power, clocks and throttling are unknown",
-)
-
 
 @contextmanager
-def open_gpu(visible: str | None, nvml: Any = pynvml) -> Iterator[GpuReader | None]:
-    """A reader of the devices that ``visible`` (the value of CUDA_VISIBLE_DEVICES) names, or None."""
-    with open_nvml(nvml, visible) as reader:
-        yield reader or open_smi(visible)
+def open_gpu(visible: str | None, nvml: Any = pynvml, warn: Warn = unheard) -> Iterator[GpuReader | None]:
+    """A reader of the devices that ``visible`` (the value of CUDA_VISIBLE_DEVICES) names, or None.
+
+    ``warn`` is told of devices that cannot be read beside others, of names that mean none, and of the reason why
+    there is no reader.
+    """
+    with open_nvml(nvml, visible) as by_nvml:
+        opened = by_nvml if by_nvml.reader else open_smi(visible)
+        for warning in opened.warnings or by_nvml.warnings:
+            warn(warning)
+        if opened.reader is None:
+            warn(_sampler_missing(by_nvml.problem, opened.problem))
+        yield opened.reader
+
+
+def _sampler_missing(nvml_problem: str, smi_problem: str) -> ResultWarning:
+    message = (
+        "neither NVML nor nvidia-smi shows a visible GPU: use, power, clocks and throttling are unknown "
+        f"(NVML: {nvml_problem}; nvidia-smi: {smi_problem})"
+    )
+    return ResultWarning(code="gpu-sampler-missing", message=message)
 
 
 def gpu_inventory() -> tuple[GpuInfo, ...]:
-    with open_gpu(os.environ.get("CUDA_VISIBLE_DEVICES")) as reader:
+    with open_gpu(os.environ.get(VARIABLE)) as reader:
         return reader.inventory() if reader else ()
 
 

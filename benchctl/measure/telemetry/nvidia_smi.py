@@ -1,141 +1,203 @@
 """GPU readings through the program ``nvidia-smi``, for machines on which the NVML binding finds no library."""
 
-import os
-import select
-import subprocess
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from threading import Event
 from time import monotonic_ns
 from typing import Final
 
-from benchctl.measure.telemetry.gpu_reading import throttle_reasons, visible_positions
-from benchctl.records.manifest import GpuInfo
-from benchctl.records.samples import GpuSample
-from benchctl.units import HZ_PER_MHZ, MIB, MS_PER_S
-
-_PROGRAM: Final = "nvidia-smi"
-_CALL_LIMIT_S: Final = 20.0
-_POLL_S: Final = 0.1
-_INFO_FIELDS: Final = ("index", "uuid", "name", "memory.total", "driver_version")
-_SAMPLE_FIELDS: Final = (
-    "index",
-    "uuid",
-    "utilization.gpu",
-    "memory.used",
-    "power.draw",
-    "clocks.sm",
-    "clocks.mem",
-    "temperature.gpu",
-    "clocks_throttle_reasons.active",  # the older of its two names, which newer programs understand, too
+from benchctl.measure.telemetry.gpu_reading import (
+    NONE_VISIBLE,
+    READ_QUANTITIES,
+    OpenedGpus,
+    SilentDevices,
+    Warn,
+    is_answered,
+    throttle_reasons,
+    unreadable_device,
 )
+from benchctl.measure.telemetry.smi_program import (
+    NAMES,
+    PROGRAM,
+    Row,
+    Rows,
+    Stream,
+    amount,
+    ask,
+    ask_rows,
+    bit_mask,
+    number,
+)
+from benchctl.measure.telemetry.visible_devices import names_mig, visible_devices
+from benchctl.records.manifest import GpuInfo
+from benchctl.records.record import GPU_UNREADABLE, ResultWarning
+from benchctl.records.samples import GpuSample
+from benchctl.units import HZ_PER_MHZ, MIB
+from benchctl.untrusted.text import visible_line
+
+_INFO: Final = ("index", "uuid", "memory_total", "driver", "name")
+"""Quantities of the inventory; the name is the last, because it may contain a comma."""
+_SAMPLE: Final = ("index", "uuid", *(name for name in READ_QUANTITIES if name in NAMES))
+_PID: Final = re.compile(r"[0-9]{1,10}")
+_LISTED_GPU: Final = re.compile(r"GPU (\d{1,4}):")
+_LISTED_PART: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 
 
 class SmiReader:
     """Reads the visible devices; made by ``open_smi``."""
 
+    source: Final = PROGRAM
+
     def __init__(self, devices: tuple[GpuInfo, ...]) -> None:
         self._devices = devices
-        self._selection = ("-i", ",".join(device.uuid or str(device.index) for device in devices))
+        self._selection = _selection(devices)
+        first = ask_rows(_SAMPLE, self._selection)
+        self._query = first.query
+        self.unknown = first.unknown
+        """Quantities for which this driver has no field."""
 
     def inventory(self) -> tuple[GpuInfo, ...]:
         return self._devices
 
     def read(self) -> tuple[GpuSample, ...]:
-        return tuple(_sample(line) for line in _query(_SAMPLE_FIELDS, self._selection))
+        lines = ask((*self._query.argv, *self._selection)).lines
+        rows = (row for line in lines if (row := self._query.row(line)) is not None)
+        return tuple(sample for row in rows if is_answered(sample := _sample(row)))
 
     def compute_processes(self) -> dict[int, tuple[int, ...]]:
-        argv = (_PROGRAM, "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader", *self._selection)
-        users = [_fields(line, 2) for line in _answer(argv)]
+        argv = (PROGRAM, "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader", *self._selection)
+        users = [re.split(r"\s*,\s*", line.strip()) for line in ask(argv).lines]
+        pids = [(user[0], int(user[1])) for user in users if len(user) == 2 and _PID.fullmatch(user[1])]
         return {
-            device.index: tuple(sorted(int(pid) for uuid, pid in users if uuid == device.uuid and pid.isdigit()))
+            device.index: tuple(sorted(pid for uuid, pid in pids if uuid == device.uuid))
             for device in self._devices
         }
 
-    def samples(self, hz: float, stopped: Event) -> Iterator[GpuSample]:
-        argv = (*_argv(_SAMPLE_FIELDS), *self._selection, "-lms", str(round(MS_PER_S / hz)))
-        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as program:
-            try:
-                for line in _lines(program, stopped):
-                    yield _sample(line)
-            finally:
-                program.kill()
+    def samples(self, hz: float, stopped: Event, warn: Warn) -> Iterator[GpuSample]:
+        """Readings at ``hz`` until ``stopped`` is set.
+
+        Where the program ends by itself, it is started again without the devices that it lists no more. Raises
+        OSError where it still lists all.
+        """
+        silent, devices = SilentDevices(warn), self._devices
+        while devices and not stopped.is_set():
+            stream = Stream(self._query, _selection(devices), hz)
+            yield from _answered_samples(stream, stopped, silent)
+            if stopped.is_set():
+                return
+            listed = ask_rows(("index", "uuid"))
+            left = _still_listed(devices, listed)
+            if left == devices:
+                raise OSError(stream.end)
+            for device in devices:
+                if device not in left:
+                    silent.lost(device.index, listed.problem or stream.complaint or stream.end)
+            devices = left
 
 
-def open_smi(visible: str | None) -> SmiReader | None:
-    """A reader, or None where the program is absent, fails, or sees no visible device."""
-    devices: list[GpuInfo] = []
-    for line in _query(_INFO_FIELDS, ()):
-        index, uuid, name, memory_mib, driver = _fields(line, len(_INFO_FIELDS))
-        memory = _number(memory_mib)
-        memory_bytes = None if memory is None else round(memory * MIB)
-        devices.append(GpuInfo(index=int(index), name=name, uuid=uuid, memory_bytes=memory_bytes, driver=driver))
-    chosen = visible_positions(visible, [device.uuid for device in devices])
-    return SmiReader(tuple(devices[position] for position in chosen)) if chosen else None
+def open_smi(visible: str | None) -> OpenedGpus:
+    """A reader of the devices that ``visible`` names; none where the program is absent, fails, or sees none."""
+    listed = ask_rows(_INFO)
+    if not listed.rows:
+        return OpenedGpus(problem=listed.problem or "it lists no device")
+    devices = {device.index: device for device in map(_info, listed.rows)}
+    count = max(devices) + 1
+    uuids = [devices[index].uuid if index in devices else None for index in range(count)]
+    chosen = visible_devices(visible, uuids, _parts() if names_mig(visible) else {})
+    absent = [index for index in chosen.positions if index not in devices]
+    reason = listed.problem or "it is missing in the list of nvidia-smi"
+    warnings = (*chosen.warnings, *(unreadable_device(index, reason) for index in absent))
+    selected = tuple(devices[index] for index in chosen.positions if index in devices)
+    if not selected:
+        return OpenedGpus(warnings=warnings, problem=NONE_VISIBLE)
+    reader = SmiReader(selected)
+    if listed.problem and not absent and (visible is None or chosen.problem):
+        message = f"nvidia-smi says {listed.problem!r}: a device may be missing among those that are sampled"
+        warnings = (*warnings, ResultWarning(code=GPU_UNREADABLE, message=message))
+    return OpenedGpus(reader=reader, warnings=(*warnings, *_unknown_fields(reader)))
 
 
-def _argv(fields: Sequence[str]) -> tuple[str, ...]:
-    return (_PROGRAM, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+def _unknown_fields(reader: SmiReader) -> tuple[ResultWarning, ...]:
+    """The warning that this driver has no field for some quantities."""
+    if not reader.unknown:
+        return ()
+    driver = next((device.driver for device in reader.inventory() if device.driver), "of unknown version")
+    names = ", ".join(name for quantity in reader.unknown for name in NAMES[quantity])
+    message = f"nvidia-smi of driver {driver} has no field {names}: {', '.join(reader.unknown)} is unknown"
+    return (ResultWarning(code="gpu-field-unknown", message=message),)
 
 
-def _query(fields: Sequence[str], selection: Sequence[str]) -> list[str]:
-    return _answer((*_argv(fields), *selection))
+def _parts() -> dict[str, int]:
+    """The index of the device that each MIG device is part of, by its identity."""
+    parts: dict[str, int] = {}
+    index: int | None = None
+    for line in ask((PROGRAM, "-L")).lines:
+        if (gpu := _LISTED_GPU.match(line)) is not None:
+            index = int(gpu[1])
+        elif index is not None and (part := _LISTED_PART.match(line)) is not None:
+            parts[part[1]] = index
+    return parts
 
 
-def _answer(argv: Sequence[str]) -> list[str]:
-    """The lines that the program prints; none if it is absent or fails."""
-    try:
-        output = subprocess.run(
-            argv, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=_CALL_LIMIT_S
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line for line in output.stdout.splitlines() if line.strip()]
+def _selection(devices: Sequence[GpuInfo]) -> tuple[str, ...]:
+    return ("-i", ",".join(device.uuid or str(device.index) for device in devices))
 
 
-def _lines(program: subprocess.Popen[bytes], stopped: Event) -> Iterator[str]:
-    """Complete lines of a program's output as they come, until ``stopped`` is set."""
-    assert program.stdout is not None  # noqa: S101 - it is a pipe
-    descriptor, rest = program.stdout.fileno(), b""
-    while not stopped.is_set():
-        if not select.select([descriptor], [], [], _POLL_S)[0]:
+def _still_listed(devices: tuple[GpuInfo, ...], listed: Rows) -> tuple[GpuInfo, ...]:
+    indices = {int(row["index"]) for row in listed.rows}
+    return tuple(device for device in devices if device.index in indices)
+
+
+def _answered_samples(stream: Stream, stopped: Event, silent: SilentDevices) -> Iterator[GpuSample]:
+    """The readings of devices that answer; ``silent`` is told of the others."""
+    for row in stream.rows(stopped):
+        sample = _sample(row)
+        if silent.is_gone(sample.index):
             continue
-        data = os.read(descriptor, 65_536)
-        if not data:
-            return
-        *lines, rest = (rest + data).split(b"\n")
-        yield from (line.decode(errors="replace") for line in lines if line.strip())
+        if is_answered(sample):
+            silent.answered(sample.index, sample.t_ns)
+            yield sample
+        else:
+            silent.unanswered(sample.index, _refusal(row))
 
 
-def _fields(line: str, count: int) -> list[str]:
-    """The fields of a line; missing ones are empty."""
-    fields = [field.strip() for field in line.split(",")]
-    return (fields + [""] * count)[:count]
+def _info(row: Row) -> GpuInfo:
+    memory_mib = amount(row.get("memory_total"))
+    return GpuInfo(
+        index=int(row["index"]),
+        name=_text(row.get("name")) or "unknown GPU",
+        uuid=_text(row.get("uuid")),
+        memory_bytes=None if memory_mib is None else round(memory_mib * MIB),
+        driver=_text(row.get("driver")),
+    )
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _sample(line: str) -> GpuSample:
-    index, uuid, *texts = _fields(line, len(_SAMPLE_FIELDS))
-    utilization, memory, power, sm_clock, memory_clock, temperature = map(_number, texts[:-1])
-    mask: int | None = None
-    with suppress(ValueError):
-        mask = int(texts[-1], 16)
+def _sample(row: Row) -> GpuSample:
+    percent, memory_mib = amount(row.get("utilization_frac")), amount(row.get("memory_used_bytes"))
+    sm_mhz, memory_mhz = amount(row.get("sm_clock_hz")), amount(row.get("memory_clock_hz"))
+    mask = bit_mask(row.get("throttle_reasons"))
     return GpuSample(
         t_ns=monotonic_ns(),
-        index=int(index),
-        uuid=uuid or None,
+        index=int(row["index"]),
+        uuid=_text(row.get("uuid")),
         source="nvidia-smi",
-        utilization_frac=None if utilization is None else utilization / 100,
-        memory_used_bytes=None if memory is None else round(memory * MIB),
-        power_w=power,
-        sm_clock_hz=None if sm_clock is None else round(sm_clock * HZ_PER_MHZ),
-        memory_clock_hz=None if memory_clock is None else round(memory_clock * HZ_PER_MHZ),
-        temperature_c=temperature,
+        utilization_frac=None if percent is None else percent / 100,
+        memory_used_bytes=None if memory_mib is None else round(memory_mib * MIB),
+        power_w=amount(row.get("power_w")),
+        sm_clock_hz=None if sm_mhz is None else round(sm_mhz * HZ_PER_MHZ),
+        memory_clock_hz=None if memory_mhz is None else round(memory_mhz * HZ_PER_MHZ),
+        temperature_c=number(row.get("temperature_c")),
         throttle_reasons=None if mask is None else throttle_reasons(mask),
+    )
+
+
+def _text(value: str | None) -> str | None:
+    """A text that the device told; None for ``[Unknown Error]`` and its like."""
+    return None if not value or value.startswith("[") or value == "ERR!" else value
+
+
+def _refusal(row: Row) -> str:
+    """The words of a device that answers no question."""
+    return next(
+        (visible_line(value.strip("[]"), 200) for value in row.values() if value.startswith("[")), "no value"
     )

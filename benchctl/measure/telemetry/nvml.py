@@ -5,32 +5,45 @@ a load is a difference of two samples, never a sum of powers.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event
 from time import monotonic_ns
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from benchctl.measure.telemetry.gpu_reading import throttle_reasons, visible_positions
+from benchctl.measure.telemetry.gpu_reading import (
+    NONE_VISIBLE,
+    OpenedGpus,
+    SilentDevices,
+    Warn,
+    is_answered,
+    throttle_reasons,
+    unreadable_device,
+)
+from benchctl.measure.telemetry.visible_devices import VisibleDevices, names_mig, visible_devices
 from benchctl.records.manifest import GpuInfo
+from benchctl.records.record import ResultWarning
 from benchctl.records.samples import GpuSample
 from benchctl.units import HZ_PER_MHZ, MILLI_PER_UNIT
+from benchctl.untrusted.text import visible_line
 
 T = TypeVar("T")
 
 
 class NvmlReader:
-    """Reads the visible devices; made by ``open_nvml``."""
+    """Reads devices; made by ``open_nvml``."""
 
-    def __init__(self, nvml: Any, visible: str | None) -> None:
+    source: Final = "NVML"
+
+    def __init__(self, nvml: Any, devices: "tuple[_Device, ...]") -> None:
         self._nvml = nvml
-        self._devices = [_Device(nvml, *device) for device in _visible_devices(nvml, visible)]
+        self._devices = devices
 
     def inventory(self) -> tuple[GpuInfo, ...]:
         return tuple(
             GpuInfo(
                 index=device.index,
-                name=device.name(),
+                name=device.name,
                 uuid=device.uuid,
                 memory_bytes=getattr(device.ask(self._nvml.nvmlDeviceGetMemoryInfo), "total", None),
                 driver=_answer(self._nvml, self._nvml.nvmlSystemGetDriverVersion),
@@ -39,16 +52,26 @@ class NvmlReader:
         )
 
     def read(self) -> tuple[GpuSample, ...]:
-        return tuple(device.sample() for device in self._devices)
+        readings = (device.sample() for device in self._devices)
+        return tuple(sample for sample in readings if sample is not None)
 
     def compute_processes(self) -> dict[int, tuple[int, ...]]:
         question = self._nvml.nvmlDeviceGetComputeRunningProcesses
         users = {device.index: device.ask(question) or () for device in self._devices}
         return {index: tuple(sorted({user.pid for user in users[index]})) for index in users}
 
-    def samples(self, hz: float, stopped: Event) -> Iterator[GpuSample]:
-        while not stopped.is_set():
-            yield from self.read()
+    def samples(self, hz: float, stopped: Event, warn: Warn) -> Iterator[GpuSample]:
+        silent = SilentDevices(warn)
+        while not stopped.is_set() and not all(silent.is_gone(device.index) for device in self._devices):
+            for device in self._devices:
+                if silent.is_gone(device.index):
+                    continue
+                sample = device.sample()
+                if sample is None:
+                    silent.unanswered(device.index, device.last_problem)
+                else:
+                    silent.answered(device.index, sample.t_ns)
+                    yield sample
             stopped.wait(1 / hz)
 
 
@@ -73,47 +96,91 @@ class GpuState:
     throttle_reasons: tuple[str, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlStates:
+    """The visible devices as NVML describes them."""
+
+    states: tuple[GpuState, ...] = ()
+    samples: tuple[GpuSample, ...] = ()
+    """A reading of each, as a sampler takes it."""
+    warnings: tuple[ResultWarning, ...] = ()
+    """Devices that cannot be read, and entries of the variable that name none."""
+    problem: str = ""
+    """The reason why there is no device; empty where there is one."""
+    has_driver: bool = True
+    """False where NVML finds no driver."""
+
+
 @contextmanager
-def open_nvml(nvml: Any, visible: str | None) -> Iterator[NvmlReader | None]:
-    """A reader while NVML is initialised; None where there is no driver or no visible device."""
+def open_nvml(nvml: Any, visible: str | None) -> Iterator[OpenedGpus]:
+    """A reader while NVML is initialised; none where there is no driver or no visible device that answers."""
+    with _initialised(nvml) as problem:
+        if problem:
+            yield OpenedGpus(problem=problem)
+            return
+        devices = _find_devices(nvml, visible)
+        reader = NvmlReader(nvml, devices.readable) if devices.readable else None
+        yield OpenedGpus(reader=reader, problem=devices.problem, warnings=devices.warnings)
+
+
+def nvml_states(nvml: Any, visible: str | None) -> NvmlStates:
+    """The state of each device that ``visible`` (the value of CUDA_VISIBLE_DEVICES) names and NVML can read."""
+    with _initialised(nvml) as problem:
+        if problem:
+            return NvmlStates(problem=problem, has_driver=False)
+        devices = _find_devices(nvml, visible)
+        states = tuple(device.state() for device in devices.readable)
+        samples = NvmlReader(nvml, devices.readable).read()
+        return NvmlStates(states=states, samples=samples, warnings=devices.warnings, problem=devices.problem)
+
+
+@contextmanager
+def _initialised(nvml: Any) -> Iterator[str]:
+    """NVML inside the context; the value is the reason why it is not there, empty where it is."""
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError:
-        yield None
+    except nvml.NVMLError as error:
+        yield _reason(error)
         return
     try:
-        reader = NvmlReader(nvml, visible)
-        yield reader if reader.read() else None
+        yield ""
     finally:
-        nvml.nvmlShutdown()
-
-
-def gpu_states(nvml: Any, visible: str | None) -> tuple[GpuState, ...] | None:
-    """The devices that ``visible`` (the value of CUDA_VISIBLE_DEVICES) names; None where NVML finds no driver."""
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    try:
-        return tuple(_Device(nvml, *device).state() for device in _visible_devices(nvml, visible))
-    finally:
-        nvml.nvmlShutdown()
+        with suppress(nvml.NVMLError):  # a lost device must not end the run
+            nvml.nvmlShutdown()
 
 
 class _Device:
-    """One device and its handle in the binding ``nvml``."""
+    """One device and its handle in the binding ``nvml``. Raises the binding's error where it cannot be opened."""
 
-    def __init__(self, nvml: Any, index: int, uuid: str | None, handle: Any) -> None:
-        self._nvml, self._handle = nvml, handle
-        self.index, self.uuid = index, uuid
+    def __init__(self, nvml: Any, index: int) -> None:
+        self._nvml, self._handle = nvml, nvml.nvmlDeviceGetHandleByIndex(index)
+        self.index = index
+        self.name = str(nvml.nvmlDeviceGetName(self._handle))
+        self.last_problem = ""
+        """The driver's words when it did not answer last."""
+        self.uuid: str | None = self.ask(nvml.nvmlDeviceGetUUID)
 
     def ask(self, question: Callable[..., T], *arguments: Any) -> T | None:
-        return _answer(self._nvml, question, self._handle, *arguments)
+        try:
+            return question(self._handle, *arguments)
+        except self._nvml.NVMLError as error:
+            self.last_problem = _reason(error)
+            return None
 
-    def name(self) -> str:
-        return str(self._nvml.nvmlDeviceGetName(self._handle))
+    def mig_uuids(self) -> Iterator[str]:
+        """Identities of the MIG devices that it is divided into."""
+        for number in range(self.ask(self._nvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
+            part = self.ask(self._nvml.nvmlDeviceGetMigDeviceHandleByIndex, number)
+            uuid = None if part is None else _answer(self._nvml, self._nvml.nvmlDeviceGetUUID, part)
+            if uuid is not None:
+                yield str(uuid)
 
-    def sample(self) -> GpuSample:
+    def sample(self) -> GpuSample | None:
+        """A reading; None where the device answers no question."""
+        sample = self._reading()
+        return sample if is_answered(sample) else None
+
+    def _reading(self) -> GpuSample:
         nvml, ask = self._nvml, self.ask
         utilization = ask(nvml.nvmlDeviceGetUtilizationRates)
         return GpuSample(
@@ -141,7 +208,7 @@ class _Device:
         persistence = ask(nvml.nvmlDeviceGetPersistenceMode)
         return GpuState(
             index=self.index,
-            name=self.name(),
+            name=self.name,
             uuid=self.uuid,
             driver=_answer(nvml, nvml.nvmlSystemGetDriverVersion),
             memory_total_bytes=getattr(memory, "total", None),
@@ -162,11 +229,50 @@ class _Device:
         return None if mask is None else throttle_reasons(mask)
 
 
-def _visible_devices(nvml: Any, visible: str | None) -> list[tuple[int, str | None, Any]]:
-    """Index, UUID and handle of each device that ``visible`` names."""
-    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    uuids = [_answer(nvml, nvml.nvmlDeviceGetUUID, handle) for handle in handles]
-    return [(i, uuids[i], handles[i]) for i in visible_positions(visible, uuids)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Devices:
+    """The devices that can be read, and what is to be said of others."""
+
+    readable: tuple[_Device, ...] = ()
+    warnings: tuple[ResultWarning, ...] = ()
+    problem: str = ""
+
+
+def _find_devices(nvml: Any, visible: str | None) -> _Devices:
+    """The devices that ``visible`` names. One that cannot be opened hides no other: it is a warning."""
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        return _Devices(problem=f"it cannot count devices: {_reason(error)}")
+    opened = [_open(nvml, index) for index in range(count)]
+    devices = {device.index: device for device in opened if isinstance(device, _Device)}
+    chosen = _choose(visible, count, devices)
+    unreadable = {i: reason for i, reason in enumerate(opened) if isinstance(reason, str) and i in chosen.positions}
+    warnings = (*chosen.warnings, *(unreadable_device(index, reason) for index, reason in unreadable.items()))
+    selected = tuple(devices[position] for position in chosen.positions if position in devices)
+    if selected:
+        return _Devices(readable=selected, warnings=warnings)
+    reasons = "; ".join(f"GPU {index}: {reason}" for index, reason in unreadable.items())
+    return _Devices(warnings=warnings, problem=reasons or (NONE_VISIBLE if count else "it lists no device"))
+
+
+def _open(nvml: Any, index: int) -> _Device | str:
+    """A device, or the reason why it cannot be opened."""
+    try:
+        return _Device(nvml, index)
+    except (nvml.NVMLError, UnicodeDecodeError) as error:
+        return _reason(error)
+
+
+def _choose(visible: str | None, count: int, devices: dict[int, _Device]) -> VisibleDevices:
+    uuids = [devices[index].uuid if index in devices else None for index in range(count)]
+    parts = devices.values() if names_mig(visible) else ()
+    return visible_devices(visible, uuids, {uuid: device.index for device in parts for uuid in device.mig_uuids()})
+
+
+def _reason(error: Exception) -> str:
+    """The driver's words for a message."""
+    return visible_line(str(error), 200) or type(error).__name__
 
 
 def _answer(nvml: Any, question: Callable[..., T], *arguments: Any) -> T | None:

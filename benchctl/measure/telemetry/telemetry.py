@@ -75,8 +75,14 @@ class SampledServer:
 def sampling(directory: Path, rates: Telemetry, server: SampledServer) -> Iterator[list[ResultWarning]]:
     """Fill ``gpu``, ``host`` and ``prometheus.jsonl`` inside. The list holds the samplers' warnings afterwards."""
     samplers: list[Sampler] = []
+    device_warnings: list[ResultWarning] = []
     if server.gpu is not None and rates.gpu_hz:
-        samplers.append(Sampler("gpu", directory / "gpu.jsonl", partial(server.gpu.samples, rates.gpu_hz)))
+        gpu, hz = server.gpu, rates.gpu_hz
+        samplers.append(
+            Sampler(
+                "gpu", directory / "gpu.jsonl", lambda stopped: gpu.samples(hz, stopped, device_warnings.append)
+            )
+        )
     if server.server_pid is not None and rates.host_hz:
         read = partial(host_samples, server.server_pid, rates.host_hz)
         samplers.append(Sampler("host", directory / "host.jsonl", read))
@@ -88,4 +94,4 @@ def sampling(directory: Path, rates: Telemetry, server: SampledServer) -> Iterat
         for sampler in samplers:
             stack.enter_context(sampler)
         yield sampler_warnings
-    sampler_warnings += [warning for sampler in samplers for warning in sampler.warnings]
+    sampler_warnings += [*device_warnings, *(warning for sampler in samplers for warning in sampler.warnings)]

@@ -6,6 +6,7 @@ from support.results.builders import T0_NS, edit_requests, edit_run, edit_steps,
 
 from benchctl.analysis.metrics.run_metrics import METRICS, load_window_ns, run_metrics, unavailable_reason
 from benchctl.records.loaded import LoadedRun, load_results
+from benchctl.records.record import ResultWarning
 from benchctl.records.request import RequestError
 from benchctl.records.run import RunRecord, RunTimes
 from benchctl.records.samples import GpuSample, HostSample
@@ -189,6 +190,19 @@ TIMED = RunRecord(schema_version=3, index=0, run_id="r", block=0, position=0, va
 
 def gpu(t_s, index, **fields):
     return GpuSample(t_ns=round(t_s * NS_PER_S), index=index, source="nvml", **fields)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_known"), [("gpu-lost", False), ("gpu-unreadable", False), ("gpu-throttled", True)]
+)
+def test_gpu_metrics_are_unknown_where_a_device_was_not_sampled_throughout(code, is_known):
+    record = msgspec.structs.replace(TIMED, warnings=(ResultWarning(code=code, message="GPU 1"),))
+    samples = tuple(
+        gpu(t_s, 0, power_w=100, energy_j=t_s, memory_used_bytes=1, utilization_frac=1) for t_s in (1, 3)
+    )
+    found = run_metrics(run_with(record=record, gpu=samples))
+    names = ("gpu_energy_j", "gpu_power_w", "gpu_utilization_frac", "gpu_peak_memory_bytes")
+    assert {found[name] is not None for name in names} == {is_known}
 
 
 def test_gpu_metrics_cover_the_load_and_add_over_devices():

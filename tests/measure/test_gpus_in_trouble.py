@@ -1,0 +1,432 @@
+"""GPUs that cannot be opened, fall silent or have unknown names, and drivers of different ages."""
+
+import json
+import os
+import time
+from threading import Event
+
+import pytest
+from support.nvidia_smi import NEW, OLD, FakeSmi, devices
+from support.nvml import FakeNvml, wait_for_lines
+
+from benchctl.measure.telemetry.gpu import open_gpu
+from benchctl.measure.telemetry.gpu_reading import SILENT_READINGS, unheard
+from benchctl.measure.telemetry.nvidia_smi import open_smi
+from benchctl.measure.telemetry.telemetry import SampledServer, Sampler, sampling
+from benchctl.measure.telemetry.visible_devices import visible_devices
+from benchctl.profile.model import Telemetry
+from benchctl.records.jsonl import read_jsonl
+from benchctl.records.samples import GpuSample
+from benchctl.units import MIB
+
+
+class NvmlInTrouble(FakeNvml):
+    """Four devices, of which each fails as ``opens``, ``names`` or ``answers`` says, by its index."""
+
+    def __init__(self, *, count=4, counts=None, opens=None, names=None, parts=None, **options):
+        super().__init__(**options)
+        self.count, self.counts = count, counts
+        self.opens, self.names, self.answers = opens or {}, names or {}, {}
+        self.parts = parts or {}
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        if self.counts:
+            raise self.NVMLError(self.counts)
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        if index in self.opens:
+            raise self.NVMLError(self.opens[index])
+        return index
+
+    def nvmlDeviceGetName(self, handle):  # noqa: N802
+        if handle in self.names:
+            raise self.NVMLError(self.names[handle])
+        return f"GPU {handle}"
+
+    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
+        return handle if isinstance(handle, str) else f"GPU-{handle}{handle}"
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle):  # noqa: N802
+        if handle not in self.parts:
+            raise self.NVMLError("Not Supported")
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, number):  # noqa: N802
+        if number >= len(self.parts[handle]):
+            raise self.NVMLError("Not Found")
+        return self.parts[handle][number]
+
+    def __getattr__(self, name):
+        answer = super().__getattr__(name)
+
+        def failing(handle, *arguments):
+            if (reason := self.answers.get(handle)) is not None:
+                raise self.NVMLError(reason)
+            return answer(handle, *arguments)
+
+        return failing if name.startswith("nvmlDevice") else answer
+
+
+@pytest.fixture
+def smi(tmp_path, monkeypatch):
+    fake = FakeSmi(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(fake.directory), prepend=os.pathsep)
+    return fake
+
+
+@pytest.fixture
+def no_smi(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def opened(visible, nvml):
+    """The indices that are read, and the warnings by code."""
+    warnings = []
+    with open_gpu(visible, nvml, warnings.append) as reader:
+        indices = None if reader is None else [sample.index for sample in reader.read()]
+    assert nvml.depth == 0
+    return indices, {warning.code: warning.message for warning in warnings}
+
+
+@pytest.mark.parametrize("stage", ["opens", "names"])
+@pytest.mark.parametrize("reason", ["GPU is lost", "Insufficient Permissions", "Unknown Error"])
+def test_a_device_that_cannot_be_opened_hides_no_other_and_is_named_with_its_reason(no_smi, stage, reason):
+    indices, warnings = opened(None, NvmlInTrouble(**{stage: {2: reason}}))
+    assert indices == [0, 1, 3]
+    assert warnings == {
+        "gpu-unreadable": f"GPU 2 cannot be read ({reason}): its use, power, clocks and throttling are unknown"
+    }
+
+
+def test_a_broken_device_that_the_server_does_not_see_is_no_warning(no_smi):
+    assert opened("3,0", NvmlInTrouble(opens={1: "GPU is lost"})) == ([3, 0], {})
+    assert opened("GPU-3", NvmlInTrouble(opens={1: "GPU is lost"})) == ([3], {})
+
+
+def test_a_broken_device_that_is_named_by_its_identity_is_said_to_have_none(no_smi):
+    indices, warnings = opened("GPU-11", NvmlInTrouble(opens={1: "GPU is lost"}))
+    assert indices is None
+    assert "names none of the 4 devices here (the identity of GPU 1 is unknown)" in warnings["gpu-unknown-name"]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "problem"),
+    [
+        (
+            {"count": 2, "opens": {0: "GPU is lost", 1: "GPU is lost"}},
+            "GPU 0: GPU is lost; GPU 1: GPU is lost",
+        ),
+        ({"counts": "Unknown Error"}, "it cannot count devices: Unknown Error"),
+        ({"count": 0}, "it lists no device"),
+        ({"has_driver": False}, "no library"),
+    ],
+)
+def test_without_any_device_through_nvml_nvidia_smi_is_asked_and_then_both_reasons_are_told(
+    smi, trouble, problem, tmp_path, monkeypatch
+):
+    nvml = NvmlInTrouble(**trouble)
+    with open_gpu(None, nvml) as reader:
+        assert reader is not None
+        assert [sample.source for sample in reader.read()] == ["nvidia-smi"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    indices, warnings = opened(None, nvml)
+    assert indices is None
+    assert f"(NVML: {problem}; nvidia-smi: no program nvidia-smi is on the PATH)" in warnings["gpu-sampler-missing"]
+
+
+def test_an_nvml_that_cannot_be_shut_down_does_not_end_the_run(no_smi):
+    class Stuck(NvmlInTrouble):
+        def nvmlShutdown(self):  # noqa: N802
+            super().nvmlShutdown()
+            raise self.NVMLError("GPU is lost")
+
+    assert opened(None, Stuck())[0] == [0, 1, 2, 3]
+
+
+def sampled(reader, directory, during):
+    """The samples and warnings of a load during which ``during`` is called with the path of the samples."""
+    directory.mkdir(exist_ok=True)
+    server = SampledServer(server_pid=None, gpu=reader, metrics_url=None)
+    with sampling(directory, Telemetry(gpu_hz=50, host_hz=0, prometheus_hz=0), server) as warnings:
+        during(directory / "gpu.jsonl")
+    return tuple(read_jsonl(directory / "gpu.jsonl", GpuSample)), warnings
+
+
+def test_a_device_that_is_lost_in_the_middle_ends_its_samples_and_the_others_go_on(no_smi, tmp_path):
+    nvml = NvmlInTrouble(count=2)
+
+    def lose_one(path):
+        wait_for_lines(path, 20)
+        nvml.answers[1] = "GPU is lost"
+        lines = path.read_bytes().count(b"\n")
+        wait_for_lines(path, lines + 20)
+
+    with open_gpu(None, nvml) as reader:
+        samples, (warning,) = sampled(reader, tmp_path / "run", lose_one)
+    of = {index: [s for s in samples if s.index == index] for index in (0, 1)}
+    assert len(of[0]) >= len(of[1]) + 10
+    assert all(sample.utilization_frac is not None for sample in samples)
+    assert warning.code == "gpu-lost"
+    since_s = (of[1][-1].t_ns - samples[0].t_ns) / 1e9
+    assert warning.message.startswith("GPU 1 has not answered since 20")
+    assert f" UTC, {since_s:.1f} s after the first sample (GPU is lost)" in warning.message
+
+
+def test_a_reading_that_fails_once_is_no_loss(no_smi, tmp_path):
+    nvml = NvmlInTrouble(count=1)
+
+    def hiccup(path):
+        wait_for_lines(path, 5)
+        nvml.answers[0] = "Timeout"
+        time.sleep(0.02)
+        del nvml.answers[0]
+        wait_for_lines(path, path.read_bytes().count(b"\n") + 5)
+
+    with open_gpu(None, nvml) as reader:
+        _, warnings = sampled(reader, tmp_path / "run", hiccup)
+    assert warnings == []
+
+
+def test_a_device_that_never_answers_is_a_warning_and_does_not_hold_up_the_load(no_smi, tmp_path):
+    nvml = NvmlInTrouble(count=1)
+    nvml.answers[0] = "Insufficient Permissions"
+    with open_gpu(None, nvml) as reader:
+        began_s = time.monotonic()
+        samples, (warning,) = sampled(reader, tmp_path / "run", lambda _: None)
+    assert time.monotonic() - began_s < 4
+    assert samples == ()
+    assert warning.message.startswith("GPU 0 answered no question during the load (Insufficient Permissions)")
+
+
+@pytest.mark.parametrize(
+    ("visible", "positions", "says"),
+    [
+        ("GPU-zz", (), "entry 'GPU-zz' names none of the 3 devices here"),
+        ("0,GPU-", (0,), "entry 'GPU-' names 3 devices"),
+        ("1,9,0", (1,), "entry '9' names none"),
+        ("\u00b2", (), "names none"),
+        ("9" * 5000, (), "names none"),
+        ("0,,1", (0,), "entry '' names none"),
+        ("MIG-aa", (), "entry 'MIG-aa' names none"),
+        ("\x1b[2J", (), r"'\x1b[2J'"),
+        ("0,0", (0,), ""),
+        ("", (), ""),
+        ("-1", (), ""),
+        ("NoDevFiles", (), ""),
+    ],
+)
+def test_a_name_of_no_device_is_a_warning_with_the_name(visible, positions, says):
+    chosen = visible_devices(visible, ["GPU-a0", "GPU-b0", "GPU-c0"])
+    assert chosen.positions == positions
+    assert [warning.code for warning in chosen.warnings] == (["gpu-unknown-name"] if says else [])
+    assert says in chosen.problem
+    assert "\x1b" not in chosen.problem
+
+
+PARTS = {1: ["MIG-c6d4f1ef", "MIG-77aa"]}
+
+
+@pytest.mark.parametrize(
+    ("visible", "index"),
+    [("MIG-c6d4f1ef", 1), ("MIG-c6,MIG-77aa", 1), ("MIG-GPU-22/3/0", 2), ("MIG-nowhere", None)],
+)
+def test_a_mig_device_is_sampled_as_the_gpu_that_it_is_part_of_and_a_note_says_so(no_smi, visible, index):
+    indices, warnings = opened(visible, NvmlInTrouble(parts=PARTS))
+    if index is None:
+        assert indices is None
+        assert "'MIG-nowhere' names none of the 4 devices" in warnings["gpu-unknown-name"]
+    else:
+        assert indices == [index]
+        assert f"a part of GPU {index}, a MIG device" in warnings["gpu-partitioned"]
+
+
+def test_nvidia_smi_knows_the_mig_devices_by_its_list(smi):
+    smi.behave(
+        devices=devices(2),
+        list="GPU 0: NVIDIA H200 (UUID: GPU-aa)\nGPU 1: NVIDIA H200 (UUID: GPU-bb)\n"
+        "  MIG 1g.18gb     Device  0: (UUID: MIG-c6d4f1ef)\n",
+    )
+    found = open_smi("MIG-c6d4f1ef")
+    assert [device.index for device in found.reader.inventory()] == [1]
+    assert [warning.code for warning in found.warnings] == ["gpu-partitioned"]
+
+
+@pytest.mark.parametrize("fields", [OLD, NEW, NEW - {"clocks_throttle_reasons.active"}])
+def test_throttle_reasons_are_read_from_drivers_of_every_age(smi, fields):
+    smi.behave(fields=fields)
+    found = open_smi(None)
+    (sample,) = found.reader.read()
+    assert sample.throttle_reasons == ("sw-power-cap",)
+    assert (sample.power_w, sample.utilization_frac, sample.memory_used_bytes) == (700.25, 0.37, 512 * MIB)
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("lacking", "quantity"),
+    [
+        ({"power.draw"}, "power_w"),
+        ({"temperature.gpu"}, "temperature_c"),
+        ({"memory.used"}, "memory_used_bytes"),
+        ({"clocks_throttle_reasons.active", "clocks_event_reasons.active"}, "throttle_reasons"),
+        ({"clocks.sm", "clocks.current.sm"}, "sm_clock_hz"),
+    ],
+)
+def test_a_field_that_the_driver_does_not_know_is_the_only_one_that_is_lost(smi, lacking, quantity):
+    smi.behave(fields=NEW - lacking)
+    found = open_smi(None)
+    (sample,) = found.reader.read()
+    known = {"power_w", "temperature_c", "memory_used_bytes", "throttle_reasons", "sm_clock_hz", "utilization_frac"}
+    assert [name for name in sorted(known) if getattr(sample, name) is None] == [quantity]
+    (warning,) = found.warnings
+    assert warning.code == "gpu-field-unknown"
+    assert warning.message.startswith("nvidia-smi of driver 570.1 has no field ")
+    assert warning.message.endswith(f": {quantity} is unknown")
+
+
+def test_a_renamed_field_is_asked_for_by_its_other_name(smi):
+    smi.behave(fields=NEW - {"clocks.sm", "name", "uuid"})
+    found = open_smi("GPU-aa")
+    assert found.reader.inventory()[0].name == "NVIDIA H200"
+    assert found.reader.read()[0].sm_clock_hz == 1_980_000_000
+
+
+def test_a_driver_that_knows_nothing_of_what_is_asked_is_told_as_such(smi):
+    smi.behave(fields=set())
+    assert open_smi(None).reader is None
+    assert open_smi(None).problem == "this driver does not number its devices"
+
+
+UNTOLD = (
+    "[N/A]", "[Not Supported]", "[Unknown Error]", "ERR!", "[GPU requires reset]", "[Insufficient Permissions]",
+    "[GPU is lost]", "nan", "-3", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["power.draw", "memory.used", "clocks_throttle_reasons.active"])
+def test_a_value_that_the_device_does_not_tell_is_the_only_one_that_is_lost(smi, field):
+    smi.behave(devices=devices(2))
+    reader = open_smi(None).reader
+    quantity = {"power.draw": "power_w", "memory.used": "memory_used_bytes"}.get(field, "throttle_reasons")
+    for value in UNTOLD:
+        smi.behave(devices=devices(2, **{field: value}))
+        first, second = reader.read()
+        expected = {name: getattr(first, name) for name in ("power_w", "memory_used_bytes", "throttle_reasons")}
+        assert None not in expected.values()
+        assert {name: getattr(second, name) for name in expected} == expected | {quantity: None}, value
+
+
+def test_a_device_off_the_bus_hides_no_other_in_nvidia_smi(smi):
+    lost = "Unable to determine the device handle for GPU1: 0000:04:00.0: Unknown Error"
+    smi.behave(devices=[devices(3)[0], devices(3)[2]], stderr=lost, code=15)
+    found = open_smi(None)
+    assert [device.index for device in found.reader.inventory()] == [0, 2]
+    assert [warning.message for warning in found.warnings] == [
+        f"GPU 1 cannot be read ({lost}): its use, power, clocks and throttling are unknown"
+    ]
+    assert open_smi("2,0").warnings == ()
+
+
+def test_a_complaint_about_a_device_at_the_end_of_the_list_is_told(smi):
+    smi.behave(devices=devices(2), stderr="Unable to determine the device handle for GPU2: Unknown Error", code=15)
+    found = open_smi(None)
+    assert [device.index for device in found.reader.inventory()] == [0, 1]
+    assert "device handle for GPU2: Unknown Error': a device may be missing" in found.warnings[0].message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Failed to initialize NVML: Driver/library version mismatch",
+        "No devices were found",
+        "\x1b[31mNVIDIA-SMI has failed",
+    ],
+)
+def test_the_reason_of_an_nvidia_smi_that_fails_is_kept(smi, message):
+    smi.behave(fails=message)
+    assert open_smi(None).problem == message.replace("\x1b", r"\x1b")
+
+
+def test_lines_that_come_late_or_in_halves_are_whole_samples(smi, tmp_path):
+    smi.behave(late_s=0.5, halves=True, devices=devices(2))
+    reader = open_smi(None).reader
+    samples, warnings = sampled(reader, tmp_path / "run", lambda path: wait_for_lines(path, 6))
+    assert warnings == []
+    assert {sample.power_w for sample in samples} == {700.25}
+
+
+def test_lines_that_are_no_rows_are_passed_over(smi, tmp_path):
+    smi.behave(
+        noise=[
+            "WARNING: infoROM is corrupted at gpu 0000:04:00.0",
+            "0, GPU-aa, 37, 51",
+            "0, GPU-aa, 37, 5120, 1, 2, 3, 4, 5, 6",
+        ]
+    )
+    reader = open_smi(None).reader
+    samples, warnings = sampled(reader, tmp_path / "run", lambda path: wait_for_lines(path, 6))
+    assert warnings == []
+    assert {sample.memory_used_bytes for sample in samples} == {512 * MIB}
+
+
+def test_half_a_line_before_its_end_is_no_sample_and_the_end_is_a_warning(smi, tmp_path):
+    smi.behave(dies_after=5, last_words="0, GPU-aa, 37, 51")
+    reader = open_smi(None).reader
+    with Sampler("gpu", tmp_path / "gpu.jsonl", lambda stopped: reader.samples(50, stopped, unheard)) as sampler:
+        deadline = time.monotonic() + 20
+        while not sampler.warnings and time.monotonic() < deadline:
+            time.sleep(0.01)
+    (warning,) = sampler.warnings
+    assert "nvidia-smi ended by itself with exit code 15" in warning.message
+    assert len(tuple(read_jsonl(tmp_path / "gpu.jsonl", GpuSample))) == 5
+
+
+def test_a_device_that_ends_nvidia_smi_ends_its_own_samples_alone(smi, tmp_path):
+    says = "Unable to determine the device handle for GPU1: 0000:04:00.0: GPU is lost."
+    smi.behave(
+        devices=devices(2), dies_after=5, then={"devices": devices(2)[:1], "stderr": says, "dies_after": None}
+    )
+    reader = open_smi(None).reader
+    samples, (warning,) = sampled(reader, tmp_path / "run", lambda path: wait_for_lines(path, 30))
+    assert len([sample for sample in samples if sample.index == 1]) == 5
+    assert len([sample for sample in samples if sample.index == 0]) >= 25
+    assert warning.code == "gpu-lost"
+    assert "GPU 1 has not answered since" in warning.message
+    assert says in warning.message
+
+
+def test_a_device_of_which_nvidia_smi_tells_nothing_more_ends_its_samples(smi, tmp_path):
+    smi.behave(devices=devices(2))
+    reader = open_smi(None).reader
+    nothing = dict.fromkeys(OLD, "[GPU is lost]") | {
+        "index": "1",
+        "uuid": "GPU-bb",
+    }
+
+    def lose_one(path):
+        wait_for_lines(path, 10)
+        smi.behave(devices=[devices(2)[0], nothing])
+        wait_for_lines(path, path.read_bytes().count(b"\n") + 10 + SILENT_READINGS)
+
+    samples, (warning,) = sampled(reader, tmp_path / "run", lose_one)
+    assert samples[-1].index == 0
+    assert warning.code == "gpu-lost"
+    assert "(GPU is lost)" in warning.message
+
+
+def test_sampling_ends_at_once_when_the_program_prints_nothing(smi):
+    smi.behave(late_s=60)
+    reader = open_smi(None).reader
+    stopped = Event()
+    stopped.set()
+    began_s = time.monotonic()
+    assert list(reader.samples(10, stopped, unheard)) == []
+    assert time.monotonic() - began_s < 10
+
+
+def test_each_driver_is_asked_again_only_for_what_it_refuses(smi):
+    smi.behave(fields=OLD)
+    open_smi(None)
+    queries = [line for line in smi.asked if "utilization.gpu" in line]
+    assert ["clocks_event_reasons.active" in query for query in queries] == [True, False]
+    assert json.loads((smi.directory / "behaviour.json").read_text())["fields"] == sorted(OLD)
