@@ -31,13 +31,25 @@ NUM_SEQS = 32
 TILT = {"lenvm_mode": "centered_exp"}
 
 
+BLOCK_BYTES = 128 * 2 * 2 * 32 * 4
+"""A block of vLLM's cache on a CPU: 128 tokens of the known base model, in float32."""
+SWITCHES = {
+    "on": {"value_stream": True, "value_prefill_ahead": True},
+    "off": {"fused": False, "value_graphs": False, "value_kernels": False, "value_skips_early": False},
+}
+
+
 @contextmanager
 def served(directory, **options):
-    """A guiding server of the known pair; yields a client of it."""
+    """A guiding server of the known pair; yields a client of it.
+
+    Its cache holds 20 of the longest answers.
+    """
     pair = write_known_pair(directory / "pair")
+    limits = {"enable_chunked_prefill": False, "kv_cache_memory_bytes": 40 * BLOCK_BYTES} | options
     server = VllmLenvmOptions(
-        value_model=str(pair / "value"), dtype="float32", kv_cache_memory_bytes="64M", enforce_eager=True,
-        enable_chunked_prefill=False, max_num_seqs=NUM_SEQS, max_model_len=256, **options,
+        value_model=str(pair / "value"), dtype="float32", enforce_eager=True, max_num_seqs=NUM_SEQS,
+        max_model_len=256, **limits,
     )  # fmt: skip
     settings = VariantSettings(
         variant="guided", model=str(pair / "base"), server=server, sampling=Sampling(), guidance=None
@@ -96,12 +108,18 @@ class Guided:
     def steps(self):
         return [json.loads(line) for line in self._log.read_text().splitlines()]
 
+    def num_preempted(self):
+        lines = self.client.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_preemptions_total"))
 
-@pytest.fixture(name="guided", scope="module")
-def _guided(tmp_path_factory):
+
+@pytest.fixture(name="guided", scope="module", params=SWITCHES)
+def _guided(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("guided")
-    with served(directory) as client:
-        yield Guided(client, directory)
+    with served(directory, **SWITCHES[request.param]) as client:
+        guided = Guided(client, directory)
+        guided.is_on = request.param == "on"
+        yield guided
 
 
 def fits(lengths, law):
@@ -223,5 +241,36 @@ def test_in_steady_decode_every_step_is_one_forward_of_the_value_model(guided):
         if was["num_seqs"] == step["num_seqs"] > 1 and not step["value_prefill_tokens"]
     ]
     assert len(steady) > LONGEST / 2
-    assert all(step["fused"] for step in steady)
-    assert all(step["value_extend_tokens"] == step["num_seqs"] for step in steady)
+    assert {step["fused"] for step in steady} == {guided.is_on}
+    # Either the token that was drawn is taken over from its step, or it goes through the value model again.
+    done, left = ("value_reuse_tokens", "value_extend_tokens")[:: 1 if guided.is_on else -1]
+    assert all((step[done], step[left]) == (step["num_seqs"], 0) for step in steady)
+
+
+def test_requests_that_are_preempted_and_computed_again_get_the_tokens_that_they_get_alone(guided):
+    asked = [
+        {"guidance": TILT | {"lenvm_value_scale": 2.0}, "told": {"seed": seed, "ignore_eos": True}}
+        for seed in range(NUM_SEQS)
+    ]
+    before = guided.num_preempted()
+    together = guided.all_tokens(asked)
+    assert guided.num_preempted() > before, "the cache held all of them"
+    for request, tokens in list(zip(asked, together, strict=True))[::4]:
+        assert tokens == guided.tokens(request["guidance"], **request["told"])
+
+
+def test_prompts_that_are_computed_in_parts_are_answered_as_if_they_had_been_computed_whole(tmp_path):
+    prompt = PROMPT + [301] * 60
+    parts = {"enable_chunked_prefill": True, "max_num_batched_tokens": 48}
+    with served(tmp_path, **SWITCHES["on"], **parts) as client:
+        guided = Guided(client, tmp_path)
+        asked = [
+            # On a CPU, vLLM crashes on a seeded request whose prompt it computes in parts.
+            {"guidance": TILT | {"lenvm_value_scale": 6.0}, "told": {"seed": None, "prompt": prompt}}
+            for _ in range(240)
+        ]
+        lengths = [len(tokens) for tokens in guided.all_tokens(asked)]
+        steps = guided.steps()
+    assert sum(step["guided_rows"] for step in steps) > sum(lengths), "no prompt was computed in parts"
+    assert fits(lengths, length_law(6.0, LONGEST, len(prompt))) > 1e-4
+    assert fits(lengths, length_law(6.0, LONGEST)) < 1e-3, "so many answers do not tell the prompts apart"
