@@ -34,9 +34,12 @@ def check_experiment(profile: "Profile", *, is_plan: bool = False) -> None:
     """
     from benchctl.cli.commands.profiles import check_names
     from benchctl.engines.engine import engine_for
+    from benchctl.profile.engine_table import own_variables
     from benchctl.profile.planning.plan import arms, variant_settings
 
     check_names(profile)
+    for name in sorted(set(own_variables()).intersection(os.environ)):
+        warn(f"{name} is set in this environment and not passed on to servers: benchctl sets it from the profile")
     engine = engine_for(profile.engine.kind)
     problems: dict[str, None] = {}  # each once, in the order of the arms
     for variant, cell in arms(profile):

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
+from benchctl.profile.engine_table import own_variables
 from benchctl.records.jsonl import write_bytes_atomic
 from benchctl.untrusted.files import is_file, read_file
 from benchctl.untrusted.known_secrets import environment_redactor
@@ -62,12 +63,14 @@ def server_env(
 ) -> dict[str, str]:
     """The environment of a server: ours, without its secrets, and the engine's own variables.
 
-    It keeps the token with which a server downloads its model, and none of the variables that are ``withheld``.
+    It keeps the token with which a server downloads its model, and none of the variables that are ``withheld``, nor
+    those by which benchctl tells servers what to do: these come from the profile alone.
     """
+    left_out = {*withheld, *own_variables()}
     passed_on = {
         name: value
         for name, value in inherited.items()
-        if name not in withheld and (name in _MODEL_HUB or not is_secret_name(name))
+        if name not in left_out and (name in _MODEL_HUB or not is_secret_name(name))
     }
     return passed_on | dict(own)
 

@@ -23,6 +23,7 @@ from benchctl.profile.settings import (
 )
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, value_text
+from benchctl.profile.variable_checks import own_variable_errors
 from benchctl.records.record import Cell
 
 MAX_CELLS: Final = 1000
@@ -33,10 +34,13 @@ LEAST_BLOCKS: Final = 6
 """Fewer blocks give no verdict, whatever the values."""
 
 
-def profile_errors(profile: LocatedDict, *, is_to_send: bool = False) -> Iterator[LocatedError]:
+def profile_errors(
+    profile: LocatedDict, *, is_to_send: bool = False, is_stored: bool = False
+) -> Iterator[LocatedError]:
     """Every error of a profile that its types do not show; its engine must be resolved before.
 
-    With ``is_to_send`` the variables that its headers name must be set.
+    With ``is_to_send`` the variables that its headers name must be set. With ``is_stored``, what older versions let
+    pass is none.
     """
     yield from _baseline_errors(profile)
     yield from _lengths_errors(profile)
@@ -56,6 +60,8 @@ def profile_errors(profile: LocatedDict, *, is_to_send: bool = False) -> Iterato
         return
     for variant, cell in _checked_runs(profile, sweep):
         yield from resolve(profile, kind, variant, cell)[1]
+        if not is_stored:
+            yield from own_variable_errors(settings_tree(profile, variant, cell), kind)
         if is_to_send:
             yield from unset_variables(settings_tree(profile, variant, cell))
 

@@ -6,6 +6,7 @@ command needs few of them and imports otherwise go downwards only: profiles know
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,8 @@ ENGINES: Final[dict[str, str]] = {
     "micro": "benchctl.engines.micro",
 }
 """Module with the ``SPEC`` of each kind of engine."""
+OWN_PREFIX: Final = "BENCHCTL_"
+"""Beginning of the variables of the environment that are benchctl's own."""
 PLAIN_DIALECT: Final = "openai"
 """The dialect of servers of which nothing more is known than that they speak OpenAI's API."""
 
@@ -127,6 +130,17 @@ def engine_specs() -> tuple[EngineSpec, ...]:
 def options_class(kind: str) -> "type[ServerOptions]":
     """The class of a kind's options; KeyError for an unknown kind."""
     return engine_spec(kind).options_class
+
+
+@cache
+def own_variables() -> Mapping[str, tuple[str, ...]]:
+    """Variables of the environment by which benchctl tells its servers what to do, with the options behind each."""
+    variables: dict[str, tuple[str, ...]] = {}
+    for spec in engine_specs():
+        for name, options in spec.coded_options.items():
+            if name.startswith(OWN_PREFIX):
+                variables[name] = tuple(dict.fromkeys((*variables.get(name, ()), *options)))
+    return variables
 
 
 def guiding_kinds() -> tuple[str, ...]:

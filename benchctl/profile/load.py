@@ -72,7 +72,7 @@ def parse_profile(text: str, source: str, *, is_to_send: bool = False) -> Profil
         problem = "a stored profile is complete and cannot extend another; write out what it extends"
         layers.refuse(tree.error(problem, "extends"))
         tree = tree.without("extends")
-    return _profile(layers, layers.with_preset(tree), is_to_send=is_to_send)
+    return _profile(layers, layers.with_preset(tree), is_to_send=is_to_send, is_stored=True)
 
 
 def stored_profile(text: str, source: str, *, is_to_send: bool = False) -> Profile:
@@ -103,12 +103,12 @@ def dump_profile(profile: Profile) -> str:
     return dump_document(profile.model_dump(mode="json"))
 
 
-def _profile(layers: Layers, tree: LocatedDict, *, is_to_send: bool = False) -> Profile:
+def _profile(layers: Layers, tree: LocatedDict, *, is_to_send: bool = False, is_stored: bool = False) -> Profile:
     if unusable := tuple(plain_value_errors(tree)):
         raise profile_error((*layers.errors, *unusable))
     tree = with_controls(tree, layers.errors)
     profile, type_errors = validate(tree, Profile, reports_missing=layers.is_whole)
-    errors = (*layers.errors, *type_errors, *profile_errors(tree, is_to_send=is_to_send))
+    errors = (*layers.errors, *type_errors, *profile_errors(tree, is_to_send=is_to_send, is_stored=is_stored))
     if profile is None or errors:
         raise profile_error(errors)
     return profile.model_copy(update={"engine": _complete_engine(profile.engine)})

@@ -191,6 +191,13 @@ def test_more_candidates_than_a_value_model_scores_are_refused_before_anything_i
         ENGINE.check_requests([request(max_tokens=200)], settings_of(pair, guidance=TILT))
 
 
+@pytest.mark.parametrize("words", [("--logits-processors", "mine:P"), ("--logits_processors=mine:P",)])
+def test_a_second_logits_processor_is_refused_beside_a_value_model(pair, words):
+    with pytest.raises(UnsupportedError, match="extra_args name --logits-processors"):
+        ENGINE.check_requests([request()], settings_of(pair, extra_args=words))
+    ENGINE.check_requests([request()], settings_of(pair, guided=False, extra_args=words))
+
+
 def refusal(settings: VariantSettings) -> str | None:
     try:
         ENGINE.check_available(settings)

@@ -17,6 +17,7 @@ SPEC: Final = EngineSpec(
         open_requests=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
     ),
     request_fields=RequestFields(constraints=frozenset({"json", "regex", "choice", "grammar"})),
+    coded_options={"BENCHCTL_STEP_LOG": ("step_log",)},
     installed_by="benchctl engines install sglang",
     needs_gpu=True,
 )

@@ -30,6 +30,8 @@ SPEC: Final = EngineSpec(
             "draft_sampling",
             "prompt_lookup_max",
         ),
+        "BENCHCTL_SERVER_DESCRIPTION": (),
+        "BENCHCTL_STEP_LOG": ("step_log",),
         "HF_HUB_OFFLINE": ("draft_model", "lora_modules"),
         "BENCHCTL_CORRECTS_CPU_SAMPLING": ("num_speculative_tokens", "speculative_config", "correct_cpu_sampling"),
     },

@@ -38,6 +38,7 @@ from benchctl.untrusted.reading import UnreadableError, read_bytes
 
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 MAX_CANDIDATES: Final = 64
+_PROCESSOR_FLAG: Final = "--logits-processors"
 _DESCRIPTION: Final = "value_model.json"
 _SIGNATURES: Final = (
     *profile_errors(
@@ -80,11 +81,16 @@ class VllmLenvmEngine(VllmEngine):
                 f"engine {self.kind!r}, variant {settings.variant!r}: sampling.top_k is {top_k}, and every "
                 f"candidate of a guided request is scored; set it to a number from 2 to {MAX_CANDIDATES}"
             )
+        if settings.server.guides_with is not None and _names_processor(settings):
+            raise UnsupportedError(
+                f"engine {self.kind!r}, variant {settings.variant!r}: extra_args name {_PROCESSOR_FLAG}, which "
+                "benchctl sets for the value model, and vLLM heeds it once; remove it, or drop value_model"
+            )
         super().check_requests(requests, settings.model_copy(update={"guidance": None}))
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         argv = super().argv(settings, site)
-        return argv if settings.server.guides_with is None else (*argv, "--logits-processors", PROCESSOR)
+        return argv if settings.server.guides_with is None else (*argv, _PROCESSOR_FLAG, PROCESSOR)
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """vLLM's, the model runner, and the settings of the processor."""
@@ -123,6 +129,12 @@ class VllmLenvmEngine(VllmEngine):
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
         return read_vllm_lenvm_steps(directory)
+
+
+def _names_processor(settings: VariantSettings) -> bool:
+    """True where ``extra_args`` name a logits processor of the user's own, in either spelling of the flag."""
+    words = own_options(settings, VllmLenvmOptions).extra_args
+    return any(word.partition("=")[0].replace("_", "-") == _PROCESSOR_FLAG for word in words)
 
 
 def _server_settings(options: VllmLenvmOptions, settings: VariantSettings) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import PurePosixPath
 from typing import Final
 
-from benchctl.profile.engine_table import engine_specs
+from benchctl.profile.engine_table import OWN_PREFIX, engine_specs
 from benchctl.records.run import RunRecord
 from benchctl.untrusted.secrets import OLD_MARK, with_old_marks
 
@@ -28,7 +28,6 @@ _GIVEN: Final = "given"
 """Value of a flag without one."""
 WORDS: Final = "argv.words"
 """The words of a command line that belong to no flag."""
-_OUR_PREFIX: Final = "BENCHCTL_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +113,7 @@ def _of_env(record: RunRecord) -> Iterator[_Setting]:
     for name, whole in record.env.items():
         value = ":".join(part for part in with_old_marks(whole).split(":") if not _OURS.match(part))
         if value not in {OLD_MARK, ""} and not _OF_ONE_LAUNCH.search(name):
-            spelt = (name.removeprefix(_OUR_PREFIX).lower(),) if name.startswith(_OUR_PREFIX) else ()
+            spelt = (name.removeprefix(OWN_PREFIX).lower(),) if name.startswith(OWN_PREFIX) else ()
             own = (f"server.{option}" for option in _options_by_name().get(name, spelt))
             yield f"env.{name}", value, (*own, "server.env")
 
