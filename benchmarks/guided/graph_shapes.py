@@ -22,7 +22,6 @@ import sys
 from dataclasses import dataclass, replace
 
 import torch
-from transformers import AutoConfig
 
 from benchctl.guided.operations.registry import PLAIN
 from benchctl.guided.value_model.scoring import ScoredRow, Scorer
@@ -84,8 +83,15 @@ def main() -> None:
 def decode(
     share: float, batch: int, candidates: int, num_steps: int, *, reuse: bool = True, record: bool = True
 ) -> Cell:
-    """Steps in which each row has no choice with probability ``share``."""
-    scorer = made_scorer(batch, candidates, reuse=reuse, record=record)
+    """Steps in which each row has no choice with probability ``share``, without a device."""
+    return decode_with(
+        made_scorer(batch, candidates, reuse=reuse, record=record), share, batch, candidates, num_steps
+    )
+
+
+def decode_with(scorer: Scorer, share: float, batch: int, candidates: int, num_steps: int) -> Cell:
+    """The same by a scorer of any device, for ``batch`` rows of up to ``CONTEXT`` tokens."""
+    choices = torch.Generator().manual_seed(0)
     draw = random.Random(f"{share} {batch} {candidates}")
     numbers = itertools.count()
     rows = [new_row(next(numbers), draw) for _ in range(batch)]
@@ -102,9 +108,9 @@ def decode(
         open_rows = [row for row in rows if draw.random() >= share]
         waiting = [row for row in rows if not any(row is other for other in open_rows)] if share else []
         done = scorer.counters
+        ids = torch.randint(VOCABULARY, (len(open_rows), candidates), generator=choices)
         if open_rows:
-            ids = torch.empty(len(open_rows), candidates, dtype=torch.int64, device="meta")
-            scorer.score(open_rows, ids, waiting)
+            scorer.score(open_rows, ids.to(scorer.model.device), waiting)
         else:
             scorer.keep_up(waiting)
         now = scorer.counters
@@ -112,8 +118,10 @@ def decode(
         steps += num_passes > 0
         replayed += num_passes > 0 and now.replays - done.replays == num_passes
         eager += now.forwards - done.forwards > num_passes
+        # The next token of a row that was scored is one of its candidates; of any other it may be anything.
+        candidates_of = dict(zip((row.key for row in open_rows), ids.tolist(), strict=True))
         for row in rows:
-            row.tokens.append(draw.randrange(VOCABULARY))
+            row.tokens.append(draw.choice(candidates_of.get(row.key, range(VOCABULARY))))
     after = scorer.counters
     needed = after.needed_tokens - before.needed_tokens
     padded = after.padding_tokens - before.padding_tokens
@@ -131,6 +139,8 @@ def decode(
 
 def made_scorer(batch: int, candidates: int, *, reuse: bool, record: bool) -> Scorer:
     """On a device without numbers, with the sizes of passes that a GPU with kernels has."""
+    from transformers import AutoConfig  # noqa: PLC0415 - not needed for a scorer that is there already
+
     config = AutoConfig.for_model(
         "qwen2", hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, vocab_size=VOCABULARY,

@@ -226,22 +226,3 @@ def test_the_bench_of_the_timer_says_what_it_costs():
     section, step = done.stdout.splitlines()
     assert section.startswith("one section, off: ")
     assert "on / off: " in step
-
-
-@pytest.mark.slow
-def test_the_script_for_gpus_runs_whole_on_a_cpu(tmp_path):
-    done = run_script(
-        *("scripts/gpu/guided_overhead.py", "--tiny", "--device", "cpu", "--json", tmp_path / "out.json"),
-        *("--batch", 2, "--candidates", 1, 3),
-    )
-    assert done.returncode == 0, done.stderr
-    document = json.loads((tmp_path / "out.json").read_text())
-    assert [(line["batch"], line["candidates"]) for line in document["lines"]] == [(2, 1), (2, 3)]
-    for line in document["lines"]:
-        whole = ("base", "score", "fused", "two_phase", "guidance", "step", "unskipped")
-        times = {name: line[name]["host_ms"] for name in (*whole, "extend")}
-        assert min(times[name] for name in whole) > 0
-        assert times["extend"] == pytest.approx(times["two_phase"] - times["score"])
-        assert line["ratio"] == pytest.approx(times["step"] / times["base"])
-        assert line["floor"] is None
-    assert done.stdout.count("tiny-value") == 2

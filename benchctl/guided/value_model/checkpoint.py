@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from benchctl.guided.errors import CheckpointError
@@ -90,6 +89,9 @@ def check_config(config: "PreTrainedConfig", source: object) -> None:
 
 
 def _read_tensors(directory: Path, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    # A value model of random weights is made without this library.
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
+
     tensors: dict[str, Tensor] = {}
     for path in _weight_files(directory):
         try:

@@ -167,13 +167,13 @@ def random_value_model(
 
 def _frequencies(config: "PreTrainedConfig") -> tuple[Tensor, float]:
     """[head_dim / 2]: angle per position of each pair of dimensions; and the factor on cosines and sines."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 - takes seconds
-
     kind = config.rope_parameters["rope_type"]
     if kind == "default":
         size = head_dim(config)
         exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
         return 1 / config.rope_parameters["rope_theta"] ** exponents, 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 - takes seconds
+
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     return frequencies, float(scale)
 

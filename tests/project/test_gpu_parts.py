@@ -1,0 +1,233 @@
+"""The parts of the measurement of one GPU: time, order, what is skipped, what a page says of a failed part."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.servers.real_engines import needs
+
+from benchctl.engines.environment import engines_directory
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts" / "gpu"
+
+
+@pytest.fixture(autouse=True)
+def _gpu_scripts(monkeypatch):
+    """The modules of the scripts can be imported by their names."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if SCRIPTS in Path(getattr(sys.modules[name], "__file__", None) or "/").parents:
+            del sys.modules[name]
+
+
+def part(code: str, *, name="trial", limit_s=30, **more):
+    from parts import Part
+
+    command = (sys.executable, "-c", code)
+    return Part(
+        name=name, title="A trial", estimate_s=1, limit_s=limit_s, commands=lambda _: [command], **more
+    )  # fmt: skip
+
+
+def runs_in(directory, *, key="commit on device", has_benchctl=True):
+    from part_runs import Parts
+    from parts import Setup
+
+    setup = Setup(directory=directory, torch_python=sys.executable, has_benchctl=has_benchctl, device="cpu")
+    return Parts(setup, key, "0")
+
+
+@pytest.mark.parametrize("parts", ["QUICK", "FULL"])
+def test_the_limits_of_all_parts_fit_into_the_time_of_the_whole_and_estimates_into_the_limits(parts):
+    import parts as table
+
+    chosen, whole_s = getattr(table, parts), getattr(table, f"{parts}_S")
+    assert sum(each.limit_s for each in chosen) <= whole_s
+    assert all(each.estimate_s < each.limit_s for each in chosen)
+    assert len({each.name for each in chosen}) == len(chosen)
+    assert whole_s == {"QUICK": 8, "FULL": 25}[parts] * 60
+
+
+def test_the_quick_parts_come_first_and_need_nothing():
+    from parts import FULL, QUICK
+
+    assert FULL[: len(QUICK)] == QUICK
+    assert [need for each in QUICK for need in each.needs] == []
+    assert QUICK[0].name == "goal"
+
+
+def test_every_file_that_a_part_runs_is_there(tmp_path):
+    from parts import FULL, Setup
+
+    setup = Setup(directory=tmp_path, torch_python="python", has_benchctl=True)
+    programs = {
+        word for each in FULL for command in each.commands(setup) for word in command if word.endswith(".py")
+    }
+    assert len(programs) == 4
+    assert all(Path(program).is_file() for program in programs)
+
+
+def test_a_part_that_is_done_is_known_to_the_next_call_unless_commit_or_device_changed(tmp_path):
+    trial = part("print('| 1 |')", writes_markdown=True)
+    assert runs_in(tmp_path).run(trial, 100).ending == "done"
+    assert runs_in(tmp_path).outcome(trial).ending == "done"
+    assert runs_in(tmp_path, key="other commit on device").outcome(trial) is None
+    assert runs_in(tmp_path).outcome(part("print(2)", writes_markdown=True)) is None
+    assert "## A trial\n\n| 1 |\n" in runs_in(tmp_path).section(trial, runs_in(tmp_path).outcome(trial))
+
+
+def test_a_part_that_fails_is_told_with_the_end_of_its_log(tmp_path):
+    trial = part("print('some of it'); import sys; sys.exit('memory is gone')")
+    runs = runs_in(tmp_path)
+    outcome = runs.run(trial, 100)
+    assert (outcome.ending, outcome.is_bad) == ("failed", True)
+    section = runs.section(trial, outcome)
+    assert "ended with exit code 1" in section
+    assert "some of it" in section
+    assert "memory is gone" in section
+
+
+def test_a_part_of_an_experiment_that_could_decide_nothing_is_done(tmp_path):
+    assert runs_in(tmp_path).run(part("raise SystemExit(3)"), 100).ending == "done"
+
+
+def test_a_part_beyond_its_time_is_ended_with_all_that_it_started(tmp_path):
+    started = tmp_path / "child"
+    code = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+        f"open({str(started)!r}, 'w').write(str(child.pid)); print('begun', flush=True); child.wait()"
+    )
+    trial = part(code, limit_s=3)
+    runs = runs_in(tmp_path)
+    before = time.monotonic()
+    outcome = runs.run(trial, 100)
+    assert time.monotonic() - before < 20
+    assert outcome.ending == "timed out"
+    assert "begun" in runs.section(trial, outcome)
+    time.sleep(0.2)
+    assert not is_running(int(started.read_text()))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def test_a_part_for_which_little_time_is_left_does_not_begin(tmp_path):
+    outcome = runs_in(tmp_path).run(part("print(1)", limit_s=30), 20)
+    assert (outcome.ending, outcome.is_bad) == ("left out", True)
+    assert not (tmp_path / "parts" / "trial.md").exists()
+
+
+def test_a_part_without_what_it_needs_is_skipped_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path))
+    outcome = runs_in(tmp_path).run(part("print(1)", needs=("benchctl", "vllm")), 100)
+    assert (outcome.ending, outcome.is_bad) == ("skipped", False)
+    assert outcome.reason == "vllm is not installed here: benchctl engines install vllm --device cuda"
+    bare = runs_in(tmp_path, has_benchctl=False).run(part("print(1)", needs=("benchctl",)), 100)
+    assert "pip install -e ." in bare.reason
+
+
+def test_clocks_and_throttle_reasons_of_a_part_are_told(tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\necho '345, 2619, 75.10, 30, 0, 512, 0x0000000000000001'\n"
+        "echo '1980, 2619, 690.00, 61, 99, 9000, 0x0000000000000004'\nsleep 30\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    trial = part("import time; time.sleep(0.5)")
+    runs = runs_in(tmp_path)
+    section = runs.section(trial, runs.run(trial, 100))
+    assert "2 readings, lowest / median / highest: clocks.sm 345 / 1162 / 1980 MHz" in section
+    assert "power.draw 75 / 383 / 690 W" in section
+    assert "Throttle reasons: 0x4." in section
+
+
+def test_without_nvidia_smi_the_clocks_are_not_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    trial = part("print(1)")
+    runs = runs_in(tmp_path)
+    assert "Clocks and power: not known" in runs.section(trial, runs.run(trial, 100))
+
+
+@pytest.mark.parametrize("rounds", [6, 9, 12, 25])
+def test_the_interval_of_a_ratio_holds_the_median_as_often_as_it_says(rounds):
+    from paired import LEVEL, median_interval
+
+    draw = random.Random(rounds)
+    trials = 4000
+    held = 0
+    for _ in range(trials):
+        low, high = median_interval([draw.expovariate(1) for _ in range(rounds)])
+        held += low <= 0.6931471805599453 <= high
+    assert held / trials >= LEVEL - 0.01
+
+
+def test_too_few_rounds_give_no_interval():
+    from paired import median_interval
+
+    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]) is None
+
+
+def test_rounds_of_both_sides_alternate_and_the_first_pair_is_not_counted():
+    from paired import paired_rounds
+
+    order = []
+    paired = paired_rounds(
+        lambda: order.append("base") or float(len(order)), lambda: order.append("guided") or float(len(order)), 3
+    )
+    assert order == ["base", "guided", "base", "guided", "guided", "base", "base", "guided"]
+    assert paired.base_ms == (3.0, 6.0, 7.0)
+    assert paired.ratios == (4 / 3, 5 / 6, 8 / 7)
+
+
+@pytest.mark.parametrize(
+    ("guided", "said"), [((1.2, 1.3, 1.4), "met"), ((1.5, 1.6, 1.7), "missed"), ((1.3, 1.5, 1.7), "undecided")]
+)
+def test_a_mark_is_judged_by_the_interval(guided, said):
+    from paired import Paired, judged
+
+    assert judged(Paired(base_ms=(1.0,) * 6, guided_ms=guided * 2), 1.45) == said
+
+
+@pytest.mark.slow
+@pytest.mark.real_engine
+@needs("transformers")
+def test_the_parts_that_need_benchctl_are_measured_on_a_cpu(tmp_path):
+    import measure_all
+
+    python = str(engines_directory() / "transformers" / "bin" / "python")
+    options = [
+        "--tiny", "--device", "cpu", "--torch-python", python, "--engine", "sim-exact", "--model", "qwen2.5-7b",
+        "--value-model", "qwen2.5-0.5b", "--only", "machine,served,roofline,forward,bonus",
+    ]  # fmt: skip
+    done = subprocess_of(measure_all, [*options, str(tmp_path / "out")], BENCHCTL_PEAKS_DIR=str(tmp_path / "peaks"))
+    page = (tmp_path / "out" / "gpu.md").read_text()
+    assert done.returncode == 0, done.stderr + page
+    for command in ("benchctl doctor", "benchctl run", "benchctl show", "benchctl micro roofline"):
+        assert f"`{command}" in page
+    assert "runs: 4 done" in page
+    assert json.loads((tmp_path / "out/parts/forward.json").read_text())["ending"] == "done"
+
+
+def subprocess_of(module, arguments, **env):
+    return subprocess.run(
+        [sys.executable, module.__file__, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
+    )
