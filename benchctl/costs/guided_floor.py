@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from benchctl.costs.hardware import Hardware
+from benchctl.costs.model_shape import ModelShape
 from benchctl.costs.roofline import PassTime, pass_time
-from benchctl.costs.shapes import ModelShape
 from benchctl.errors import UsageError
 
 Scoring: TypeAlias = Literal["reuse", "recompute", "two-phase"]

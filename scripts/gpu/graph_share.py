@@ -23,7 +23,7 @@ from paired import table
 
 from benchctl.costs.built_in import BUILT_IN_SHAPES
 from benchctl.guided.kernels.check import choose_operations
-from benchctl.guided.value_model.memory import prefix_bytes, weight_bytes
+from benchctl.guided.value_model.memory import ValueModelMemory, value_model_memory
 from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.value_model import ValueModel, random_value_model
 from benchctl.units import MIB
@@ -60,9 +60,14 @@ def main() -> None:
     dtype = torch.float32 if options.tiny else torch.bfloat16
     shape = TINY_VALUE if options.tiny else BUILT_IN_SHAPES[options.value_model]
     config = config_of(shape)
-    model, taken = made_here(
-        "weights", weight_bytes(config, dtype.itemsize), lambda: random_value_model(config, device, dtype), device
-    )
+    memories = {
+        batch: value_model_memory(
+            config, dtype.itemsize, max_slots=batch, max_tokens=CONTEXT, max_candidates=options.candidates
+        )
+        for batch in options.batch
+    }
+    weights = memories[options.batch[0]].weights
+    model, taken = made_here("weights", weights, lambda: random_value_model(config, device, dtype), device)
     chosen = choose_operations(model.config, device, dtype, kernels=True)
     model.operations = chosen.operations
     print(
@@ -71,7 +76,7 @@ def main() -> None:
     )
     rows = [taken]
     for batch in options.batch:
-        rows += memory_of(model, batch, options.candidates)
+        rows += memory_of(model, memories[batch], options.candidates)
     print(table(("made", "computed MiB", "taken MiB", "apart", "seconds"), [row.cells for row in rows]))
     print("\n" + table(COLUMNS, []), flush=True)
     shares = []
@@ -127,30 +132,30 @@ def made_scorer(model: ValueModel, batch: int, candidates: int, *, is_recorded: 
     return Scorer(model, batch, CONTEXT, max_candidates=candidates, graphs=True, record=record)
 
 
-def memory_of(model: ValueModel, batch: int, candidates: int) -> list[Taken]:
+def memory_of(model: ValueModel, computed: ValueModelMemory, candidates: int) -> list[Taken]:
     """Prefixes alone, and what recorded passes add to them."""
-    config = model.config
-    computed = prefix_bytes(
-        max_slots=batch, max_tokens=CONTEXT, max_candidates=candidates, layers=config.layers,
-        kv_heads=config.kv_heads, head_dim=config.head_dim, itemsize=model.dtype.itemsize,
-    )  # fmt: skip
+    batch = computed.max_slots
 
-    def made(what: str, *, is_recorded: bool) -> tuple[Scorer, Taken]:
+    def made(*, is_recorded: bool) -> tuple[Scorer, Taken]:
         return made_here(
-            what, computed, lambda: made_scorer(model, batch, candidates, is_recorded=is_recorded), model.device
+            f"prefixes of {batch} rows",
+            computed.prefixes,
+            lambda: made_scorer(model, batch, candidates, is_recorded=is_recorded),
+            model.device,
         )
 
-    bare, prefixes = made(f"prefixes of {batch} rows", is_recorded=False)
+    bare, prefixes = made(is_recorded=False)
     del bare
-    scorer, whole = made("both", is_recorded=True)
+    scorer, whole = made(is_recorded=True)
     num_recorded = scorer.num_recorded
     del scorer
     free_unused(model.device)
     is_known = whole.num_bytes is not None and prefixes.num_bytes is not None
     recorded = Taken(
-        what=f"{num_recorded} recorded passes of them",
+        what=f"their {num_recorded} recorded passes",
         seconds=whole.seconds - prefixes.seconds,
         num_bytes=whole.num_bytes - prefixes.num_bytes if is_known else None,
+        computed_bytes=computed.passes,
     )
     return [prefixes, recorded]
 

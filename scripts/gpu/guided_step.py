@@ -26,7 +26,6 @@ from pathlib import Path
 
 import torch
 from decode import TINY_BASE, TINY_VALUE, BaseModel, BaseStep, config_of, free_unused, wait
-from floor import Floor, guided_floor
 from guided_decode import (
     ARMS,
     Decode,
@@ -41,6 +40,7 @@ from paired import Paired, interval_text, judged, paired_rounds, table
 from step_sections import sections_text
 
 from benchctl.costs.built_in import BUILT_IN_SHAPES
+from benchctl.costs.guided_floor import GuidedFloor, guided_floor
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.guided.kernels.check import choose_operations
 from benchctl.guided.value_model.value_model import random_value_model
@@ -128,7 +128,7 @@ class Bench:
         free_unused(self.device)
         return measured
 
-    def floor(self, point: Point) -> Floor | None:
+    def floor(self, point: Point) -> GuidedFloor | None:
         if self.hardware is None:
             return None
         return guided_floor(
