@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.bonus.results import MeasuredBonus, bonus_of
-from benchctl.analysis.compare.attribution import section_split
+from benchctl.analysis.compare.attribution import section_split, step_floor
 from benchctl.analysis.experiment.experiment import Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders
 from benchctl.analysis.experiment.paired_runs import PairedRuns
@@ -20,6 +20,7 @@ from benchctl.analysis.summary.columns import Value
 from benchctl.analysis.summary.draft_findings import draft_findings
 from benchctl.analysis.summary.finding import Finding
 from benchctl.analysis.summary.findings import collect_findings
+from benchctl.analysis.summary.floor_findings import floor_findings
 from benchctl.analysis.summary.passes import Passes, has_requests, summarise_passes
 from benchctl.analysis.summary.runs import CellSummary, RunSummary, summarise_cells, summarise_runs
 from benchctl.analysis.summary.speculation_findings import speculation_findings
@@ -120,7 +121,13 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
     confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
     pairs = [PairedRuns.of(pair, (experiment, experiment)) for pair in baseline_pairs(experiment)]
     cells = summarise_cells(runs, experiment, pairs)
-    rows = sweep_rows(pairs, runs, confidence=confidence, results_dir=str(path))
+    rows = sweep_rows(
+        pairs,
+        runs,
+        confidence=confidence,
+        results_dir=str(path),
+        floor_of=lambda paired: step_floor(paired, confidence),
+    )
     splits = {paired.pair.b.label: section_split(paired, confidence) for paired in pairs}
     sections = {label: split for label, split in splits.items() if split is not None}
     return AnalyzedExperiment(
@@ -133,6 +140,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
         bonus=bonus_of(experiment),
         findings=(
             *collect_findings(cells, rows, manifest.baseline, sections),
+            *floor_findings(rows),
             *draft_findings(runs, cells),
             *speculation_findings(cells, rows, manifest.baseline),
         ),

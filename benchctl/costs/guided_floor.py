@@ -10,7 +10,8 @@ them was not part of it. Measured peaks give a closer one. It holds for steady d
 guidance, each with c tokens in the cache before the step and k candidates. Assumed are
 
 * weights that are read once by each pass, whatever its batch, in the format of each shape;
-* prefixes that are read once for each row and pass, not once for each candidate, and elements of two bytes;
+* prefixes that are read once for each row and pass, not once for each candidate, and new tokens that are written;
+  elements of two bytes;
 * u of the rows that need no scores in a step (one candidate, or too little entropy). Their token goes through the
   value model in a later pass, as a missing one;
 * one pass over the value model, one after the other with the base model on one device. With ``reuse`` it has k
@@ -43,8 +44,8 @@ STEP_OPERATIONS: Final = 23
 """Operations of a guided step beside the layers, with one pass."""
 SECOND_PASS_OPERATIONS: Final = 11
 """What a second pass adds to them beside its layers."""
-_LOGIT_BYTES: Final = 4
-_LOGIT_MOVES: Final = 2
+LOGIT_BYTES: Final = 2 * 4
+"""Bytes that guidance moves for each logit of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +116,14 @@ def guided_floor(
     UsageError for counts out of range.
     """
     _check(batch, candidates, context, scoring, unscored_frac, launch_s)
-    positions = batch * (context + 1)
+    seen = context + 1  # with the newest token
     base_pass = pass_time(
         base,
         hardware,
         tokens=float(batch),
-        kv_tokens=positions,
+        kv_tokens=batch * (seen + 1),
         positions=0.0,
-        decode_positions=positions,
+        decode_positions=batch * seen,
         heads=float(batch),
     )
     if candidates == 1:
@@ -133,8 +134,8 @@ def guided_floor(
     if scoring == "two-phase":
         passes = [(float(batch), missing, 0.0), (scored_rows, 0.0, scored)]
     shape = value_model.as_value_model()
-    value = tuple(_value_pass(shape, hardware, context, *each) for each in passes)
-    sampling_s = batch * base.vocab * _LOGIT_BYTES * _LOGIT_MOVES / hardware.bandwidth_bytes_per_s
+    value = tuple(_value_pass(shape, hardware, seen, *each) for each in passes)
+    sampling_s = batch * base.vocab * LOGIT_BYTES / hardware.bandwidth_bytes_per_s
     num_operations = _num_operations(shape, len(value))
     device_s = sampling_s + sum(each.floor_s for each in value)
     return GuidedFloor(
@@ -148,16 +149,16 @@ def guided_floor(
 
 
 def _value_pass(
-    shape: ModelShape, hardware: Hardware, context: float, rows: float, missing: float, scored: float
+    shape: ModelShape, hardware: Hardware, seen: float, rows: float, missing: float, scored: float
 ) -> PassTime[float]:
     tokens = missing + scored
     return pass_time(
         shape,
         hardware,
         tokens=tokens,
-        kv_tokens=rows * context + tokens,
+        kv_tokens=rows * seen + tokens,
         positions=0.0,
-        decode_positions=tokens * (context + 1),
+        decode_positions=tokens * seen,
         heads=scored,
     )
 

@@ -30,7 +30,7 @@ def floor(batch: int = 64, candidates: int = 5, context: float = 300, **options:
 
 
 def test_the_base_step_of_64_rows_reads_its_weights_and_prefixes() -> None:
-    prefixes = 64 * 301 * 28 * 2 * 4 * 128 * 2
+    prefixes = 64 * (301 + 1) * 28 * 2 * 4 * 128 * 2
     assert floor().base_s == pytest.approx((2 * BASE_WEIGHTS + prefixes) / 4.8e12)
     assert floor().base_s * 1e3 == pytest.approx(3.176, abs=1e-3)
 
@@ -52,8 +52,8 @@ def test_the_value_model_computes_longer_than_it_reads_at_64_rows_of_five(
 
 def test_two_phases_read_the_weights_twice_and_each_prefix_twice() -> None:
     once, twice = floor(batch=1), floor(batch=1, scoring="two-phase")
-    assert once.value_s == pytest.approx((2 * VALUE_WEIGHTS + (300 + 5) * 28672) / 4.8e12)
-    assert twice.value_s == pytest.approx((4 * VALUE_WEIGHTS + (2 * 300 + 6) * 28672) / 4.8e12)
+    assert once.value_s == pytest.approx((2 * VALUE_WEIGHTS + (301 + 5) * 28672) / 4.8e12)
+    assert twice.value_s == pytest.approx((4 * VALUE_WEIGHTS + (2 * 301 + 6) * 28672) / 4.8e12)
 
 
 def test_rows_without_scores_bring_one_missing_token_instead_of_candidates() -> None:

@@ -22,7 +22,7 @@ from benchctl.analysis.attribution.latency import LatencySplit, split_latency
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.attribution.step_time_model import ModelledRun, ModelSplit, SourcedModel, split_by_model
 from benchctl.analysis.attribution.steps import BatchSplit, SectionSplit, split_batches, split_sections
-from benchctl.analysis.attribution.work_split import FlooredRun, WorkSplit, split_work
+from benchctl.analysis.attribution.work_split import FlooredRun, StepFloor, WorkSplit, split_work
 from benchctl.analysis.statistics.side_ratio import SideRatio
 from benchctl.records.manifest import StopMode
 from benchctl.units import MS_PER_S
@@ -49,6 +49,15 @@ class Decomposition:
     model: ModelSplit | None
     model_missing: str | None
     """The reason why ``model`` is None."""
+    is_guided: bool = False
+    """A value model scored candidates on a side."""
+
+    @property
+    def floor(self) -> StepFloor | str | None:
+        """The ratio of the floors of both steps, or the reason why it is unknown; None where no side is guided."""
+        if not self.is_guided:
+            return None
+        return self.work_missing if self.work is None else self.work.floor
 
 
 def decompose(
@@ -74,7 +83,7 @@ def decompose(
     of_steps = design.of_times("step")
     if has_steps:
         a, b = steps_at_level(a, b, ratios.step)
-    work, missing = _work(a, b, of_steps)
+    work, missing = compare_work(a, b, of_steps, ratios.step)
     explained = _explain(model, a, b, of_steps) if has_steps else "the steps of a side are not known"
     return Decomposition(
         label=label,
@@ -87,6 +96,7 @@ def decompose(
         work_missing=missing,
         model=None if isinstance(explained, str) else explained,
         model_missing=explained if isinstance(explained, str) else None,
+        is_guided=any(run.is_guided for run in (*a, *b)),
     )
 
 
@@ -105,9 +115,10 @@ def steps_at_level(
     return sides[0], sides[1]
 
 
-def _work(
-    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
+def compare_work(
+    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign, step: SideRatio | None
 ) -> tuple[WorkSplit | None, str | None]:
+    """The mean steps of both sides beside their floors, or the reason why a floor is unknown."""
     for run in (*a, *b):
         if isinstance(run.floor, str):
             return None, run.floor
@@ -115,7 +126,7 @@ def _work(
         [FlooredRun(run.step_s / run.num_steps, run.floor) for run in side if not isinstance(run.floor, str)]
         for side in (a, b)
     ]
-    return split_work(sides[0], sides[1], design), None
+    return split_work(sides[0], sides[1], design, step), None
 
 
 def _explain(

@@ -4,7 +4,9 @@ floor of a step = max(F / peak, M / bandwidth) of the base model + the same of t
 guided (``costs/roofline.py``). With T new tokens in a batch of mean context c, P = Σ T c for decoding and T (c -
 (T_p - 1) / 2) for prompts of T_p new tokens each; the log has no finer count, and attention is about one percent of
 the whole. The base model writes its new tokens: K = context + T. The value model reads the guided rows' contexts
-and writes its own T = prefill + extend + candidates; prefixes are as long as the mean row.
+and writes its own T = prefill + extend + candidates; prefixes are as long as the mean row. In a step that extends
+and scores one after the other (``fused`` is false), each of the two passes reads weights and contexts. Guidance
+reads and writes the logits of the guided rows once. ``costs/guided_floor.py`` states these rules for one step.
 
 Of a server that speculates, T contains the drafts that the base model verifies. A draft model's passes add theirs:
 one over the step's prompts and decoding rows, and K - 1 over the rows that draft on, K = draft tokens / drafts
@@ -18,12 +20,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from benchctl.analysis.attribution.drafter import drafter_of
+from benchctl.costs.guided_floor import LOGIT_BYTES
 from benchctl.costs.hardware import Hardware, hardware_or_none
-from benchctl.costs.roofline import forward_bytes, forward_flops
+from benchctl.costs.roofline import PassTime, pass_time
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.records.columns.step_columns import Floats, StepColumns
+from benchctl.records.columns.step_columns import Flags, Floats, StepColumns
 from benchctl.records.manifest import Manifest
 from benchctl.records.peaks import MeasuredPeaks, hardware_of
 from benchctl.records.record import ResultWarning
@@ -47,19 +50,41 @@ class WorkModel:
     draft: ModelShape | None = None
 
 
+class ValueFloor(NamedTuple):
+    """What guidance takes at least, by cause; seconds."""
+
+    weights_s: float = 0.0
+    prefixes_s: float = 0.0
+    compute_s: float = 0.0
+    """What the FLOPs take beyond both."""
+    sampling_s: float = 0.0
+
+    @property
+    def passes_s(self) -> float:
+        return self.weights_s + self.prefixes_s + self.compute_s
+
+    def per_step(self, num_steps: int) -> "ValueFloor":
+        return ValueFloor(*(time_s / num_steps for time_s in self))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
     """Least mean time of a step. ``compute_frac`` is the share of it that FLOPs and not bytes determine."""
 
     base_s: float
-    value_s: float
+    value: ValueFloor
     compute_frac: float
     hardware: str
     draft_s: float = 0.0
 
     @property
+    def value_s(self) -> float:
+        """The value model's passes, without the sampling of guidance."""
+        return self.value.passes_s
+
+    @property
     def total_s(self) -> float:
-        return self.base_s + self.value_s + self.draft_s
+        return self.base_s + self.value_s + self.value.sampling_s + self.draft_s
 
 
 def peaks_of(
@@ -125,20 +150,20 @@ def floor_of(columns: StepColumns, work: WorkModel) -> Floor | str:
     if isinstance(counts, str):
         return counts
     base_work = _base_work(columns, counts)
-    base_s, base_compute_s = _pass_floor(base_work, work, work.base)
-    value_s = value_compute_s = draft_s = draft_compute_s = 0.0
+    base_s, base_compute_s = _total_s(_pass_time(base_work, work, work.base))
+    value, value_compute_s, draft_s, draft_compute_s = ValueFloor(), 0.0, 0.0, 0.0
     if work.value is not None:
         value_floor = _value_floor(columns, counts[-1], work.value, work)
         if isinstance(value_floor, str):
             return value_floor
-        value_s, value_compute_s = value_floor
+        value, value_compute_s = value_floor
     if work.draft is not None:
         draft_s, draft_compute_s = _draft_floor(columns, base_work, work.draft, work)
-    n, whole = len(columns), base_s + value_s + draft_s
+    n, whole = len(columns), base_s + sum(value) + draft_s
     compute = (base_compute_s + value_compute_s + draft_compute_s) / whole if whole else 0.0
     return Floor(
         base_s=base_s / n,
-        value_s=value_s / n,
+        value=value.per_step(n),
         draft_s=draft_s / n,
         compute_frac=compute,
         hardware=work.hardware.title,
@@ -185,19 +210,18 @@ def _base_work(columns: StepColumns, counts: Sequence[Floats]) -> _Passes:
     return _Passes(prefill, decode, context, mean_context, prefill * seen_by_prompt, heads + drafts - accepted)
 
 
-def _pass_floor(
-    counts: _Passes, work: WorkModel, shape: ModelShape, times: Floats | float = 1.0
-) -> tuple[float, float]:
-    """The floor of one pass in each step, or of ``times`` such passes."""
+def _pass_time(counts: _Passes, work: WorkModel, shape: ModelShape) -> PassTime[Floats]:
+    """The least times of one pass in each step."""
     tokens = counts.prefill + counts.decode
-    flops = forward_flops(
+    return pass_time(
         shape,
-        tokens,
-        counts.prompt_positions,
-        counts.heads,
+        work.hardware,
+        tokens=tokens,
+        kv_tokens=counts.context + tokens,
+        positions=counts.prompt_positions,
         decode_positions=counts.decode * counts.mean_context,
+        heads=counts.heads,
     )
-    return _roofline_s(flops, forward_bytes(shape, counts.context + tokens, tokens), work, shape, times)
 
 
 def _draft_floor(columns: StepColumns, base: _Passes, shape: ModelShape, work: WorkModel) -> tuple[float, float]:
@@ -206,14 +230,13 @@ def _draft_floor(columns: StepColumns, base: _Passes, shape: ModelShape, work: W
     first = base._replace(
         decode=base.decode - tokens, context=base.context - tokens, heads=np.maximum(base.heads - tokens, 0.0)
     )
-    first_s, first_compute_s = _pass_floor(first, work, shape)
+    first_s, first_compute_s = _total_s(_pass_time(first, work, shape))
     num_more = np.where(drafts > 0, np.ceil(tokens / np.maximum(drafts, 1.0)) - 1, 0.0)
     is_more = num_more > 0
     rows, context = (tokens - drafts)[is_more] / num_more[is_more], base.mean_context[is_more]
     none = np.zeros(len(rows))
-    more_s, more_compute_s = _pass_floor(
-        _Passes(none, rows, rows * context, context, none, rows), work, shape, num_more[is_more]
-    )
+    more = _pass_time(_Passes(none, rows, rows * context, context, none, rows), work, shape)
+    more_s, more_compute_s = _total_s(more, num_more[is_more])
     return first_s + more_s, first_compute_s + more_compute_s
 
 
@@ -224,7 +247,8 @@ def _or_zero(columns: StepColumns, name: str) -> Floats:
 
 def _value_floor(
     columns: StepColumns, context: Floats, shape: ModelShape, work: WorkModel
-) -> tuple[float, float] | str:
+) -> tuple[ValueFloor, float] | str:
+    """Sums over the steps, and the part of them in passes where FLOPs take longer than bytes."""
     greedy = columns.optional("is_greedy")
     rows = columns.optional("guided_rows")
     idle = np.zeros(len(columns)) if greedy is None else np.nan_to_num(greedy)
@@ -234,20 +258,45 @@ def _value_floor(
     if isinstance(counts, str):
         return counts
     active = counts[0] > 0
-    guided, prefill, extend, candidates = (values[active] for values in counts)
+    fused = columns.optional("fused")
+    is_one_pass = np.ones(len(columns)) if fused is None else np.where(fused == 0, 0.0, 1.0)
+    guided, prefill, extend, candidates, together = (values[active] for values in (*counts, is_one_pass))
     if not len(guided):
-        return 0.0, 0.0
+        return ValueFloor(), 0.0
     mean_context = context[active] / np.maximum(columns.num_seqs[active], 1)
-    tokens = prefill + extend + candidates
-    decode_positions = (extend + candidates) * mean_context
-    flops = forward_flops(shape, tokens, prefill * mean_context / 2, candidates, decode_positions=decode_positions)
-    return _roofline_s(flops, forward_bytes(shape, guided * mean_context + tokens, tokens), work, shape)
+
+    def times(where: Flags, prefill: Floats, extend: Floats, scored: Floats) -> PassTime[Floats]:
+        prefill, extend, scored, rows, seen = (
+            values[where] for values in (prefill, extend, scored, guided, mean_context)
+        )
+        tokens = prefill + extend + scored
+        return pass_time(
+            shape,
+            work.hardware,
+            tokens=tokens,
+            kv_tokens=rows * seen + tokens,
+            positions=prefill * seen / 2,
+            decode_positions=(extend + scored) * seen,
+            heads=scored,
+        )
+
+    none, is_split = np.zeros(len(guided)), (together == 0) & (prefill + extend > 0)
+    passes = (
+        times(~is_split, prefill, extend, candidates),
+        times(is_split, prefill, extend, none),
+        times(is_split, none, none, candidates),
+    )
+    row_bytes = LOGIT_BYTES * work.base.vocab
+    floor = ValueFloor(
+        weights_s=sum(float(each.weights_s.sum()) for each in passes),
+        prefixes_s=sum(float(each.prefixes_s.sum()) for each in passes),
+        compute_s=sum(float(each.excess_compute_s.sum()) for each in passes),
+        sampling_s=float(guided.sum()) * row_bytes / work.hardware.bandwidth_bytes_per_s,
+    )
+    return floor, sum(_total_s(each)[1] for each in passes)
 
 
-def _roofline_s(
-    flops: Floats, num_bytes: Floats, work: WorkModel, shape: ModelShape, times: Floats | float = 1.0
-) -> tuple[float, float]:
-    """Sum over passes of the larger of both times, and the part of it in passes where FLOPs take longer."""
-    compute_s = flops / work.hardware.peak_of(shape.precision) * times
-    memory_s = num_bytes / work.hardware.bandwidth_bytes_per_s * times
-    return float(np.maximum(compute_s, memory_s).sum()), float(compute_s[compute_s > memory_s].sum())
+def _total_s(times: PassTime[Floats], repeats: Floats | float = 1.0) -> tuple[float, float]:
+    """Sum over passes of their least time, and the part of it in passes where FLOPs take longer than bytes."""
+    is_compute_bound = times.excess_compute_s > 0
+    return float((times.floor_s * repeats).sum()), float((times.compute_s * repeats)[is_compute_bound].sum())

@@ -77,6 +77,8 @@ class RunTimeBreakdown:
     """By request, of those that completed; None unless requested (``request_latencies``)."""
     covers_steps: bool = True
     """``step_s`` is the time of whole steps."""
+    is_guided: bool = False
+    """A value model scored candidates in some of its steps."""
     is_speculative: bool = False
     """Its steps verified draft tokens."""
     step_scale: float = 1.0
@@ -110,6 +112,7 @@ def break_down_run_time(
         breakdown=break_down([tally_steps(columns, covers_steps=run.record.times_whole_steps)]),
         floor=_floor(run, work),
         covers_steps=run.record.times_whole_steps,
+        is_guided=bool((columns.known_values("guided_rows") > 0).any()),
         is_speculative=bool(metrics["draft_tokens"]),
         is_bunched=any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings),
     )

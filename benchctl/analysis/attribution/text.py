@@ -9,7 +9,8 @@ from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.factors import TIME_PER_STEP, Factor
 from benchctl.analysis.attribution.step_time_model import ModelSource
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
-from benchctl.formats import change_of_ratio, percentage, signed_three_digits
+from benchctl.analysis.statistics.intervals import Interval
+from benchctl.formats import change_of_ratio, percentage, signed_three_digits, three_digits
 from benchctl.units import MS_PER_S
 
 _CARRIES: Final = 0.5
@@ -25,9 +26,14 @@ _NO_WALL: Final = "the wall time is unknown, because the client's times do not c
 def factor_text(estimate: RatioEstimate) -> str:
     """``x1.550 [1.54, 1.56]``; without the interval for one block, or without scatter."""
     low, high = estimate.ci_low, estimate.ci_high
-    if low is None or high is None or math.isclose(low, high, rel_tol=1e-6):
-        return f"x{estimate.ratio:.3f}"
-    return f"x{estimate.ratio:.3f} [{low:.3f}, {high:.3f}]"
+    return f"x{factor_interval(estimate.ratio, None if low is None or high is None else (low, high))}"
+
+
+def factor_interval(ratio: float, interval: Interval | None) -> str:
+    """``1.550 [1.54, 1.56]``; without the interval where there is none, or no scatter."""
+    if interval is None or math.isclose(*interval, rel_tol=1e-6):
+        return f"{ratio:.3f}"
+    return f"{ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
 
 
 def wall_line(decomposition: Decomposition) -> str:
@@ -141,6 +147,25 @@ def batch_line(decomposition: Decomposition) -> str | None:
     one_sided = [bin_.label for bin_ in split.bins if bin_.is_one_sided]
     note = f"; on one side only: {', '.join(one_sided)}" if one_sided else ""
     return f"step {added_text(split.whole)}: {parts}{note}"
+
+
+def floor_line(decomposition: Decomposition) -> str | None:
+    """The measured and the least ratio of the steps of a guided pair, with its causes; None without guidance.
+
+    ``time per step x1.9 [..]; floor x1.28 at the peaks of h200-sxm (weights +0.172, ...), ...``, or the reason why
+    the floor is unknown.
+    """
+    floor = decomposition.floor
+    if floor is None:
+        return None
+    if isinstance(floor, str):
+        return f"no floor to compare the step with: {floor}"
+    causes = ", ".join(f"{name} {signed_three_digits(share)}" for name, share in floor.causes.items())
+    return (
+        f"time per step x{factor_interval(floor.measured, floor.interval)}; floor x{floor.ratio:.3f} at the peaks "
+        f"of {floor.hardware} ({causes}), so {three_digits(floor.times_floor)} times the floor; the first side's "
+        f"step is {three_digits(floor.a_times_floor)} times its own floor"
+    )
 
 
 def model_line(decomposition: Decomposition) -> str | None:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchctl.analysis.attribution.decomposition import NO_MODEL, decompose, steps_at_level
+from benchctl.analysis.attribution.decomposition import NO_MODEL, compare_work, decompose, steps_at_level
 from benchctl.analysis.attribution.estimate import PairDesign
 from benchctl.analysis.attribution.factors import Ratios
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.attribution.step_time_model import SourcedModel
 from benchctl.analysis.attribution.steps import SectionSplit, split_sections
+from benchctl.analysis.attribution.work_split import StepFloor
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
@@ -45,6 +46,22 @@ def section_split(paired: PairedRuns, confidence: float) -> SectionSplit | None:
         return None
     a, b = steps_at_level(a, b, _ratio(paired, "step_ms", confidence, paired.a.estimator))
     return split_sections(a, b, _pair_design(paired, confidence).of_times("step"))
+
+
+def step_floor(paired: PairedRuns, confidence: float) -> StepFloor | str | None:
+    """The step of two arms beside the ratio of their floors, as in a comparison, or why that ratio is unknown.
+
+    None where no value model scored anything on either side.
+    """
+    a, b = _break_down_runs(paired, has_latencies=False)
+    if not any(run.is_guided for run in (*a, *b)):
+        return None
+    if not a or not b or not all(run.has_steps for run in (*a, *b)):
+        return "the step log of a side does not time whole steps"
+    ratio = _ratio(paired, "step_ms", confidence, paired.a.estimator)
+    a, b = steps_at_level(a, b, ratio)
+    work, missing = compare_work(a, b, _pair_design(paired, confidence).of_times("step"), ratio)
+    return missing if work is None else work.floor
 
 
 def _ratio(paired: PairedRuns, name: str, confidence: float, estimator: Estimator) -> SideRatio | None:

@@ -166,10 +166,10 @@ def _unexplained(rows: Sequence[SweepRow], drafting: Collection[str]) -> Finding
         return None
     walls = [row.number("wall_ratio") or math.nan for row in slow]
     flops = [row.number(f"flops_ratio{suffix}") or math.nan for row in slow]
+    percents = span_of([100 * share for share in shares], ".0f")
     sentence = (
-        f"{cells_in_words(slow)}: {_range(walls, '.2f')} times the wall time for {_range(flops, '.2f')} times the "
-        f"{kind} FLOPs, so {_range([100 * share for share in shares], '.0f')}% of the slowdown (in logarithms) is "
-        "not arithmetic."
+        f"{cells_in_words(slow)}: {span_of(walls, '.2f')} times the wall time for {span_of(flops, '.2f')} times "
+        f"the {kind} FLOPs, so {percents}% of the slowdown (in logarithms) is not arithmetic."
     )
     numbers = {"wall_ratio": fmean(walls), f"flops_ratio{suffix}": fmean(flops), "unexplained_frac": fmean(shares)}
     return Finding(code="unexplained-by-flops", sentence=sentence, numbers=numbers)
@@ -200,9 +200,9 @@ def _largest_section(section: str, group: Sequence[tuple[SweepRow, float, float]
     largest_ms = [largest_s * MS_PER_S for _, _, largest_s in group]
     shares = [100 * part / whole for part, whole in zip(largest_ms, added_ms, strict=True)]
     sentence = (
-        f"{cells_in_words([row for row, _, _ in group])}: a step takes {_range(added_ms, '.3g')} ms longer than "
-        f"the baseline's, and the largest part of that is {section} with {_range(largest_ms, '.3g')} ms "
-        f"({_range(shares, '.0f')}%); {note}."
+        f"{cells_in_words([row for row, _, _ in group])}: a step takes {span_of(added_ms, '.3g')} ms longer than "
+        f"the baseline's, and the largest part of that is {section} with {span_of(largest_ms, '.3g')} ms "
+        f"({span_of(shares, '.0f')}%); {note}."
     )
     means = {"added_step_ms": fmean(added_ms), "largest_ms": fmean(largest_ms), "largest_frac": fmean(shares) / 100}
     return Finding(code="largest-added-section", sentence=sentence, numbers=means)
@@ -264,7 +264,7 @@ def cells_in_words(rows: Sequence[SweepRow]) -> str:
     return "; ".join(row.label for row in rows)
 
 
-def _range(values: Sequence[float], form: str) -> str:
+def span_of(values: Sequence[float], form: str) -> str:
     """One value, or the smallest and the largest if their texts differ."""
     low, high = format(min(values), form), format(max(values), form)
     return low if low == high else f"{low} to {high}"

@@ -7,11 +7,12 @@ steps that have the section. The leading columns have the names of the published
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+from benchctl.analysis.attribution.work_split import StepFloor
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.metrics.unknown import mean_of_known, quotient
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
@@ -48,6 +49,8 @@ OWN_SWEEP_COLUMNS: Final = (
     "utilization_gap_observed",
     "unexplained_frac",
     "unexplained_frac_observed",
+    "step_floor_ratio",
+    "step_times_floor",
     "infeasible",
 )
 SWEEP_COLUMNS: Final = (*LENVM_SWEEP_COLUMNS, *OWN_SWEEP_COLUMNS)
@@ -80,6 +83,8 @@ class SweepRow:
     ratios: Mapping[str, SideRatio]
     """The ratio of each quantity that some block has on both sides."""
     values: Mapping[str, Value]
+    floor: StepFloor | str | None = None
+    """The ratio of the steps at the peaks of the device, or the reason why it is unknown; None without guidance."""
 
     @property
     def label(self) -> str:
@@ -95,11 +100,16 @@ class SweepRow:
 
 
 def sweep_rows(
-    pairs: Sequence[PairedRuns], runs: Sequence[RunSummary], *, confidence: float, results_dir: str
+    pairs: Sequence[PairedRuns],
+    runs: Sequence[RunSummary],
+    *,
+    confidence: float,
+    results_dir: str,
+    floor_of: Callable[[PairedRuns], StepFloor | str | None] = lambda _: None,
 ) -> tuple[SweepRow, ...]:
     """A row for each arm that shares at least one block with the baseline; ``pairs`` are those of ``runs``."""
     summaries = {id(run.run): run for run in runs}
-    return tuple(_row(paired, summaries, confidence, results_dir) for paired in pairs)
+    return tuple(_row(paired, summaries, confidence, results_dir, floor_of(paired)) for paired in pairs)
 
 
 def infeasible_values(cell: CellSummary, results_dir: str) -> dict[str, Value]:
@@ -128,7 +138,13 @@ def unexplained_frac(wall: RatioEstimate | None, flops_ratio: float | None) -> f
     return 1 - math.log(flops_ratio) / wall.log_ratio
 
 
-def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: float, results_dir: str) -> SweepRow:
+def _row(
+    paired: PairedRuns,
+    summaries: Mapping[int, RunSummary],
+    confidence: float,
+    results_dir: str,
+    floor: StepFloor | str | None,
+) -> SweepRow:
     runs = [summaries[id(run)] for run in paired.pair.b_runs]
     ratios = {
         quantity: of_sides
@@ -157,6 +173,8 @@ def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: fl
         "utilization_gap_observed": quotient(wall, observed),
         "unexplained_frac": unexplained_frac(estimates.get("wall"), flops),
         "unexplained_frac_observed": unexplained_frac(estimates.get("wall"), observed),
+        "step_floor_ratio": floor.ratio if isinstance(floor, StepFloor) else None,
+        "step_times_floor": floor.times_floor if isinstance(floor, StepFloor) else None,
         "infeasible": None,
     }
     return SweepRow(
@@ -165,6 +183,7 @@ def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: fl
         blocks=paired.pair.blocks,
         ratios=ratios,
         values={column: values[column] for column in SWEEP_COLUMNS},
+        floor=floor,
     )
 
 

@@ -45,6 +45,7 @@ def _print_tables(analysis: "AnalyzedExperiment") -> None:
     from benchctl.cli.output.screen import in_one_row, print_notes, wide_console
     from benchctl.report.text.acceptance_table import acceptance_table
     from benchctl.report.text.client_table import client_table
+    from benchctl.report.text.floor_table import floor_table
     from benchctl.report.text.ladder_table import ladder_table
     from benchctl.report.text.passes_table import launch_table, passes_table
     from benchctl.report.text.tables import (
@@ -67,6 +68,7 @@ def _print_tables(analysis: "AnalyzedExperiment") -> None:
         breakdown_table,
         flops_table,
         sweep_table,
+        floor_table,
         ladder_table,
         client_table,
     )

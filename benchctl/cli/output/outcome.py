@@ -43,12 +43,13 @@ def print_outcome(path: "Path", outcome: "Outcome") -> "tuple[AnalyzedExperiment
 def print_tables(analysis: "AnalyzedExperiment") -> None:
     """Print cells, their comparison with the baseline, findings and notes."""
     from benchctl.cli.output.screen import print_notes, wide_console
+    from benchctl.report.text.floor_table import floor_table
     from benchctl.report.text.ladder_table import ladder_table
     from benchctl.report.text.passes_table import launch_table, passes_table
     from benchctl.report.text.tables import cells_table, sweep_table
 
     console = wide_console()
-    tables = (cells_table, sweep_table, ladder_table, passes_table, launch_table)
+    tables = (cells_table, sweep_table, floor_table, ladder_table, passes_table, launch_table)
     for table in (draw(analysis) for draw in tables):
         if table is not None:
             console.print()

@@ -7,7 +7,8 @@ from typing import Any
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.factors import WallSplit
-from benchctl.analysis.attribution.text import batch_line, latency_line, model_line, sentence, wall_line
+from benchctl.analysis.attribution.text import batch_line, floor_line, latency_line, model_line, sentence, wall_line
+from benchctl.analysis.attribution.work_split import StepFloor
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
 
 
@@ -15,7 +16,7 @@ def decomposition_document(decomposition: Decomposition | None) -> dict[str, Any
     """Everything of a decomposition; times in seconds, factors and shares as numbers."""
     if decomposition is None:
         return None
-    lines = [line(decomposition) for line in (wall_line, latency_line, batch_line, model_line)]
+    lines = [line(decomposition) for line in (wall_line, latency_line, batch_line, model_line, floor_line)]
     wall = decomposition.wall
     return {
         "sentence": sentence(decomposition),
@@ -93,6 +94,22 @@ def _work_document(decomposition: Decomposition) -> dict[str, Any] | None:
         "unexplained_frac": split.unexplained_frac,
         "a_compute_frac": split.a_compute_frac,
         "b_compute_frac": split.b_compute_frac,
+        "floor": None if split.floor is None else floor_document(split.floor),
+    }
+
+
+def floor_document(floor: StepFloor) -> dict[str, Any]:
+    """The ratio of the steps at the peaks of a device, its causes, and the measured ratio."""
+    low, high = floor.interval or (None, None)
+    return {
+        "hardware": floor.hardware,
+        "ratio": floor.ratio,
+        "causes": dict(floor.causes),
+        "measured_ratio": floor.measured,
+        "measured_ci_low": low,
+        "measured_ci_high": high,
+        "times_floor": floor.times_floor,
+        "a_times_floor": floor.a_times_floor,
     }
 
 

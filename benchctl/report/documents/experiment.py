@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
+from benchctl.analysis.attribution.work_split import StepFloor
 from benchctl.analysis.metrics.run_metrics import METRICS
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
 from benchctl.analysis.summary.flops_bridge import flops_bridge
@@ -15,7 +16,7 @@ from benchctl.interop.writers.vllm import bounds_document
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.documents.bonus import verdicts_document
 from benchctl.report.documents.comparison import drafts_document
-from benchctl.report.documents.decomposition import ratio_document
+from benchctl.report.documents.decomposition import floor_document, ratio_document
 
 
 def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
@@ -99,6 +100,8 @@ def _infeasible(cell: CellSummary) -> dict[str, Any]:
 def _sweep_row(row: SweepRow) -> dict[str, Any]:
     return dict(row.values) | {
         "factors": row.cell,
+        "step_floor": floor_document(row.floor) if isinstance(row.floor, StepFloor) else None,
+        "step_floor_missing": row.floor if isinstance(row.floor, str) else None,
         "estimates": {quantity: _estimate(estimate) for quantity, estimate in row.estimates.items()},
         "blocks": [
             {"block": block, **{quantity: ratio.block_ratios.get(block) for quantity, ratio in row.ratios.items()}}

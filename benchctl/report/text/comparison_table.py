@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from benchctl.analysis.attribution.text import sentence, wall_line
+from benchctl.analysis.attribution.text import floor_line, sentence, wall_line
 from benchctl.analysis.compare.metric_comparison import MetricComparison, spread_of_blocks
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import (
@@ -87,6 +87,8 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
         if cell.decomposition is not None:  # the wall time as a product, and what carries it
             yield f"{cell.label}: {wall_line(cell.decomposition)}"
             yield f"{cell.label}: {sentence(cell.decomposition)}"
+            if (floor := floor_line(cell.decomposition)) is not None:
+                yield f"{cell.label}: {floor}"
         if (line := speed_line(cell)) is not None:
             yield f"{cell.label}: {line}"
     yield from _answer_lines(comparison)

@@ -5,9 +5,9 @@ F = linear T + attention P + head R   (T new tokens, P positions they see, R row
 M = weights + kv (context + T)        (read weights and every context, write the new tokens; bfloat16)
 
 The value model's forward is the same with its own shape: T its prefill, extend and candidate tokens, R the
-candidates. Sampling reads and writes the rows' 32-bit probabilities a few times. Nothing else takes time (no
-host, no launches) but loading the value model once. Real servers are slower; their distance to this
-bound is the point of the comparison.
+candidates; two of them where a step extends first and then scores. Sampling reads and writes the rows' 32-bit
+probabilities a few times. Nothing else takes time (no host, no launches) but loading the value model once. Real
+servers are slower; their distance to this bound is the point of the comparison.
 """
 
 from collections.abc import Callable
@@ -109,16 +109,22 @@ def _decode_lines(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> tu
 
 
 def _value_forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
-    """Prefixes are taken as long as the mean row of the batch."""
+    """Prefixes are taken as long as the mean row of the batch; a step that does not fuse needs two passes."""
     guided = batch.guided
-    tokens = guided.value_prefill_tokens + guided.value_extend_tokens + guided.candidates
-    context = batch.context_tokens / batch.num_seqs
+    missing = (guided.value_prefill_tokens, guided.value_extend_tokens)
+    if guided.fused is False and any(missing):
+        passes = [(*missing, 0), (0, 0, guided.candidates)]
+    else:
+        passes = [(*missing, guided.candidates)]
+    return sum(_value_pass_ns(batch, shape, hardware, *each) for each in passes)
+
+
+def _value_pass_ns(
+    batch: StepBatch, shape: ModelShape, hardware: Hardware, prefill: int, extend: int, candidates: int
+) -> int:
+    tokens, context = prefill + extend + candidates, batch.context_tokens / batch.num_seqs
     flops = forward_flops(
-        shape,
-        tokens,
-        guided.value_prefill_tokens / 2 * context,
-        guided.candidates,
-        decode_positions=(guided.value_extend_tokens + guided.candidates) * context,
+        shape, tokens, prefill / 2 * context, candidates, decode_positions=(extend + candidates) * context
     )
-    num_bytes = forward_bytes(shape, guided.scored_rows * context + tokens, tokens)
+    num_bytes = forward_bytes(shape, batch.guided.scored_rows * context + tokens, tokens)
     return roofline_ns(flops, num_bytes, hardware, shape.precision)

@@ -1,0 +1,159 @@
+"""The floor of a guided arm: that of one step, the same in every output, and a reason where it is unknown."""
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from support import cli
+from support.results.builders import edit_manifest, write_results
+from support.servers.simulator import FILTERED, request_of, run
+
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.analysis.attribution.roofline import Floor, WorkModel, floor_of
+from benchctl.analysis.attribution.work_split import StepFloor
+from benchctl.costs.guided_floor import Scoring, guided_floor
+from benchctl.costs.hardware import HARDWARE
+from benchctl.costs.shapes import shape_for
+from benchctl.guided.params import GuidanceParams
+from benchctl.records.columns.step_columns import columns_from
+from benchctl.records.step import StepRecord
+
+BASE, VALUE, H200 = shape_for("qwen2.5-7b"), shape_for("qwen2.5-1.5b"), HARDWARE["h200-sxm"]
+ROWS, CONTEXT, CANDIDATES = 64, 300, 5
+
+
+def logged_floor(**counts: Any) -> Floor:
+    """Of ten equal decode steps of 64 rows."""
+    of_batch = {
+        "num_prefill_tokens": 0,
+        "num_decode_tokens": ROWS,
+        "output_tokens": ROWS,
+        "context_tokens": ROWS * (CONTEXT + 1),
+        "guided_rows": ROWS,
+        "candidates": ROWS * CANDIDATES,
+        "value_prefill_tokens": 0,
+    }
+    steps = [
+        StepRecord(step=i, start_ns=i, dur_ns=1, clock="host", phase="decode", num_seqs=ROWS, **(of_batch | counts))
+        for i in range(10)
+    ]
+    floor = floor_of(columns_from(steps), WorkModel(base=BASE, value=VALUE.as_value_model(), hardware=H200))
+    assert isinstance(floor, Floor)
+    return floor
+
+
+@pytest.mark.parametrize(
+    ("scoring", "counts"),
+    [
+        ("reuse", {"value_extend_tokens": 0, "fused": True}),
+        ("recompute", {"value_extend_tokens": ROWS, "fused": True}),
+        ("two-phase", {"value_extend_tokens": ROWS, "fused": False}),
+    ],
+    ids=["reuse", "recompute", "two-phase"],
+)
+def test_a_logged_step_has_the_floor_of_its_batch_context_and_candidates(
+    scoring: Scoring, counts: dict[str, Any]
+) -> None:
+    of_log = logged_floor(**counts)
+    of_step = guided_floor(BASE, VALUE, H200, batch=ROWS, candidates=CANDIDATES, context=CONTEXT, scoring=scoring)
+    assert of_log.total_s == pytest.approx(of_step.step_s, rel=1e-12)
+    assert of_log.base_s == pytest.approx(of_step.base_s, rel=1e-12)
+    parts = [share * of_step.base_s for share in of_step.parts.values()]
+    assert list(of_log.value) == pytest.approx(parts[:4], rel=1e-9)
+
+
+def test_fewer_candidates_than_k_and_fewer_rows_lower_the_floor() -> None:
+    full = logged_floor(value_extend_tokens=0)
+    few = logged_floor(value_extend_tokens=0, guided_rows=16, candidates=40)
+    assert few.total_s < full.total_s
+    assert few.value.weights_s == full.value.weights_s, "a pass reads all weights, however few rows it scores"
+
+
+@pytest.fixture(name="path", scope="module")
+def _path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("floor") / "r"
+    write_results(path, cells=[{"top_k": 1}, {"top_k": 5}])
+    return path
+
+
+@pytest.fixture(name="analysis", scope="module")
+def _analysis(path: Path) -> AnalyzedExperiment:
+    return analyze_directory(path)
+
+
+def test_only_an_arm_that_was_guided_has_a_floor_and_it_is_above_one(analysis: AnalyzedExperiment) -> None:
+    greedy, guided = analysis.sweep
+    assert greedy.floor is None
+    assert isinstance(guided.floor, StepFloor)
+    assert guided.floor.ratio == pytest.approx(1 + sum(guided.floor.causes.values()))
+    assert guided.floor.causes["weights"] > 0
+    assert guided.floor.measured == guided.ratios["step_ms"].estimate.ratio
+    assert guided.floor.times_floor * guided.floor.ratio == pytest.approx(guided.floor.measured)
+    assert guided.number("step_floor_ratio") == guided.floor.ratio
+    assert [finding.code for finding in analysis.findings].count("floor-of-guidance") == 1
+
+
+def test_show_compare_and_the_page_print_the_same_floor(path: Path, analysis: AnalyzedExperiment) -> None:
+    floor = analysis.sweep[1].floor
+    assert isinstance(floor, StepFloor)
+    shown = json.loads(cli.benchctl("show", str(path), "--json").stdout)["sweep"][1]["step_floor"]
+    assert shown["ratio"] == floor.ratio
+    (compared,) = json.loads(cli.benchctl("compare", str(path), "--json").stdout)["comparisons"]
+    floors = [cell["decomposition"]["work"]["floor"] for cell in compared["cells"]]
+    assert floors == [None, shown]
+    text = cli.benchctl("compare", str(path)).stdout
+    assert f"floor x{floor.ratio:.3f} at the peaks of h100-sxm" in text
+    table = cli.benchctl("show", str(path)).stdout
+    (row,) = [
+        line for line in table.splitlines() if line.startswith("guided top_k=5") and f"{floor.ratio:.3f}" in line
+    ]
+    assert f"{floor.measured:.3f}" in row
+    cli.benchctl("report", str(path))
+    assert "floor-of-guidance" in (path / "report.html").read_text(encoding="utf-8")
+
+
+def test_without_known_peaks_one_line_says_so_and_no_number_is_printed(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r")
+    edit_manifest(results, engine="vllm-lenvm", gpus=())
+    analysis = analyze_directory(tmp_path / "r")
+    (row,) = analysis.sweep
+    assert row.floor == "the peaks of the device are unknown"
+    assert row.number("step_floor_ratio") is None
+    findings = [finding for finding in analysis.findings if finding.code.startswith("floor")]
+    assert [finding.code for finding in findings] == ["floor-unknown"]
+    assert "'benchctl micro roofline' measures them" in findings[0].sentence
+    text = cli.benchctl("compare", str(tmp_path / "r")).stdout
+    assert "no floor to compare the step with: the peaks of the device are unknown" in text
+
+
+@pytest.mark.parametrize("revision", ["V1", "V2"])
+def test_a_simulated_server_that_is_nothing_but_a_roofline_reaches_the_floor_but_for_its_sampler(
+    revision: str,
+) -> None:
+    """Its sampler moves the probabilities eight times, the floor's guidance the logits twice."""
+    means, floors = {}, {}
+    tilt = GuidanceParams(mode="centered_exp", value_scale=-3.0)
+    for name, guidance in (("base", None), ("guided", tilt)):
+        simulation = run(
+            [
+                request_of(f"r{i}", prompt_tokens=100, max_tokens=40, sampling=FILTERED, guidance=guidance)
+                for i in range(32)
+            ],
+            model="qwen2.5-7b",
+            value_model="qwen2.5-1.5b" if guidance else None,
+            hardware="h200-sxm",
+            cost_model="roofline",
+            noise="none",
+            revision=revision,
+        )
+        steps = [step for step in simulation.measured_steps() if step.phase == "decode"]
+        means[name] = fmean(step.dur_ns for step in steps)
+        value = VALUE.as_value_model() if guidance else None
+        floor = floor_of(columns_from(steps), WorkModel(base=BASE, value=value, hardware=H200))
+        assert isinstance(floor, Floor)
+        floors[name] = floor.total_s
+    measured, expected = means["guided"] / means["base"], floors["guided"] / floors["base"]
+    assert expected < measured < 1.02 * expected
+    assert expected > 1.15
