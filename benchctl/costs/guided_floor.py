@@ -43,7 +43,7 @@ LAYER_OPERATIONS: Final = 9
 STEP_OPERATIONS: Final = 23
 """Operations of a guided step beside the layers, with one pass."""
 SECOND_PASS_OPERATIONS: Final = 11
-"""What a second pass adds to them beside its layers."""
+"""Those that a second pass adds beside its layers."""
 LOGIT_BYTES: Final = 2 * 4
 """Bytes that guidance moves for each logit of a row."""
 
@@ -63,7 +63,7 @@ class GuidedFloor:
     num_operations: int = 0
     """Operations that guidance launches where its passes are not replayed."""
     launches_s: float = 0.0
-    """What the host needs for these beyond the time of the device; 0 where they are replayed or unpriced."""
+    """Time of the host for these beyond that of the device; 0 where they are replayed or unpriced."""
 
     @property
     def base_s(self) -> float:
@@ -86,11 +86,11 @@ class GuidedFloor:
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """What each cause adds to the ratio: reading weights and prefixes, arithmetic beyond that, and the rest."""
+        """Share of each cause in the ratio: reading weights and prefixes, arithmetic beyond that, and the rest."""
         times = {
             "weights": sum(each.weights_s for each in self.value),
             "prefixes": sum(each.prefixes_s for each in self.value),
-            "compute": sum(each.excess_compute_s for each in self.value),
+            "arithmetic": sum(each.excess_compute_s for each in self.value),
             "sampling": self.sampling_s,
             "launches": self.launches_s,
         }
@@ -116,14 +116,14 @@ def guided_floor(
     UsageError for counts out of range.
     """
     _check(batch, candidates, context, scoring, unscored_frac, launch_s)
-    seen = context + 1  # with the newest token
+    length = context + 1  # with the newest token
     base_pass = pass_time(
         base,
         hardware,
         tokens=float(batch),
-        kv_tokens=batch * (seen + 1),
+        kv_tokens=batch * (length + 1),
         positions=0.0,
-        decode_positions=batch * seen,
+        decode_positions=batch * length,
         heads=float(batch),
     )
     if candidates == 1:
@@ -134,7 +134,7 @@ def guided_floor(
     if scoring == "two-phase":
         passes = [(float(batch), missing, 0.0), (scored_rows, 0.0, scored)]
     shape = value_model.as_value_model()
-    value = tuple(_value_pass(shape, hardware, seen, *each) for each in passes)
+    value = tuple(_value_pass(shape, hardware, length, *each) for each in passes)
     sampling_s = batch * base.vocab * LOGIT_BYTES / hardware.bandwidth_bytes_per_s
     num_operations = _num_operations(shape, len(value))
     device_s = sampling_s + sum(each.floor_s for each in value)
@@ -149,16 +149,16 @@ def guided_floor(
 
 
 def _value_pass(
-    shape: ModelShape, hardware: Hardware, seen: float, rows: float, missing: float, scored: float
+    shape: ModelShape, hardware: Hardware, length: float, rows: float, missing: float, scored: float
 ) -> PassTime[float]:
     tokens = missing + scored
     return pass_time(
         shape,
         hardware,
         tokens=tokens,
-        kv_tokens=rows * seen + tokens,
+        kv_tokens=rows * length + tokens,
         positions=0.0,
-        decode_positions=tokens * seen,
+        decode_positions=tokens * length,
         heads=scored,
     )
 

@@ -71,7 +71,7 @@ class PassTime(Generic[Quantity]):
 
     @property
     def excess_compute_s(self) -> Quantity:
-        """What the FLOPs take beyond the bytes; 0 where the pass is bound by memory."""
+        """Time of the FLOPs beyond that of the bytes; 0 where the pass is bound by memory."""
         return at_least(self.compute_s - self.weights_s - self.prefixes_s, 0.0)
 
     @property

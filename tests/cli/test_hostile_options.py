@@ -27,6 +27,7 @@ COMMANDS: Final = (
     "speculation --acceptance 0.7",
     "flops",
     "steptime predict none.json --model qwen2.5-7b",
+    "steptime guided",
     "models make-tiny tiny --no-weights",
     "workloads lint sim.yaml",
     "init mine --change flag --engine sim --value max_num_seqs=4",

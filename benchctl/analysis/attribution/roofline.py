@@ -51,12 +51,12 @@ class WorkModel:
 
 
 class ValueFloor(NamedTuple):
-    """What guidance takes at least, by cause; seconds."""
+    """Least time of guidance by cause, in seconds."""
 
     weights_s: float = 0.0
     prefixes_s: float = 0.0
     compute_s: float = 0.0
-    """What the FLOPs take beyond both."""
+    """Time of the FLOPs beyond both."""
     sampling_s: float = 0.0
 
     @property
@@ -266,7 +266,7 @@ def _value_floor(
     mean_context = context[active] / np.maximum(columns.num_seqs[active], 1)
 
     def times(where: Flags, prefill: Floats, extend: Floats, scored: Floats) -> PassTime[Floats]:
-        prefill, extend, scored, rows, seen = (
+        prefill, extend, scored, rows, length = (
             values[where] for values in (prefill, extend, scored, guided, mean_context)
         )
         tokens = prefill + extend + scored
@@ -274,9 +274,9 @@ def _value_floor(
             shape,
             work.hardware,
             tokens=tokens,
-            kv_tokens=rows * seen + tokens,
-            positions=prefill * seen / 2,
-            decode_positions=(extend + scored) * seen,
+            kv_tokens=rows * length + tokens,
+            positions=prefill * length / 2,
+            decode_positions=(extend + scored) * length,
             heads=scored,
         )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from benchctl.cli.commands.guided_floor import guided
 from benchctl.cli.options.step_time import (
     ConstraintOption,
     ExpertsOption,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Fit a model of step time to step logs, judge it on unseen runs, and predict with it.",
+    help="Fit a model of step time to step logs, judge it on unseen runs, predict with it; the floor of guidance.",
 )
 
 
@@ -264,6 +265,9 @@ def diagnose(
             print(f"profile: {profile_out}")
     elif profile_out is not None:
         print(f"no profile is written to {profile_out}: no run would determine the coefficients much better")
+
+
+app.command("guided")(guided)
 
 
 def _write_profile(
