@@ -5,6 +5,11 @@ import json
 import pytest
 from support.cli import benchctl
 
+from benchctl.costs.guided_floor import LAYER_OPERATIONS, STEP_OPERATIONS
+
+OPERATIONS = 28 * LAYER_OPERATIONS + STEP_OPERATIONS
+"""Of a guided step with the 28 layers of the 1.5B value model."""
+
 
 def rows_of(*options: str) -> list[dict[str, float]]:
     done = benchctl("steptime", "guided", *options, "--json")
@@ -29,14 +34,14 @@ def test_the_table_has_a_line_for_each_batch_and_top_k_and_says_what_it_is() -> 
     assert [line[:2] for line in lines[2:6]] == [["8", "2"], ["8", "5"], ["64", "2"], ["64", "5"]]
     assert "h200-sxm, context 300, scoring reuse" in done.stdout
     assert "a floor and no prediction" in done.stdout
-    assert "without graphs the host launches 276 operations, which --launch-us prices" in done.stdout
+    assert f"without graphs the host launches {OPERATIONS} operations, which --launch-us prices" in done.stdout
 
 
 def test_launches_count_where_they_are_priced() -> None:
     options = ("--batch", "1", "--top-k", "5")
     (replayed,), (eager,) = rows_of(*options), rows_of(*options, "--launch-us", "5")
     assert replayed["launches_s"] == 0
-    assert eager["step_s"] == pytest.approx(eager["base_s"] + 276 * 5e-6)
+    assert eager["step_s"] == pytest.approx(eager["base_s"] + OPERATIONS * 5e-6)
     assert "--launch-us prices" not in benchctl("steptime", "guided", *options, "--launch-us", "5").stdout
 
 
