@@ -29,11 +29,10 @@ def solve_slope(log_probs: Tensor, x: Tensor, target: Tensor) -> Tensor:
     met to 1e-9 and better.
     """
     sections = max(8, min(_SECTIONS, _LARGEST_GRID // max(1, log_probs.numel())))
-    rounds = math.ceil(math.log(2 * LARGEST_T / _BRACKET_WIDTH) / math.log(sections))
     steps = torch.linspace(0, 1, sections + 1, dtype=x.dtype, device=x.device)
     low = torch.full_like(target, -LARGEST_T)
     width = 2 * LARGEST_T
-    for _ in range(rounds):
+    for _ in range(bracket_rounds(sections)):
         grid = low + width * steps
         below = _expectation(log_probs, x, torch.sinh(grid)) < target
         # The last point below the target; the ends of the first bracket count as below and above.
@@ -45,6 +44,11 @@ def solve_slope(log_probs: Tensor, x: Tensor, target: Tensor) -> Tensor:
     for _ in range(NEWTON_STEPS):
         slope = _newton(log_probs, x, target, slope).clamp(least, most)
     return slope
+
+
+def bracket_rounds(sections: int) -> int:
+    """How often the bracket must be cut into ``sections`` parts before Newton's method takes over."""
+    return math.ceil(math.log(2 * LARGEST_T / _BRACKET_WIDTH) / math.log(sections))
 
 
 def _expectation(log_probs: Tensor, x: Tensor, slopes: Tensor) -> Tensor:

@@ -17,9 +17,10 @@ class Arriving:
     def __init__(self, numbers: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
         if numbers.is_cuda:
-            numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+            there = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
             self._event = torch.cuda.Event()
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(numbers.device))
+            numbers = there
         self._numbers = numbers
 
     @property

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +14,24 @@ pytest.importorskip("transformers", reason="value models are read by transformer
 from support.guided.plain_values import random_tensors, tiny_config
 
 from benchctl.guided.kernels.check import choose_operations, tolerance
-from benchctl.guided.operations.registry import NAMES, PLAIN
+from benchctl.guided.operations.registry import NAMES, PLAIN, kernel_operations
 from benchctl.guided.value_model.checkpoint import Checkpoint
+from benchctl.guided.value_model.sizes import attention_chunks
 from benchctl.guided.value_model.value_model import ValueModel
 
-PROGRAM = Path(__file__).parents[1] / "support/guided/interpreted_kernels.py"
+PROGRAMS = Path(__file__).parents[1] / "support/guided"
+ROOT = Path(__file__).parents[2]
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed here")
 
 
 def differences(dtype, norm="plain", head_dim=16, spoilt=""):
-    argv = [sys.executable, PROGRAM, dtype, norm, str(head_dim), spoilt]
-    finished = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    return output_of("interpreted_kernels.py", dtype, norm, str(head_dim), spoilt)
+
+
+def output_of(program, *given, **variables):
+    argv = [sys.executable, PROGRAMS / program, *given]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    finished = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False, env=env)
     assert finished.returncode == 0, finished.stderr
     return json.loads(finished.stdout)
 
@@ -45,6 +53,37 @@ def test_every_kernel_gives_what_torch_gives(dtype, norm, head_dim):
 def test_a_kernel_that_computes_something_else_is_noticed(spoilt):
     by_name = differences("float32", spoilt=spoilt)
     assert by_name[spoilt] > 10 * tolerance(spoilt, torch.float32)
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.parametrize(
+    ("target", "model", "dtype"),
+    [("80", "qwen2.5-7b", "bfloat16"), ("89", "qwen3-0.6b", "float32"), ("90", "qwen2.5-1.5b", "float16")],
+)
+def test_every_kernel_is_compiled_for_gpus_before_the_first_request_and_never_after(tmp_path, target, model, dtype):
+    compiled = output_of("compiled_kernels.py", target, model, dtype, TRITON_CACHE_DIR=str(tmp_path))
+    kernels = {each["kernel"] for each in compiled["by_check"]}
+    assert {name for name in NAMES if not {name, f"_{name}"} & kernels} == {"tilt_candidates"}  # it is tilt_row
+    assert compiled["later"] == []
+    assert {each["kernel"] for each in compiled["by_check"] if each["stack"]} == set()
+
+
+def test_a_pass_over_prompts_is_not_split_into_more_than_memory_has_room_for():
+    heads, head_dim, prompt_tokens = 28, 128, 4096
+    assert attention_chunks(4160, 16 * heads * head_dim) == (512, 9)
+    assert attention_chunks(4160, prompt_tokens * heads * head_dim) == (8192, 1)
+
+
+@needs_triton
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch):
+    entered = []
+    guard = type("Guard", (), {"__enter__": lambda self: None, "__exit__": lambda *_: None})
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: entered.append(tensor) or guard())
+    launch = kernel_operations().gated
+    with pytest.raises(RuntimeError, match="active drivers"):
+        launch(given := torch.zeros(2, 4))
+    assert entered == [given]
 
 
 def test_without_a_gpu_torch_computes_and_the_reason_is_told():

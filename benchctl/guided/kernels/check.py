@@ -18,16 +18,18 @@ from benchctl.guided.modes import CODES, mode_batch
 from benchctl.guided.operations.registry import FUSED, PLAIN, Operations, kernel_operations, register_kernels
 from benchctl.guided.parameter_table import CONSTRAINTS
 from benchctl.guided.params import GuidanceParams
-from benchctl.guided.value_model.layout import Memory, RowWork, Work, pack, padded_shape, unpack
+from benchctl.guided.value_model.layout import Memory, RowWork, Work, exact_shape, pack, padded_shape, unpack
 from benchctl.guided.value_model.value_model import ValueModelConfig
 
 TOLERANCES: Final = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 """Largest difference from torch, whose numbers here are about 1 in size."""
 _EPSILON: Final = 1e-6
 _CELLS: Final = 2048
-_VOCABULARY: Final = 17_000
-"""More than one part of ``vocabulary_mass``, the last of which is not full."""
-_WIDTH: Final = 7
+_FEW_CELLS: Final = 448
+"""Of a slot that one program of attention reads alone."""
+_VOCABULARY: Final = 17_008
+"""More than one part of ``vocabulary_mass``, the last of which is not full; a multiple of 16."""
+_WIDTHS: Final = (7, 20)
 
 _Result = tuple[str, Tensor]
 
@@ -92,7 +94,12 @@ def _results(
     operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Iterator[_Result]:
     yield from _layer_results(operations, config, device, dtype)
-    yield from _sampling_results(operations, device)
+    for cells in (_CELLS, _FEW_CELLS):
+        yield from _attention_results(operations, config, device, dtype, cells)
+    # Kernels are compiled for vocabularies that 16 divides, and for others.
+    vocabulary = _VOCABULARY + (config.vocab % 16 > 0)
+    for width in _WIDTHS:
+        yield from _sampling_results(operations, device, vocabulary, width)
 
 
 def _layer_results(
@@ -121,6 +128,7 @@ def _layer_results(
     x = draw(shape.tokens, config.hidden)
     yield "add_norm", operations.add_norm(x, draw(*x.shape), draw(config.hidden), _EPSILON)
     yield "add_norm", x
+    yield "add_norm", operations.add_norm(x, None, draw(config.hidden), _EPSILON)
     yield "gated", operations.gated(draw(shape.tokens, 2 * config.ffn))
     keys_values = draw(memory.slots * memory.cells, 2, config.kv_heads, size)
     norm = draw(heads, size) if config.has_head_norm else None
@@ -142,13 +150,38 @@ def _layer_results(
     yield "keep_drawn", unknown
 
 
-def _sampling_results(operations: Operations, device: torch.device) -> Iterator[_Result]:
+def _attention_results(
+    operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype, cells: int
+) -> Iterator[_Result]:
+    """Of prefixes that grow by few tokens and by many, which kernels compute in pieces of different sizes."""
+    generator = torch.Generator(device).manual_seed(2)
+    memory = Memory(slots=3, cells=cells)
+    group = config.heads // config.kv_heads
+    for num_columns in sorted({max(1, queries // group) for queries in (16, 64)}):
+        tokens = list(range(num_columns))
+        longest = RowWork(slot=1, cached=min(600, cells * 3 // 4), missing=tokens)
+        work = Work([longest, RowWork(slot=0, cached=0, missing=tokens)], 0)
+        shape = exact_shape(work)
+        packed = torch.from_numpy(pack(work, shape, memory)).to(device)
+        layout = unpack(packed, packed.new_empty((0, 0)), shape)
+        sizes = (shape.tokens, config.heads, config.head_dim), (3 * cells, 2, config.kv_heads, config.head_dim)
+        query, keys_values = (torch.randn(size, generator=generator, device=device).to(dtype) for size in sizes)
+        drawn = operations.tree_attention(
+            query, keys_values, layout.starts, layout.missing, layout.counts, layout.slots, layout.cached,
+            layout.places, cells, shape.columns, shape.span,
+        )  # fmt: skip
+        yield "tree_attention", drawn
+
+
+def _sampling_results(
+    operations: Operations, device: torch.device, vocabulary: int, width: int
+) -> Iterator[_Result]:
     """Of rows of all rules, filters open and closed, tokens that end an answer, and rows that are left alone."""
     generator = torch.Generator(device).manual_seed(1)
-    params = _parameters()
+    params = _parameters() if width == _WIDTHS[0] else _parameters()[::3]
     rows = len(params)
-    scores = 3 * torch.randn((rows, _VOCABULARY), generator=generator, device=device)
-    top, ids = torch.topk(scores, _WIDTH, dim=1)
+    scores = 3 * torch.randn((rows, vocabulary), generator=generator, device=device)
+    top, ids = torch.topk(scores, width, dim=1)
     limits = torch.tensor(
         [
             limit_numbers(
@@ -172,10 +205,10 @@ def _sampling_results(operations: Operations, device: torch.device) -> Iterator[
         yield from (("filter_candidates", part) for part in (probs, mask, counts))
     # Of the same numbers from here on, so that one operation is not blamed for another.
     probs, mask, counts = PLAIN.filter_candidates(top, None, limits)
-    raw = 2 * torch.randn((rows, _WIDTH), generator=generator, device=device)
+    raw = 2 * torch.randn((rows, width), generator=generator, device=device)
     lines = torch.tensor([-1 if row % 11 == 0 else rows - 1 - row for row in range(rows)], device=device)
     modes = mode_batch(params, device, list(range(rows)))
-    given = (probs, mask, counts, ids, raw, lines, ids[:2, 1], modes.table, modes.rules)
+    given = (probs, mask, counts, ids, raw, lines, ids[1::5, 1].contiguous(), modes.table, modes.rules)
     log_probs = operations.tilt_candidates(*given)
     yield "tilt_candidates", log_probs.exp()
     index = torch.arange(rows, device=device).flip(0)

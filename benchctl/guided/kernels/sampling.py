@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from benchctl.guided.expectation import bracket_rounds
 from benchctl.guided.kernels.tilting import tilt_row
 from benchctl.guided.operations.sampling import SLACK_ULPS
 
@@ -19,6 +20,9 @@ _MASS_BLOCK: Final = 2048
 _MASS_PART: Final = 8 * _MASS_BLOCK
 """Tokens of the vocabulary that one program adds up."""
 _WRITE_BLOCK: Final = 4096
+_LEAST_PARTS: Final = 16
+"""Of a vocabulary of 262,144 tokens, so that all usual ones are computed by one program."""
+_USUAL_COLUMNS: Final = (8, 64)
 
 
 def vocabulary_mass(scores: Tensor, top: Tensor, limits: Tensor) -> Tensor:
@@ -32,10 +36,10 @@ def vocabulary_mass(scores: Tensor, top: Tensor, limits: Tensor) -> Tensor:
     return mass
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("top_stride", "limit_stride"), do_not_specialize_on_alignment=("limits",))
 def _vocabulary_mass(  # type: ignore[no-untyped-def]
-    scores, top, limits, mass, vocabulary, score_stride, top_stride, limit_stride, tiny, block: tl.constexpr,
-    part: tl.constexpr,
+    scores, top, limits, mass, vocabulary, score_stride, top_stride, limit_stride, tiny: tl.constexpr,
+    block: tl.constexpr, part: tl.constexpr,
 ):  # fmt: skip
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     heat = tl.maximum(tl.load(limits + row * limit_stride).to(scores.dtype.element_ty), tiny)
@@ -48,6 +52,12 @@ def _vocabulary_mass(  # type: ignore[no-untyped-def]
     tl.store(mass + row * tl.num_programs(1) + number, tl.sum(total, axis=0))
 
 
+def _columns(width: int) -> int:
+    """``width`` rounded up; to few sizes, because each is compiled by itself."""
+    fitting = (size for size in _USUAL_COLUMNS if size >= width)
+    return next(fitting, 0) or int(triton.next_power_of_2(width))
+
+
 def filter_candidates(top: Tensor, mass: Tensor | None, limits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """See ``operations.sampling``."""
     rows, width = top.shape
@@ -58,16 +68,16 @@ def filter_candidates(top: Tensor, mass: Tensor | None, limits: Tensor) -> tuple
     num_parts = 1 if mass is None else mass.shape[1]
     _filter_candidates[(rows,)](
         top, top if mass is None else mass, limits, probs, mask, counts, limits.stride(0), width, num_parts,
-        SLACK_ULPS * kind.eps, kind.tiny, triton.next_power_of_2(width), triton.next_power_of_2(num_parts),
+        SLACK_ULPS * kind.eps, kind.tiny, _columns(width), max(_LEAST_PARTS, triton.next_power_of_2(num_parts)),
         has_mass=mass is not None,
     )  # fmt: skip
     return probs, mask, counts
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("limit_stride", "width", "num_parts"), do_not_specialize_on_alignment=("limits",))
 def _filter_candidates(  # type: ignore[no-untyped-def]
-    top, mass, limits, probs, mask, counts, limit_stride, width, num_parts, slack, tiny, block: tl.constexpr,
-    block_parts: tl.constexpr, has_mass: tl.constexpr,
+    top, mass, limits, probs, mask, counts, limit_stride, width, num_parts, slack: tl.constexpr, tiny: tl.constexpr,
+    block: tl.constexpr, block_parts: tl.constexpr, has_mass: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     rank = tl.arange(0, block)
@@ -113,10 +123,12 @@ def tilt_candidates(
     """See ``operations.sampling``."""
     rows, width = probs.shape
     result = torch.empty_like(probs)
-    block = triton.next_power_of_2(width)
+    block = _columns(width)
+    sections = max(8, min(64, 4096 // block))
     tilt_row[(rows,)](
-        probs, mask, counts, ids.contiguous(), raw.contiguous(), lines, ends, modes, result, modes.stride(0), width,
-        len(ends), 1 - torch.finfo(probs.dtype).eps / 2, block, max(8, min(64, 4096 // block)), num_warps=8,
+        probs, mask, counts, ids.contiguous(), raw.contiguous(), lines, ends.contiguous(), modes, result,
+        modes.stride(0), width, len(ends), 1 - torch.finfo(probs.dtype).eps / 2, block, sections,
+        bracket_rounds(sections), num_warps=4 if block == _USUAL_COLUMNS[0] else 8,
     )  # fmt: skip
     return result
 
@@ -132,7 +144,9 @@ def write_candidates(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=("limit_stride", "width", "is_ours"), do_not_specialize_on_alignment=("index", "limits")
+)
 def _write_candidates(  # type: ignore[no-untyped-def]
     logits,
     index,

@@ -32,14 +32,15 @@ _MARGIN_FRAC: Final = tl.constexpr(modes.MARGIN_FRAC)
 _LARGEST_T: Final = tl.constexpr(LARGEST_T)
 _LARGEST: Final = tl.constexpr(1.7e308)
 _NEWTON_STEPS: Final = tl.constexpr(NEWTON_STEPS)
-_ROUNDS: Final = tl.constexpr(6)
-"""Of at least 8 sections each: brackets of 45 / 8^6 = 2e-4 of t, from which Newton converges."""
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=("table_stride", "width", "num_ends"),
+    do_not_specialize_on_alignment=("lines", "table"),
+)
 def tilt_row(  # type: ignore[no-untyped-def]
-    probs, mask, counts, ids, raw, lines, ends, table, result, table_stride, width, num_ends, below_one,
-    block: tl.constexpr, sections: tl.constexpr,
+    probs, mask, counts, ids, raw, lines, ends, table, result, table_stride, width, num_ends,
+    below_one: tl.constexpr, block: tl.constexpr, sections: tl.constexpr, rounds: tl.constexpr,
 ):  # fmt: skip
     """ln p' of the row that is this program's number."""
     row = tl.program_id(0).to(tl.int64)
@@ -61,15 +62,16 @@ def tilt_row(  # type: ignore[no-untyped-def]
         own = table + row * table_stride
         tilted = _tilted(
             prob, log_prob, tl.where(is_there, value, 0.0), tl.where(is_there, z, 0.0), is_there, tl.load(own),
-            tl.load(own + 1), tl.load(own + 2), tl.load(own + 3), tl.load(own + 4), below_one, sections,
+            tl.load(own + 1), tl.load(own + 2), tl.load(own + 3), tl.load(own + 4), below_one, sections, rounds,
         )  # fmt: skip
     tl.store(result + row * width + rank, tilted.to(kind), mask=rank < width)
 
 
 @triton.jit
 def _tilted(  # type: ignore[no-untyped-def]
-    prob, log_prob, value, z, is_there, code, scale, gamma, value_min, target, below_one, sections: tl.constexpr
-):
+    prob, log_prob, value, z, is_there, code, scale, gamma, value_min, target, below_one: tl.constexpr,
+    sections: tl.constexpr, rounds: tl.constexpr,
+):  # fmt: skip
     """ln p' of a row that is guided."""
     least = tl.min(tl.where(is_there, value, float("inf")), axis=0)
     most = tl.max(tl.where(is_there, value, float("-inf")), axis=0)
@@ -92,7 +94,7 @@ def _tilted(  # type: ignore[no-untyped-def]
         is_neutral = (code != _SOFT) & (tl.abs(scale - 1) <= _NEUTRAL) | (code == _MUL) & (scale <= 0)
         is_near = (tl.abs(aim - mean) * range_ < _LEAST_MOVE) & ((code != _SOFT) | ~is_outside)
         is_unchanged = is_unchanged | is_neutral | is_flat | is_near
-        slope = _solved_slope(log_prob, u, aim, sections) / safe
+        slope = _solved_slope(log_prob, u, aim, sections, rounds) / safe
     if is_picked:
         exponent = _picked(prob, value, most, is_there, code, gamma, target)
     else:
@@ -135,26 +137,28 @@ def _picked(prob, value, most, is_there, code, gamma, target):  # type: ignore[n
     cost = tl.where(is_there, cost, float("inf"))
     is_best = is_there & (cost <= tl.min(cost, axis=0))
     winner = tl.argmax(tl.where(is_best, prob, -1.0), axis=0)
-    return tl.where(tl.arange(0, prob.shape[0]) == winner, 0.0, float("-inf"))
+    return tl.where(tl.arange(0, prob.shape[0]) == winner, 0.0, float("-inf")).to(prob.dtype)
 
 
 @triton.jit
-def _solved_slope(log_prob, u, aim, sections: tl.constexpr):  # type: ignore[no-untyped-def]
+def _solved_slope(log_prob, u, aim, sections: tl.constexpr, rounds: tl.constexpr):  # type: ignore[no-untyped-def]
     """The slope that brings the expectation of ``u`` to ``aim``; see ``expectation``."""
-    low, span = aim * 0 - _LARGEST_T, 2 * _LARGEST_T
-    step = tl.arange(0, sections)
-    for _ in tl.static_range(_ROUNDS):
+    low = aim * 0 - _LARGEST_T
+    span = low * 0 + 2 * _LARGEST_T
+    # In float64, or the points of the grid would be as coarse as 1e-6.
+    step = tl.arange(0, sections).to(tl.float64)
+    for _ in range(rounds):
         slopes = _sinh(low + span * step / sections)
         exponent = log_prob[None, :] + slopes[:, None] * u[None, :]
         weight = tl.exp(exponent - tl.max(exponent, axis=1)[:, None])
         mean = tl.sum(weight * u[None, :], axis=1) / tl.sum(weight, axis=1)
         # The last point below the target; the ends of the first bracket count as below and above.
-        index = tl.sum(((mean < aim) & (step > 0)).to(tl.int32), axis=0)
+        index = tl.sum(((mean < aim) & (step > 0)).to(tl.int32), axis=0).to(tl.float64)
         low += span * index / sections
         span /= sections
     least, most = _sinh(low), _sinh(low + span)
     slope = (least + most) / 2
-    for _ in tl.static_range(_NEWTON_STEPS):
+    for _ in range(_NEWTON_STEPS):
         exponent = log_prob + slope * u
         weight = tl.exp(exponent - tl.max(exponent, axis=0))
         weight /= tl.sum(weight, axis=0)

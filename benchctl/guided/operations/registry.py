@@ -4,6 +4,7 @@ Without kernels both compute the same in the same way. ``register_kernels`` lets
 ``kernels``; ``PLAIN`` never does.
 """
 
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -92,11 +93,22 @@ _LIBRARY, FUSED = _registered()
 def kernel_operations() -> Operations:
     """The kernels themselves. ImportError where there is no Triton."""
     parts: list[Any] = [
-        importlib.import_module(f"benchctl.guided.kernels.{part}") for part in ("layers", "sampling")
+        importlib.import_module(f"benchctl.guided.kernels.{part}") for part in ("attention", "layers", "sampling")
     ]
-    return Operations(
-        **{name: next(getattr(part, name) for part in parts if hasattr(part, name)) for name in NAMES}
-    )
+    found = {name: next(getattr(part, name) for part in parts if hasattr(part, name)) for name in NAMES}
+    guarded: dict[str, Any] = {name: _on_its_device(kernel) for name, kernel in found.items()}
+    return Operations(**guarded)
+
+
+def _on_its_device(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton launches on the current device, whichever its tensors are on."""
+
+    @functools.wraps(kernel)
+    def launch(first: Tensor, *others: Any) -> Any:
+        with torch.cuda.device_of(first):
+            return kernel(first, *others)
+
+    return launch
 
 
 def register_kernels(kernels: Operations) -> None:

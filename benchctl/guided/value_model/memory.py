@@ -7,13 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.guided.value_model.sizes import MAX_PREFILL_TOKENS, attention_chunks, recorded_sizes
+from benchctl.guided.value_model.sizes import MAX_PREFILL_TOKENS, PARTIAL_BYTES, attention_chunks, recorded_sizes
 from benchctl.guided.value_model.tensor_shapes import BackboneConfig, backbone_shapes, head_dim, head_shapes
 from benchctl.units import GIB
 
 _CELLS_STEP: Final = 16
-_PARTIAL_BYTES: Final = 4
-"""Of a partial sum of attention, which is a float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +99,6 @@ def pass_bytes(config: BackboneConfig, itemsize: int, tokens: int, cells: int) -
     """
     heads, key_heads, size = config.num_attention_heads, config.num_key_value_heads, head_dim(config)
     wide = 4 * config.hidden_size + 3 * config.intermediate_size + 2 * (heads + key_heads) * size
-    _, num_chunks = attention_chunks(cells)
+    _, num_chunks = attention_chunks(cells, tokens * heads * size)
     partial = num_chunks * heads * (size + 1) if num_chunks > 1 else 0
-    return tokens * (wide * itemsize + partial * _PARTIAL_BYTES)
+    return tokens * (wide * itemsize + partial * PARTIAL_BYTES)

@@ -24,11 +24,12 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Pass, packed: Tensor, candidates: Tensor) -> Callable[[], Tensor]:
-        run(packed, candidates)  # prepares the libraries for this size, which cannot be done while recording
-        torch.cuda.current_stream().synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            raw = run(packed, candidates)
+        with torch.cuda.device(packed.device):
+            run(packed, candidates)  # prepares the libraries for this size, which cannot be done while recording
+            torch.cuda.current_stream().synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                raw = run(packed, candidates)
 
         def replay() -> Tensor:
             graph.replay()

@@ -15,6 +15,10 @@ MAX_PREFILL_TOKENS: Final = 4096
 _LEAST_CHUNK: Final = 512
 """Cells that one program of attention reads at least, where there are as many."""
 _MOST_CHUNKS: Final = 16
+PARTIAL_BYTES: Final = 4
+"""Of a partial sum of attention, which is a float32."""
+_MOST_PARTIAL_BYTES: Final = 1 << 26
+"""Of all partial sums of a pass; one over prompts occupies a GPU without being split into so many."""
 _EXACT_BITS: Final = 4
 """Numbers of so many bits are not rounded; of larger ones, so many leading bits remain."""
 _LEAST_SPAN: Final = 256
@@ -56,8 +60,12 @@ def spans(cells: int) -> list[int]:
     return [*sizes, cells]
 
 
-def attention_chunks(cells: int) -> tuple[int, int]:
-    """Cells that one program of attention reads, a power of two, and the number of such parts of ``cells``."""
-    least = -(-cells // _MOST_CHUNKS)
+def attention_chunks(cells: int, num_drawn: int) -> tuple[int, int]:
+    """Cells that one program of attention reads, a power of two, and the number of such parts of ``cells``.
+
+    ``num_drawn`` are the numbers that attention draws in the pass: tokens * heads * head_dim.
+    """
+    most = max(1, min(_MOST_CHUNKS, _MOST_PARTIAL_BYTES // (num_drawn * PARTIAL_BYTES)))
+    least = -(-cells // most)
     chunk = max(_LEAST_CHUNK, 1 << (least - 1).bit_length())
     return chunk, -(-cells // chunk)
