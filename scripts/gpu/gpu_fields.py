@@ -25,7 +25,7 @@ from smi import asked, number, said
 from benchctl.units import MIB
 
 Reading = Mapping[str, float | None]
-GAP_S = 0.3
+GAP_S = 0.2
 WARM_S = 2.0
 """Power and utilisation are means over up to a second."""
 FIELDS: dict[str, tuple[str, Callable[[Any, Any], float]]] = {
@@ -54,7 +54,7 @@ FIELDS: dict[str, tuple[str, Callable[[Any, Any], float]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="where the load is put; on a cpu there is none")
-    parser.add_argument("--pairs", type=int, default=10, help="readings of each in each state (10)")
+    parser.add_argument("--pairs", type=int, default=6, help="readings of each in each state (6)")
     parser.add_argument("--tiny", action="store_true", help="two readings of each")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all readings there as well")
     options = parser.parse_args()
@@ -87,8 +87,8 @@ def visible_gpu() -> str:
 
 
 def smi_way(gpu: str) -> Way:
-    known = said("--help-query-gpu")
-    if known is None or asked(("name",), gpu) is None:
+    known = said("--help-query-gpu") or ""
+    if asked(("name",), gpu) is None:
         return Way(None, "nvidia-smi is not on PATH, or finds no GPU")
     # A question with one unknown field is refused as a whole; old names are understood longer than they are listed.
     fields = [field for field in FIELDS if f'"{field}"' in known or asked((field,), gpu) is not None]
@@ -127,25 +127,30 @@ def answer_of(nvml: Any, handle: Any, ask: Callable[[Any, Any], float]) -> float
 def reader_ways() -> Iterator[tuple[Way, Way]]:
     """Samples of the first visible device by benchctl's readers, their numbers only."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        nvml = importlib.import_module("pynvml")
-        open_nvml = importlib.import_module("benchctl.measure.telemetry.nvml").open_nvml
-        open_smi = importlib.import_module("benchctl.measure.telemetry.nvidia_smi").open_smi
-    except ImportError as error:
-        reason = f"benchctl's readers need more than is installed here ({error})"
-        yield Way(None, reason), Way(None, reason)
-        return
-    with open_nvml(nvml, visible) as by_nvml:
-        by_smi = open_smi(visible)
-        yield reader_way(by_smi, "nvidia-smi"), reader_way(by_nvml, "NVML")
+    with ExitStack() as stack:
+        try:
+            nvml = importlib.import_module("pynvml")
+            open_nvml = importlib.import_module("benchctl.measure.telemetry.nvml").open_nvml
+            open_smi = importlib.import_module("benchctl.measure.telemetry.nvidia_smi").open_smi
+            ways = (
+                reader_way(open_smi(visible), "nvidia-smi"),
+                reader_way(stack.enter_context(open_nvml(nvml, visible)), "NVML"),
+            )
+        except Exception as error:  # noqa: BLE001 - the plain answers are there whatever these need
+            reason = f"benchctl's readers do not work here ({type(error).__name__}: {error})"
+            ways = (Way(None, reason), Way(None, reason))
+        yield ways
 
 
-def reader_way(reader: Any, name: str) -> Way:
-    if reader is None:
-        return Way(None, f"benchctl sees no GPU through {name}")
+def reader_way(opened: Any, name: str) -> Way:
+    if opened.reader is None:
+        return Way(None, f"benchctl sees no GPU through {name}: {opened.problem}")
 
     def read() -> Reading:
-        sample = reader.read()[0]
+        samples = opened.reader.read()
+        if not samples:
+            return {}
+        sample = samples[0]
         names = [field for field in sample.__struct_fields__ if field not in ("t_ns", "index")]
         values = {field: getattr(sample, field) for field in names}
         reasons = values.pop("throttle_reasons", None)

@@ -75,7 +75,7 @@ class FreeScorer:
         self._raw = torch.linspace(-1, 1, 64, device=scorer.model.device)
 
     def score(self, _rows: Sequence[object], ids: Tensor, _waiting: Sequence[object] = ()) -> Tensor:
-        return self._raw[: ids.shape[1]].expand(ids.shape)
+        return self._raw[: ids.shape[1]].expand(ids.shape).contiguous()
 
     def keep_up(self, _waiting: Sequence[object]) -> None:
         """No prefix is kept."""

@@ -96,6 +96,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--engine", default="vllm-lenvm-gpu", help="of the part 'served' (vllm-lenvm-gpu)")
     parser.add_argument("--model", help="base model of that part; by default one of random weights")
     parser.add_argument("--value-model", help="value model of that part")
+    parser.add_argument("--commit", help="of this checkout, where git cannot tell")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="models of a toy's size: tries the script anywhere")
     options = parser.parse_args()
@@ -156,7 +157,7 @@ def found(options: argparse.Namespace) -> tuple[Setup, Mapping[str, Any]]:
         value_model=options.value_model,
     )
     driver = (said("--query-gpu=driver_version", "--format=csv,noheader") or "unknown").split("\n")[0].strip()
-    return setup, machine | {"driver": driver, "commit": commit()}
+    return setup, machine | {"driver": driver, "commit": options.commit or commit()}
 
 
 def commit() -> str:

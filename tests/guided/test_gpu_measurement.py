@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.guided.tensors import torch
+from support.nvidia_smi import FakeSmi
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts" / "gpu"
@@ -177,3 +178,67 @@ def test_guidance_without_a_value_model_still_leaves_candidates_alone(decode):
     guided.round_ms()
     assert scorer.counters.steps == 0
     assert len(guided.rows[0].tokens) == 12 + 7
+
+
+PYNVML = """
+class NVMLError(Exception):
+    pass
+
+NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_CLOCK_GRAPHICS, NVML_TEMPERATURE_GPU = range(4)
+
+def nvmlInit():
+    pass
+
+nvmlShutdown = nvmlInit
+
+def nvmlDeviceGetCount():
+    return 1
+
+def nvmlDeviceGetUUID(handle):
+    return "GPU-aa"
+
+def nvmlDeviceGetName(handle):
+    return "NVIDIA H200"
+
+def nvmlDeviceGetHandleByIndex(index):
+    return index
+
+def nvmlDeviceGetClockInfo(handle, clock):
+    return 1950
+
+def nvmlDeviceGetPowerUsage(handle):
+    return 698_250
+
+def nvmlDeviceGetTotalEnergyConsumption(handle):
+    return 5_000_000
+
+def __getattr__(name):
+    if not name.startswith("nvml"):
+        raise AttributeError(name)
+
+    def unknown(*_):
+        raise NVMLError(name)
+
+    return unknown
+"""
+
+
+def test_every_field_of_both_ways_to_read_a_gpu_is_compared_and_what_one_lacks_is_a_dash(tmp_path):
+    FakeSmi(tmp_path / "bin")
+    (tmp_path / "pynvml.py").write_text(PYNVML)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "gpu_fields.py", "--tiny", "--device", "cpu"],
+        capture_output=True, text=True, check=False, timeout=120,
+        env=environment(PATH=path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}", CUDA_VISIBLE_DEVICES="0"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = {line.split(" | ")[0]: line for line in done.stdout.splitlines()}
+    assert rows["| clocks.sm, MHz"] == "| clocks.sm, MHz | 1980 | 1950 | 30 | 1980 | 1950 | 30 |"
+    assert rows["| power.draw, W"] == "| power.draw, W | 700.25 | 698.25 | 2 | 700.25 | 698.25 | 2 |"
+    assert rows["| total_energy_consumption, J"].startswith("| total_energy_consumption, J | - | 5000 | - |")
+    assert rows["| temperature.gpu, °C"].startswith("| temperature.gpu, °C | 55 | - | - |")
+    assert rows["| sm_clock_hz"].startswith("| sm_clock_hz | 1.98e+09 | 1.95e+09 | 3e+07 |"), (
+        "of benchctl's readers"
+    )
+    assert rows["| energy_j"].startswith("| energy_j | - | 5000 | - |")
