@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchctl.measure.experiment import MeasureRun, Outcome
+    from benchctl.measure.kv_memory import KvPlan
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
+    from benchctl.records.record import ResultWarning
     from benchctl.records.request import PreparedRequest
     from benchctl.workload.prepare import PreparedSet
     from benchctl.workload.tokenizers.tokenizer import Tokenizer
@@ -51,6 +53,23 @@ def check_experiment(profile: "Profile", *, is_plan: bool = False) -> None:
         raise EngineUnavailableError("\n".join(problems))
     for problem in problems:
         warn(f"not to be measured on this machine: {problem}")
+
+
+def share_kv_memory(profile: "Profile", *, is_plan: bool = False) -> "KvPlan":
+    """One size of KV cache for all servers, where some load a value model.
+
+    Raises UsageError where none fits; of a plan it is a warning. An experiment in which it is left to vLLM warns.
+    """
+    from benchctl.measure.kv_memory import plan_kv_memory
+
+    plan = plan_kv_memory(profile)
+    if plan.reason is not None and plan.text is not None and not is_plan:
+        warn(plan.text)
+    if plan.refusal is not None:
+        if not is_plan:
+            raise UsageError(plan.refusal)
+        warn(f"not to be measured on this machine: {plan.refusal}")
+    return plan
 
 
 def check_machine(
@@ -156,15 +175,16 @@ def create(
     *,
     directory: "Path | None" = None,
     is_simulated: bool = False,
+    notes: "tuple[ResultWarning, ...]" = (),
 ) -> "ResultDirectory":
     """A new result directory, which holds all that is known before the first run: ``directory`` where it is given,
-    else one below ``output_dir``.
+    else one below ``output_dir``. ``notes`` go into its manifest.
     """
     from benchctl.measure.experiment import create_experiment, create_simulation
     from benchctl.measure.result_directory import Origin
 
     argv = ("benchctl", *sys.argv[1:])
-    origin = Origin(output_root=output_dir, label=label, argv=argv, directory=directory)
+    origin = Origin(output_root=output_dir, label=label, argv=argv, directory=directory, notes=notes)
     return (create_simulation if is_simulated else create_experiment)(profile, prepared, origin)
 
 

@@ -125,7 +125,7 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
         begins_at=manifest.created_at,
         command=manifest.argv,
     )
-    warnings = (*manifest.warnings, *on_file.warnings, *profile_draft_warnings(profile))
+    warnings = (*manifest.warnings, *origin.notes, *on_file.warnings, *profile_draft_warnings(profile))
     manifest = msgspec.structs.replace(manifest, warnings=warnings)
     peaks = peaks_on_file(profile, [gpu.name for gpu in manifest.gpus])
     return create_results(profile, prepared, origin, manifest, on_file.noise, peaks)

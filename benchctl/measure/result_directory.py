@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import NotComparableError, RecordError, UsageError
+from benchctl.measure.kv_memory import COMPUTED, KV_OPTION, with_kv_bytes
 from benchctl.profile.identity import is_profile_of, profile_sha256
 from benchctl.profile.load import dump_profile, stored_profile
 from benchctl.profile.model import Profile
@@ -21,7 +22,7 @@ from benchctl.records.integrity.digests import begin_digests, digest_of, read_di
 from benchctl.records.manifest import Manifest
 from benchctl.records.noise import NOISE_FILE, NoiseFloor, write_noise
 from benchctl.records.peaks import PEAKS_FILE, MeasuredPeaks, write_peaks
-from benchctl.records.record import ExperimentState
+from benchctl.records.record import ExperimentState, ResultWarning
 from benchctl.records.request import PreparedRequest
 from benchctl.workload.prepare import PreparedSet
 
@@ -41,6 +42,8 @@ class Origin:
     argv: tuple[str, ...]
     label: str | None = None
     directory: Path | None = None
+    notes: tuple[ResultWarning, ...] = ()
+    """What is to be said of the experiment itself."""
 
 
 def create_results(
@@ -160,7 +163,7 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
         raise UsageError(f"{path} was imported from {manifest.imported.source}: there is nothing to resume")
     profile_path, requests_path, text = path / "profile.yaml", path / "requests.jsonl", results.profile_yaml()
     stored = stored_profile(text, str(profile_path), is_to_send=True)
-    if profile is not None and profile_sha256(_with_blocks(profile, stored)) != profile_sha256(stored):
+    if profile is not None and profile_sha256(_as_begun(profile, stored, manifest)) != profile_sha256(stored):
         raise NotComparableError(
             f"{path} was begun with another profile: its sha256 is {profile_sha256(stored)[:12]}…, that of "
             f"{profile.name!r} as given now is {profile_sha256(profile)[:12]}…. Resume without --profile and --set "
@@ -178,8 +181,10 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
     return ReopenedExperiment(results=results, profile=stored, requests=results.prepared_requests())
 
 
-def _with_blocks(profile: Profile, stored: Profile) -> Profile:
-    """``profile`` with as many blocks as the stored one had when the experiment began."""
+def _as_begun(profile: Profile, stored: Profile, manifest: Manifest) -> Profile:
+    """``profile`` with the blocks, and the computed size of the KV cache, with which the experiment began."""
+    if any(note.code == COMPUTED for note in manifest.warnings) and profile.engine.options.get(KV_OPTION) is None:
+        profile = with_kv_bytes(profile, stored.engine.options[KV_OPTION])
     return profile.model_copy(update={"blocks": stored.blocks})
 
 

@@ -159,6 +159,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "other values.",
             "Read the reason; a comparison needs both sides alike, as with value_kernels: false.",
         ),
+        "kv-memory-computed": _note(
+            "All servers got one size of KV cache, computed from what the one with the largest value model needs.",
+            "Nothing; state engine.options.kv_cache_memory_bytes to choose the size yourself.",
+        ),
         "simulated": _note(
             "The runs were simulated in virtual time, without server, client or network; times are a cost model's.",
             "Nothing; measure with 'benchctl run' what a decision rests on.",
@@ -221,10 +225,6 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
         "prefix-cache": _warning(
             "Prompt tokens came from the server's prefix cache, so ttft is that of a warm cache.",
             "Choose another --seed, or switch the prefix cache off.",
-        ),
-        "prefix-hits-differ": _warning(
-            "Servers of others found unequal shares of the prompts in their prefix caches.",
-            "Leave engine.options.bypass_prefix_cache on, or warm both caches with one run each and measure again.",
         ),
         "sim-lag": _warning(
             "The simulator fell behind its own clock, so the client's times are longer than the simulated ones.",

@@ -190,4 +190,4 @@ def test_a_description_that_cannot_be_written_is_said_and_steps_are_recorded_no_
     files = {"BENCHCTL_SERVER_DESCRIPTION": Path("/nowhere/server.json"), "BENCHCTL_STEP_LOG": tmp_path / "steps"}
     done = served(vllm_like, [STEP], {"model_config": {"seed": 0}}, **files)
     assert done.stderr.count("WARNING") == 1
-    assert effective(Path("/nowhere/server.json"), has_fixed_cache=True) == {}
+    assert effective(Path("/nowhere/server.json")) == {}

@@ -166,14 +166,13 @@ def test_what_only_says_where_and_when_a_server_ran_is_no_configuration(tmp_path
     path.write_text(json.dumps(told))
     expected = {
         "max_model_len": 4096, "seed": 0, "enable_prefix_caching": False, "rank": 0, "compilation.mode": "NONE",
-        "torch_version": "2.13.0",
+        "num_gpu_blocks": 64, "torch_version": "2.13.0",
     }  # fmt: skip
-    assert effective(path, has_fixed_cache=False) == expected
-    assert effective(path, has_fixed_cache=True) == expected | {"num_gpu_blocks": 64}
+    assert effective(path) == expected
 
 
 def test_what_keeps_replicas_in_step_is_a_setting_only_where_there_are_several(tmp_path):
     path, name = tmp_path / "server.json", "disable_nccl_for_dp_synchronization"
     for replicas in (1, 2):
         path.write_text(json.dumps({"parallel_config": {"data_parallel_size": replicas, name: True}}))
-        assert (name in effective(path, has_fixed_cache=False)) is (replicas == 2)
+        assert (name in effective(path)) is (replicas == 2)

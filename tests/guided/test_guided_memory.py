@@ -82,3 +82,4 @@ def test_passes_need_more_with_more_rows_candidates_and_longer_slots():
     assert value_model_memory(config, 2, **limits | {"max_slots": 512}).passes > 1.9 * usual
     assert value_model_memory(config, 2, **limits, candidates=5).passes < usual / 4
     assert value_model_memory(config, 2, **limits | {"max_tokens": 500}).passes < usual
+    assert value_model_memory(config, 2, **limits, kernels=False).passes > usual

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from benchctl.cli.options.experiment import RESULTS
+from benchctl.cli.options.experiment import RESULTS, Overrides
 from benchctl.cli.output.screen import print_json
 from benchctl.errors import UsageError
 from benchctl.formats import count_of
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from benchctl.measure.doctor.check import Check
     from benchctl.measure.doctor.engines import NeededEngine
+    from benchctl.profile.model import Profile
 
 _MISSING: Final = 2
 _STYLES: Final = {"ok": "green", "warning": "yellow", "missing": "red"}
@@ -27,13 +28,21 @@ def doctor(
         list[str] | None,
         typer.Option("--engine", help="Engine preset or kind that must be installed; repeat as needed."),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            help="Profile whose memory is checked, on the engine that is named first: value models, KV cache.",
+        ),
+    ] = None,
+    overrides: Overrides = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="Require a GPU.")] = False,
     output_dir: Annotated[
         Path, typer.Option("--output-dir", help="Directory for results, whose free space is checked.")
     ] = RESULTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    """Check this machine: processor, clock, disk space, GPUs, measured peaks, engines, datasets.
+    """Check this machine: processor, clock, disk space, GPUs, measured peaks, memory, engines, datasets.
 
     Each problem is followed by the command that fixes it. Exit code: 0 if everything that is needed is available
     (without options, what the simulator needs), 2 if something needed is missing. Warnings do not change it.
@@ -41,7 +50,9 @@ def doctor(
     from benchctl.measure.doctor.check import obstacles
     from benchctl.measure.doctor.doctor import Needs, inspect_machine
 
-    checks = inspect_machine(Needs(results=output_dir, engines=[_engine(name) for name in engine or ()], gpu=gpu))
+    engines = [_engine(name) for name in engine or ()]
+    planned = _profile(profile, engine or [], overrides or [])
+    checks = inspect_machine(Needs(results=output_dir, engines=engines, gpu=gpu, profile=planned))
     if as_json:
         print_json(_document(checks))
     else:
@@ -63,6 +74,17 @@ def _engine(name: str) -> "NeededEngine":
     engine_for(profile.engine.kind)
     variant, cell = next(iter(arms(profile)))
     return NeededEngine(kind=profile.engine.kind, options=variant_settings(profile, variant, cell).server)
+
+
+def _profile(name: str | None, engines: list[str], overrides: list[str]) -> "Profile | None":
+    """The profile whose memory is checked, on the first of these engines."""
+    from benchctl.profile.load import load_profile
+
+    if name is None:
+        if overrides:
+            raise UsageError("--set changes a profile: name it with --profile, as in --profile topk-sweep")
+        return None
+    return load_profile(name, engine=engines[0] if engines else None, overrides=overrides)
 
 
 def _document(checks: "Sequence[Check]") -> dict[str, Any]:

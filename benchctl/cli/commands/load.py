@@ -205,8 +205,7 @@ def _plain_profile(
         "seed": seed,
         "blocks": 1,
         "stop": stop,
-        # As the server is: what clients of its own would see, and other load generators.
-        "engine": {"kind": "attach", "options": {**server, "bypass_prefix_cache": False}},
+        "engine": {"kind": "attach", "options": server},
         "model": server["served_model"] or "unknown",
         "workload": {
             **workload,

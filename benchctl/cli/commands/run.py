@@ -19,6 +19,7 @@ from benchctl.cli.experiment import (
     measure,
     measure_lengths,
     prepare_experiment,
+    share_kv_memory,
     tokenizer_of,
 )
 from benchctl.cli.options.experiment import (
@@ -175,11 +176,12 @@ def run(  # the parameters are the command line
     chosen = _load(profile_name, engine, changes, num_blocks, seed)
     if chosen is None:
         raise UsageError("name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them")
-    if measures_noise:
-        chosen = _baseline_against_itself(chosen, num_blocks)
+    kv_plan = share_kv_memory(chosen, is_plan=dry_run)
+    chosen = kv_plan.applied_to(chosen)
+    chosen = _baseline_against_itself(chosen, num_blocks) if measures_noise else chosen
     check_experiment(chosen, is_plan=dry_run)
     if dry_run:
-        _print_plan(chosen, step_time_model, output or output_dir)
+        _print_plan(chosen, step_time_model, output or output_dir, kv_plan.text)
         return
     _refuse_model(step_time_model)
     tokenizer = tokenizer_of(chosen)
@@ -187,7 +189,7 @@ def run(  # the parameters are the command line
         lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=manner.is_quiet, tokenizer=tokenizer)
         prepared = prepare_experiment(chosen, lengths_from, tokenizer=tokenizer)
         check_machine(chosen, prepared.requests, output or output_dir)
-        results = create(chosen, prepared, output_dir, label, directory=output)
+        results = create(chosen, prepared, output_dir, label, directory=output, notes=kv_plan.notes)
     _measure_new(results, chosen, prepared, manner)
 
 
@@ -231,9 +233,9 @@ def _baseline_against_itself(profile: "Profile", num_blocks: int | None) -> "Pro
     return repeated if num_blocks is None else repeated.model_copy(update={"blocks": num_blocks})
 
 
-def _print_plan(profile: "Profile", step_time_model: Path | None, output: Path) -> None:
-    """Print the ordered runs, with those that measure natural lengths first where needed."""
-    from benchctl.cli.output.plan import print_plan
+def _print_plan(profile: "Profile", step_time_model: Path | None, output: Path, kv_memory: str | None) -> None:
+    """Print the ordered runs, with those that measure natural lengths first where needed, and the KV cache."""
+    from benchctl.cli.output.plan import print_kv_memory, print_plan
     from benchctl.measure.noise_on_file import noise_on_file
     from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 
@@ -245,6 +247,7 @@ def _print_plan(profile: "Profile", step_time_model: Path | None, output: Path) 
     if prepared is not None:
         check_machine(profile, prepared.requests, output, is_plan=True)
         print_plan(profile, prepared.requests, on_file.noise, step_time_model)
+        print_kv_memory(kv_memory)
         return
     pilot = lengths_profile(profile)
     requests = prepare_experiment(pilot).requests
@@ -253,6 +256,7 @@ def _print_plan(profile: "Profile", step_time_model: Path | None, output: Path) 
     print_plan(pilot, requests, None, step_time_model)
     print(f"then {profile.name!r}, every answer forced to its natural length:")
     print_plan(profile, requests, on_file.noise, step_time_model)
+    print_kv_memory(kv_memory)
 
 
 def _measure_new(results: "ResultDirectory", profile: "Profile", prepared: "PreparedSet", manner: _Manner) -> None:
@@ -266,12 +270,14 @@ def _measure_new(results: "ResultDirectory", profile: "Profile", prepared: "Prep
 
 
 def _print_expectations(results: "ResultDirectory", profile: "Profile") -> None:
-    """Print the power of the experiment with the noise on file, and the warnings about that noise."""
-    from benchctl.cli.output.plan import print_power
+    """Print the KV cache that was computed, the power with the noise on file, and the warnings about that noise."""
+    from benchctl.cli.output.plan import print_kv_memory, print_power
     from benchctl.records.noise import load_noise
 
     print_power(profile, load_noise(results.path))
     for warning in results.manifest().warnings:
+        if warning.code == "kv-memory-computed":
+            print_kv_memory(warning.message)
         if warning.code.startswith("noise-"):
             warn(warning.message)
 

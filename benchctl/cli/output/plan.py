@@ -80,6 +80,12 @@ def _print_runs(runs: "Sequence[PlannedRun]", durations_s: "Mapping[str, float]"
     wide_console().print(table)
 
 
+def print_kv_memory(text: str | None) -> None:
+    """Print the KV cache of the servers in one sentence, where there is anything to say of it."""
+    if text is not None:
+        print(text, flush=True)
+
+
 def balance_text(imbalance: "Imbalance", num_arms: int, num_blocks: int) -> str:
     """The balance of the order: by how much it is unbalanced, and the numbers of blocks that would balance it."""
     from benchctl.profile.planning.balance import balanced_numbers

@@ -24,26 +24,19 @@ _PREFIXED: Final = {
 }
 _OF_THE_RUN: Final = re.compile(r"(^|_)(port|ip|addr|host|time|uuid|id|dir|path)$")
 """Settings that say where or when a server ran, and differ between two that are configured alike."""
-_INFERRED: Final = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})
-"""What the server sizes by the memory that it happens to find."""
 _OF_REPLICAS: Final = frozenset({"disable_nccl_for_dp_synchronization"})
 """Settings for the synchronisation of several replicas, meaningless with one."""
 
 
-def effective(path: Path, *, has_fixed_cache: bool) -> dict[str, Any]:
-    """The flat configuration; empty when the plugin wrote none, for which the server's log has the reason.
-
-    With ``has_fixed_cache`` the size of the KV cache follows from the options alone, and belongs to them.
-    """
+def effective(path: Path) -> dict[str, Any]:
+    """The flat configuration; empty when the plugin wrote none, for which the server's log has the reason."""
     description = read_description(path)
     flat: dict[str, Any] = {}
     for section in _FLAT:
         flat = _set_values(description, section) | flat
     for section, prefix in _PREFIXED.items():
         flat |= {f"{prefix}.{name}": value for name, value in _set_values(description, section).items()}
-    ignored = (_OF_REPLICAS if flat.get("data_parallel_size") == 1 else set()) | (
-        set() if has_fixed_cache else _INFERRED
-    )
+    ignored = _OF_REPLICAS if flat.get("data_parallel_size") == 1 else frozenset[str]()
     configured = {
         name: value for name, value in flat.items() if name not in ignored and not _OF_THE_RUN.search(name)
     }

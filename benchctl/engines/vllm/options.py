@@ -32,7 +32,8 @@ class VllmOptions(PythonOptions):
     gpu_memory_utilization: Annotated[Share | None, Flag()] = None
     """Share of the device's memory that the server may take."""
     kv_cache_memory_bytes: Annotated[MemorySize | ByteCount | None, Flag()] = None
-    """Size of the KV cache, such as ``256M``; in place of a share of the memory."""
+    """Size of the KV cache, such as ``256M``; in place of a share of the memory. On ``vllm-lenvm`` with a value
+    model and a GPU, null is the size that benchctl computes for all arms."""
     tensor_parallel_size: Annotated[DeviceCount, Flag()] = 1
     """Devices that each layer is spread over."""
     data_parallel_size: Annotated[DeviceCount, Flag()] = 1

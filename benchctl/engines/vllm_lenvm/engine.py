@@ -27,6 +27,7 @@ from benchctl.engines.vllm.engine import VllmEngine
 from benchctl.engines.vllm.signatures import SIGNATURES
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.engines.vllm_lenvm.steps import guided_step_log, read_vllm_lenvm_steps
+from benchctl.engines.vllm_lenvm.value_model import MAX_CANDIDATES
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.guided.parameter_table import VLLM_PREFIX
 from benchctl.profile.model import VariantSettings
@@ -37,7 +38,6 @@ from benchctl.untrusted.decoding import DECODING_ERRORS
 from benchctl.untrusted.reading import UnreadableError, read_bytes
 
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
-MAX_CANDIDATES: Final = 64
 _PROCESSOR_FLAG: Final = "--logits-processors"
 _DESCRIPTION: Final = "value_model.json"
 _SIGNATURES: Final = (

@@ -22,7 +22,8 @@ class VllmLenvmOptions(VllmOptions):
     """Source of the value model's weights; ``dummy`` draws random ones on the device and needs none on disk."""
     value_memory_bytes: ByteCount | None = None
     """Most memory for the prefixes that the value model keeps, for which max_num_seqs and max_model_len are
-    multiplied; null: whatever that takes. vLLM does not count it: leave room with gpu_memory_utilization."""
+    multiplied; null: whatever that takes. It is a part of gpu_memory_utilization; ``benchctl doctor --profile``
+    says how large it is."""
     fused: bool = True
     """Extend prefixes and score candidates in one forward pass of the value model; if false, in two."""
     value_reuse: bool | None = None

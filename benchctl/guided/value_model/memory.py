@@ -7,7 +7,14 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.guided.value_model.sizes import MAX_PREFILL_TOKENS, PARTIAL_BYTES, attention_chunks, recorded_sizes
+from benchctl.guided.value_model.sizes import (
+    MAX_LAG,
+    MAX_PREFILL_TOKENS,
+    PARTIAL_BYTES,
+    attention_chunks,
+    recorded_sizes,
+    rows_that_fit,
+)
 from benchctl.guided.value_model.tensor_shapes import BackboneConfig, backbone_shapes, head_dim, head_shapes
 from benchctl.units import GIB
 
@@ -40,13 +47,20 @@ def value_model_memory(
     max_tokens: int,
     max_candidates: int,
     candidates: int | None = None,
+    kernels: bool = True,
 ) -> ValueModelMemory:
     """The memory of a value model with this backbone, whose numbers have ``itemsize`` bytes.
 
-    Slots are made for ``max_candidates``; passes score ``candidates`` in each row, by default as many.
+    Slots are made for ``max_candidates``; passes score ``candidates`` in each row, by default as many. Without
+    ``kernels`` they are computed by torch alone.
     """
     cells = cells_per_slot(max_tokens, max_candidates)
-    tokens = recorded_sizes(max_slots, max_candidates if candidates is None else candidates)[-1]
+    candidates = max_candidates if candidates is None else candidates
+    tokens = recorded_sizes(max_slots, candidates)[-1]
+    passes = pass_bytes(config, itemsize, max(tokens, MAX_PREFILL_TOKENS), cells)
+    if not kernels:
+        rows = rows_that_fit(tokens, candidates)
+        passes += gathered_bytes(config, itemsize, rows=rows, columns=candidates + MAX_LAG, cells=cells)
     return ValueModelMemory(
         weights=weight_bytes(config, itemsize),
         prefixes=prefix_bytes(
@@ -58,7 +72,7 @@ def value_model_memory(
             head_dim=head_dim(config),
             itemsize=itemsize,
         ),
-        passes=pass_bytes(config, itemsize, max(tokens, MAX_PREFILL_TOKENS), cells),
+        passes=passes,
         max_slots=max_slots,
         max_tokens=max_tokens,
     )
@@ -102,3 +116,9 @@ def pass_bytes(config: BackboneConfig, itemsize: int, tokens: int, cells: int) -
     _, num_chunks = attention_chunks(cells, tokens * heads * size)
     partial = num_chunks * heads * (size + 1) if num_chunks > 1 else 0
     return tokens * (wide * itemsize + partial * PARTIAL_BYTES)
+
+
+def gathered_bytes(config: BackboneConfig, itemsize: int, *, rows: int, columns: int, cells: int) -> int:
+    """Bytes of one layer's attention as torch computes it: copies of keys and values, the mask and the scores."""
+    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+    return rows * cells * (2 * key_heads * head_dim(config) + 3 * columns * heads // key_heads) * itemsize

@@ -15,13 +15,20 @@ class BackboneConfig(Protocol):
     A family may have ``attention_bias``, ``mlp_bias`` and a ``head_dim`` of its own beside them.
     """
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
+    @property
+    def model_type(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
 
 
 def backbone_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:

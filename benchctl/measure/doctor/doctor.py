@@ -1,6 +1,6 @@
 """Inspection of this machine before measuring on it.
 
-    software ▸ machine ▸ GPUs ▸ peaks ▸ engines ▸ datasets: one ``Check`` for each part
+    software ▸ machine ▸ GPUs ▸ peaks ▸ memory ▸ engines ▸ datasets: one ``Check`` for each part
 
 Nothing is changed or downloaded, and programs are started only to read their version.
 """
@@ -19,9 +19,11 @@ from benchctl.measure.doctor.check import Check
 from benchctl.measure.doctor.engines import NeededEngine, engine_checks
 from benchctl.measure.doctor.gpu import gpu_checks
 from benchctl.measure.doctor.host import host_checks
+from benchctl.measure.doctor.memory import memory_checks
 from benchctl.measure.doctor.peaks import peak_checks
 from benchctl.measure.provenance import git_state
 from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.profile.model import Profile
 from benchctl.records.stores.peaks_store import peaks_directory
 from benchctl.workload.datasets.dataset import dataset_files
 from benchctl.workload.datasets.files import data_directory, file_state
@@ -41,6 +43,8 @@ class Needs:
     results: Path
     engines: Sequence[NeededEngine] = ()
     gpu: bool = False
+    profile: Profile | None = None
+    """Experiment whose memory is checked."""
 
 
 def inspect_machine(needs: Needs) -> tuple[Check, ...]:
@@ -52,6 +56,7 @@ def inspect_machine(needs: Needs) -> tuple[Check, ...]:
         *host_checks(needs.results),
         *gpus,
         *peak_checks(peaks_directory(), [gpu.name for gpu in gpu_inventory()]),
+        *(() if needs.profile is None else memory_checks(needs.profile)),
         *engine_checks(needs.engines, has_gpu=has_gpu),
         *(_data_set(name, data_directory()) for name in dataset_files()),
     )

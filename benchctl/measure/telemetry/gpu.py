@@ -48,8 +48,9 @@ def _sampler_missing(nvml_problem: str, smi_problem: str) -> ResultWarning:
     return ResultWarning(code="gpu-sampler-missing", message=message)
 
 
-def gpu_inventory() -> tuple[GpuInfo, ...]:
-    with open_gpu(os.environ.get(VARIABLE)) as reader:
+def gpu_inventory(visible: str | None = None) -> tuple[GpuInfo, ...]:
+    """The devices that ``visible`` names, by default those that CUDA_VISIBLE_DEVICES names."""
+    with open_gpu(os.environ.get(VARIABLE) if visible is None else visible) as reader:
         return reader.inventory() if reader else ()
 
 

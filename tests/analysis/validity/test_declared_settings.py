@@ -45,8 +45,8 @@ def pair(changed: str, text: str = VLLM) -> tuple[VariantSettings, VariantSettin
     return variant_settings(profile, "baseline", {}), variant_settings(profile, "changed", {})
 
 
-def declared(changed: str, kind: str = "vllm") -> frozenset[str]:
-    return declared_settings(*pair(changed), kind)
+def declared(changed: str, text: str = VLLM, kind: str = "vllm") -> frozenset[str]:
+    return declared_settings(*pair(changed, text), kind)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from benchctl.analysis.validity.comparability.kv_sizes import KV_SIZES
+
 BUILD: Final = frozenset({"server.python", "server.binary"})
 """Options that choose a build of the engine: another version may also report settings that the first one lacks."""
 
@@ -29,8 +31,9 @@ _EVERY_ENGINE: Final[_Consequences] = {
     ),
 }  # fmt: skip
 
-_CACHE: Final = ("server.num_gpu_blocks", "server.kv_cache_size_tokens", "server.kv_cache_max_concurrency")
-"""Size of vLLM's KV cache, which shares the memory with all else."""
+_CACHE: Final = tuple(sorted(KV_SIZES))
+"""Size of vLLM's KV cache, which shares the memory with all else. A value model does not declare another one: where
+vLLM chose the size, the guided server has a smaller cache, which is a change beside guidance."""
 _BUDGETS: Final = (
     "server.max_num_batched_tokens", "server.max_num_scheduled_tokens", "server.max_num_encoder_input_tokens",
     "server.encoder_cache_size", "server.compilation.compile_ranges_*", *_CACHE,
@@ -81,7 +84,7 @@ options in the variable are reported and compared one by one."""
 
 _VLLM_LENVM: Final[_Consequences] = {
     **_VLLM,
-    "server.value_model": ("server.value_model.*", *_CACHE),
+    "server.value_model": ("server.value_model.*",),
     "server.value_dtype": ("server.value_model.*",),
     "server.value_memory_bytes": ("server.value_model.*",),
     "server.value_graphs": (_RECORDED,),

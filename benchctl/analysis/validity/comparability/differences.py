@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from benchctl.analysis.validity.comparability.declared import chooses_build, is_declared
+from benchctl.analysis.validity.comparability.kv_sizes import alike_sizes
 from benchctl.analysis.validity.comparability.launch import is_flag, launch_settings
 from benchctl.errors import NotComparableError
 from benchctl.profile.planning.plan import allowed_difference
@@ -95,7 +96,7 @@ def configuration_differences(
     for cell, sides in cells.items():
         a, b = ([_settings_of(run.record, names, has_one_host=has_one_host) for run in runs] for runs in sides)
         for key in sorted({key for settings in (*a, *b) for key in settings}):
-            left, right = _values(a, key), _values(b, key)
+            left, right = alike_sizes(key, (_values(a, key), _values(b, key)), (*a, *b))
             # of a flag that sets a reported setting, only the reported value counts
             is_reported = is_flag(key) and any(name in settings for name in names[key] for settings in (*a, *b))
             if len({*left, *right}) > 1 and not {*left, *right} <= _NOT_SET and not is_reported:

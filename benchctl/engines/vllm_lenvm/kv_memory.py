@@ -1,0 +1,236 @@
+"""One size of KV cache for all servers of an experiment in which some load a value model.
+
+Left to itself, vLLM gives its KV cache what remains of the memory that it may take. It counts what a value model
+holds (free memory before and after loading), so a guided server would get a smaller cache than the stock server
+that it is compared with, and would preempt and batch otherwise. All arms therefore get the cache of the one that
+needs most beside it:
+
+    KV cache = device memory * gpu_memory_utilization
+               - max over arms (base model + value model + prefixes + reserve)
+
+vLLM 0.32 takes ``--kv-cache-memory-bytes`` as it is (v1/worker/gpu_worker.py, ``determine_available_memory``):
+it measures nothing then, and ``gpu_memory_utilization`` only says how much must be free at the start. So what a
+server takes beside weights and caches has to be kept free here. That is the reserve. None of its constants was
+measured on a GPU yet; they are allowances, and vLLM's log of a server without the option says what it took ("peak
+activation", "CUDAGraph memory").
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from benchctl.costs.model_shape import ModelShape
+from benchctl.costs.shapes import shape_for
+from benchctl.engines.hub import context_of
+from benchctl.engines.openai_server import own_options
+from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
+from benchctl.engines.vllm_lenvm.value_model import value_model_of
+from benchctl.errors import UsageError
+from benchctl.guided.value_model.memory import ValueModelMemory
+from benchctl.profile.model import VariantSettings
+from benchctl.records.manifest import GpuInfo
+from benchctl.units import GIB, MIB
+
+DEFAULT_SHARE: Final = 0.92
+"""``gpu_memory_utilization`` of vLLM 0.32 (vllm/config/cache.py)."""
+_BLOCK_TOKENS: Final = 16
+_RUNTIME_BYTES: Final = GIB
+"""CUDA's context, libraries with their workspaces, and what the driver keeps of the memory that it states."""
+_GRAPH_BYTES: Final = GIB
+"""vLLM's CUDA graphs, of up to 51 sizes."""
+_VALUE_GRAPH_BYTES: Final = GIB // 2
+"""Descriptions of the value model's CUDA graphs; their results are counted with its passes."""
+_SAMPLING_BYTES: Final = 28
+"""Of each logit of the largest batch: the logit, its probability, its sorted copy, the sum of these and the result
+in 32 bits, the order in 64."""
+_GUIDANCE_BYTES: Final = 12
+"""The same for guidance: the logits in 32 bits, their copy with all but the candidates closed, the mass."""
+_KV_ELEMENT_BYTES: Final = 2
+_FLOAT32_BYTES: Final = 4
+_LARGE_BYTES: Final = 70 * GIB
+_LARGEST_BYTES: Final = 160 * GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Bytes that a server takes beside weights and caches."""
+
+    activations: int
+    """Of the base model, in the largest batch of tokens."""
+    sampling: int
+    passes: int
+    """Of the value model."""
+    graphs: int
+    runtime: int = _RUNTIME_BYTES
+
+    @property
+    def total(self) -> int:
+        return self.activations + self.sampling + self.passes + self.graphs + self.runtime
+
+    def __str__(self) -> str:
+        parts = {
+            "activations": self.activations,
+            "sampling": self.sampling,
+            "value model's passes": self.passes,
+            "CUDA graphs": self.graphs,
+            "runtime": self.runtime,
+        }
+        listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
+        return f"{self.total / GIB:.2f} GiB in reserve ({listed})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmMemory:
+    """Bytes that the server of one arm needs on each device beside its KV cache."""
+
+    label: str
+    weights: int
+    """Of the base model, and of the model that drafts for it."""
+    value_model: ValueModelMemory | None
+    reserve: Reserve
+    sequence: int
+    """KV cache of the longest sequence that the server takes."""
+
+    @property
+    def total(self) -> int:
+        value_model = 0 if self.value_model is None else self.value_model.weights + self.value_model.prefixes
+        return self.weights + value_model + self.reserve.total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvMemory:
+    """The KV cache of every arm, with the parts that its size was computed from."""
+
+    device: str
+    device_bytes: int
+    share: float
+    largest: ArmMemory
+    """The arm that needs most beside its cache."""
+    sequence: int
+    """KV cache of one sequence, in the arm in which it is largest."""
+    num_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        return self.num_bytes >= self.sequence
+
+    def __str__(self) -> str:
+        value_model = f", value model {self.largest.value_model}" if self.largest.value_model else ""
+        return (
+            f"{self.share:g} of the {self.device_bytes / GIB:.2f} GiB of {self.device} less what "
+            f"{self.largest.label} needs: base model {self.largest.weights / GIB:.2f} GiB{value_model}, "
+            f"{self.largest.reserve}"
+        )
+
+
+def kv_cache_bytes(device_bytes: int, share: float, needed_bytes: Iterable[int]) -> int:
+    """Bytes of KV cache that every arm can have, whole MiB; negative where an arm needs more than there is.
+
+    The formula of this module: ``device_bytes * share`` less the largest of ``needed_bytes``, one for each arm.
+    """
+    return math.floor(device_bytes * share - max(needed_bytes)) // MIB * MIB
+
+
+def equal_kv_memory(device: GpuInfo, settings: dict[str, VariantSettings]) -> KvMemory:
+    """The KV cache of the arms with these settings, by label, on a device whose memory is known.
+
+    Raises UsageError where a model's size cannot be known here.
+    """
+    assert device.memory_bytes is not None  # noqa: S101
+    arms = [memory_of(label, each, device) for label, each in settings.items()]
+    share = share_of(settings.values())
+    return KvMemory(
+        device=device.name,
+        device_bytes=device.memory_bytes,
+        share=share,
+        largest=max(arms, key=lambda arm: arm.total),
+        sequence=max(arm.sequence for arm in arms),
+        num_bytes=kv_cache_bytes(device.memory_bytes, share, [arm.total for arm in arms]),
+    )
+
+
+def share_of(settings: Iterable[VariantSettings]) -> float:
+    """The least share of memory that one of these servers may take."""
+    shares = {own_options(each, VllmLenvmOptions).gpu_memory_utilization for each in settings}
+    return min(DEFAULT_SHARE if share is None else share for share in shares)
+
+
+def memory_of(label: str, settings: VariantSettings, device: GpuInfo) -> ArmMemory:
+    """The memory of an arm's server on ``device``. Raises UsageError where a model's size cannot be known."""
+    options = own_options(settings, VllmLenvmOptions)
+    shape = shape_for(settings.model)
+    devices, max_tokens = options.tensor_parallel_size, max_model_len_of(settings)
+    element = _FLOAT32_BYTES if options.dtype == "float32" else _KV_ELEMENT_BYTES
+    max_slots = options.max_num_seqs or default_max_num_seqs(device)
+    value_model = None if options.value_model is None else value_model_of(settings, max_slots, max_tokens)
+    sampling = _SAMPLING_BYTES + (0 if value_model is None else _GUIDANCE_BYTES)
+    graphs = 0 if options.enforce_eager else _GRAPH_BYTES
+    has_value_graphs = value_model is not None and options.value_graphs
+    reserve = Reserve(
+        activations=_batched_tokens(options, device, max_tokens) * _token_width(shape) * element // devices,
+        sampling=max_slots * shape.vocab * sampling,
+        passes=0 if value_model is None else value_model.passes,
+        graphs=graphs + (_VALUE_GRAPH_BYTES if has_value_graphs else 0),
+    )
+    weights = sum(_weight_bytes(each, options) for each in (shape, *_draft(options))) // devices
+    num_blocks = -(-max_tokens // _BLOCK_TOKENS) + 1  # vLLM keeps one for itself
+    sequence = num_blocks * _BLOCK_TOKENS * shape.kv_bytes_per_token(element) // devices
+    return ArmMemory(label=label, weights=weights, value_model=value_model, reserve=reserve, sequence=sequence)
+
+
+def max_model_len_of(settings: VariantSettings) -> int:
+    """Longest prompt and output together. Raises UsageError where neither options nor model state it."""
+    stated = own_options(settings, VllmLenvmOptions).max_model_len or context_of(settings.model)
+    if stated is None:
+        raise UsageError(
+            f"the longest sequence of {settings.model} is not known here; set engine.options.max_model_len"
+        )
+    return stated
+
+
+def default_max_num_seqs(device: GpuInfo) -> int:
+    """Sequences in one batch where no option says so: ``get_batch_defaults`` in vllm/engine/arg_utils.py."""
+    memory = device.memory_bytes or 0
+    is_large = memory >= _LARGEST_BYTES or (memory >= _LARGE_BYTES and "a100" not in device.name.lower())
+    return 1024 if is_large else 256
+
+
+def _batched_tokens(options: VllmLenvmOptions, device: GpuInfo, max_tokens: int) -> int:
+    """Tokens of the largest step; the defaults are from the same place."""
+    if options.max_num_batched_tokens is not None:
+        return options.max_num_batched_tokens
+    memory = device.memory_bytes or 0
+    usual = 16_384 if memory >= _LARGEST_BYTES else 8192 if memory >= _LARGE_BYTES else 2048
+    return usual if options.enable_chunked_prefill is not False else max(usual, max_tokens)
+
+
+def _token_width(shape: ModelShape) -> int:
+    """Numbers that a token has in one layer: residual and two results as wide, block, queries, keys, values."""
+    block = max(shape.ffn, shape.moe.experts_per_token * shape.moe.expert_ffn if shape.moe is not None else 0)
+    return 3 * shape.hidden + 3 * block + (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim
+
+
+def _weight_bytes(shape: ModelShape, options: VllmLenvmOptions) -> int:
+    return shape.weight_bytes(_FLOAT32_BYTES if options.dtype == "float32" else None)
+
+
+def _draft(options: VllmLenvmOptions) -> tuple[ModelShape, ...]:
+    """The model that drafts, where there is one."""
+    if not options.speculates:
+        return ()
+    source = options.draft_source
+    if source.problem is not None:
+        raise UsageError(f"the memory of what drafts is not known: {source.problem}")
+    return () if source.model is None else (shape_for(source.model),)
+
+
+def states_kv_size(settings: Iterable[VariantSettings]) -> bool:
+    """True where the profile says how much memory the KV cache of a server gets, or sweeps what decides it."""
+    options = [own_options(each, VllmLenvmOptions) for each in settings]
+    words = {word.partition("=")[0] for each in options for word in each.extra_args}
+    return (
+        any(each.kv_cache_memory_bytes is not None for each in options)
+        or not words.isdisjoint({"--kv-cache-memory-bytes", "--kv-cache-memory", "--num-gpu-blocks-override"})
+        or len({each.gpu_memory_utilization for each in options}) > 1
+    )
