@@ -161,10 +161,13 @@ def floor_line(decomposition: Decomposition) -> str | None:
     if isinstance(floor, str):
         return f"no floor to compare the step with: {floor}"
     causes = ", ".join(f"{name} {signed_three_digits(share)}" for name, share in floor.causes.items())
+    added, floor_added = (
+        f"{signed_three_digits(time_s * MS_PER_S)} ms" for time_s in (floor.added_s, floor.floor_added_s)
+    )
     return (
-        f"time per step x{factor_interval(floor.measured, floor.interval)}; floor x{floor.ratio:.3f} at the peaks "
-        f"of {floor.hardware} ({causes}), so {three_digits(floor.times_floor)} times the floor; the first side's "
-        f"step is {three_digits(floor.a_times_floor)} times its own floor"
+        f"time per step x{factor_interval(floor.measured, floor.interval)}, {added}; floor x{floor.ratio:.3f}, "
+        f"{floor_added}, at the peaks of {floor.hardware} ({causes}), so {three_digits(floor.times_floor)} times "
+        f"the floor; the first side's step is {three_digits(floor.a_times_floor)} times its own floor"
     )
 
 

@@ -82,6 +82,10 @@ class StepFloor:
     """Of ``measured``; None for one block."""
     a_times_floor: float
     """The measured step of A over its floor. A large one hides guidance: beside a slow base, it is small."""
+    added_s: float
+    """Measured step of B less that of A."""
+    floor_added_s: float
+    """The same of the floors: the part of ``added_s`` that no implementation avoids beside the same base."""
     hardware: str
 
     @property
@@ -144,5 +148,7 @@ def _step_floor(
         measured=step_b / step_a if step is None else step.ratio,
         interval=interval,
         a_times_floor=step_a / floor_a,
+        added_s=step_b - step_a,
+        floor_added_s=floor_b - floor_a,
         hardware=hardware,
     )

@@ -9,6 +9,7 @@ from benchctl.analysis.attribution.work_split import StepFloor
 from benchctl.analysis.summary.finding import Finding
 from benchctl.analysis.summary.findings import cells_in_words, span_of
 from benchctl.analysis.summary.sweep import SweepRow
+from benchctl.units import MS_PER_S
 
 _REMEDY = "; 'benchctl micro roofline' measures them for runs to come"
 
@@ -38,16 +39,20 @@ def _beside_floor(rows: Sequence[SweepRow], floors: Sequence[StepFloor]) -> Find
     ratios, measured = [floor.ratio for floor in floors], [floor.measured for floor in floors]
     excess, base = [floor.times_floor for floor in floors], [floor.a_times_floor for floor in floors]
     devices = " and ".join(sorted({floor.hardware for floor in floors}))
+    added = span_of([floor.added_s * MS_PER_S for floor in floors], ".3g")
+    floor_added = span_of([floor.floor_added_s * MS_PER_S for floor in floors], ".3g")
     sentence = (
-        f"{cells_in_words(rows)}: with all bytes and FLOPs at the peaks of {devices} a step would take "
-        f"{span_of(ratios, '.3g')} times the baseline's; it takes {span_of(measured, '.3g')} times, so "
-        f"{span_of(excess, '.3g')} times that floor. The baseline's own step is {span_of(base, '.3g')} times its "
-        "floor: the farther it stays behind, the less guidance shows."
+        f"{cells_in_words(rows)}: a step takes {span_of(measured, '.3g')} times the baseline's ({added} ms more); "
+        f"with all bytes and FLOPs at the peaks of {devices} it would be {span_of(ratios, '.3g')} times "
+        f"({floor_added} ms more), so it takes {span_of(excess, '.3g')} times that floor. The baseline's own step "
+        f"is {span_of(base, '.3g')} times its floor: the farther it stays behind, the less guidance shows."
     )
     numbers = {
         "step_floor_ratio": fmean(ratios),
         "step_ratio": fmean(measured),
         "step_times_floor": fmean(excess),
         "baseline_times_floor": fmean(base),
+        "added_s": fmean(floor.added_s for floor in floors),
+        "floor_added_s": fmean(floor.floor_added_s for floor in floors),
     }
     return Finding(code="floor-of-guidance", sentence=sentence, numbers=numbers)

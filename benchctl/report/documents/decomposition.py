@@ -110,6 +110,8 @@ def floor_document(floor: StepFloor) -> dict[str, Any]:
         "measured_ci_high": high,
         "times_floor": floor.times_floor,
         "a_times_floor": floor.a_times_floor,
+        "added_s": floor.added_s,
+        "floor_added_s": floor.floor_added_s,
     }
 
 

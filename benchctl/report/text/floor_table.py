@@ -7,8 +7,9 @@ from rich.table import Table
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.text import factor_interval
 from benchctl.analysis.attribution.work_split import StepFloor
-from benchctl.formats import signed_three_digits, three_digits
+from benchctl.formats import signed_four_digits, signed_three_digits, three_digits
 from benchctl.report.text.plain_table import plain_table
+from benchctl.units import MS_PER_S
 
 _CAUSES: Final = ("weights", "prefixes", "arithmetic", "sampling", "other work")
 
@@ -23,11 +24,20 @@ def floor_table(analysis: AnalyzedExperiment) -> Table | None:
         "Guided step over the baseline's, and the floor of that ratio: 1 plus what guidance adds with all bytes "
         f"and FLOPs at the peaks of {devices}"
     )
-    columns = ("step time", "floor", *_CAUSES, "times floor", "baseline, times its floor")
+    columns = (
+        "step time",
+        "floor",
+        *_CAUSES,
+        "times floor",
+        "adds ms",
+        "floor adds ms",
+        "baseline, times its floor",
+    )
     table = plain_table(title, ["cell"], columns)
     for label, floor in floors.items():
         causes = (signed_three_digits(floor.causes[cause]) for cause in _CAUSES)
-        excess = (three_digits(floor.times_floor), three_digits(floor.a_times_floor))
+        added = (signed_four_digits(time_s * MS_PER_S) for time_s in (floor.added_s, floor.floor_added_s))
+        excess = (three_digits(floor.times_floor), *added, three_digits(floor.a_times_floor))
         table.add_row(
             label, factor_interval(floor.measured, floor.interval), f"{floor.ratio:.3f}", *causes, *excess
         )

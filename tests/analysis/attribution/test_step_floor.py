@@ -92,6 +92,7 @@ def test_only_an_arm_that_was_guided_has_a_floor_and_it_is_above_one(analysis: A
     assert guided.floor.measured == guided.ratios["step_ms"].estimate.ratio
     assert guided.floor.times_floor * guided.floor.ratio == pytest.approx(guided.floor.measured)
     assert guided.number("step_floor_ratio") == guided.floor.ratio
+    assert 0 < guided.floor.floor_added_s < guided.floor.added_s
     assert [finding.code for finding in analysis.findings].count("floor-of-guidance") == 1
 
 
@@ -104,14 +105,17 @@ def test_show_compare_and_the_page_print_the_same_floor(path: Path, analysis: An
     floors = [cell["decomposition"]["work"]["floor"] for cell in compared["cells"]]
     assert floors == [None, shown]
     text = cli.benchctl("compare", str(path)).stdout
-    assert f"floor x{floor.ratio:.3f} at the peaks of h100-sxm" in text
+    assert f"floor x{floor.ratio:.3f}, " in text
+    assert "at the peaks of h100-sxm (weights +" in text
     table = cli.benchctl("show", str(path)).stdout
     (row,) = [
         line for line in table.splitlines() if line.startswith("guided top_k=5") and f"{floor.ratio:.3f}" in line
     ]
     assert f"{floor.measured:.3f}" in row
     cli.benchctl("report", str(path))
-    assert "floor-of-guidance" in (path / "report.html").read_text(encoding="utf-8")
+    page = (path / "report.html").read_text(encoding="utf-8")
+    assert "floor-of-guidance" in page
+    assert f"floor x{floor.ratio:.3f}, " in page
 
 
 def test_without_known_peaks_one_line_says_so_and_no_number_is_printed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchctl.analysis.attribution.estimate import Contribution
-from benchctl.analysis.attribution.text import factor_text, sentence, source_text, wall_line
+from benchctl.analysis.attribution.text import factor_text, floor_line, sentence, source_text, wall_line
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.compare.text import speed_line
 from benchctl.analysis.experiment.ladder import Ladder
@@ -88,6 +88,7 @@ def from_sections(cell: CellComparison) -> Waterfall | None:
     split = None if cell.decomposition is None else cell.decomposition.sections
     if split is None or split.whole.a_s is None or len(split.sections) < 2:
         return None
+    lines = (f"sections of a step: {split.clock_note}", cell.decomposition and floor_line(cell.decomposition))
     return Waterfall(
         title=f"{cell.label}: mean step",
         unit="ms",
@@ -96,7 +97,7 @@ def from_sections(cell: CellComparison) -> Waterfall | None:
         falls=_parts_of_step(split.sections, "time per step in"),
         end_label=cell.b_label,
         end=(split.whole.a_s + split.whole.added_s) * MS_PER_S,
-        sentence=f"Sections of a step: {split.clock_note}.",
+        sentence=f"{'. '.join(capitalized(line) for line in lines if line)}.",
     )
 
 
