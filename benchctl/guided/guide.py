@@ -141,6 +141,8 @@ class Guide:
         self._eos_ids: Tensor | None = None
         self._counted = GuideStep()
         self._counts: Arriving | None = None
+        self._before: Counters | None = None
+        """Totals before what was computed ahead of the next step, to which it counts; None where nothing was."""
 
     def _load(self) -> Scorer:
         """The value model; the first step that needs it pays for loading it, where it was not loaded before."""
@@ -157,7 +159,9 @@ class Guide:
     def prepare(self, rows: Sequence[GuideRow]) -> None:
         """Compute new prompts of rows that may be guided, before the logits of their step exist."""
         if rows:
-            self._load().prepare(rows)
+            scorer = self._load()
+            self._before = self._before or scorer.counters
+            scorer.prepare(rows)
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Drop what is kept of requests that ended."""
@@ -282,8 +286,8 @@ class Guide:
 
     @contextmanager
     def _counting(self, scorer: Scorer) -> Iterator[None]:
-        """Add to the step what the scorer does inside."""
-        before = scorer.counters
+        """Add to the step what the scorer does inside, and what it did ahead of the step."""
+        before, self._before = self._before or scorer.counters, None
         yield
         after = scorer.counters
         num_passes = after.recordable - before.recordable

@@ -159,6 +159,20 @@ def test_the_law_of_the_next_token_is_the_same_with_every_switch_on_and_off(scor
     assert is_recording == {scoring["graphs"]}
 
 
+@pytest.mark.parametrize("scoring", PASSES)
+def test_prompts_that_are_computed_ahead_count_to_the_step_that_they_are_ahead_of(scoring):
+    counted = []
+    for prepares in (False, True):
+        server = Server(scoring, False)
+        for step in range(CAME_AT + 1):
+            server.step(step, prepares=prepares)
+            counted.append((server.guide.step.value_prefill_tokens, server.guide.step.value_extend_tokens))
+    whole, ahead = counted[: CAME_AT + 1], counted[CAME_AT + 1 :]
+    assert whole == ahead
+    assert ahead[0][0] > len(LONG)
+    assert ahead[CAME_AT][0] > 0
+
+
 def test_the_requests_of_these_tests_meet_what_a_server_can_meet():
     server = Server({"fused": True, "reuse": False, "graphs": False}, None)
     num_asked = []
