@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from benchctl.measure.experiment import MeasureRun, Outcome
     from benchctl.measure.kv_memory import KvPlan
+    from benchctl.measure.machine_limits import Shortfall
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
     from benchctl.records.record import ResultWarning
@@ -40,6 +41,7 @@ def check_experiment(profile: "Profile", *, is_plan: bool = False) -> None:
     from benchctl.profile.planning.plan import arms, variant_settings
 
     check_names(profile)
+    check_gpu(profile, is_plan=is_plan)
     for name in sorted(set(own_variables()).intersection(os.environ)):
         warn(f"{name} is set in this environment and not passed on to servers: benchctl sets it from the profile")
     engine = engine_for(profile.engine.kind)
@@ -72,6 +74,13 @@ def share_kv_memory(profile: "Profile", *, is_plan: bool = False) -> "KvPlan":
     return plan
 
 
+def check_gpu(profile: "Profile", *, is_plan: bool = False) -> None:
+    """Raise UsageError where servers of this profile need a GPU and there is none; of a plan it is a warning."""
+    from benchctl.measure.gpu_need import gpu_shortfalls
+
+    _refuse(gpu_shortfalls(profile), is_plan=is_plan)
+
+
 def check_machine(
     profile: "Profile", requests: "Iterable[PreparedRequest]", output: "Path", *, is_plan: bool = False
 ) -> None:
@@ -79,7 +88,12 @@ def check_machine(
     from benchctl.load.demand import size_of
     from benchctl.measure.machine_limits import shortfalls
 
-    for shortfall in shortfalls(profile, size_of(requests), output):
+    _refuse(shortfalls(profile, size_of(requests), output), is_plan=is_plan)
+
+
+def _refuse(shortfalls: "Iterable[Shortfall]", *, is_plan: bool) -> None:
+    """Raise UsageError for the first certain one; the others, and all of a plan, are warnings."""
+    for shortfall in shortfalls:
         if shortfall.is_certain and not is_plan:
             raise UsageError(shortfall.message)
         warn(

@@ -104,6 +104,8 @@ class EngineSpec:
     """Command that installs it; None where nothing has to be installed."""
     needs_gpu: bool = False
     """True if it can only be installed on a machine with an NVIDIA GPU."""
+    preset_without_gpu: str | None = None
+    """Preset of its servers on machines without a GPU."""
     serves_requests: bool = True
     """False if it computes forward passes without any request, for a workload with ``dataset: none``."""
     is_optional_check: bool = False

@@ -5,7 +5,7 @@ that introduced the field. So
 
 * a new field whose default means "as before" leaves the identity of every older profile as it was;
 * a value that is written out and equals the default is the same as one that is left out;
-* descriptions and the step-time model do not count: neither changes what is measured;
+* descriptions, the step-time model and the demand for a GPU do not count: none changes what is measured;
 * a default that changes later goes into ``FORMER_DEFAULTS`` with its first value. An older profile, which has that
   value, keeps its identity; one with the new default gets another.
 """
@@ -25,7 +25,8 @@ FORMER_DEFAULTS: Final[Mapping[str, Any]] = {}
 variant; an option of an engine as ``<kind>.<option>``."""
 
 
-_NOT_MEASURED: Final = frozenset({"description", "step_time_model"})
+NOT_MEASURED: Final = frozenset({"description", "needs_gpu", "step_time_model"})
+"""Fields that change nothing of what is measured."""
 
 
 def profile_sha256(profile: Profile, former_defaults: Mapping[str, Any] = FORMER_DEFAULTS) -> str:
@@ -61,7 +62,7 @@ def _not_default(section: Section, prefix: str, former_defaults: Mapping[str, An
     """The values of a section, and of those below it, that differ from their first defaults."""
     values = dict[str, Any]()
     for name, value in section:
-        if name in _NOT_MEASURED:
+        if name in NOT_MEASURED:
             continue
         field, path = type(section).model_fields[name], f"{prefix}{name}"
         if isinstance(value, Section):

@@ -19,6 +19,7 @@ from benchctl.analysis.planning.stopping_rule import ALPHA
 from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR
 from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
 from benchctl.errors import NotComparableError, UsageError
+from benchctl.profile.identity import NOT_MEASURED
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.records.loaded import LoadedResults
@@ -103,7 +104,9 @@ def repeated_baseline(profile: Profile) -> Profile:
 
 def engine_sha256(profile: Profile) -> str:
     """Hash of the baseline's server options: noise belongs to a server, not to a name."""
-    options = variant_settings(profile, profile.baseline, {}).server.model_dump(mode="json")
+    options = variant_settings(profile, profile.baseline, {}).server.model_dump(
+        mode="json", exclude=set(NOT_MEASURED)
+    )
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
 
 

@@ -13,6 +13,7 @@ from benchctl.cli.experiment import (
     A_RUN_FAILED,
     A_RUN_IS_SUSPECT,
     check_experiment,
+    check_gpu,
     check_machine,
     create,
     keeping,
@@ -297,6 +298,7 @@ def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manne
                 f"{added} {'block is' if added == 1 else 'blocks are'} added to {extension.from_blocks}; "
                 f"all verdicts are corrected for {extension.num_looks} looks at the results"
             )
+    check_gpu(reopened.profile)
     check_machine(reopened.profile, reopened.requests, path)
     _measure_and_report(reopened.results, reopened.profile, reopened.requests, manner)
 
@@ -313,6 +315,7 @@ def _print_rest(
     reopened = reopen_experiment(path, profile)
     results = reopened.results
     plan = results.due_plan() if num_blocks is None else extended_plan(reopened, num_blocks)
+    check_gpu(reopened.profile, is_plan=True)
     check_machine(reopened.profile, reopened.requests, path, is_plan=True)
     pending = pending_runs(results, plan)
     print_rest(reopened.profile, reopened.requests, pending, len(plan.runs), step_time_model)

@@ -15,5 +15,6 @@ SPEC: Final = EngineSpec(
     ),
     coded_options={"--cache-ram": ("enable_prefix_caching",), "--ctx-size": ("max_model_len", "max_num_seqs")},
     request_fields=RequestFields(constraints=frozenset({"json", "choice", "grammar"})),
+    preset_without_gpu="llamacpp-cpu",
     installed_by="benchctl engines install llamacpp",
 )

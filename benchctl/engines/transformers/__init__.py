@@ -16,5 +16,6 @@ SPEC: Final = EngineSpec(
     request_fields=RequestFields(
         response_format=False, constraints=frozenset(), penalties=frozenset({"repetition_penalty"})
     ),
+    preset_without_gpu="transformers-cpu",
     installed_by="benchctl engines install transformers",
 )

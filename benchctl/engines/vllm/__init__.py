@@ -35,5 +35,6 @@ SPEC: Final = EngineSpec(
         "HF_HUB_OFFLINE": ("draft_model", "lora_modules"),
         "BENCHCTL_CORRECTS_CPU_SAMPLING": ("num_speculative_tokens", "speculative_config", "correct_cpu_sampling"),
     },
+    preset_without_gpu="vllm-cpu",
     installed_by="benchctl engines install vllm",
 )

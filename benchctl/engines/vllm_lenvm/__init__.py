@@ -21,6 +21,7 @@ SPEC: Final = EngineSpec(
         ),
         "BENCHCTL_LENVM_STEP_LOG": ("value_model", "step_log"),
     },
+    preset_without_gpu="vllm-lenvm",
     installed_by="benchctl engines install vllm",
     is_optional_check=True,
 )  # fmt: skip

@@ -49,7 +49,7 @@ class Needs:
 
 def inspect_machine(needs: Needs) -> tuple[Check, ...]:
     """All checks, topic after topic."""
-    gpus = gpu_checks(is_needed=needs.gpu)
+    gpus = gpu_checks(is_needed=needs.gpu or any(engine.options.uses_gpu for engine in needs.engines))
     has_gpu = not any(check.is_missing for check in gpus)
     return (
         *_software(),

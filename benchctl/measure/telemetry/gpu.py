@@ -4,17 +4,20 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pynvml
 
-from benchctl.measure.telemetry.gpu_reading import GpuReader, Warn, process_text, unheard
+from benchctl.measure.telemetry.gpu_reading import GpuReader, OpenedGpus, Warn, process_text, unheard
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.nvml import open_nvml
-from benchctl.measure.telemetry.visible_devices import VARIABLE
+from benchctl.measure.telemetry.visible_devices import VARIABLE, hides_all
 from benchctl.records.manifest import GpuInfo
 from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
 from benchctl.units import MIB
+from benchctl.untrusted.text import visible_value
 
 _SLACK_BYTES: Final = 256 * MIB
 """Memory that a driver may keep without a warning: contexts of other programs come and go."""
@@ -22,6 +25,19 @@ _RETURN_LIMIT_S: Final = 30.0
 _POLL_S: Final = 0.2
 FORGOTTEN_LIMIT_S: Final = 5.0
 """Time in which the driver forgets a program that has ended."""
+_DEVICE_FILES: Final = ("nvidia[0-9]*", "dxg", "kfd")
+"""Files of devices that a server may use although neither way of reading sees them: NVIDIA's, WSL's, AMD's."""
+_MISSING: Final = "neither NVML nor nvidia-smi shows a visible GPU: use, power, clocks and throttling are unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbsentGpu:
+    """The absence of a visible GPU."""
+
+    reason: str
+    """The words of both ways of reading."""
+    is_certain: bool
+    """False where the system has files of a device that neither way can read."""
 
 
 @contextmanager
@@ -31,21 +47,44 @@ def open_gpu(visible: str | None, nvml: Any = pynvml, warn: Warn = unheard) -> I
     ``warn`` is told of devices that cannot be read beside others, of names that mean none, and of the reason why
     there is no reader.
     """
-    with open_nvml(nvml, visible) as by_nvml:
-        opened = by_nvml if by_nvml.reader else open_smi(visible)
-        for warning in opened.warnings or by_nvml.warnings:
+    with _opened(visible, nvml) as opened:
+        for warning in opened.warnings:
             warn(warning)
         if opened.reader is None:
-            warn(_sampler_missing(by_nvml.problem, opened.problem))
+            warn(ResultWarning(code="gpu-sampler-missing", message=f"{_MISSING} ({opened.problem})"))
         yield opened.reader
 
 
-def _sampler_missing(nvml_problem: str, smi_problem: str) -> ResultWarning:
-    message = (
-        "neither NVML nor nvidia-smi shows a visible GPU: use, power, clocks and throttling are unknown "
-        f"(NVML: {nvml_problem}; nvidia-smi: {smi_problem})"
-    )
-    return ResultWarning(code="gpu-sampler-missing", message=message)
+def absent_gpu(visible: str | None, nvml: Any = pynvml, system: Path = Path("/dev")) -> AbsentGpu | None:
+    """The absence of devices that ``visible`` names; None where there is one.
+
+    ``system`` is the directory of the system's devices.
+    """
+    with _opened(visible, nvml) as opened:
+        if opened.reader is not None:
+            return None
+        names = "" if visible is None else f"{VARIABLE} is {visible_value(visible)}; "
+        may_be_there = any(True for pattern in _DEVICE_FILES for _ in system.glob(pattern))
+        return AbsentGpu(
+            reason=f"{names}{opened.problem}",
+            is_certain=opened.has_driver or hides_all(visible) or not may_be_there,
+        )
+
+
+@contextmanager
+def _opened(visible: str | None, nvml: Any) -> Iterator[OpenedGpus]:
+    """The devices through NVML or else through nvidia-smi; the problem is that of both."""
+    with open_nvml(nvml, visible) as by_nvml:
+        if by_nvml.reader is not None:
+            yield by_nvml
+            return
+        by_smi = open_smi(visible)
+        yield OpenedGpus(
+            reader=by_smi.reader,
+            problem=f"NVML: {by_nvml.problem}; nvidia-smi: {by_smi.problem}",
+            has_driver=by_nvml.has_driver or by_smi.has_driver,
+            warnings=by_smi.warnings or by_nvml.warnings,
+        )
 
 
 def gpu_inventory(visible: str | None = None) -> tuple[GpuInfo, ...]:

@@ -68,6 +68,8 @@ class OpenedGpus:
     """None where no visible device can be read."""
     problem: str = ""
     """The reason for that."""
+    has_driver: bool = True
+    """False where this way finds no driver to ask."""
     warnings: tuple[ResultWarning, ...] = ()
     """Devices that are missing in the readings, and readings that are of more than a device."""
 

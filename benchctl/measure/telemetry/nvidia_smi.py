@@ -99,7 +99,7 @@ def open_smi(visible: str | None) -> OpenedGpus:
     """A reader of the devices that ``visible`` names; none where the program is absent, fails, or sees none."""
     listed = ask_rows(_INFO)
     if not listed.rows:
-        return OpenedGpus(problem=listed.problem or "it lists no device")
+        return OpenedGpus(problem=listed.problem or "it lists no device", has_driver=False)
     devices = {device.index: device for device in map(_info, listed.rows)}
     count = max(devices) + 1
     uuids = [devices[index].uuid if index in devices else None for index in range(count)]

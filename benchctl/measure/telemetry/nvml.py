@@ -116,7 +116,7 @@ def open_nvml(nvml: Any, visible: str | None) -> Iterator[OpenedGpus]:
     """A reader while NVML is initialised; none where there is no driver or no visible device that answers."""
     with _initialised(nvml) as problem:
         if problem:
-            yield OpenedGpus(problem=problem)
+            yield OpenedGpus(problem=problem, has_driver=False)
             return
         devices = _find_devices(nvml, visible)
         reader = NvmlReader(nvml, devices.readable) if devices.readable else None

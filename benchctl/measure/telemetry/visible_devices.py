@@ -47,6 +47,11 @@ def names_mig(visible: str | None) -> bool:
     return visible is not None and any(part.strip().startswith(_MIG) for part in visible.split(","))
 
 
+def hides_all(visible: str | None) -> bool:
+    """True for a value that hides all devices on purpose, such as an empty one."""
+    return visible is not None and visible.strip() in _NONE
+
+
 def visible_devices(
     visible: str | None, uuids: Sequence[str | None], mig: Mapping[str, int] | None = None
 ) -> VisibleDevices:
@@ -58,7 +63,7 @@ def visible_devices(
     """
     if visible is None:
         return VisibleDevices(positions=tuple(range(len(uuids))))
-    if visible.strip() in _NONE:
+    if hides_all(visible):
         return VisibleDevices(positions=())
     chosen: dict[int, bool] = {}
     for entry in (part.strip() for part in visible.split(",")):

@@ -85,6 +85,11 @@ class ServerOptions(Section):
         return bool(getattr(self, "num_speculative_tokens")) if has_option else None  # noqa: B009
 
     @property
+    def uses_gpu(self) -> bool | None:
+        """True for a server that does not start without a GPU; None where its options do not say."""
+        return None
+
+    @property
     def forward_pass(self) -> ForwardPass | None:
         """The pass that a run measures; None for servers that answer requests."""
         return None
@@ -124,6 +129,10 @@ class LaunchedOptions(ServerOptions):
     ones. ``auto``: one, or one for each process of the load, where these are no more than an eighth of the cores;
     else none. The server always keeps one; on a machine with one core nothing is bound."""
 
+    needs_gpu: bool | None = None
+    """Refuse to start where no GPU is seen, as the presets for GPUs do; null: by the option ``device``, if there is
+    one."""
+
     @field_validator("env")
     @classmethod
     def _env_has_no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
@@ -144,6 +153,13 @@ class LaunchedOptions(ServerOptions):
     @property
     def fixed_port(self) -> int | None:
         return self.port
+
+    @property
+    def uses_gpu(self) -> bool | None:
+        device = str(getattr(self, "device", None) or "auto")
+        if device.partition(":")[0] not in {"auto", "cuda"}:
+            return False
+        return self.needs_gpu if self.needs_gpu is not None or device == "auto" else True
 
     @property
     def client_cores_kept(self) -> Literal["auto"] | int:

@@ -1,0 +1,37 @@
+"""The demand for a GPU: servers that do not start without one are refused before the first of them."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pynvml
+
+from benchctl.measure.machine_limits import Shortfall
+from benchctl.measure.telemetry.gpu import absent_gpu
+from benchctl.measure.telemetry.visible_devices import VARIABLE
+from benchctl.profile.engine_table import engine_spec
+from benchctl.profile.model import Profile
+from benchctl.profile.planning.plan import arms, variant_settings
+
+
+def gpu_shortfalls(profile: Profile, nvml: Any = pynvml) -> Iterator[Shortfall]:
+    """One entry where an arm of ``profile`` needs a GPU and its server would see none."""
+    servers = (variant_settings(profile, variant, cell).server for variant, cell in arms(profile))
+    given: list[dict[str, str]] = [getattr(server, "env", {}) for server in servers if server.uses_gpu]
+    for visible in dict.fromkeys(env.get(VARIABLE, os.environ.get(VARIABLE)) for env in given):
+        absence = absent_gpu(visible, nvml)
+        if absence is not None:
+            kind = profile.engine.kind
+            need = f"engine {kind!r} needs one in this profile; {_remedy(kind)}"
+            message = f"no GPU is seen here ({absence.reason}), and {need}"
+            yield Shortfall(message=message, is_certain=absence.is_certain)
+            return
+
+
+def _remedy(kind: str) -> str:
+    preset = engine_spec(kind).preset_without_gpu
+    instead = "" if preset is None else f"measure small models without one: --engine {preset}; or "
+    return (
+        f"{instead}make a GPU visible ('benchctl doctor --gpu' says what is missing), or, where the engine is "
+        "built for another device, --set engine.options.needs_gpu=false"
+    )

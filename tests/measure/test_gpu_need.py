@@ -1,0 +1,139 @@
+"""Servers that need a GPU: refused before the first one starts where none is seen, and a warning of a plan."""
+
+import pytest
+from support.cli import benchctl
+from support.nvidia_smi import FakeSmi
+from support.nvml import FakeNvml
+
+from benchctl.measure.gpu_need import gpu_shortfalls
+from benchctl.measure.telemetry.gpu import absent_gpu
+from benchctl.profile.engine_table import engine_specs
+from benchctl.profile.identity import profile_sha256
+from benchctl.profile.load import load_profile
+
+NEEDY = ("vllm", "vllm-lenvm-gpu", "sglang", "sglang-lenvm")
+FREE = ("sim", "vllm-cpu", "vllm-lenvm", "transformers-cpu", "llamacpp-cpu")
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def needs(engine, *overrides, nvml=None, profile="topk-sweep"):
+    """The messages for a profile on a machine whose driver is that of ``nvml``; none by default."""
+    loaded = load_profile(profile, engine=engine, overrides=overrides)
+    return [
+        (found.message, found.is_certain) for found in gpu_shortfalls(loaded, nvml or FakeNvml(has_driver=False))
+    ]
+
+
+@pytest.mark.parametrize("engine", NEEDY)
+def test_a_preset_for_gpus_needs_one(engine):
+    ((message, is_certain),) = needs(engine)
+    assert is_certain
+    assert message.startswith(
+        "no GPU is seen here (NVML: no library; nvidia-smi: no program nvidia-smi is on the PATH)"
+    )
+    assert needs(engine, nvml=FakeNvml()) == []
+
+
+@pytest.mark.parametrize("engine", FREE)
+def test_a_preset_for_cpus_needs_none(engine):
+    assert needs(engine) == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "option", "is_needed"),
+    [
+        ("transformers-cpu", "device=cuda", True),
+        ("transformers-cpu", "device=cuda:1", True),
+        ("transformers-cpu", "device=auto", False),
+        ("sglang", "device=cpu", False),
+        ("vllm-lenvm-gpu", "needs_gpu=false", False),
+        ("vllm-cpu", "needs_gpu=true", True),
+    ],
+)
+def test_options_say_whether_a_gpu_is_needed(engine, option, is_needed):
+    assert bool(needs(engine, f"engine.options.{option}")) is is_needed
+
+
+def test_the_remedy_names_the_preset_that_needs_none():
+    assert "--engine vllm-lenvm;" in needs("vllm-lenvm-gpu")[0][0]
+    assert "--engine vllm-cpu;" in needs("vllm")[0][0]
+    assert "--engine" not in needs("sglang")[0][0]
+    presets = [spec.preset_without_gpu for spec in engine_specs() if spec.preset_without_gpu]
+    assert all(needs(preset) == [] for preset in presets)
+
+
+@pytest.mark.parametrize("value", ["", "-1", "7", "GPU-zz"])
+def test_a_variable_that_hides_all_devices_counts_as_none_and_is_named(monkeypatch, value):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    ((message, is_certain),) = needs("vllm", nvml=FakeNvml())
+    assert is_certain
+    assert f"CUDA_VISIBLE_DEVICES is {value!r}; NVML: none of its devices is visible" in message
+
+
+def test_the_variable_of_the_server_counts_and_not_that_of_the_shell(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert needs("vllm", 'engine.options.env.CUDA_VISIBLE_DEVICES="1"', nvml=FakeNvml()) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert needs("vllm", 'engine.options.env.CUDA_VISIBLE_DEVICES=""', nvml=FakeNvml())
+
+
+@pytest.mark.parametrize(
+    ("file", "visible", "has_driver", "is_certain"),
+    [
+        (None, None, False, True),
+        ("nvidia0", None, False, False),
+        ("kfd", None, False, False),
+        ("nvidiactl", None, False, True),
+        ("nvidia0", "", False, True),
+        ("nvidia0", "7", True, True),
+    ],
+)
+def test_a_device_that_only_cannot_be_read_is_not_said_to_be_absent(
+    tmp_path, file, visible, has_driver, is_certain
+):
+    if file is not None:
+        (tmp_path / file).touch()
+    absence = absent_gpu(visible, FakeNvml(has_driver=has_driver), tmp_path)
+    assert absence is not None
+    assert absence.is_certain is is_certain
+
+
+def test_the_demand_for_a_gpu_leaves_the_identity_of_an_experiment_as_it_was():
+    with_demand = load_profile("topk-sweep", engine="vllm")
+    without = load_profile("topk-sweep", engine="vllm", overrides=["engine.options.needs_gpu=false"])
+    assert profile_sha256(with_demand) == profile_sha256(without)
+
+
+def test_a_plan_warns_and_the_run_ends_with_2_before_it_leaves_anything(tmp_path):
+    (tmp_path / "value").mkdir()
+    command = ("run", "topk-sweep", "--engine", "vllm-lenvm-gpu", "--quick")
+    planned = benchctl(*command, "--dry-run", cwd=tmp_path)
+    assert planned.returncode == 0
+    first, *_ = planned.stderr.splitlines()
+    assert first.startswith("warning: not to be measured on this machine: no GPU is seen here (NVML: ")
+    refused = benchctl(*command, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("benchctl: no GPU is seen here (NVML: ")
+    assert "--engine vllm-lenvm;" in refused.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_gpu_that_the_variable_hides_from_nvidia_smi_is_refused_on_the_command_line(tmp_path):
+    smi = FakeSmi(tmp_path / "bin")
+    refused = benchctl(
+        "run", "topk-sweep", "--engine", "vllm", cwd=tmp_path, PATH=str(smi.directory), CUDA_VISIBLE_DEVICES=""
+    )
+    assert refused.returncode == 2
+    assert "no GPU is seen here (CUDA_VISIBLE_DEVICES is ''; NVML: " in refused.stderr
+    assert "nvidia-smi: none of its devices is visible" in refused.stderr
+
+
+@pytest.mark.parametrize("engine", ["vllm-lenvm-gpu", "vllm-lenvm"])
+def test_doctor_demands_a_gpu_for_a_preset_that_needs_one(tmp_path, engine):
+    done = benchctl("doctor", "--engine", engine, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert ("gpu device" in done.stdout.splitlines()[-1]) is (engine == "vllm-lenvm-gpu")
