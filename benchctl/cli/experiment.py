@@ -41,7 +41,6 @@ def check_experiment(profile: "Profile", *, is_plan: bool = False) -> None:
     from benchctl.profile.planning.plan import arms, variant_settings
 
     check_names(profile)
-    check_gpu(profile, is_plan=is_plan)
     for name in sorted(set(own_variables()).intersection(os.environ)):
         warn(f"{name} is set in this environment and not passed on to servers: benchctl sets it from the profile")
     engine = engine_for(profile.engine.kind)

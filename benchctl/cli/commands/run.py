@@ -177,6 +177,7 @@ def run(  # the parameters are the command line
     chosen = _load(profile_name, engine, changes, num_blocks, seed)
     if chosen is None:
         raise UsageError("name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them")
+    check_gpu(chosen, is_plan=dry_run)
     kv_plan = share_kv_memory(chosen, is_plan=dry_run)
     chosen = kv_plan.applied_to(chosen)
     chosen = _baseline_against_itself(chosen, num_blocks) if measures_noise else chosen
