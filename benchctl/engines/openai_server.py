@@ -1,7 +1,8 @@
 """The common base of engines whose servers speak OpenAI's API: reached by HTTP, timed by the host's clock."""
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import httpx
 
 LOOPBACK: Final = "127.0.0.1"
+_SALT_BYTES: Final = 16
 JsonGetter = Callable[[str], Awaitable[dict[str, Any]]]
 """Gets the JSON object at a path of a server; an empty one where the server does not offer it."""
 OptionsT = TypeVar("OptionsT", bound=ServerOptions)
@@ -82,6 +84,14 @@ class OpenAiServer:
         first = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
         config = {"served_model": first.get("id"), "model_path": first.get("root")}
         return config | {"max_model_len": first.get("max_model_len")}
+
+    def config_of_metrics(self, series: Collection[str]) -> dict[str, Any]:
+        """None: a page of counters states no configuration."""
+        return {}
+
+    def uncached_fields(self) -> dict[str, Any]:
+        """None: OpenAI's API has no way to keep a server from using its cache."""
+        return {}
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         return dict(getattr(settings.server, "env", {}))
@@ -152,13 +162,18 @@ def streamed(
         fields["chat_template_kwargs"] = options.chat_template_kwargs
     fields |= {**options.extra_body, "max_tokens": request.max_tokens, "stream": True}
     fields |= {"messages": request.messages} if is_chat else {"prompt": request.prompt}
-    headers, secrets = options.sent_headers()
+    headers, key_values = options.sent_headers()
     return RequestCall(
         path="/v1/chat/completions" if is_chat else "/v1/completions",
         headers={"X-Request-Id": request.request_id, **headers},
         body=encode(fields),
-        secrets=secrets,
+        secrets=key_values,
     )
+
+
+def salted() -> dict[str, Any]:
+    """A field that no other request ever has had, so that the server's prefix cache knows nothing of its prompt."""
+    return {"cache_salt": secrets.token_hex(_SALT_BYTES)}
 
 
 def plain_form(options: RequestOptions) -> dict[str, Any]:

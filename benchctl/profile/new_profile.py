@@ -73,7 +73,8 @@ def new_profile(new: NewProfile) -> str:
     """The YAML of a profile. Raises UsageError for values that do not fit the kind of change or the engine."""
     _check_number(new)
     head = f"# {new.name}: a change against a baseline. Run it: benchctl run {new.name}.yaml"
-    lines = (*_what_is_measured(new), *_WORKLOAD, *_ATTACHED.get(new.change, ()), *_variants(new))
+    keeps_cache = new.change is Change.SERVER and new.engine not in _BYPASSED
+    lines = (*_what_is_measured(new), *_WORKLOAD, *(_ATTACHED if keeps_cache else ()), *_variants(new))
     return "\n".join([head, *(_line(*line) for line in lines)]) + "\n"
 
 
@@ -87,11 +88,11 @@ _WORKLOAD: Final[tuple[_Line, ...]] = (
     ("  output_len: 64", "tokens of each output, so that both sides do equal work"),
     ("  arrival: {kind: closed-loop, max_concurrency: 8}",),
 )
-_ATTACHED: Final[dict[Change, tuple[_Line, ...]]] = {
-    Change.SERVER: (
-        ("  allow_prefix_cache_hits: true", "the caches of a server that is attached cannot be emptied"),
-    )
-}
+_BYPASSED: Final = frozenset({"vllm", "sglang", "llamacpp"})
+"""Dialects in which requests can keep the server from using its prefix cache."""
+_ATTACHED: Final[tuple[_Line, ...]] = (
+    ("  allow_prefix_cache_hits: true", "the caches of a server that is attached cannot be emptied"),
+)
 
 
 def _line(yaml: str, remark: str = "") -> str:

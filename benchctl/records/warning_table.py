@@ -226,6 +226,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Prompt tokens came from the server's prefix cache, so ttft is that of a warm cache.",
             "Choose another --seed, or switch the prefix cache off.",
         ),
+        "prefix-hits-differ": _warning(
+            "Servers of others found unequal shares of the prompts in their prefix caches.",
+            "Leave engine.options.bypass_prefix_cache on, or warm both caches with one run each and measure again.",
+        ),
         "sim-lag": _warning(
             "The simulator fell behind its own clock, so the client's times are longer than the simulated ones.",
             "Lower time_scale, or free the machine; steps are exact.",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -23,6 +24,7 @@ from benchctl.profile.load import load_profile
 from benchctl.profile.model import Timeouts, VariantSettings
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.profile.sections.guidance import Guidance
+from benchctl.profile.sections.request import RequestOptions
 from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.request import PreparedRequest
 
@@ -81,8 +83,60 @@ def test_requests_are_spelt_as_the_server_understands_them(dialect, expected):
     assert (body["max_tokens"], body["stream"]) == (4, True)
 
 
-def test_how_a_server_of_others_caches_is_their_choice():
-    assert "cache_prompt" not in body_of(dialect="llamacpp")
+def test_each_request_bypasses_the_prefix_cache_in_the_way_of_its_dialect():
+    for dialect in ("vllm", "sglang"):
+        salts = [body_of(dialect=dialect)["cache_salt"] for _ in range(2)]
+        assert all(re.fullmatch("[0-9a-f]{32}", salt) for salt in salts)
+        assert salts[0] != salts[1]
+    assert body_of(dialect="llamacpp")["cache_prompt"] is False
+    for dialect in ("transformers", "openai"):
+        assert not {"cache_salt", "cache_prompt"} & set(body_of(dialect=dialect))
+
+
+def test_how_a_server_of_others_caches_is_their_choice_where_the_profile_says_so():
+    for dialect in ("vllm", "sglang", "llamacpp"):
+        assert not {"cache_salt", "cache_prompt"} & set(body_of(dialect=dialect, bypass_prefix_cache=False))
+
+
+def test_a_salt_of_the_profile_stays():
+    settings = settings_of().model_copy(update={"request": RequestOptions(extra_body={"cache_salt": "mine"})})
+    assert json.loads(ENGINE.request_call(asked(), settings).body)["cache_salt"] == "mine"
+
+
+PROMPTS_ARE_REPEATED = {
+    "workload.dataset": "synthetic", "workload.input_len": 200, "workload.output_len": 8, "workload.num_prompts": 6,
+    "workload.samples_per_prompt": 2, "workload.samples_as": "requests", "blocks": 2,
+}  # fmt: skip
+CACHES = "--enable-prefix-caching"
+
+
+@pytest.mark.parametrize(("bypass", "state"), [("true", "done"), ("false", "suspect")])
+def test_a_live_server_with_a_cache_is_measured_again_and_again_at_equal_work(tmp_path, bypass, state):
+    with sim_server(tmp_path / "a", CACHES, time_scale=20.0) as server:
+        settings = {"engine.options.url": server.client.base_url, "engine.options.bypass_prefix_cache": bypass}
+        done = benchctl(tmp_path, **PROMPTS_ARE_REPEATED, **settings)
+    runs = runs_of(tmp_path)
+    assert [run["state"] for run in runs] == [state] * 4, done.stderr
+    codes = {warning["code"] for run in runs for warning in run["warnings"]}
+    assert ("check-failed" in codes) is (state == "suspect")
+
+
+def test_that_one_of_two_live_servers_has_a_cache_is_noticed(tmp_path):
+    servers = (tmp_path / "caching", CACHES), (tmp_path / "plain",)
+    with sim_server(*servers[0], time_scale=20.0) as caching, sim_server(*servers[1], time_scale=20.0) as plain:
+        settings = {
+            "engine.options.url": caching.client.base_url,
+            "variants.again.server.url": plain.client.base_url,
+            "engine.options.bypass_prefix_cache": "false",
+            "workload.allow_prefix_cache_hits": "true",
+        }
+        benchctl(tmp_path, **PROMPTS_ARE_REPEATED, **settings)
+    assert {run["state"] for run in runs_of(tmp_path)} == {"done"}
+    sides = [f"results/aa/latest:{variant}" for variant in ("baseline", "again")]
+    told = cli.benchctl("compare", *sides, "--json", cwd=tmp_path)
+    warnings = [each for each in json.loads(told.stdout)["warnings"] if each["code"] == "prefix-hits-differ"]
+    assert len(warnings) == 1, told.stdout + told.stderr
+    assert re.search(r"caches: [1-9][0-9]*%.* on side A, 0% on side B", warnings[0]["message"])
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "llamacpp", "transformers"])

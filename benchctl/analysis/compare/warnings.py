@@ -12,6 +12,7 @@ from benchctl.analysis.experiment.pairing import CellPair, unmatched_arms
 from benchctl.analysis.quality.divergence import Divergence
 from benchctl.analysis.statistics.fisher import Share, fisher_one_sided
 from benchctl.analysis.validity.comparability.differences import machine_warnings
+from benchctl.analysis.validity.prefix_hits import prefix_warnings
 from benchctl.analysis.validity.usability import decisive_warnings
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.record import ResultWarning
@@ -50,6 +51,7 @@ def measurement_warnings(
             ),
             *(warning for run in runs.values() for warning in _run_warnings(run)),
             *(warning for cell in cells for warning in cell.prompt_warnings()),
+            *(warning for pair in pairs for warning in prefix_warnings(pair.a_runs, pair.b_runs, pair.label)),
         ]
     )
 

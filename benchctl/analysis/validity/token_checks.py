@@ -112,7 +112,8 @@ def check_prefix_cache(
     if is_allowed:
         return Check(name, None, f"{detail}; the profile allows it (workload.allow_prefix_cache_hits)")
     remedy = (
-        "switch the server's prefix cache off (enable_prefix_caching: false, or where its owner starts it), or set "
+        "switch the server's prefix cache off (enable_prefix_caching: false; of an attached server leave "
+        "bypass_prefix_cache on, with its dialect and samples_as: requests), or set "
         "workload.allow_prefix_cache_hits: true"
     )
     return Check(name, ok=False, detail=f"{detail}; {remedy}", is_fatal=True)

@@ -205,7 +205,8 @@ def _plain_profile(
         "seed": seed,
         "blocks": 1,
         "stop": stop,
-        "engine": {"kind": "attach", "options": server},
+        # As the server is: what clients of its own would see, and other load generators.
+        "engine": {"kind": "attach", "options": {**server, "bypass_prefix_cache": False}},
         "model": server["served_model"] or "unknown",
         "workload": {
             **workload,

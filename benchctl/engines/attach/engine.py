@@ -6,7 +6,7 @@ our environment for each request, and never recorded.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import msgspec
 
 from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite, RequestCall
+from benchctl.engines.metrics_page import series_of
 from benchctl.engines.openai_server import JsonGetter, OpenAiServer, own_options, streamed
 from benchctl.engines.prompt_counter import PromptCounter, TokenizeCounter
 from benchctl.errors import EngineUnavailableError
@@ -22,7 +23,7 @@ from benchctl.profile.engine_table import PLAIN_DIALECT, engine_spec, load_name
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
 from benchctl.records.request import PreparedRequest
-from benchctl.untrusted.http import fetch_json
+from benchctl.untrusted.http import fetch, fetch_json
 
 
 class Dialect(Protocol):
@@ -40,8 +41,14 @@ class Dialect(Protocol):
     def prompt_counter(self, settings: VariantSettings) -> PromptCounter | None:
         """Counts prompts by asking such a server."""
 
+    def uncached_fields(self) -> dict[str, Any]:
+        """Fields of one request that keep its prompt from being found in a cache; empty where none do."""
+
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
         """The configuration that they state over HTTP."""
+
+    def config_of_metrics(self, series: Collection[str]) -> dict[str, Any]:
+        """The part of it that their metrics page states, whose series are named so."""
 
 
 class AttachEngine(OpenAiServer):
@@ -80,13 +87,15 @@ class AttachEngine(OpenAiServer):
         return ()
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        options = own_options(settings, AttachOptions)
-        call = _dialect(settings).request_call(request, settings)
+        options, dialect = own_options(settings, AttachOptions), _dialect(settings)
+        call = dialect.request_call(request, settings)
         body: dict[str, Any] = msgspec.json.decode(call.body)
         if options.served_model is None and settings.request.model is None:
             body.pop("model", None)
         if options.dialect != PLAIN_DIALECT and engine_spec(options.dialect).adds_repetition_penalty:
             body.setdefault("repetition_penalty", settings.sampling.repetition_penalty)
+        if options.bypass_prefix_cache:
+            body = {**dialect.uncached_fields(), **body}
         headers = {**_authorization(options), **call.headers}
         return replace(call, headers=headers, body=encode(body), secrets={**_key(options), **call.secrets})
 
@@ -101,7 +110,11 @@ class AttachEngine(OpenAiServer):
         async def get_json(path: str) -> dict[str, Any]:
             return await _get_json(client, path, {**_authorization(options), **headers})
 
-        config = await _dialect(settings).attached_config(get_json)
+        dialect = _dialect(settings)
+        config = await dialect.attached_config(get_json)
+        if (path := dialect.metrics_path(settings)) is not None:
+            series = await _get_series(client, path, {**_authorization(options), **headers})
+            config |= dialect.config_of_metrics(series)
         stated = {name: value for name, value in config.items() if value is not None}
         return {**stated, "url": options.url, "dialect": options.dialect}
 
@@ -149,6 +162,16 @@ async def _get_json(client: httpx.AsyncClient, path: str, headers: dict[str, str
         return await fetch_json(client, path, headers)
     except httpx.HTTPError:
         return {}
+
+
+async def _get_series(client: httpx.AsyncClient, path: str, headers: dict[str, str]) -> Collection[str]:
+    """The names of the series of a metrics page; none where the server does not offer one."""
+    try:
+        response = await fetch(client, "GET", path, headers=headers)
+        response.raise_for_status()
+        return series_of(response.text)
+    except (httpx.HTTPError, ValueError):
+        return ()
 
 
 def _key(options: AttachOptions) -> dict[str, str]:

@@ -26,6 +26,11 @@ class AttachOptions(ServerOptions):
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Variable of our environment that holds the server's key; the key itself is never recorded."""
 
+    bypass_prefix_cache: bool = True
+    """Keeps requests from using the server's prefix cache, where a repeated run would find its prompts: by
+    ``cache_salt`` (vllm, sglang) or ``cache_prompt`` (llamacpp); other dialects have no way. false: as the server
+    is."""
+
     @property
     def request_model(self) -> str | None:
         return self.served_model

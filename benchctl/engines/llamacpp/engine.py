@@ -141,6 +141,9 @@ class LlamaCppEngine(OpenAiServer):
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
         return stated_config(await get_json("/props"))
 
+    def uncached_fields(self) -> dict[str, Any]:
+        return {"cache_prompt": False}
+
     def installation(self, options: ServerOptions | None) -> Installation:
         program = program_of(options if isinstance(options, LlamaCppOptions) else LlamaCppOptions())
         return Installation(program=program, version=_program_version(program), is_python=False)

@@ -24,7 +24,15 @@ import httpx
 from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, signatures
 from benchctl.engines.environment import PythonServer
 from benchctl.engines.hub import checkpoint_for, is_local
-from benchctl.engines.openai_server import LOOPBACK, JsonGetter, own_options, plain_body, plugged_in, streamed
+from benchctl.engines.openai_server import (
+    LOOPBACK,
+    JsonGetter,
+    own_options,
+    plain_body,
+    plugged_in,
+    salted,
+    streamed,
+)
 from benchctl.engines.prompt_counter import TokenizeCounter
 from benchctl.engines.sglang.options import SglangOptions
 from benchctl.engines.sglang.steps import read_sglang_steps
@@ -156,6 +164,10 @@ class SglangEngine(PythonServer):
 
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
         return stated_config(await get_json("/server_info") or await get_json("/get_server_info"))
+
+    def uncached_fields(self) -> dict[str, Any]:
+        """A salt of its own, with which SGLang begins the key of a request in its tree of prefixes."""
+        return salted()
 
 
 def quiet_env(model: str) -> dict[str, str]:

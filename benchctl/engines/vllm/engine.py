@@ -17,7 +17,8 @@
 * **Prefix caching** is off unless the profile asks for it, and so are telemetry and, for a model on disk, the hub.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,15 @@ import httpx
 from benchctl.engines.engine import LaunchSite, RequestCall
 from benchctl.engines.environment import PythonServer
 from benchctl.engines.hub import checkpoint_for, is_local
-from benchctl.engines.openai_server import LOOPBACK, JsonGetter, own_options, plain_body, plugged_in, streamed
+from benchctl.engines.openai_server import (
+    LOOPBACK,
+    JsonGetter,
+    own_options,
+    plain_body,
+    plugged_in,
+    salted,
+    streamed,
+)
 from benchctl.engines.prompt_counter import TokenizeCounter
 from benchctl.engines.tiny_models.remedy import pair_remedy
 from benchctl.engines.vllm.description import effective
@@ -40,6 +49,7 @@ from benchctl.records.step import StepRecord
 from benchctl.untrusted.http import fetch_json
 
 _INSIDE: Final = Path(__file__).parent / "inside"
+_STATED_CACHE: Final = re.compile(r'vllm:cache_config_info\{.*\benable_prefix_caching="(True|False)"')
 _PLUGINS: Final = "benchctl-steps,benchctl-cpu"
 
 
@@ -130,6 +140,16 @@ class VllmEngine(PythonServer):
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
         version = (await get_json("/version")).get("version")
         return {**await super().attached_config(get_json), "version": version}
+
+    def config_of_metrics(self, series: Collection[str]) -> dict[str, Any]:
+        """Whether the server has a prefix cache, from the labels of ``vllm:cache_config_info``."""
+        stated = (_STATED_CACHE.match(name) for name in series)
+        values = {found[1] for found in stated if found is not None}
+        return {"enable_prefix_caching": values == {"True"}} if values else {}
+
+    def uncached_fields(self) -> dict[str, Any]:
+        """A salt of its own, with which vLLM marks the blocks of a request; servers before 0.9 ignore it."""
+        return salted()
 
 
 def _is_path(model: str) -> bool:

@@ -42,6 +42,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = 0.0
     ignore_eos: bool | None = False
     return_token_ids: bool | None = False
+    cache_salt: str | None = None
     custom_params: dict[str, Any] | None = None
 
 
@@ -87,7 +88,7 @@ class ScheduleBody(msgspec.Struct, frozen=True, kw_only=True):
 def request_from(body: CompletionBody | ChatBody, request_id: str, config: SimConfig) -> Request:
     """The core request that a body describes. Raises UsageError, which becomes a 400."""
     pieces = _pieces(body)
-    prompt = Prompt.of(pieces, config.block_size)
+    prompt = Prompt.of(pieces, config.block_size, salt=body.cache_salt)
     sampling = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,

@@ -33,7 +33,8 @@ class Prompt:
     block_hashes: Items[Hashable]
 
     @classmethod
-    def of(cls, pieces: Items[str], block_size: int) -> "Prompt":
+    def of(cls, pieces: Items[str], block_size: int, *, salt: str | None = None) -> "Prompt":
+        """The prompt of these tokens; one with a ``salt`` shares blocks with those of the same salt alone."""
         chain = hashlib.blake2b(digest_size=16)
         hashes = []
         for start in range(0, len(pieces) - block_size + 1, block_size):
@@ -44,7 +45,7 @@ class Prompt:
             num_tokens=len(pieces),
             digest=chain.hexdigest(),
             asks_for_box="\\boxed" in "".join(pieces),
-            block_hashes=tuple(hashes),
+            block_hashes=tuple(hashes) if salt is None else tuple((salt, block) for block in hashes),
         )
 
 
