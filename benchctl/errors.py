@@ -42,7 +42,8 @@ class BenchctlError(Exception):
 
     exit_code: ClassVar[int] = 5
     log_tail: str = ""
-    """Last lines of the log of the server that failed, if one did."""
+    """Last lines of the log of the server or program that failed, if one did."""
+    log_title: str = "the server's log ends"
 
 
 class UsageError(BenchctlError):

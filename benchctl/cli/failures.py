@@ -106,7 +106,7 @@ def _tell_error(error: BenchctlError) -> None:
 
     tell(f"benchctl: {visible_lines(redacted(str(error)))}")
     if error.log_tail:
-        tell("\n".join(("the server's log ends:", *map(log_line, redacted(error.log_tail).splitlines()))))
+        tell("\n".join((f"{error.log_title}:", *map(log_line, redacted(error.log_tail).splitlines()))))
     if isinstance(error, UsageError) and _is_directory_gone():
         tell("benchctl: the current directory was deleted, so no relative path leads anywhere; cd to another one")
 

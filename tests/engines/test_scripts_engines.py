@@ -1,13 +1,22 @@
 """The installers of engines: real environments and a real pip, with packages of our own in place of gigabytes."""
 
+import fcntl
 import os
+import pty
+import re
+import signal
+import struct
 import subprocess
 import sys
+import termios
 import tomllib
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
+from support.servers.stubborn_engine import wait_until
 
 from benchctl.engines.environment import engines_directory, installed_versions, interpreter_for
 from benchctl.engines.installing.recipes import INSTALLABLE, recipe_for
@@ -26,10 +35,10 @@ try:
             kind="toy", device=device_here(), pins=("toy=={version}",), unwanted=("ballast",), cost="a moment",
             proof={verify!r},
         ),
-        print, is_forced={is_forced},
+        print, on_progress=lambda phase: print("progress:", phase), is_forced={is_forced},
     )
 except BenchctlError as error:
-    raise SystemExit(f"benchctl: {{error}}")
+    raise SystemExit(f"benchctl: {{error}}\\n{{error.log_tail}}")
 """
 
 
@@ -139,7 +148,7 @@ def test_what_does_not_work_is_a_failure_now_and_is_tried_again_later(place):
 def test_a_version_that_pip_does_not_find_fails_the_installation(place):
     failed = install(place, version="9.9")
     assert failed.returncode != 0
-    assert "toy: pip cannot install toy==9.9; its message above says why" in failed.stderr
+    assert "toy: pip cannot install toy==9.9; its last words say why" in failed.stderr
     assert "toy==9.9" in failed.stderr
     assert "ready" not in failed.stdout
 
@@ -152,6 +161,120 @@ def test_a_forced_installation_begins_anew(place):
     again = install(place, is_forced=True)
     assert again.stdout.endswith("toy: ready\n")
     assert not leftover.exists()
+
+
+SLOW_PIP = """\
+import os, sys, time
+if sys.argv[1:2] == ["--version"]: raise SystemExit
+print("Collecting ballast>=1 (from toy)")
+time.sleep({pause_s})
+print("\x1b[31mnoise\x1b[0m that nobody needs")
+print("  Downloading toy-1.0-py3-none-any.whl (1.2 MB)", flush=True)
+time.sleep({pause_s})
+if {fails}: sys.exit("ERROR: there is no room left")
+"""
+COMMAND = """\
+import sys
+import benchctl.engines.installing.recipes as recipes
+from benchctl.cli.output import phases
+phases._LINE_INTERVAL_S = {interval_s}
+toy = recipes.Recipe(kind="toy", device="cpu", pins=("toy==1.0",), cost="a moment", proof="import pip")
+recipes.recipe_for = lambda kind, device: toy
+from benchctl.cli import main
+main()
+"""
+
+
+def slow_install(place: Path, *options: str, pause_s: float = 1.2, fails: bool = False, interval_s: float = 0.5):
+    """The command itself, with an interpreter whose pip takes its time."""
+    python = place / "python"
+    program = place / "pip_program.py"
+    program.write_text(SLOW_PIP.format(pause_s=pause_s, fails=fails))
+    environment = engines_directory() / "toy"
+    # "Creates" an environment whose interpreter runs the slow program as pip, and anything else as it is.
+    fake = f"""#!{sys.executable}
+import os, sys
+if sys.argv[1:3] == ["-m", "venv"]:
+    os.makedirs("{environment}/bin", exist_ok=True)
+    os.path.lexists("{environment}/bin/python") or os.symlink(__file__, "{environment}/bin/python")
+elif sys.argv[1:3] == ["-m", "pip"]:
+    os.execv("{sys.executable}", ["{sys.executable}", "{program}", *sys.argv[3:]])
+else:
+    os.execv("{sys.executable}", ["{sys.executable}", *sys.argv[1:]])
+"""
+    python.write_text(fake)
+    python.chmod(0o755)
+    words = ("engines", "install", "toy", "--python", str(python), *options)
+    return [sys.executable, "-c", COMMAND.format(interval_s=interval_s), *words]
+
+
+def test_an_installation_tells_now_and_then_what_it_does_where_there_is_no_terminal(place):
+    done = call(*slow_install(place))
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert any(re.fullmatch(r"toy 00:0[1-9], Collecting ballast>=1 \(from toy\)", line) for line in lines), lines
+    assert any(re.fullmatch(r"toy 00:0[1-9], Downloading toy-1.0-py3-none-any.whl .*", line) for line in lines)
+    assert "noise" not in done.stderr + done.stdout
+    assert done.stdout.splitlines()[-1] == "toy: ready"
+
+
+def test_a_quiet_installation_says_what_it_installed_and_nothing_else(place):
+    done = call(*slow_install(place, "--quiet", pause_s=0.7))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "toy: ready"
+
+
+def test_a_terminal_shows_one_line_that_changes(place):
+    shown = in_terminal(slow_install(place, pause_s=0.7))
+    assert "Collecting ballast>=1" in shown
+    assert "Downloading toy-1.0" in shown
+    drawn = [part for part in shown.replace("\n", "\r").split("\r") if "Collecting" in part]
+    assert len(drawn) >= 1
+    assert shown.count("\n") == len([line for line in shown.split("\n") if "toy:" in line])
+
+
+def test_the_last_words_of_an_installation_that_fails_are_shown(place):
+    failed = call(*slow_install(place, pause_s=0.1, fails=True))
+    assert failed.returncode == 2
+    assert "toy: pip cannot install toy==1.0; its last words say why" in failed.stderr
+    assert "  | ERROR: there is no room left" in failed.stderr
+    assert "the server's log" not in failed.stderr
+
+
+def test_an_interrupt_ends_the_pip_of_an_installation(place):
+    running = subprocess.Popen(
+        slow_install(place, pause_s=60), env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_until("pip runs", lambda: pip_processes(place))
+    running.send_signal(signal.SIGTERM)  # to benchctl alone, as a service manager does
+    running.communicate(timeout=30)
+    assert running.returncode == 130
+    wait_until("pip ends", lambda: not pip_processes(place))
+
+
+def pip_processes(place: Path) -> list[int]:
+    return [
+        each.pid
+        for each in psutil.process_iter(["cmdline"])
+        if f"{place}/pip_program.py" in (each.info["cmdline"] or [])
+    ]
+
+
+def in_terminal(argv: list[str]) -> str:
+    """What a terminal of 80 columns shows while a command runs."""
+    terminal, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(argv, stdin=inner, stdout=inner, stderr=inner, env=environment):
+        os.close(inner)
+        shown = b""
+        with suppress(OSError):  # EIO: the command has ended
+            while data := os.read(terminal, 4096):
+                shown += data
+    os.close(terminal)
+    return shown.decode()
 
 
 def test_a_kind_of_device_that_does_not_exist_is_refused(place):

@@ -46,8 +46,8 @@ def hit_share(run: LoadedRun) -> float | None:
 
 def _shares(runs: Iterable[LoadedRun]) -> list[float]:
     """Of servers that benchctl did not start."""
-    found = (hit_share(run) for run in runs if not run.record.argv)
-    return [share for share in found if share is not None]
+    shares = (hit_share(run) for run in runs if not run.record.argv)
+    return [share for share in shares if share is not None]
 
 
 def _percent(shares: Sequence[float]) -> str:

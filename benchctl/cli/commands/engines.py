@@ -42,22 +42,27 @@ _Python = Annotated[
     ),
 ]
 _Force = Annotated[bool, typer.Option("--force", help="Install again what is installed.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, for CI.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
 
 
 @app.command("install")
-def install(kinds: _Kinds, device: _Device = None, python: _Python = None, force: _Force = False) -> None:
+def install(
+    kinds: _Kinds, device: _Device = None, python: _Python = None, force: _Force = False, quiet: _Quiet = False
+) -> None:
     """Install engines with pip, each into an environment of its own in the user's cache directory.
 
     BENCHCTL_ENGINES_DIR names another directory. What is installed in the right version is left as it is, at once.
     Which build of torch pip takes (CPU or CUDA) is set by pip's own variables, such as PIP_EXTRA_INDEX_URL.
     """
+    from benchctl.cli.output.phases import phase_progress
     from benchctl.engines.installing.install import install_engine
     from benchctl.engines.installing.recipes import device_here, recipe_for
 
     of_device = device_here(device)
     for recipe in [recipe_for(kind, of_device) for kind in dict.fromkeys(kinds)]:
-        install_engine(recipe, lambda line: print(line, flush=True), python=python, is_forced=force)
+        with phase_progress(recipe.kind, is_quiet=quiet) as progress:
+            install_engine(recipe, progress.announce, on_progress=progress.show, python=python, is_forced=force)
 
 
 @app.command("list")

@@ -15,7 +15,6 @@ import msgspec
 
 from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite, RequestCall
-from benchctl.engines.metrics_page import series_of
 from benchctl.engines.openai_server import JsonGetter, OpenAiServer, own_options, streamed
 from benchctl.engines.prompt_counter import PromptCounter, TokenizeCounter
 from benchctl.errors import EngineUnavailableError
@@ -166,6 +165,8 @@ async def _get_json(client: httpx.AsyncClient, path: str, headers: dict[str, str
 
 async def _get_series(client: httpx.AsyncClient, path: str, headers: dict[str, str]) -> Collection[str]:
     """The names of the series of a metrics page; none where the server does not offer one."""
+    from benchctl.engines.metrics_page import series_of  # noqa: PLC0415 - servers of the plain dialect need none
+
     try:
         response = await fetch(client, "GET", path, headers=headers)
         response.raise_for_status()

@@ -7,28 +7,33 @@ import fcntl
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from benchctl.engines.environment import engines_directory, installed_versions
 from benchctl.engines.installing.recipes import Recipe
+from benchctl.engines.installing.watched import ProgramError, Progress, run_watched
 from benchctl.errors import EngineUnavailableError
 
 _STAMP: Final = ".installed"
-_STDERR_FD: Final = 2
 
 
 def install_engine(
-    recipe: Recipe, announce: Callable[[str], None], *, python: Path | None = None, is_forced: bool = False
+    recipe: Recipe,
+    announce: Callable[[str], None],
+    *,
+    on_progress: Progress = lambda _phase: None,
+    python: Path | None = None,
+    is_forced: bool = False,
 ) -> Path:
     """Make the environment of an engine as its recipe says, unless it is there; returns its interpreter.
 
-    ``python`` creates the environment, by default the interpreter that runs benchctl. Pip's messages go to our own
-    streams. Raises EngineUnavailableError where pip fails or what was installed does not work.
+    ``python`` creates the environment, by default the interpreter that runs benchctl. ``announce`` takes lines for
+    the user, ``on_progress`` what is being done, about once a second. Raises EngineUnavailableError where pip fails
+    or what was installed does not work; its ``log_tail`` has the last lines of the program that failed.
     """
     directory = engines_directory() / recipe.kind
     program, stamp = directory / "bin" / "python", directory / _STAMP
@@ -43,33 +48,30 @@ def install_engine(
             announce(f"{recipe.kind}: installed in {directory} ({recipe.content})")
             return program
         if not is_there or is_forced or stamp.exists():  # other versions than these: begin anew
-            _create_environment(recipe.kind, directory, python or Path(sys.executable))
-        _fill(recipe, program, announce)
+            _create_environment(recipe.kind, directory, python or Path(sys.executable), on_progress)
+        _fill(recipe, program, announce, on_progress)
         announce(f"{recipe.kind}: checking")
-        if _run(program, "-c", recipe.proof).returncode:
-            raise EngineUnavailableError(
-                f"{recipe.kind}: what was installed into {directory} does not work; the message above says why"
-            )
+        problem = f"{recipe.kind}: what was installed into {directory} does not work; its last words say why"
+        _run(program, "-c", recipe.proof, phase="checking", problem=problem, on_progress=on_progress)
         stamp.write_text(f"{recipe.content}\n", encoding="utf-8")
     announce(f"{recipe.kind}: ready")
     return program
 
 
-def _fill(recipe: Recipe, program: Path, announce: Callable[[str], None]) -> None:
+def _fill(recipe: Recipe, program: Path, announce: Callable[[str], None], on_progress: Progress) -> None:
     """Install the packages of the recipe, unless the environment has exactly these."""
     directory = program.parent.parent
     if _has_packages(recipe, program):
         announce(f"{recipe.kind}: found in {directory} ({recipe.content})")
     else:
         announce(f"{recipe.kind}: installing into {directory} ({recipe.content}); {recipe.cost}")
-        _pip(recipe, program, "install", "--upgrade", "pip")
-        _pip(recipe, program, "install", *recipe.pins)
+        _pip(recipe, program, on_progress, "install", "--upgrade", "pip")
+        _pip(recipe, program, on_progress, "install", *recipe.pins)
         if recipe.unwanted:
-            _pip(recipe, program, "uninstall", "-y", *recipe.unwanted)
-    if recipe.finish and _run(program, "-c", *recipe.finish).returncode:
-        raise EngineUnavailableError(
-            f"{recipe.kind}: {directory} could not be completed; the message above says why"
-        )
+            _pip(recipe, program, on_progress, "uninstall", "-y", *recipe.unwanted)
+    if recipe.finish:
+        problem = f"{recipe.kind}: {directory} could not be completed; its last words say why"
+        _run(program, "-c", *recipe.finish, phase="completing", problem=problem, on_progress=on_progress)
 
 
 def _has_packages(recipe: Recipe, program: Path) -> bool:
@@ -81,35 +83,50 @@ def _has_packages(recipe: Recipe, program: Path) -> bool:
     return {name: version.partition("+")[0] for name, version in installed.items()} == versions
 
 
-def _create_environment(kind: str, directory: Path, python: Path) -> None:
-    created = _run(python, "-m", "venv", "--clear", str(directory))
-    if created.returncode:
+def _create_environment(kind: str, directory: Path, python: Path, on_progress: Progress) -> None:
+    problem = (
+        f"{kind}: {python} cannot create the environment {directory}; its last words say why. Name another "
+        "interpreter: --python /path/to/python"
+    )
+    words = ("-m", "venv", "--clear", str(directory))
+    try:
+        _run(python, *words, phase="creating the environment", problem=problem, on_progress=on_progress)
+    except EngineUnavailableError:
         shutil.rmtree(directory, ignore_errors=True)
-        raise EngineUnavailableError(
-            f"{kind}: {python} cannot create the environment {directory}; the message above says why. Name another "
-            "interpreter: --python /path/to/python"
-        )
+        raise
 
 
-def _pip(recipe: Recipe, program: Path, *words: str) -> None:
-    argv: Sequence[str] = ("-m", "pip", words[0], "-qq", "--disable-pip-version-check", *words[1:])
-    done = _run(program, *argv, env={**os.environ, **recipe.build_env})
-    if done.returncode:
-        raise EngineUnavailableError(
-            f"{recipe.kind}: pip cannot install {' '.join(recipe.pins)}; its message above says why. Where an "
-            "index of your own has the packages, name it in PIP_INDEX_URL"
-        )
+def _pip(recipe: Recipe, program: Path, on_progress: Progress, *words: str) -> None:
+    problem = (
+        f"{recipe.kind}: pip cannot install {' '.join(recipe.pins)}; its last words say why. Where an index of "
+        "your own has the packages, name it in PIP_INDEX_URL"
+    )
+    # A question of pip's, such as that for a password, would not be seen.
+    argv = ("-m", "pip", words[0], "--no-input", "--disable-pip-version-check", *words[1:])
+    env = {**os.environ, **recipe.build_env}
+    _run(program, *argv, phase=f"pip {words[0]}", problem=problem, on_progress=on_progress, env=env)
 
 
-def _run(python: Path, *words: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[bytes]":
-    """Run an interpreter without the modules of ours; its output goes where ours goes."""
+def _run(
+    python: Path,
+    *words: str,
+    phase: str,
+    problem: str,
+    on_progress: Progress,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run an interpreter without the modules of ours. Raises EngineUnavailableError(problem) where it fails."""
     environment = {name: value for name, value in (env or os.environ).items() if name != "PYTHONPATH"}
     try:
-        return subprocess.run((str(python), *words), env=environment, check=False, stdout=_STDERR_FD)
+        run_watched((str(python), *words), environment, phase, on_progress)
     except OSError as error:
         raise EngineUnavailableError(
             f"{python} cannot be started ({error.strerror}); name an interpreter, such as --python /usr/bin/python3"
         ) from error
+    except ProgramError as error:
+        failure = EngineUnavailableError(problem)
+        failure.log_title, failure.log_tail = "last words", error.tail
+        raise failure from error
 
 
 @contextmanager

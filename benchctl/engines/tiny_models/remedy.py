@@ -9,7 +9,7 @@ _OPTIONS: dict[Part, str] = {"value": "--value-model", "draft": "--draft", "adap
 
 
 def pair_remedy(path: str, part: Part, key: str, *, is_base: bool = False) -> str:
-    """What makes a small pair whose part (or base) is at ``path``, in words that begin with the command.
+    """The command that makes a small pair whose part (or base) is at ``path``.
 
     A command fills DIR/base and DIR/``part``. Where ``path`` is neither, or one of the two is there already, the
     words also say what to name in ``model`` and in ``key`` instead.

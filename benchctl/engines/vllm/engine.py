@@ -142,9 +142,9 @@ class VllmEngine(PythonServer):
         return {**await super().attached_config(get_json), "version": version}
 
     def config_of_metrics(self, series: Collection[str]) -> dict[str, Any]:
-        """Whether the server has a prefix cache, from the labels of ``vllm:cache_config_info``."""
+        """The prefix cache, on or off, from the labels of ``vllm:cache_config_info``."""
         stated = (_STATED_CACHE.match(name) for name in series)
-        values = {found[1] for found in stated if found is not None}
+        values = {match[1] for match in stated if match is not None}
         return {"enable_prefix_caching": values == {"True"}} if values else {}
 
     def uncached_fields(self) -> dict[str, Any]:
