@@ -4,6 +4,7 @@ Imports torch, numpy and benchctl alone, so that it runs where nothing can be in
 """
 
 import gc
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,7 @@ TINY_BASE = ModelShape(
     name="tiny-base", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=512, qkv_bias=True
 )
 TINY_VALUE = replace(TINY_BASE, name="tiny-value", layers=1)
+TORCH_ATTENTION, OWN_ATTENTION = "torch", "the value model's operation"
 _CELLS_STEP = 64
 _TRIAL_REPLAYS = 20
 
@@ -81,8 +83,13 @@ class BaseModel:
         A slow base model would make guidance look cheap.
         """
         if self._device.type != "cuda":
-            return self._made(batch, context, "torch")
-        steps = [self._made(batch, context, attention) for attention in ("torch", "kernels")]
+            return self._made(batch, context, TORCH_ATTENTION)
+        steps = []
+        for attention in (TORCH_ATTENTION, OWN_ATTENTION):
+            try:
+                steps.append(self._made(batch, context, attention))
+            except RuntimeError as error:  # one of the two is enough
+                print(f"the base model cannot be recorded with attention by {attention}: {error}", file=sys.stderr)
         return min(steps, key=lambda step: device_ms(step.run, self._device))
 
     def _made(self, batch: int, context: int, attention: str) -> "BaseStep":
@@ -90,7 +97,9 @@ class BaseModel:
         shape = exact_shape(work)
         packed = torch.from_numpy(pack(work, shape, self._memory)).to(self._device)
         operations = (
-            replace(self._own, tree_attention=attention_of_equal_rows) if attention == "torch" else self._own
+            replace(self._own, tree_attention=attention_of_equal_rows)
+            if attention == TORCH_ATTENTION
+            else self._own
         )
 
         @torch.no_grad()
@@ -112,7 +121,7 @@ class BaseStep:
     run: Callable[[], Tensor]
     tokens: Tensor
     attention: str
-    """Whose attention it is: that of ``torch`` over rows of one length, or the value model's ``kernels``."""
+    """How it is computed: ``TORCH_ATTENTION`` over rows of one length, or ``OWN_ATTENTION`` as for value models."""
 
 
 def attention_of_equal_rows(

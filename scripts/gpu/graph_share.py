@@ -44,12 +44,13 @@ class Taken:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        both = self.num_bytes is not None and self.computed_bytes is not None
         return (
             self.what,
             "-" if self.computed_bytes is None else f"{self.computed_bytes / MIB:.0f}",
             "-" if self.num_bytes is None else f"{self.num_bytes / MIB:.0f}",
-            f"{self.num_bytes / self.computed_bytes - 1:+.1%}" if both else "-",
+            "-"
+            if not self.num_bytes or not self.computed_bytes
+            else f"{self.num_bytes / self.computed_bytes - 1:+.1%}",
             f"{self.seconds:.1f}",
         )
 
@@ -150,11 +151,11 @@ def memory_of(model: ValueModel, computed: ValueModelMemory, candidates: int) ->
     num_recorded = scorer.num_recorded
     del scorer
     free_unused(model.device)
-    is_known = whole.num_bytes is not None and prefixes.num_bytes is not None
+    with_passes, without = whole.num_bytes, prefixes.num_bytes
     recorded = Taken(
         what=f"their {num_recorded} recorded passes",
         seconds=whole.seconds - prefixes.seconds,
-        num_bytes=whole.num_bytes - prefixes.num_bytes if is_known else None,
+        num_bytes=None if with_passes is None or without is None else with_passes - without,
         computed_bytes=computed.passes,
     )
     return [prefixes, recorded]

@@ -108,7 +108,7 @@ class Decode:
         if self._guide is not None:
             self._guide.forget([row.key for row in self.rows])
         for row in self.rows:
-            del row.tokens[self._point.context :]  # type: ignore[union-attr]
+            del row.tokens[self._point.context :]  # type: ignore[attr-defined]
 
     def step(self, section: Callable[[str], AbstractContextManager[object]] | None = None) -> None:
         """One step; ``section`` takes the time of its parts."""

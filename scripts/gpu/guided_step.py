@@ -144,13 +144,17 @@ class Bench:
 
     def about(self) -> str:
         """What the numbers are of."""
-        kernels = "Triton kernels" if self.kernels_reason is None else f"torch alone: {self.kernels_reason}"
+        base, kernels = (
+            "Triton kernels" if reason is None else f"torch alone ({reason})"
+            for reason in (self.base.kernels_reason, self.kernels_reason)
+        )
         peaks = "unknown" if self.hardware is None else f"those of {self.hardware.name}, {self.hardware.source}"
         return (
             f"Base model {self.base_shape.name}, value model {self.value_shape.name}, random weights in "
             f"{str(self.model.dtype).removeprefix('torch.')}; prompts of {self.options.context} tokens, "
             f"{self.options.steps} steps in each of {self.options.rounds} rounds. Guidance computes with "
-            f"{kernels}; prefixes have room for {self.options.max_tokens} tokens. Peaks: {peaks}."
+            f"{kernels}, the base model with {base}; prefixes have room for {self.options.max_tokens} tokens. "
+            f"Peaks: {peaks}."
         )
 
 
@@ -188,8 +192,8 @@ def goal(options: argparse.Namespace) -> None:
     bench = Bench(options, [4 if options.tiny else GOAL_BATCH])
     point = bench.point(4 if options.tiny else GOAL_BATCH, GOAL_CANDIDATES)
     base = bench.base_step(point)
-    lines = []
-    print(f"{bench.about()} Attention of the base model: {base.attention}.\n", flush=True)
+    lines: list[Measured] = []
+    print(f"{bench.about()} Attention of the base model by {base.attention}.\n", flush=True)
     for arm in ARMS:
         # What is claimed is the first; how much worse the others are shows in fewer rounds.
         lines.append(bench.measured(arm, point, options.rounds if not lines else FEWEST_ROUNDS))

@@ -88,24 +88,25 @@ def until(condition):
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_a_call_that_is_interrupted_goes_on_with_the_part_that_it_was_in(tmp_path, ending):
-    options = ("--quick", "--only", "kernels,graphs")
+    options = ("--quick", "--only", "kernels,fields")
     argv = [sys.executable, SCRIPTS / "measure_all.py", "--tiny", "--device", "cpu", *options, tmp_path]
     began = subprocess.Popen(argv, env=environment(), stderr=subprocess.PIPE, text=True)
-    until((tmp_path / "parts/graphs.md").exists)
+    until((tmp_path / "parts/fields.md").exists)
     began.send_signal(ending)
     _, said = began.communicate(timeout=60)
     assert began.returncode == 130
     assert "the same call goes on from there" in said
-    assert "## CUDA graphs: share, time and memory\n\nNot measured yet." in (tmp_path / "gpu.md").read_text()
+    assert "## NVML and nvidia-smi\n\nNot measured yet." in (tmp_path / "gpu.md").read_text()
     measured = (tmp_path / "parts/kernels.json").stat().st_mtime_ns
     again = measure(tmp_path, *options)
     assert again.returncode == 0, again.stderr
     assert "1/2 kernels: done in an earlier call, skipped" in again.stderr
-    assert "2/2 graphs: up to" in again.stderr
+    assert "2/2 fields: up to" in again.stderr
     assert (tmp_path / "parts/kernels.json").stat().st_mtime_ns == measured
     assert "Not measured yet" not in (tmp_path / "gpu.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_gpu_is_demanded_before_anything_is_measured(tmp_path):
     done = subprocess.run(
