@@ -254,7 +254,7 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
         ),
         "gpu-unreadable": _warning(
             "A visible GPU cannot be read; the others are sampled, and the GPU metrics of the run are unknown.",
-            "Look at 'nvidia-smi -q' and 'dmesg' for this device; a reset or a reboot may bring it back.",
+            "Look at 'nvidia-smi -q' and 'dmesg'; reset it, reboot, or leave it out with CUDA_VISIBLE_DEVICES.",
         ),
         "gpu-lost": _warning(
             "A GPU stopped answering during the load; its samples end there, and the GPU metrics are unknown.",

@@ -5,6 +5,7 @@ from support.cli import benchctl
 from support.nvidia_smi import FakeSmi
 from support.nvml import FakeNvml
 
+from benchctl.analysis.planning.noise_floor import engine_sha256
 from benchctl.measure.gpu_need import gpu_shortfalls
 from benchctl.measure.telemetry.gpu import absent_gpu
 from benchctl.profile.engine_table import engine_specs
@@ -107,6 +108,7 @@ def test_the_demand_for_a_gpu_leaves_the_identity_of_an_experiment_as_it_was():
     with_demand = load_profile("topk-sweep", engine="vllm")
     without = load_profile("topk-sweep", engine="vllm", overrides=["engine.options.needs_gpu=false"])
     assert profile_sha256(with_demand) == profile_sha256(without)
+    assert engine_sha256(with_demand) == engine_sha256(without)
 
 
 def test_a_plan_warns_and_the_run_ends_with_2_before_it_leaves_anything(tmp_path):

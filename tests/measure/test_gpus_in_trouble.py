@@ -299,7 +299,7 @@ def test_a_driver_that_knows_nothing_of_what_is_asked_is_told_as_such(smi):
 
 UNTOLD = (
     "[N/A]", "[Not Supported]", "[Unknown Error]", "ERR!", "[GPU requires reset]", "[Insufficient Permissions]",
-    "[GPU is lost]", "nan", "-3", "",
+    "[GPU is lost]", "nan", "inf", "1e300", "-3", "",
 )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ A driver refuses a whole query for one field that it does not know, on standard 
 names, and then left out. What a device cannot tell stands in brackets: ``[N/A]``, ``[GPU requires reset]``.
 """
 
-import math
 import os
 import re
 import select
@@ -23,6 +22,8 @@ _CALL_LIMIT_S: Final = 20.0
 _POLL_S: Final = 0.1
 _MAX_LINE: Final = 1 << 16
 """Bytes of a line that is still read; the program's own have some hundred."""
+_MOST: Final = 1e12
+"""Most of any quantity in the units of the program, far above watts, MiB and MHz of devices; NaN is not below."""
 _REASON_CHARS: Final = 200
 _INDEX: Final = re.compile(r"[0-9]{1,4}")
 _UNKNOWN_FIELD: Final = re.compile(r'[Ff]ield "([^"]*)" is not a valid field to query')
@@ -185,12 +186,12 @@ def amount(text: str | None) -> float | None:
 
 
 def number(text: str | None) -> float | None:
-    """A finite number; None for everything else."""
+    """A number that a device may have; None for everything else."""
     try:
         value = float(text or "")
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if abs(value) <= _MOST else None
 
 
 def bit_mask(text: str | None) -> int | None:
