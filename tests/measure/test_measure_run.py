@@ -10,18 +10,23 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
+from support.nvidia_smi import FakeSmi, devices
+from support.nvml import FakeNvml
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 
+from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.engines.engine import raw_step_log
 from benchctl.errors import EngineUnavailableError, PortTakenError, RunError
 from benchctl.measure.measured_run import MeasuredRun
 from benchctl.measure.run import RunContext, measure_run, noise_seed
 from benchctl.measure.server.process import is_alive
+from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.record import ResultWarning
@@ -303,6 +308,23 @@ def test_without_a_gpu_a_real_engine_is_measured_and_the_gap_is_a_warning(tmp_pa
     assert list(told(loaded.record)) == ["gpu-sampler-missing"]
 
 
+def test_a_gpu_that_is_lost_in_the_middle_ends_neither_the_run_nor_the_samples_of_the_others(tmp_path, monkeypatch):
+    smi = FakeSmi(tmp_path / "bin")
+    lost = {"devices": devices(2)[:1], "stderr": "Unable to determine the device handle for GPU1: GPU is lost"}
+    smi.behave(devices=devices(2), dies_after=5, then=lost | {"dies_after": None})
+    monkeypatch.setenv("PATH", str(smi.directory), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("benchctl.measure.run.open_gpu", partial(open_gpu, nvml=FakeNvml(has_driver=False)))
+    loaded = measure(tmp_path, [request(0, max_tokens=40, gap_ms=25)], telemetry={"gpu_hz": 50.0})
+    assert loaded.record.state == "done"
+    assert list(told(loaded.record)) == ["gpu-lost", "gpu-power-capped"]
+    assert "GPU 1 has not answered since" in told(loaded.record)["gpu-lost"]
+    samples = Counter(sample.index for sample in loaded.gpu)
+    assert samples[1] == 5
+    assert samples[0] > 10
+    assert run_metrics(loaded)["gpu_energy_j"] is None
+
+
 def test_what_makes_a_run_suspect_stands_before_what_it_merely_lacks(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -338,7 +360,10 @@ def test_the_noise_seed_belongs_to_the_run_and_to_nothing_else():
 RUN_UNTIL_STOPPED = """
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from support.nvidia_smi import FakeSmi, devices
+from support.nvml import FakeNvml
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.records.directory import RunDirectory
