@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchctl.costs.guided_floor import guided_floor
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
@@ -150,6 +151,26 @@ def test_key_value_heads_beyond_one_for_each_device_are_not_divided() -> None:
     assert shape.kv_heads == 4
     assert kv_elements(shape, 4) == kv_elements(shape, 1) / 4
     assert kv_elements(shape, 8) == kv_elements(shape, 4)
+
+
+@pytest.mark.parametrize(("rows", "missing"), [(1, 0), (64, 0), (64, 64), (256, 0)])
+def test_the_pass_of_a_value_model_is_that_of_the_floor_of_a_guided_step(rows: int, missing: int) -> None:
+    """Bound by weights, by arithmetic with reuse and without, and by arithmetic alone."""
+    base, value_model = shape_for("qwen2.5-7b"), shape_for("qwen2.5-1.5b")
+    floor = guided_floor(
+        base,
+        value_model,
+        H100,
+        batch=rows,
+        candidates=5,
+        context=500,
+        scoring="recompute" if missing else "reuse",
+    )
+    work = replace(
+        decoding(rows, 500), guided_rows=float(rows), candidates=5.0 * rows, value_extend_tokens=float(missing)
+    )
+    columns = features(work, Deployment(shape=base, hardware=H100, value_shape=value_model), "overlap")
+    assert columns["value_model"] / 1e6 == pytest.approx(floor.value_s, rel=2e-3)
 
 
 def test_a_value_model_adds_its_pass_at_its_roofline() -> None:
