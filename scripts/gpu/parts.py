@@ -45,6 +45,15 @@ class Setup:
     def tool(self, *arguments: str) -> Command:
         return (sys.executable, "-m", "benchctl", *arguments)
 
+    @property
+    def short_load(self) -> Command:
+        """For a trial: few prompts with short outputs."""
+        return ("--set", "workload.num_prompts=4", "--set", "workload.output_len=16") if self.is_tiny else ()
+
+    def preset(self, kind: str) -> str:
+        """The preset of an engine for this device."""
+        return f"{kind}-cpu" if self.device == "cpu" else kind
+
     def results(self, *below: str) -> str:
         return str(self.directory.joinpath("results", *below))
 
@@ -80,11 +89,11 @@ def _served(setup: Setup) -> list[Command]:
     pair = setup.directory / "pair"
     makes = []
     settings: list[str] = []
+    sizes = () if setup.is_tiny else ("--like", "qwen2.5-7b", "--value-shape", "qwen2.5-1.5b")
     if setup.model is None:
         makes.append(
             setup.tool(
-                "models", "make-tiny", "--value-model", "--no-weights", "--force", "--like", "qwen2.5-7b",
-                "--value-shape", "qwen2.5-1.5b", str(pair),
+                "models", "make-tiny", "--value-model", "--no-weights", "--force", *sizes, str(pair),
             )
         )  # fmt: skip
         settings += ["engine.options.load_format=dummy", "engine.options.value_load_format=dummy"]
@@ -99,10 +108,9 @@ def _served(setup: Setup) -> list[Command]:
         f"workload.output_len={16 if setup.is_tiny else 256}",
     ]  # fmt: skip
     run = setup.tool("run", "--profile", "topk-sweep", "--engine", setup.engine, "--blocks", "2", "--quiet")
-    given = [word for setting in settings for word in ("--set", setting)]
     return [
         *makes,
-        (*run, *given, "--output-dir", setup.results()),
+        (*run, *_set(settings), "--output-dir", setup.results()),
         setup.tool("show", setup.results("topk-sweep", "latest")),
     ]
 
@@ -135,38 +143,43 @@ def _bonus(setup: Setup) -> list[Command]:
 
 def _engine(setup: Setup) -> list[Command]:
     """A stock engine against itself, while NVML and nvidia-smi are read through benchctl's own readers."""
-    model = setup.directory / "model"
+    model, latest = setup.directory / "model", setup.results("aa", "latest")
+    shape = () if setup.is_tiny else ("--shape", "qwen2.5-0.5b")
     run = setup.tool(
-        "run", "--profile", "aa", "--engine", "transformers", "--set", f"model={model}", "--blocks", "2", "--quiet",
-        "--output-dir", setup.results(),
+        "run", "--profile", "aa", "--engine", setup.preset("transformers"), "--set", f"model={model}",
+        "--blocks", "2", "--quiet", "--output-dir", setup.results(), *setup.short_load,
     )  # fmt: skip
-    agreement = (sys.executable, "-m", "benchmarks.measure.nvml_agreement", "--", *run)
-    latest = setup.results("aa", "latest")
+    read = () if setup.device == "cpu" else (sys.executable, "-m", "benchmarks.measure.nvml_agreement", "--")
     return [
-        setup.tool("models", "make-tiny", "--force", "--shape", "qwen2.5-1.5b", str(model)),
-        agreement,
+        setup.tool("models", "make-tiny", "--force", *shape, str(model)),
+        (*read, *run),
         setup.tool("compare", f"{latest}:baseline", f"{latest}:again"),
     ]
 
 
 def _speculation(setup: Setup) -> list[Command]:
+    """One server with a draft model and one without, of random weights with a planted acceptance."""
     pair = setup.directory / "draft-pair"
-    settings = [
+    settings = (
         f"model={pair / 'base'}",
         f"variants.speculative.server.draft_model={pair / 'draft'}",
         "engine.options.dtype=float32",
         "sweep.num_speculative_tokens=[3]",
-    ]
+    )
     return [
         setup.tool(
             "models", "make-tiny", "--draft", "--draft-layers", "1", "--dtype", "float32", "--force", str(pair)
         ),
         setup.tool(
-            "run", "--profile", "speculation", "--engine", "vllm", "--blocks", "1", "--quiet", "--output-dir",
-            setup.results(), *(word for setting in settings for word in ("--set", setting)),
+            "run", "--profile", "speculation", "--engine", setup.preset("vllm"), "--blocks", "1", "--quiet",
+            "--output-dir", setup.results(), *_set(settings), *setup.short_load,
         ),
         setup.tool("show", setup.results("speculation", "latest")),
     ]  # fmt: skip
+
+
+def _set(settings: Sequence[str]) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 QUICK = (

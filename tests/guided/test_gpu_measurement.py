@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.guided.tensors import torch
@@ -243,3 +244,29 @@ def test_every_field_of_both_ways_to_read_a_gpu_is_compared_and_what_one_lacks_i
         "of benchctl's readers"
     )
     assert rows["| energy_j"].startswith("| energy_j | - | 5000 | - |")
+
+
+def test_beside_a_ratio_stand_the_floor_of_the_device_and_what_became_of_the_marks(gpu_scripts):
+    import guided_step
+    from paired import Paired
+
+    from benchctl.costs.guided_floor import guided_floor
+    from benchctl.costs.hardware import hardware_or_none
+
+    options = SimpleNamespace(device="cpu", tiny=True, context=20, steps=3, rounds=6, max_tokens=64)
+    bench = guided_step.Bench(options, [4])
+    bench.hardware = hardware_or_none("NVIDIA H200")
+    point = bench.point(4, 5)
+    floor = guided_floor(
+        bench.base_shape, bench.value_shape, bench.hardware, batch=4, candidates=5, context=point.mean_context
+    )
+    paired = Paired(base_ms=(2.0,) * 6, guided_ms=(2.6, 2.7, 2.8, 2.8, 2.8, 3.0))
+    line = guided_step.Measured(
+        arm="everything on", point=point, paired=paired, num_recorded=3, num_late=1, setup_s=0.5
+    )
+    cells = guided_step.table_row(bench, line).split(" | ")
+    assert cells[3:8] == ["2.000", "2.800", "1.400", "[1.300, 1.500]", f"{floor.ratio:.2f}"]
+    assert cells[8:10] == [f"{floor.base_s * 1e3 / 2.0:.0%}", "3 + 1"]
+    said = guided_step.verdicts(bench, line)
+    assert "1.400 [1.300, 1.500]** at batch 4 with 5 candidates" in said
+    assert "First mark 1.6: met. Goal 1.45: undecided." in said
