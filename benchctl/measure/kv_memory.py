@@ -18,6 +18,7 @@ from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.engines.vllm_lenvm.value_model import disallowed, value_model_of
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.guided.value_model.memory import ValueModelMemory
+from benchctl.measure.kv_option import KV_OPTION, with_kv_bytes
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile, VariantSettings
@@ -27,9 +28,6 @@ from benchctl.records.manifest import GpuInfo
 from benchctl.records.record import ResultWarning
 from benchctl.units import GIB
 
-KV_OPTION: Final = "kv_cache_memory_bytes"
-COMPUTED: Final = "kv-memory-computed"
-"""Code of the note by which a result directory says that benchctl chose the size."""
 _KIND: Final = "vllm-lenvm"
 
 _LEFT: Final = "left to vLLM, so that arms may differ in it"
@@ -65,12 +63,6 @@ class KvPlan:
         if self.memory is None or self.refusal is not None:
             return profile
         return with_kv_bytes(profile, self.memory.num_bytes)
-
-
-def with_kv_bytes(profile: Profile, num_bytes: object) -> Profile:
-    """The profile with this size of the KV cache in the options of its engine."""
-    options = {**profile.engine.options, KV_OPTION: num_bytes}
-    return profile.model_copy(update={"engine": profile.engine.model_copy(update={"options": options})})
 
 
 def plan_kv_memory(profile: Profile) -> KvPlan:

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.measure.kv_memory import COMPUTED, KV_OPTION, with_kv_bytes
+from benchctl.measure.kv_option import COMPUTED, KV_OPTION, with_kv_bytes
 from benchctl.profile.identity import is_profile_of, profile_sha256
 from benchctl.profile.load import dump_profile, stored_profile
 from benchctl.profile.model import Profile
