@@ -1,11 +1,15 @@
 """``benchctl steptime guided``: the floor of guidance by batch and top_k, as a table and as JSON."""
 
 import json
+import platform
+from pathlib import Path
 
 import pytest
 from support.cli import benchctl
+from support.peaks import gpu_peaks
 
 from benchctl.costs.guided_floor import LAYER_OPERATIONS, STEP_OPERATIONS
+from benchctl.records.stores.peaks_store import STORE_VARIABLE, store_peaks
 
 OPERATIONS = 28 * LAYER_OPERATIONS + STEP_OPERATIONS
 """Of a guided step with the 28 layers of the 1.5B value model."""
@@ -45,6 +49,18 @@ def test_launches_count_where_they_are_priced() -> None:
     assert "--launch-us prices" not in benchctl("steptime", "guided", *options, "--launch-us", "5").stdout
 
 
+def test_launches_and_peaks_as_measured_are_those_on_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STORE_VARIABLE, str(tmp_path))
+    options = ("--batch", "1", "--top-k", "5", "--launch-us", "measured")
+    refused = benchctl("steptime", "guided", *options)
+    assert refused.returncode == 2
+    assert "'benchctl micro roofline' measures them" in refused.stderr
+    store_peaks(tmp_path, gpu_peaks(host=platform.node(), read=3.1e12))
+    (row,) = rows_of(*options, "--hardware", "measured")
+    assert row["base_s"] == pytest.approx(14.16e9 / 3.1e12, rel=0.001)
+    assert row["step_s"] == pytest.approx(row["base_s"] + OPERATIONS * 5e-6), "5 us were measured"
+
+
 def test_stated_peaks_and_a_value_model_of_eight_bits_are_understood() -> None:
     slow = rows_of(
         "--hardware", "own:100:1000", "--value-model", "Qwen2.5-1.5B-FP8", "--batch", "1", "--top-k", "5"
@@ -60,8 +76,10 @@ def test_stated_peaks_and_a_value_model_of_eight_bits_are_understood() -> None:
         (("--batch", "0"), "each must be from 1 to 65536"),
         (("--top-k", "x"), "expected numbers separated by commas, such as 1,2,4"),
         (("--value-model", "qwen2.5-2b"), "did you mean"),
+        (("--launch-us", "nan"), "each must be finite"),
+        (("--launch-us", "-1"), "give microseconds from 0 to 1000000, or measured"),
     ],
-    ids=["hardware", "batch", "top_k", "model"],
+    ids=["hardware", "batch", "top_k", "model", "no number", "below 0"],
 )
 def test_what_cannot_be_is_refused_with_a_remedy(options: tuple[str, ...], remedy: str) -> None:
     done = benchctl("steptime", "guided", *options)

@@ -35,17 +35,17 @@ _Unscored = Annotated[
     float, typer.Option("--unscored", min=0, max=1, help="Share of the rows that need no scores in a step.")
 ]
 _Launch = Annotated[
-    float | None,
+    str | None,
     typer.Option(
         "--launch-us",
-        min=0,
-        max=1e6,
         metavar="US",
-        help="Time of the host for one launch, where passes are not replayed as CUDA graphs; 'micro roofline' "
-        "measures it.",
+        help="Time of the host for one launch, where passes are not replayed as CUDA graphs; 'measured' for that "
+        "of the peaks on file.",
         show_default=False,
     ),
 ]
+
+_MAX_LAUNCH_US = 1e6
 
 
 def guided(
@@ -57,7 +57,7 @@ def guided(
     context: _Context = 300,
     scoring: _Scoring = "reuse",
     unscored: _Unscored = 0.0,
-    launch_us: _Launch = None,
+    launch: _Launch = None,
     as_json: JsonOption = False,
 ) -> None:
     """The least ratio of a guided decode step to an unguided one, by batch and top_k, and where it comes from.
@@ -72,7 +72,7 @@ def guided(
     from benchctl.units import US_PER_S
 
     base_shape, value_shape = shape_for(base), shape_for(value_model).as_value_model()
-    device = hardware_for(resolved_hardware(hardware))
+    device, launch_us = hardware_for(resolved_hardware(hardware)), _launch_us(launch, hardware)
     floors = {
         (rows, candidates): guided_floor(
             base_shape,
@@ -110,3 +110,25 @@ def _counts(text: str, option: str, most: int) -> list[int]:
     if not 1 <= values[0] <= values[-1] <= most:
         raise UsageError(f"{option} {text[:40]!r}: each must be from 1 to {most}")
     return values
+
+
+def _launch_us(text: str | None, hardware: str) -> float | None:
+    """Microseconds as stated, or as measured: of the device that ``hardware`` names so, or of this machine's."""
+    from benchctl.records.peaks import best_series
+    from benchctl.records.stores.peaks_store import MEASURED, named_peaks, peaks_directory
+    from benchctl.units import US_PER_S
+
+    if text is None:
+        return None
+    if text == MEASURED:
+        word, _, name = hardware.partition(":")
+        series = best_series(named_peaks(peaks_directory(), name if word == MEASURED and name else None), "launch")
+        if series is None:
+            raise UsageError("the peaks on file have no launch; measure one with 'benchctl micro roofline'")
+        return series.median * US_PER_S
+    (launch_us,) = numbers(text.partition(",")[0], "--launch-us", float)
+    if not 0 <= launch_us <= _MAX_LAUNCH_US or "," in text:
+        raise UsageError(
+            f"--launch-us {text[:40]!r}: give microseconds from 0 to {_MAX_LAUNCH_US:.0f}, or {MEASURED}"
+        )
+    return launch_us
