@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cli import benchctl
 
+from benchctl.analysis.planning.noise_floor import repeated_baseline
 from benchctl.engines.vllm_lenvm.kv_memory import kv_cache_bytes
 from benchctl.errors import NotComparableError
 from benchctl.measure.experiment import create_experiment
@@ -221,6 +222,18 @@ def test_a_plan_shows_the_size_and_its_parts(tmp_path):
     assert size == pytest.approx(share * device - sum(needed), abs=0.05)
     without = benchctl(*command(tmp_path, "--dry-run"), cwd=tmp_path, **planted(tmp_path))
     assert "it is computed on the machine with the GPU" in without.stdout
+
+
+def test_noise_is_measured_with_the_cache_of_the_experiment(on, tmp_path):
+    on(("H200", MEMORY_MIB["H200"]))
+    profile = sweep(value_model(tmp_path / "value"))
+    plan = plan_kv_memory(profile)
+    assert plan.memory is not None
+    assert sizes(repeated_baseline(plan.applied_to(profile))) == {plan.memory.num_bytes}
+    shown = benchctl(
+        *command(tmp_path, "--dry-run", "--aa"), cwd=tmp_path, **planted(tmp_path, ("H200", MEMORY_MIB["H200"]))
+    )
+    assert f"KV cache of every arm: {plan.memory.num_bytes / GIB:.2f} GiB" in shown.stdout
 
 
 def test_doctor_states_the_memory_of_a_value_model_and_of_the_cache(tmp_path):
