@@ -1,5 +1,6 @@
 """Servers that someone else runs: asked in their dialect, watched from outside, their key in no record."""
 
+import asyncio
 import json
 import os
 import re
@@ -7,9 +8,12 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 from support import cli
 from support.servers.simulator import free_port, sim_server
@@ -17,9 +21,10 @@ from support.servers.simulator import free_port, sim_server
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import engine_for
-from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
+from benchctl.errors import EngineUnavailableError, ProfileError, ServerStartError, UnsupportedError
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.tls import TlsTransport
+from benchctl.measure.server.attached import AttachedServer
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Timeouts, VariantSettings
 from benchctl.profile.planning.plan import variant_settings
@@ -96,6 +101,12 @@ def test_each_request_bypasses_the_prefix_cache_in_the_way_of_its_dialect():
 def test_how_a_server_of_others_caches_is_their_choice_where_the_profile_says_so():
     for dialect in ("vllm", "sglang", "llamacpp"):
         assert not {"cache_salt", "cache_prompt"} & set(body_of(dialect=dialect, bypass_prefix_cache=False))
+
+
+def test_a_server_that_dies_of_seeds_gets_none():
+    assert body_of()["seed"] == 3
+    for dialect in ("vllm", "openai"):
+        assert "seed" not in body_of(dialect=dialect, send_seed=False)
 
 
 def test_a_salt_of_the_profile_stays():
@@ -333,3 +344,32 @@ def test_an_address_where_nobody_answers_fails_at_once_with_the_remedy(tmp_path)
         "/health does not answer (ConnectionRefusedError), after 5 s; start the server, or correct server.url"
         in (done.stdout + done.stderr).replace("\n", " ")
     )
+
+
+def test_a_server_that_said_it_is_not_ready_and_is_gone_is_given_up_at_once():
+    """A vLLM whose engine has died answers 503 for a moment before it leaves."""
+
+    class Dying(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(503)
+
+        def log_message(self, *_words):
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Dying)
+    url = f"http://127.0.0.1:{server.server_port}"
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+
+    async def wait() -> float:
+        async with httpx.AsyncClient(base_url=url) as client:
+            loop = asyncio.get_running_loop()
+            loop.call_later(1.2, server.shutdown)
+            loop.call_later(1.5, server.server_close)
+            begun = time.monotonic()
+            with pytest.raises(ServerStartError, match=r"does not answer \(Connect"):
+                await AttachedServer(url, "/health", ready_s=40).wait_ready(client)
+            return time.monotonic() - begun
+
+    assert 5 < asyncio.run(wait()) < 15
+    serving.join()

@@ -106,6 +106,61 @@ def test_what_the_options_leave_open_is_left_to_the_server(python, model, tmp_pa
     }
 
 
+def test_on_a_cpu_prompts_are_computed_whole_unless_the_profile_says_something_of_parts(python, model, tmp_path):
+    def parts(**options):
+        argv = argv_of(settings_of(model, python=python, **options), tmp_path)
+        return [word for word in argv if "chunked" in word]
+
+    assert parts() == parts(enable_chunked_prefill=False) == ["--no-enable-chunked-prefill"]
+    assert parts(enable_chunked_prefill=True) == ["--enable-chunked-prefill"]
+    assert parts(max_num_batched_tokens=64) == []
+    assert parts(extra_args=("--max-num-batched-tokens=64",)) == []
+    assert parts(extra_args=("--enable-chunked-prefill",)) == ["--enable-chunked-prefill"]
+
+
+def test_a_gpu_build_computes_prompts_as_vllm_chooses(model, tmp_path):
+    packages = tmp_path / "gpu"
+    (packages / "vllm-0.32.0.dist-info").mkdir(parents=True)
+    metadata = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n"
+    (packages / "vllm-0.32.0.dist-info/METADATA").write_text(metadata)
+    script = tmp_path / "gpu-python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    settings = settings_of(model, python=str(script), enable_chunked_prefill=True, max_num_batched_tokens=16)
+    ENGINE.check_requests([request(prompt_tokens=100)], settings)
+    argv = argv_of(settings_of(model, python=str(script)), tmp_path)
+    assert "--no-enable-chunked-prefill" not in argv
+
+
+@pytest.mark.parametrize(
+    "options", [{"enable_chunked_prefill": True, "max_num_batched_tokens": 64}, {"max_num_batched_tokens": 64}]
+)
+def test_seeded_requests_of_which_a_cpu_would_compute_a_prompt_in_parts_are_refused(python, model, options):
+    settings = settings_of(model, python=python, **options)
+    long, short = request(prompt_tokens=65, n=1), request(prompt_tokens=30, n=1)
+    remedy = r"dies when it computes the prompt of a seeded request in parts.*enable_chunked_prefill to false"
+    for requests in ([long], [short, short, short]):  # too long alone, or together
+        with pytest.raises(UnsupportedError, match=remedy):
+            ENGINE.check_requests(requests, settings)
+    ENGINE.check_requests([short, short], settings)
+    ENGINE.check_requests([short] * 3, settings_of(model, python=python, **options, max_num_seqs=2))
+    greedy = settings.model_copy(update={"sampling": Sampling(temperature=0)})
+    ENGINE.check_requests([long], greedy)
+    ENGINE.check_requests([long], settings_of(model, python=python, enable_chunked_prefill=False))
+
+
+def test_the_crash_of_a_seeded_request_in_parts_is_explained_from_the_servers_log():
+    log = (
+        "(Worker pid=988) ERROR 11-23 10:40:43 [multiproc_executor.py:1063] RuntimeError: CPU Generator does not "
+        "use offset\n(APIServer pid=933) ERROR [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: "
+        "EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
+    )
+    diagnosis = ENGINE.diagnose(log)
+    assert diagnosis is not None
+    assert diagnosis.cause == "seeded-parts"
+    assert "engine.options.enable_chunked_prefill to false" in diagnosis.remedy
+
+
 def test_a_built_in_name_is_fetched_from_its_repository_and_asked_for_by_its_own_name(python, tmp_path):
     argv = argv_of(settings_of("qwen2.5-7b", python=python), tmp_path)
     assert argv[argv.index("--model") + 1] == REPOSITORIES["qwen2.5-7b"] == "Qwen/Qwen2.5-7B-Instruct"

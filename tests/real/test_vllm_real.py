@@ -26,6 +26,19 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return smoked("vllm", "vllm-cpu", directory, *IN_PARTS, "engine.options.max_num_seqs=16")
 
 
+def test_seeded_prompts_longer_than_a_step_are_computed_whole_on_a_cpu_without_being_told(tmp_path):
+    """In parts, vLLM 0.32 dies of the first of them."""
+    options = [
+        "engine.options.enable_chunked_prefill=null", "sampling.temperature=1", "workload.dataset=synthetic",
+        "workload.input_len=3000", "workload.num_prompts=2", "workload.samples_per_prompt=1",
+    ]  # fmt: skip
+    results = smoked("vllm", "vllm-cpu", tmp_path, *options)
+    for run in results.runs:
+        assert run.record.state == "done"
+        assert "--no-enable-chunked-prefill" in run.record.argv
+        assert min(request.prompt_tokens for request in run.requests if not request.is_warmup) > 2048
+
+
 def test_every_account_of_every_run_agrees(results):
     experiment = experiment_of(results)
     for run in results.runs:

@@ -93,6 +93,8 @@ class AttachEngine(OpenAiServer):
             body.pop("model", None)
         if options.dialect != PLAIN_DIALECT and engine_spec(options.dialect).adds_repetition_penalty:
             body.setdefault("repetition_penalty", settings.sampling.repetition_penalty)
+        if not options.send_seed:
+            body.pop("seed", None)
         if options.bypass_prefix_cache:
             body = {**dialect.uncached_fields(), **body}
         headers = {**_authorization(options), **call.headers}

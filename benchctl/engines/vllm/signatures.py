@@ -99,8 +99,8 @@ SIGNATURES: Final = (
     ),
     *profile_errors(
         "seeded-parts",
-        "on a CPU vLLM cannot compute the prompt of a seeded request in parts: set "
-        "engine.options.enable_chunked_prefill to false (the preset vllm-cpu does)",
+        "on a CPU vLLM 0.32 dies when it computes the prompt of a seeded request in parts: set "
+        "engine.options.enable_chunked_prefill to false, or sampling.temperature to 0",
         "CPU Generator does not use offset",
     ),
     *signatures(

@@ -23,9 +23,14 @@ _MISSED_CHECKS: Final = 3
 """Checks in a row without an answer until the server counts as gone: a busy one may miss one. If nothing listens at
 the address, this takes a second and a half."""
 
+_REFUSED: Final = frozenset({"ConnectionRefusedError", "ConnectError"})
 _NO_LISTENER_S: Final = 5.0
 """Time without a listener at the address until the address counts as wrong."""
 
+_REMEDY: Final = (
+    "ask its owner; if it is a vLLM on a CPU, which dies of seeded requests computed in parts, set "
+    "engine.options.send_seed to false"
+)
 NOT_FRESH: Final = ResultWarning(
     code="server-not-fresh",
     message="the server was started by someone else: it is not fresh, and its command line, log, processes and "
@@ -58,14 +63,16 @@ class AttachedServer:
     async def wait_ready(self, client: httpx.AsyncClient) -> int:
         """Wait until the server answers; returns that time.
 
-        Raises ServerStartError when the time is up, and sooner if nothing listens at its address.
+        Raises ServerStartError when the time is up, and sooner if nothing listens at its address, or no longer.
         """
         self._client = client
-        start = time.monotonic()
+        start = last_s = time.monotonic()
         has_answered = False
         while (answer := await self._answer()) != "200":
             has_answered = has_answered or answer.isdecimal()
-            limit_s = self._ready_s if has_answered else min(self._ready_s, _NO_LISTENER_S)
+            is_there = has_answered and answer not in _REFUSED
+            last_s = time.monotonic() if is_there else last_s
+            limit_s = self._ready_s if is_there else min(self._ready_s, last_s - start + _NO_LISTENER_S)
             if time.monotonic() >= start + limit_s:
                 status = f"answers {answer}, not 200" if answer.isdecimal() else f"does not answer ({answer})"
                 message = f"{self._url}{self._health_path} {status}, after {limit_s:g} s"
@@ -84,7 +91,7 @@ class AttachedServer:
 
     def check_alive(self) -> None:
         if self._is_gone:
-            raise ServerDiedError(f"{self._url} stopped answering in mid-run; ask its owner", cause="server-died")
+            raise ServerDiedError(f"{self._url} stopped answering in mid-run; {_REMEDY}", cause="server-died")
 
     def log_tail(self) -> str:
         return ""
