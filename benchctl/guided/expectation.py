@@ -47,7 +47,7 @@ def solve_slope(log_probs: Tensor, x: Tensor, target: Tensor) -> Tensor:
 
 
 def bracket_rounds(sections: int) -> int:
-    """How often the bracket must be cut into ``sections`` parts before Newton's method takes over."""
+    """The number of cuts of the bracket into ``sections`` parts before Newton's method takes over."""
     return math.ceil(math.log(2 * LARGEST_T / _BRACKET_WIDTH) / math.log(sections))
 
 

@@ -195,8 +195,8 @@ class Guide:
         ]
         if computed:
             with self._timer.section("lvm_apply_outer"):
-                kept = {row.index for row, _ in computed}
-                others = [row for row in rows if row.index not in kept]
+                computed_indices = {row.index for row, _ in computed}
+                others = [row for row in rows if row.index not in computed_indices]
                 self._apply(logits, [row for row, _ in computed], [is_due for _, is_due in computed], others)
         return logits
 

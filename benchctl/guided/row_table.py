@@ -1,4 +1,4 @@
-"""What guidance knows of the rows of a step before their logits exist: one vector, one copy to the device."""
+"""The rows of a step as the host knows them before their logits exist: one vector, one copy to the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

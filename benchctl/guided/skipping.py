@@ -1,4 +1,4 @@
-"""Whether a step waits for the numbers of candidates, to keep rows without a choice from the value model.
+"""The decision to wait for the numbers of candidates, which keeps rows without a choice from the value model.
 
 Rows that have one candidate, or are certain enough, need no values, but only the device knows which they are. To
 ask it is to wait for the base model, while nothing is launched behind it. Not to ask is to compute values that
@@ -18,16 +18,16 @@ _AGE: Final = 2
 
 
 class Skipping:
-    """Decides for each step; ``wanted`` None by the share of rows without a choice two steps ago."""
+    """Decides for each step; ``is_on`` None by the share of rows without a choice two steps ago."""
 
-    def __init__(self, wanted: bool | None) -> None:
-        self._wanted = wanted
+    def __init__(self, is_on: bool | None) -> None:
+        self._is_on = is_on
         self._steps: deque[tuple[int, int | Arriving]] = deque(maxlen=_AGE)
 
     def is_worth_it(self) -> bool:
         """True to wait in the step that comes now."""
-        if self._wanted is not None:
-            return self._wanted
+        if self._is_on is not None:
+            return self._is_on
         if len(self._steps) < _AGE:
             return False
         num_due, open_rows = self._steps[0]
@@ -36,5 +36,5 @@ class Skipping:
 
     def note(self, num_due: int, open_rows: int | Arriving) -> None:
         """Note how many of the due rows of this step had a choice, or the numbers of candidates that will tell."""
-        if self._wanted is None and num_due:
+        if self._is_on is None and num_due:
             self._steps.append((num_due, open_rows))

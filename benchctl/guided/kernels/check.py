@@ -1,4 +1,4 @@
-"""Which operations guidance is computed with: kernels only where they give what torch gives.
+"""The choice of operations: kernels only where they give what torch gives.
 
 The check runs before a server answers its first request. A kernel that a device or a version of Triton computes
 otherwise would not fail: it would give other values.

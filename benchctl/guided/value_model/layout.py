@@ -51,7 +51,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWork:
-    """What a forward pass does for one row."""
+    """The work of a forward pass for one row."""
 
     slot: int
     cached: int

@@ -44,7 +44,7 @@ class PrefixCache:
 
     @property
     def num_unknown(self) -> Tensor:
-        """How many drawn tokens were none of their rows' candidates, since the start, on the device."""
+        """On the device: the drawn tokens since the start that were none of their rows' candidates."""
         return self._unknown
 
     def layer(self, number: int) -> Tensor:

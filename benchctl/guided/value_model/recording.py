@@ -14,7 +14,7 @@ class Recorder(Protocol):
     """Records passes."""
 
     def __call__(self, run: Pass, packed: Tensor, candidates: Tensor, /) -> Callable[[], Tensor]:
-        """What repeats ``run`` on the content that these two tensors have then, and returns the same output."""
+        """Return a function that repeats ``run`` on the content that these two tensors have then."""
 
 
 class CudaGraphs:
