@@ -34,6 +34,7 @@ from benchctl.guided.value_model.value_model import ValueModelConfig
 
 SHARED_MEMORY: Final = {80: 166_912, 89: 101_376, 90: 232_448}
 """Bytes that a block may have, by compute capability (CUDA C programming guide, technical specifications)."""
+FIRST_WITH_FLOAT8: Final = 89
 DIMENSIONS: Final = {
     "qwen2.5-0.5b": (896, 14, 2, 64, 4864, 151_936),
     "qwen2.5-1.5b": (1536, 12, 2, 128, 8960, 151_936),
@@ -122,9 +123,11 @@ def config_of(model: str) -> ValueModelConfig:
     )  # fmt: skip
 
 
-def compile_all(model: str, dtype: str) -> None:
+def compile_all(target: int, model: str, dtype: str) -> None:
     """Compile what the check of a server does. OutOfResources where a kernel takes more than the GPU has."""
-    largest_differences(kernel_operations(), config_of(model), torch.device("cpu"), getattr(torch, dtype))
+    kernels, kind = kernel_operations(), getattr(torch, dtype)
+    has_float8 = target >= FIRST_WITH_FLOAT8
+    largest_differences(kernels, config_of(model), torch.device("cpu"), kind, float8=has_float8)
 
 
 def main() -> None:
@@ -146,7 +149,7 @@ def main() -> None:
             for model in options.model:
                 compiled.clear()
                 try:
-                    compile_all(model, dtype)
+                    compile_all(target, model, dtype)
                 except OutOfResources as error:
                     failed = True
                     print(f"{dtype:>9} {model:>13} {error}")

@@ -64,7 +64,9 @@ def test_a_kernel_that_computes_something_else_is_noticed(spoilt):
 def test_every_kernel_is_compiled_for_gpus_before_the_first_request_and_never_after(tmp_path, target, model, dtype):
     compiled = output_of("compiled_kernels.py", target, model, dtype, TRITON_CACHE_DIR=str(tmp_path))
     kernels = {each["kernel"] for each in compiled["by_check"]}
-    assert {name for name in NAMES if not {name, f"_{name}"} & kernels} == {"tilt_candidates"}  # it is tilt_row
+    missing = {name for name in NAMES if not {name, f"_{name}"} & kernels}
+    # One is called tilt_row, and the first of these GPUs has no float8.
+    assert missing == {"tilt_candidates"} | ({"quantize_rows"} if target == "80" else set())
     assert compiled["later"] == []
     assert {each["kernel"] for each in compiled["by_check"] if each["stack"]} == set()
 

@@ -52,9 +52,9 @@ _SIGNATURES: Final = (
     ),
 )  # fmt: skip
 _OWN_SETTINGS: Final = (
-    "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_recording",
-    "value_kernels", "value_stream", "value_prefill_ahead", "value_skips_early", "fused", "lazy", "skip_noop",
-    "stride", "guidance_clock",
+    "value_model", "value_dtype", "value_quantization", "value_load_format", "value_memory_bytes", "value_graphs",
+    "value_recording", "value_kernels", "value_stream", "value_prefill_ahead", "value_skips_early", "fused", "lazy",
+    "skip_noop", "stride", "guidance_clock",
 )  # fmt: skip
 """Options that vLLM's own description does not contain."""
 
@@ -149,6 +149,7 @@ def _server_settings(options: VllmLenvmOptions, settings: VariantSettings) -> di
         "prefill_ahead": options.value_prefill_ahead,
         "lazy": options.lazy,
         "dtype": options.value_dtype,
+        "quantization": options.value_quantization,
         "random_weights": options.value_load_format == "dummy",
         "max_candidates": MAX_CANDIDATES,
     }

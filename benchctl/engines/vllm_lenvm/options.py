@@ -18,6 +18,9 @@ class VllmLenvmOptions(VllmOptions):
     """Directory of the value model that the server loads for guidance; null: a stock vLLM."""
     value_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of the value model's weights; ``auto`` as they are stored."""
+    value_quantization: Literal["none", "fp8"] = "none"
+    """Numbers of eight bits in the linear maps of the value model's layers: weights, and inputs too on GPUs that
+    multiply them. Changes values, see ``docs/guided.md``."""
     value_load_format: Literal["auto", "dummy"] = "auto"
     """Source of the value model's weights; ``dummy`` draws random ones on the device and needs none on disk."""
     value_memory_bytes: ByteCount | None = None

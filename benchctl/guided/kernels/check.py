@@ -18,6 +18,7 @@ from benchctl.guided.modes import CODES, mode_batch
 from benchctl.guided.operations.registry import FUSED, PLAIN, Operations, kernel_operations, register_kernels
 from benchctl.guided.parameter_table import CONSTRAINTS
 from benchctl.guided.params import GuidanceParams
+from benchctl.guided.value_model.float8 import has_float8
 from benchctl.guided.value_model.layout import Memory, RowWork, Work, exact_shape, pack, padded_shape, unpack
 from benchctl.guided.value_model.value_model import ValueModelConfig
 
@@ -52,7 +53,7 @@ def choose_operations(
         return Chosen(PLAIN, "kernels need a GPU")
     try:
         made = kernel_operations()
-        differences = largest_differences(made, config, device, dtype)
+        differences = largest_differences(made, config, device, dtype, float8=has_float8(device))
     except Exception as error:  # noqa: BLE001 - compilers fail in ways of their own, and torch computes the same
         return Chosen(PLAIN, f"kernels cannot run here ({type(error).__name__}: {error})")
     for name, difference in differences.items():
@@ -78,11 +79,19 @@ def _register_once() -> None:
 
 @torch.no_grad()
 def largest_differences(
-    operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype
+    operations: Operations,
+    config: ValueModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    float8: bool = True,
 ) -> dict[str, float]:
-    """By operation, the largest difference between what it and torch make of the same drawn numbers."""
+    """By operation, the largest difference between what it and torch make of the same drawn numbers.
+
+    Without ``float8`` those are left out that a device without such numbers cannot have, and never asks for.
+    """
     largest: dict[str, float] = {}
-    ours, theirs = (_results(each, config, device, dtype) for each in (operations, PLAIN))
+    ours, theirs = (_results(each, config, device, dtype, float8=float8) for each in (operations, PLAIN))
     for (name, our), (_, their) in zip(ours, theirs, strict=True):
         difference = float((our.double() - their.double()).abs().max())
         # What is not a number must not be lost in a comparison.
@@ -91,9 +100,14 @@ def largest_differences(
 
 
 def _results(
-    operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype
+    operations: Operations, config: ValueModelConfig, device: torch.device, dtype: torch.dtype, *, float8: bool
 ) -> Iterator[_Result]:
     yield from _layer_results(operations, config, device, dtype)
+    if float8:
+        for size in (config.hidden, config.heads * config.head_dim, config.ffn):
+            numbers = torch.randn((5, size), generator=torch.Generator(device).manual_seed(3), device=device)
+            rows, scales = operations.quantize_rows(numbers.to(dtype))
+            yield "quantize_rows", rows.float() * scales
     for cells in (_CELLS, _FEW_CELLS):
         yield from _attention_results(operations, config, device, dtype, cells)
     # Kernels are compiled for vocabularies that 16 divides, and for others.

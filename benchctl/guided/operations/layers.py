@@ -1,8 +1,13 @@
 """The parts of a layer beside its linear maps, computed by torch; shapes name T tokens, R rows, K candidates."""
 
+from typing import Final
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+LARGEST_FLOAT8: Final = 448.0
+"""Of ``torch.float8_e4m3fn``."""
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
@@ -112,3 +117,13 @@ def keep_drawn(
     target = torch.where(is_moved, slots * cells_per_slot + cached - 1, cells.shape[1] - 1)
     source = target + matches.to(torch.int8).argmax(dim=1) * is_moved
     cells.index_copy_(1, target, cells.index_select(1, source))
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``x`` [T, K] in float8_e4m3fn, and the scale of each row [T, 1] in float32 that brings it back.
+
+    The largest number of a row becomes the largest that the type has.
+    """
+    largest = x.abs().amax(dim=1, keepdim=True).float()
+    scales = (largest / LARGEST_FLOAT8).clamp_min_(torch.finfo(torch.float32).tiny)
+    return (x.float() / scales).to(torch.float8_e4m3fn), scales

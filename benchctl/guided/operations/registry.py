@@ -13,7 +13,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from benchctl.guided.operations.layers import add_norm, gated, keep_drawn, tree_attention, turn_and_store
+from benchctl.guided.operations.layers import (
+    add_norm,
+    gated,
+    keep_drawn,
+    quantize_rows,
+    tree_attention,
+    turn_and_store,
+)
 from benchctl.guided.operations.sampling import (
     filter_candidates,
     tilt_candidates,
@@ -36,6 +43,7 @@ _SCHEMAS: Final = {
         "(Tensor(a!) cells, Tensor ids, Tensor(b!) unknown, Tensor slots, Tensor cached, Tensor drawn, "
         "int cells_per_slot) -> ()"
     ),
+    "quantize_rows": "(Tensor x) -> (Tensor, Tensor)",
     "vocabulary_mass": "(Tensor scores, Tensor top, Tensor limits) -> Tensor",
     "filter_candidates": "(Tensor top, Tensor? mass, Tensor limits) -> (Tensor, Tensor, Tensor)",
     "tilt_candidates": (
@@ -57,6 +65,7 @@ class Operations:
     tree_attention: Callable[..., Tensor]
     gated: Callable[..., Tensor]
     keep_drawn: Callable[..., None]
+    quantize_rows: Callable[..., tuple[Tensor, Tensor]]
     vocabulary_mass: Callable[..., Tensor]
     filter_candidates: Callable[..., tuple[Tensor, Tensor, Tensor]]
     tilt_candidates: Callable[..., Tensor]
@@ -72,6 +81,7 @@ PLAIN: Final = Operations(
     tree_attention=tree_attention,
     gated=gated,
     keep_drawn=keep_drawn,
+    quantize_rows=quantize_rows,
     vocabulary_mass=vocabulary_mass,
     filter_candidates=filter_candidates,
     tilt_candidates=tilt_candidates,

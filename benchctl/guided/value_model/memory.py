@@ -15,10 +15,17 @@ from benchctl.guided.value_model.sizes import (
     recorded_sizes,
     rows_that_fit,
 )
-from benchctl.guided.value_model.tensor_shapes import BackboneConfig, backbone_shapes, head_dim, head_shapes
+from benchctl.guided.value_model.tensor_shapes import (
+    BackboneConfig,
+    backbone_shapes,
+    head_dim,
+    head_shapes,
+    is_quantizable,
+)
 from benchctl.units import GIB
 
 _CELLS_STEP: Final = 16
+_SCALE_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +55,9 @@ def value_model_memory(
     max_candidates: int,
     candidates: int | None = None,
     kernels: bool = True,
+    quantization: str = "none",
 ) -> ValueModelMemory:
-    """The memory of a value model with this backbone, whose numbers have ``itemsize`` bytes.
+    """The memory of a value model with this backbone, whose numbers have ``itemsize`` bytes where not quantised.
 
     Slots are made for ``max_candidates``; passes score ``candidates`` in each row, by default as many. Without
     ``kernels`` they are computed by torch alone.
@@ -62,7 +70,7 @@ def value_model_memory(
         rows = rows_that_fit(tokens, candidates)
         passes += gathered_bytes(config, itemsize, rows=rows, columns=candidates + MAX_LAG, cells=cells)
     return ValueModelMemory(
-        weights=weight_bytes(config, itemsize),
+        weights=weight_bytes(config, itemsize, quantization),
         prefixes=prefix_bytes(
             max_slots=max_slots,
             max_tokens=max_tokens,
@@ -98,10 +106,15 @@ def prefix_bytes(
     return cells * layers * 2 * kv_heads * head_dim * itemsize
 
 
-def weight_bytes(config: BackboneConfig, itemsize: int) -> int:
-    """Bytes of the weights of a value model with this backbone."""
+def weight_bytes(config: BackboneConfig, itemsize: int, quantization: str = "none") -> int:
+    """Bytes of the weights of a value model with this backbone; ``fp8`` has a byte each and a scale per channel."""
     shapes = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
-    return itemsize * sum(math.prod(shape) for shape in shapes.values())
+    return sum(
+        math.prod(shape) + shape[0] * _SCALE_BYTES
+        if quantization == "fp8" and is_quantizable(name)
+        else math.prod(shape) * itemsize
+        for name, shape in shapes.items()
+    )
 
 
 def pass_bytes(config: BackboneConfig, itemsize: int, tokens: int, cells: int) -> int:

@@ -84,3 +84,8 @@ def head_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
 
 def _has(config: Any, key: str) -> bool:
     return bool(getattr(config, key, False))
+
+
+def is_quantizable(name: str) -> bool:
+    """True for the weights of linear maps of the layers, the only ones that are ever quantised."""
+    return name.startswith("layers.") and name.endswith("_proj.weight")

@@ -6,7 +6,7 @@ laid out for candidates and be recordable as a CUDA graph. It is that of Qwen2, 
 maps on the same input merged into one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from benchctl.guided.operations.registry import PLAIN, Operations
 from benchctl.guided.value_model.checkpoint import Checkpoint, check_config, read_checkpoint
+from benchctl.guided.value_model.linear import Linear, Product, QuantizedLinear, quantized
 from benchctl.guided.value_model.tensor_shapes import backbone_shapes, head_dim, head_shapes
 
 if TYPE_CHECKING:
@@ -45,42 +46,47 @@ class ValueModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Linear:
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     attention_norm: Tensor
-    qkv: _Linear
+    qkv: Linear | QuantizedLinear
     head_norm: Tensor | None
     """[heads + kv_heads, head_dim]: weights of the norms of queries and keys, where the family has them."""
-    out: _Linear
+    out: Linear | QuantizedLinear
     mlp_norm: Tensor
-    gate_up: _Linear
-    down: _Linear
+    gate_up: Linear | QuantizedLinear
+    down: Linear | QuantizedLinear
 
 
 class ValueModel:
-    """The weights of a value model on one device, and its forward pass, computed with ``operations``."""
+    """The weights of a value model on one device, and its forward pass, computed with ``operations``.
 
-    def __init__(self, checkpoint: Checkpoint, operations: Operations = PLAIN) -> None:
-        config, tensors = checkpoint.config, checkpoint.tensors
+    With a ``product`` the linear maps of its layers have weights of float8. ``device`` is that of the checkpoint
+    unless it is given; the weights of a layer are there unquantised only until it is made.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        operations: Operations = PLAIN,
+        *,
+        product: Product | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        config = checkpoint.config
+        tensors = checkpoint.tensors if device is None else _Moved(checkpoint.tensors, device)
         self.config = dimensions(config)
         self.eos_ids = checkpoint.eos_ids
         self.operations = operations
         self._embedding = tensors["embed_tokens.weight"]
         self._norm = tensors["norm.weight"]
-        self._layers = tuple(_layer(tensors, f"layers.{i}.", self.config) for i in range(self.config.layers))
+        self._layers = tuple(
+            _layer(tensors, f"layers.{number}.", self.config, product) for number in range(self.config.layers)
+        )
         self._fc = _linear(tensors, "v_head.fc")
         # The last sum decides on fine differences between candidates, so it is not rounded to bfloat16.
         kind = torch.promote_types(self.dtype, torch.float32)
         summary = _linear(tensors, "v_head.summary")
-        self._summary = _Linear(weight=summary.weight.to(kind), bias=summary.bias.to(kind))  # type: ignore[union-attr]
+        self._summary = Linear(weight=summary.weight.to(kind), bias=summary.bias.to(kind))  # type: ignore[union-attr]
         self._frequencies, self._rotation_scale = _frequencies(config)
 
     @property
@@ -93,12 +99,12 @@ class ValueModel:
 
     @property
     def num_bytes(self) -> int:
-        tensors = [self._embedding, self._norm, *_tensors(self._fc), *_tensors(self._summary)]
+        tensors = [self._embedding, self._norm, *self._fc.tensors, *self._summary.tensors]
         for layer in self._layers:
             tensors += [layer.attention_norm, layer.mlp_norm]
             tensors += [] if layer.head_norm is None else [layer.head_norm]
             for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                tensors += _tensors(linear)
+                tensors += linear.tensors
         return sum(tensor.nbytes for tensor in tensors)
 
     def rotations(self, num_positions: int) -> Tensor:
@@ -139,30 +145,70 @@ class ValueModel:
         return ops.add_norm(x, delta, self._norm, epsilon)
 
 
+class _Moved(Mapping[str, Tensor]):
+    """Tensors that are copied to a device when they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        self._tensors, self._device = tensors, device
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name].to(self._device)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
 def load_value_model(
-    path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    *,
+    product: Product | None = None,
 ) -> ValueModel:
     """Read the value model in a directory onto ``device``, in ``dtype`` or as it is stored.
 
-    Raises CheckpointError for any other directory, with the names of missing and unknown tensors.
+    With a ``product`` it is quantised, layer by layer, so that the device never holds it as it is stored. Raises
+    CheckpointError for any other directory, with the names of missing and unknown tensors.
     """
-    return ValueModel(read_checkpoint(Path(path), torch.device(device), dtype))
+    target = torch.device(device)
+    first = target if product is None else torch.device("cpu")
+    return ValueModel(read_checkpoint(Path(path), first, dtype), product=product, device=target)
 
 
 def random_value_model(
-    config: "PreTrainedConfig", device: str | torch.device, dtype: torch.dtype, *, seed: int = 0
+    config: "PreTrainedConfig",
+    device: str | torch.device,
+    dtype: torch.dtype,
+    *,
+    seed: int = 0,
+    product: Product | None = None,
 ) -> ValueModel:
     """A value model of random weights made on ``device``: to measure what a size costs without its checkpoint."""
+    tensors = random_tensors(config, torch.device(device), dtype, seed=seed, keeps=product is None)
+    checkpoint = Checkpoint(config=config, tensors=tensors, eos_ids=frozenset())
+    return ValueModel(checkpoint, product=product, device=torch.device(device))
+
+
+def random_tensors(
+    config: "PreTrainedConfig", target: torch.device, dtype: torch.dtype, *, seed: int = 0, keeps: bool = True
+) -> dict[str, Tensor]:
+    """Random weights by their names, drawn on ``target``; moved to the host if it is not to keep them."""
     check_config(config, "random value model")
-    target = torch.device(device)
     # ``meta`` has shapes alone, and no generator.
     generator = None if target.type == "meta" else torch.Generator(target).manual_seed(seed)
     shapes = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
     tensors = {}
     for name, shape in shapes.items():
         tensor = torch.empty(shape, device=target, dtype=dtype)
-        tensors[name] = tensor.fill_(1) if "norm" in name else tensor.normal_(0, 0.02, generator=generator)
-    return ValueModel(Checkpoint(config=config, tensors=tensors, eos_ids=frozenset()))
+        tensor = tensor.fill_(1) if "norm" in name else tensor.normal_(0, 0.02, generator=generator)
+        tensors[name] = tensor if keeps or not tensor.is_cuda else tensor.cpu()
+    return tensors
 
 
 def _frequencies(config: "PreTrainedConfig") -> tuple[Tensor, float]:
@@ -195,7 +241,11 @@ def dimensions(config: "PreTrainedConfig") -> ValueModelConfig:
     )
 
 
-def _layer(tensors: Mapping[str, Tensor], prefix: str, dims: ValueModelConfig) -> _Layer:
+def _layer(tensors: Mapping[str, Tensor], prefix: str, dims: ValueModelConfig, product: Product | None) -> _Layer:
+    def linear(*names: str) -> Linear | QuantizedLinear:
+        made = _linear(tensors, *names)
+        return made if product is None else quantized(made, product)
+
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     head_norm = None
     if f"{attention}q_norm.weight" in tensors:
@@ -203,23 +253,19 @@ def _layer(tensors: Mapping[str, Tensor], prefix: str, dims: ValueModelConfig) -
         head_norm = torch.cat((query.expand(dims.heads, -1), key.expand(dims.kv_heads, -1)))
     return _Layer(
         attention_norm=tensors[f"{prefix}input_layernorm.weight"],
-        qkv=_linear(tensors, *(f"{attention}{part}_proj" for part in "qkv")),
+        qkv=linear(*(f"{attention}{part}_proj" for part in "qkv")),
         head_norm=head_norm,
-        out=_linear(tensors, f"{attention}o_proj"),
+        out=linear(f"{attention}o_proj"),
         mlp_norm=tensors[f"{prefix}post_attention_layernorm.weight"],
-        gate_up=_linear(tensors, f"{mlp}gate_proj", f"{mlp}up_proj"),
-        down=_linear(tensors, f"{mlp}down_proj"),
+        gate_up=linear(f"{mlp}gate_proj", f"{mlp}up_proj"),
+        down=linear(f"{mlp}down_proj"),
     )
 
 
-def _linear(tensors: Mapping[str, Tensor], *names: str) -> _Linear:
+def _linear(tensors: Mapping[str, Tensor], *names: str) -> Linear:
     """One linear map, or several of the same input as one; either all of them have a bias or none."""
     weights = [tensors[f"{name}.weight"] for name in names]
     biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
-    return _Linear(
+    return Linear(
         weight=weights[0] if len(weights) == 1 else torch.cat(weights), bias=torch.cat(biases) if biases else None
     )
-
-
-def _tensors(linear: _Linear) -> list[Tensor]:
-    return [linear.weight] if linear.bias is None else [linear.weight, linear.bias]

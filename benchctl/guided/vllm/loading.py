@@ -14,9 +14,15 @@ from benchctl.guided.errors import GuidanceError
 from benchctl.guided.kernels.check import choose_operations
 from benchctl.guided.timing import Timer
 from benchctl.guided.value_model.checkpoint import read_config
+from benchctl.guided.value_model.float8 import ChosenProduct, choose_product
 from benchctl.guided.value_model.memory import ValueModelMemory, value_model_memory
 from benchctl.guided.value_model.scoring import Scorer
-from benchctl.guided.value_model.value_model import ValueModel, load_value_model, random_value_model
+from benchctl.guided.value_model.value_model import (
+    ValueModel,
+    dimensions,
+    load_value_model,
+    random_value_model,
+)
 from benchctl.guided.vllm.settings import DESCRIPTION_VARIABLE, VllmSettings
 from benchctl.units import GIB
 
@@ -56,14 +62,18 @@ def scorer_maker(
         max_slots=limits.max_num_seqs,
         max_tokens=limits.max_model_len,
         max_candidates=settings.max_candidates,
+        quantization=settings.quantization,
     )
     _check_memory(needed, limits, device, settings.memory_bytes)
 
     def make_scorer() -> Scorer:
+        kind = dtype or config.dtype or torch.bfloat16
+        quantized = None if settings.quantization == "none" else choose_product(dimensions(config), device, kind)
+        product = None if quantized is None else quantized.product
         if settings.random_weights:
-            model = random_value_model(config, device, dtype or config.dtype or torch.bfloat16)
+            model = random_value_model(config, device, kind, product=product)
         else:
-            model = load_value_model(directory, device, dtype)
+            model = load_value_model(directory, device, dtype, product=product)
         chosen = choose_operations(model.config, device, model.dtype, kernels=settings.kernels)
         model.operations = chosen.operations
         scorer = Scorer(
@@ -79,7 +89,7 @@ def scorer_maker(
             stream=settings.stream,
             timer=timer,
         )
-        _describe(model, scorer, chosen.reason)
+        _describe(model, scorer, chosen.reason, quantized)
         return scorer
 
     return make_scorer
@@ -106,7 +116,9 @@ def _check_memory(
         )
 
 
-def _describe(model: ValueModel, scorer: Scorer, kernels_reason: str | None) -> None:
+def _describe(
+    model: ValueModel, scorer: Scorer, kernels_reason: str | None, quantized: ChosenProduct | None
+) -> None:
     path = os.environ.get(DESCRIPTION_VARIABLE)
     if not path:
         return
@@ -121,6 +133,10 @@ def _describe(model: ValueModel, scorer: Scorer, kernels_reason: str | None) -> 
         "has_kernels": model.operations.splits_keys,
         "recorded_passes": scorer.num_recorded,
     }
+    if quantized is not None:
+        description |= {"quantization": "fp8", "products": quantized.name}
+        if quantized.reason is not None:
+            description["products_reason"] = quantized.reason
     if kernels_reason is not None:
         description["kernels_reason"] = kernels_reason
     Path(f"{path}.partial").write_text(json.dumps(description), encoding="utf-8")

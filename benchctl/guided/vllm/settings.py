@@ -20,6 +20,8 @@ CLOCK_VARIABLE: Final = "BENCHCTL_LENVM_CLOCK"
 DESCRIPTION_VARIABLE: Final = "BENCHCTL_LENVM_DESCRIPTION"
 """File in which the loaded value model is described as one JSON object."""
 
+QUANTIZATIONS: Final = ("none", "fp8")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
@@ -45,6 +47,8 @@ class VllmSettings:
     """See ``guide.GuideSettings``."""
     dtype: str = "auto"
     """Of the value model: ``auto`` as it is stored, or ``bfloat16``, ``float16``, ``float32``."""
+    quantization: str = "none"
+    """Of the linear maps of its layers: ``none``, or ``fp8`` for weights of eight bits."""
     random_weights: bool = False
     """Draw weights on the device instead of reading them, to price a size without its checkpoint."""
     max_candidates: int = 64
@@ -76,4 +80,8 @@ def settings_of(environment: Mapping[str, str] = os.environ) -> VllmSettings:
         is_switch = bool in (types[name], *get_args(types[name]))
         if not isinstance(value, types[name]) or (isinstance(value, bool) and not is_switch):
             raise GuidanceError(f"{SETTINGS_VARIABLE}: {name} is {value!r}; it must be {types[name]}")
+    if (chosen := given.get("quantization", "none")) not in QUANTIZATIONS:
+        raise GuidanceError(
+            f"{SETTINGS_VARIABLE}: quantization is {chosen!r}; take one of {', '.join(QUANTIZATIONS)}"
+        )
     return VllmSettings(**given)

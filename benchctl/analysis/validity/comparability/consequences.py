@@ -86,6 +86,7 @@ _VLLM_LENVM: Final[_Consequences] = {
     **_VLLM,
     "server.value_model": ("server.value_model.*",),
     "server.value_dtype": ("server.value_model.*",),
+    "server.value_quantization": ("server.value_model.*",),
     "server.value_memory_bytes": ("server.value_model.*",),
     "server.value_graphs": (_RECORDED,),
     "server.value_recording": (_RECORDED,),
