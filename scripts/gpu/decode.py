@@ -126,7 +126,7 @@ class BaseStep:
 
 def attention_of_equal_rows(
     query: Tensor, cache: Tensor, _starts: Tensor, _missing: Tensor, _counts: Tensor, _slots: Tensor,
-    _cached: Tensor, _places: Tensor, cells_per_slot: int, _columns: int, span: int,
+    _cached: Tensor, _flat_columns: Tensor, cells_per_slot: int, _columns: int, span: int,
 ) -> Tensor:  # fmt: skip
     """``tree_attention`` where row b has slot b, one token, and ``span`` cells: [T, heads * head_dim]."""
     by_slot = cache.unflatten(0, (-1, cells_per_slot))[: query.shape[0], :span]

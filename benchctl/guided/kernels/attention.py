@@ -51,7 +51,7 @@ def tree_attention(
     counts: Tensor,
     slots: Tensor,
     cached: Tensor,
-    places: Tensor,
+    flat_columns: Tensor,
     cells_per_slot: int,
     columns: int,
     span: int,  # noqa: ARG001 - torch needs to know it
@@ -77,7 +77,7 @@ def tree_attention(
     )  # fmt: skip
     if num_chunks > 1:
         _merge_chunks[(num_tokens, heads)](
-            partial, logs, places, counts, cached, result, num_tokens, heads, size, columns, chunk, tile.size
+            partial, logs, flat_columns, counts, cached, result, num_tokens, heads, size, columns, chunk, tile.size
         )
     return result.flatten(1)
 
@@ -99,10 +99,10 @@ def _tree_attention(  # type: ignore[no-untyped-def]
     index = block * block_queries + tl.arange(0, block_queries)
     column = index // group
     if (block * block_queries < count * group) & (first < length):
-        place = tl.arange(0, block_size)
-        is_query = (column < count)[:, None] & (place < size)[None, :]
+        element = tl.arange(0, block_size)
+        is_query = (column < count)[:, None] & (element < size)[None, :]
         token = tl.load(starts + row) + column
-        of_query = (token * heads + head * group + index % group)[:, None] * size + place[None, :]
+        of_query = (token * heads + head * group + index % group)[:, None] * size + element[None, :]
         queries = tl.load(query + of_query, mask=is_query, other=0.0)
         limit = (prefix + tl.minimum(column, tl.load(missing + row).to(tl.int32)))[:, None]
         own = (prefix + column)[:, None]
@@ -112,9 +112,9 @@ def _tree_attention(  # type: ignore[no-untyped-def]
         drawn = tl.zeros((block_queries, block_size), tl.float32)
         for begin in range(first, tl.minimum(first + chunk, length), block_keys):
             cell = begin + tl.arange(0, block_keys)
-            is_key = (cell < length)[:, None] & (place < size)[None, :]
+            is_key = (cell < length)[:, None] & (element < size)[None, :]
             # Within one slot, which has fewer numbers than 32 bits count.
-            of_key = cell[:, None] * (2 * kv_heads * size) + place[None, :]
+            of_key = cell[:, None] * (2 * kv_heads * size) + element[None, :]
             keys = tl.load(keys_of_row + of_key, mask=is_key, other=0.0)
             scores = tl.dot(queries, tl.trans(keys), input_precision=precision) * scale
             is_seen = (cell[None, :] < limit) | (cell[None, :] == own)
@@ -139,17 +139,28 @@ def _tree_attention(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(
-    do_not_specialize=("num_tokens", "columns"), do_not_specialize_on_alignment=("places", "counts", "cached")
+    do_not_specialize=("num_tokens", "columns"), do_not_specialize_on_alignment=("flat_columns", "counts", "cached")
 )
 def _merge_chunks(  # type: ignore[no-untyped-def]
-    partial, logs, places, counts, cached, result, num_tokens, heads, size, columns, chunk, block_size: tl.constexpr
+    partial,
+    logs,
+    flat_columns,
+    counts,
+    cached,
+    result,
+    num_tokens,
+    heads,
+    size,
+    columns,
+    chunk,
+    block_size: tl.constexpr,
 ):
     """Weigh what a token drew from each chunk by the chunk's share of its weights."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = tl.load(places + token) // columns
+    row = tl.load(flat_columns + token) // columns
     length = tl.load(cached + row) + tl.load(counts + row)
-    place = tl.arange(0, block_size)
-    is_there = place < size
+    element = tl.arange(0, block_size)
+    is_there = element < size
     largest = tl.full((1,), float("-inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)
     drawn = tl.zeros((block_size,), tl.float32)
@@ -159,9 +170,9 @@ def _merge_chunks(  # type: ignore[no-untyped-def]
         larger = tl.maximum(largest, log)
         base = tl.where(larger == float("-inf"), 0.0, larger)
         fading, weight = tl.exp(largest - base), tl.exp(log - base)
-        part = tl.load(partial + at * size + place, mask=is_there, other=0.0)
+        part = tl.load(partial + at * size + element, mask=is_there, other=0.0)
         drawn = drawn * fading + part * weight
         total = total * fading + weight
         largest = larger
     merged = drawn / tl.where(total == 0.0, 1.0, total)
-    tl.store(result + (token * heads + head) * size + place, merged.to(result.dtype.element_ty), mask=is_there)
+    tl.store(result + (token * heads + head) * size + element, merged.to(result.dtype.element_ty), mask=is_there)

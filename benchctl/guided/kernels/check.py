@@ -154,7 +154,7 @@ def _layer_results(
     yield "turn_and_store", own
     drawn = operations.tree_attention(
         query, keys_values, layout.starts, layout.missing, layout.counts, layout.slots, layout.cached,
-        layout.places, memory.cells, shape.columns, shape.span,
+        layout.flat_columns, memory.cells, shape.columns, shape.span,
     )  # fmt: skip
     yield "tree_attention", drawn[: work.num_tokens]
     ids = torch.tensor([[1, 2, 3, 4], [9, 8, 6, 7], [3, 4, 5, -1], [0, 0, 0, 0]], device=device)
@@ -182,7 +182,7 @@ def _attention_results(
         query, keys_values = (torch.randn(size, generator=generator, device=device).to(dtype) for size in sizes)
         drawn = operations.tree_attention(
             query, keys_values, layout.starts, layout.missing, layout.counts, layout.slots, layout.cached,
-            layout.places, cells, shape.columns, shape.span,
+            layout.flat_columns, cells, shape.columns, shape.span,
         )  # fmt: skip
         yield "tree_attention", drawn
 

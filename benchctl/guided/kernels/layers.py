@@ -92,31 +92,31 @@ def _turn_and_store(  # type: ignore[no-untyped-def]
     has_norm: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = tl.arange(0, block)
-    is_there = place < size
-    other = (place + size // 2) % size
+    element = tl.arange(0, block)
+    is_there = element < size
+    other = (element + size // 2) % size
     source = qkv + (token * (heads + 2 * kv_heads) + head) * size
-    value = tl.load(source + place, mask=is_there, other=0.0)
+    value = tl.load(source + element, mask=is_there, other=0.0)
     cell = tl.load(cells + token)
     if head >= heads + kv_heads:
         target = cache + (cell * 2 + 1) * kv_heads * size + (head - heads - kv_heads) * size
-        tl.store(target + place, value, mask=is_there)
+        tl.store(target + element, value, mask=is_there)
     else:
         turned = value.to(tl.float32)
         partner = tl.load(source + other, mask=is_there, other=0.0).to(tl.float32)
         if has_norm:
             scale = 1.0 / tl.sqrt(tl.sum(turned * turned, axis=0) / size + epsilon)
-            turned *= scale * tl.load(norm + head * size + place, mask=is_there, other=0.0).to(tl.float32)
+            turned *= scale * tl.load(norm + head * size + element, mask=is_there, other=0.0).to(tl.float32)
             partner *= scale * tl.load(norm + head * size + other, mask=is_there, other=0.0).to(tl.float32)
         turn = rotations + tl.load(positions + token) * 2 * size
-        cos = tl.load(turn + place, mask=is_there, other=0.0).to(tl.float32)
-        sin = tl.load(turn + size + place, mask=is_there, other=0.0).to(tl.float32)
+        cos = tl.load(turn + element, mask=is_there, other=0.0).to(tl.float32)
+        sin = tl.load(turn + size + element, mask=is_there, other=0.0).to(tl.float32)
         turned = (turned * cos + partner * sin).to(query.dtype.element_ty)
         if head < heads:
-            tl.store(query + (token * heads + head) * size + place, turned, mask=is_there)
+            tl.store(query + (token * heads + head) * size + element, turned, mask=is_there)
         else:
             target = cache + cell * 2 * kv_heads * size + (head - heads) * size
-            tl.store(target + place, turned, mask=is_there)
+            tl.store(target + element, turned, mask=is_there)
 
 
 def keep_drawn(
@@ -146,10 +146,10 @@ def _keep_drawn(  # type: ignore[no-untyped-def]
     token = tl.load(drawn + row)
     if token >= 0:
         slot = tl.load(slots + row)
-        place = tl.arange(0, block_ids)
-        candidate = tl.load(ids + slot * num_ids + place, mask=place < num_ids, other=-1)
+        element = tl.arange(0, block_ids)
+        candidate = tl.load(ids + slot * num_ids + element, mask=element < num_ids, other=-1)
         is_it = candidate == token
-        first = tl.min(tl.where(is_it, place, block_ids), axis=0)
+        first = tl.min(tl.where(is_it, element, block_ids), axis=0)
         target = layer * num_cells + slot * cells_per_slot + tl.load(cached + row) - 1
         if first == block_ids:
             if layer == 0:

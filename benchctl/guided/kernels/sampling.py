@@ -98,8 +98,8 @@ def _filter_candidates(  # type: ignore[no-untyped-def]
         before = tl.cumsum(share, axis=0) - share
         is_kept = is_kept & (before <= tl.load(limit + 2).to(kind).to(tl.float64) + slack)
     is_kept = (is_kept | (rank == 0)) & (weight > 0)
-    kept = tl.where(is_kept, weight, 0.0)
-    prob = (kept / tl.sum(kept, axis=0)).to(kind)
+    kept_weight = tl.where(is_kept, weight, 0.0)
+    prob = (kept_weight / tl.sum(kept_weight, axis=0)).to(kind)
     tl.store(probs + row * width + rank, prob, mask=is_there)
     tl.store(mask + row * width + rank, is_kept, mask=is_there)
     exact = prob.to(tl.float64)

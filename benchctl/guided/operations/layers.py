@@ -52,7 +52,7 @@ def tree_attention(
     counts: Tensor,  # noqa: ARG001 - tells kernels where they may end
     slots: Tensor,
     cached: Tensor,
-    places: Tensor,
+    flat_columns: Tensor,
     cells_per_slot: int,
     columns: int,
     span: int,
@@ -76,7 +76,7 @@ def tree_attention(
     by_row = query.unflatten(1, (-1, group)).index_select(0, tokens).unflatten(0, (rows, columns))
     drawn = functional.scaled_dot_product_attention(by_row.permute(0, 2, 1, 3, 4).flatten(2, 3), keys, values, mask)
     by_column = drawn.unflatten(2, (columns, group)).permute(0, 2, 1, 3, 4)
-    return by_column.flatten(0, 1).flatten(1).index_select(0, places)
+    return by_column.flatten(0, 1).flatten(1).index_select(0, flat_columns)
 
 
 def visible_cells(missing: Tensor, cached: Tensor, columns: int, span: int) -> Tensor:

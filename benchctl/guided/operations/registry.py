@@ -36,7 +36,7 @@ _SCHEMAS: Final = {
     ),
     "tree_attention": (
         "(Tensor query, Tensor cache, Tensor starts, Tensor missing, Tensor counts, Tensor slots, Tensor cached, "
-        "Tensor places, int cells_per_slot, int columns, int span) -> Tensor"
+        "Tensor flat_columns, int cells_per_slot, int columns, int span) -> Tensor"
     ),
     "gated": "(Tensor gate_up) -> Tensor",
     "keep_drawn": (
@@ -105,8 +105,8 @@ def kernel_operations() -> Operations:
     parts: list[Any] = [
         importlib.import_module(f"benchctl.guided.kernels.{part}") for part in ("attention", "layers", "sampling")
     ]
-    found = {name: next(getattr(part, name) for part in parts if hasattr(part, name)) for name in NAMES}
-    guarded: dict[str, Any] = {name: _on_its_device(kernel) for name, kernel in found.items()}
+    kernels = {name: next(getattr(part, name) for part in parts if hasattr(part, name)) for name in NAMES}
+    guarded: dict[str, Any] = {name: _on_its_device(kernel) for name, kernel in kernels.items()}
     return Operations(**guarded)
 
 

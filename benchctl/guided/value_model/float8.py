@@ -1,4 +1,4 @@
-"""Which products of float8 a device computes, found out before a server answers its first request."""
+"""The products of float8 that a device computes, found out before a server answers its first request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _PRODUCTS: Final[Mapping[str, Product]] = {"scaled_rows": scaled_rows, "scaled_a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenProduct:
-    """How the linear maps of a quantised value model are computed."""
+    """The way in which the linear maps of a quantised value model are computed."""
 
     name: str
     """That of the function in ``linear``."""
@@ -95,8 +95,8 @@ def largest_difference(
         linear = quantized(Linear(weight=weight, bias=bias), product)
         for tokens in _TOKENS:
             x = torch.randn((tokens, inputs), generator=generator, device=device).to(dtype)
-            wanted = emulated(x, linear).double()
-            difference = float((linear(x).double() - wanted).abs().max() / wanted.abs().max())
+            expected = emulated(x, linear).double()
+            difference = float((linear(x).double() - expected).abs().max() / expected.abs().max())
             # What is not a number counts as worst.
             worst = max(worst, difference if difference == difference else float("inf"))  # noqa: PLR0124
     return worst

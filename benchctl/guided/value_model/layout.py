@@ -145,11 +145,11 @@ def pack(work: Work, shape: Shape, memory: Memory) -> Integers:
     cells[: len(owner)] = first_cell[owner] + cached[owner] + column
     candidate = _padded(shape.tokens, _NONE)
     candidate[: len(owner)] = np.where(is_candidate, lines[owner] * work.candidates + rank, _NONE)
-    places = _padded(shape.tokens, 0)
-    places[: len(owner)] = owner * shape.columns + column
+    flat_columns = _padded(shape.tokens, 0)
+    flat_columns[: len(owner)] = owner * shape.columns + column
 
     order = _padded(shape.tokens, 0)
-    of_candidates = _candidate_places(work)
+    of_candidates = _candidate_tokens(work)
     order[: len(of_candidates)] = of_candidates
 
     row_parts = (
@@ -166,10 +166,10 @@ def pack(work: Work, shape: Shape, memory: Memory) -> Integers:
         part = _padded(shape.rows, padding)
         part[: len(rows)] = numbers
         by_row.append(part)
-    return np.concatenate([tokens, positions, cells, candidate, places, order, *by_row])
+    return np.concatenate([tokens, positions, cells, candidate, flat_columns, order, *by_row])
 
 
-def _candidate_places(work: Work) -> Integers:
+def _candidate_tokens(work: Work) -> Integers:
     """[lines * K]: the token of each of the caller's candidates, in the caller's order."""
     scored = [(row.candidates_of, start) for row, start in zip(work.rows, _starts(work), strict=True)]
     first = np.asarray(
@@ -206,7 +206,7 @@ class Layout:
     """[T]: for the rotation."""
     cells: Tensor
     """[T]: where keys and values go, counted over all slots."""
-    places: Tensor
+    flat_columns: Tensor
     """[T]: row * columns + column, of each token."""
     order: Tensor
     """[T]: the tokens of the caller's candidates in the caller's order, as many as there are; then anything."""
@@ -229,7 +229,7 @@ class Layout:
 def unpack(packed: Tensor, candidates: Tensor, shape: Shape) -> Layout:
     """From what ``pack`` gave, and the ids of ``candidates`` [lines, K], both on the device; waits for nothing."""
     parts = packed.split(shape.part_sizes)
-    tokens, positions, cells, candidate, places, order = parts[:6]
+    tokens, positions, cells, candidate, flat_columns, order = parts[:6]
     starts, missing, counts, slots, cached, lines, drawn = parts[6:]
     if candidates.numel():
         ids = candidates.flatten().index_select(0, candidate.clamp_min(0))
@@ -241,7 +241,7 @@ def unpack(packed: Tensor, candidates: Tensor, shape: Shape) -> Layout:
         tokens=tokens,
         positions=positions,
         cells=cells,
-        places=places,
+        flat_columns=flat_columns,
         order=order,
         starts=starts,
         missing=missing,

@@ -138,7 +138,7 @@ class ValueModel:
             )
             drawn = ops.tree_attention(
                 query, keys_values, layout.starts, layout.missing, layout.counts, layout.slots, layout.cached,
-                layout.places, cache.memory.cells, shape.columns, shape.span,
+                layout.flat_columns, cache.memory.cells, shape.columns, shape.span,
             )  # fmt: skip
             gate_up = layer.gate_up(ops.add_norm(x, layer.out(drawn), layer.mlp_norm, epsilon))
             delta = layer.down(ops.gated(gate_up))
