@@ -566,5 +566,7 @@ FINDINGS: Final[dict[str, str]] = {
     "speculation-faster": "A server that speculates takes less time for its work than the baseline without it.",
     "lazy-load-in-warmup": "The value model was loaded during the warm-up.",
     "lazy-load-measured": "The value model was loaded during the measured load, whose times include it.",
+    "floor-of-guidance": "Guided steps beside the least time that their bytes and FLOPs allow on the device.",
+    "guidance-floor-unknown": "No least time of the guided steps is known, and the reason.",
 }
 """Findings by code: conclusions that the numbers support, in the findings list of a report."""

@@ -27,12 +27,13 @@ def _of_variant(rows: Sequence[SweepRow]) -> Iterator[Finding]:
     floored = [(row, row.floor) for row in rows if isinstance(row.floor, StepFloor)]
     if floored:
         yield _beside_floor([row for row, _ in floored], [floor for _, floor in floored])
-    unknown = [row for row in rows if isinstance(row.floor, str)]
+    timed = [row for row in rows if row.values.get("step_ms_ratio") is not None]
+    unknown = [row for row in timed if isinstance(row.floor, str)]
     for reason in dict.fromkeys(str(row.floor) for row in unknown):
         cells = cells_in_words([row for row in unknown if row.floor == reason])
         remedy = _REMEDY if reason == NO_PEAKS else ""
         sentence = f"{cells}: there is no floor to compare the step with: {reason}{remedy}."
-        yield Finding(code="floor-unknown", sentence=sentence, numbers={})
+        yield Finding(code="guidance-floor-unknown", sentence=sentence, numbers={})
 
 
 def _beside_floor(rows: Sequence[SweepRow], floors: Sequence[StepFloor]) -> Finding:

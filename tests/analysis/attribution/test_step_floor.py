@@ -126,7 +126,7 @@ def test_without_known_peaks_one_line_says_so_and_no_number_is_printed(tmp_path:
     assert row.floor == "the peaks of the device are unknown"
     assert row.number("step_floor_ratio") is None
     findings = [finding for finding in analysis.findings if finding.code.startswith("floor")]
-    assert [finding.code for finding in findings] == ["floor-unknown"]
+    assert [finding.code for finding in findings] == ["guidance-floor-unknown"]
     assert "'benchctl micro roofline' measures them" in findings[0].sentence
     text = cli.benchctl("compare", str(tmp_path / "r")).stdout
     assert "no floor to compare the step with: the peaks of the device are unknown" in text

@@ -74,8 +74,8 @@ def test_who_leaves_the_session_after_it_was_seen_is_named_to_the_guardian(tmp_p
         leader = start((sys.executable, "-c", ITS_PARENT), dict(os.environ), output.fileno())
     family = ProcessTree(leader)
     try:
-        said = wait_until("the leaver", lambda: (tmp_path / "log").read_text().split())
-        leaver = psutil.Process(int(said[1]))
+        said = wait_until("the leaver", lambda: (tmp_path / "log").read_text().split()[1:])
+        leaver = psutil.Process(int(said[0]))
         assert leaver in family.living()
         leaver.send_signal(signal.SIGUSR1)
         wait_until("a session of its own", lambda: os.getsid(leaver.pid) == leaver.pid)
