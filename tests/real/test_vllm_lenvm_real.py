@@ -46,7 +46,7 @@ def served(directory, **options):
     Its cache holds 20 of the longest answers.
     """
     pair = write_known_pair(directory / "pair")
-    limits = {"enable_chunked_prefill": False, "kv_cache_memory_bytes": 40 * BLOCK_BYTES} | options
+    limits = {"enable_chunked_prefill": False, "kv_cache_memory_bytes": 34 * BLOCK_BYTES} | options
     server = VllmLenvmOptions(
         value_model=str(pair / "value"), dtype="float32", enforce_eager=True, max_num_seqs=NUM_SEQS,
         max_model_len=256, **limits,
@@ -253,7 +253,10 @@ def test_requests_that_are_preempted_and_computed_again_get_the_tokens_that_they
         for seed in range(NUM_SEQS)
     ]
     before = guided.num_preempted()
-    together = guided.all_tokens(asked)
+    for _ in range(5):  # on a busy machine some end before others come
+        together = guided.all_tokens(asked)
+        if guided.num_preempted() > before:
+            break
     assert guided.num_preempted() > before, "the cache held all of them"
     for request, tokens in list(zip(asked, together, strict=True))[::4]:
         assert tokens == guided.tokens(request["guidance"], **request["told"])

@@ -43,7 +43,7 @@ class ServerLimits:
         return cls(
             max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
             max_model_len=vllm_config.model_config.max_model_len,
-            kv_cache_bytes=getattr(vllm_config.cache_config, "kv_cache_memory_bytes", None) or 0,
+            kv_cache_bytes=getattr(getattr(vllm_config, "cache_config", None), "kv_cache_memory_bytes", None) or 0,
         )
 
 
