@@ -7,6 +7,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
+from operator import itemgetter
 from statistics import fmean
 
 import httpx
@@ -99,6 +100,15 @@ class Guided:
         (choice,) = answer.json()["choices"]
         assert answer.json()["usage"]["completion_tokens"] == len(choice["token_ids"])
         return choice["token_ids"]
+
+    def samples(self, number, guidance, **told):
+        """Tokens of ``number`` answers to one request, computed side by side however busy the machine is.
+
+        Answer i is drawn with the seed of the request plus i.
+        """
+        answer = self.ask(guidance, n=number, **told)
+        assert answer.status_code == 200, answer.text
+        return [choice["token_ids"] for choice in sorted(answer.json()["choices"], key=itemgetter("index"))]
 
     def all_tokens(self, requests):
         """Of requests that are sent at once."""
@@ -228,12 +238,7 @@ def test_filters_come_before_guidance_and_do_not_cut_again(guided):
 
 def test_in_steady_decode_every_step_is_one_forward_of_the_value_model(guided):
     before = len(guided.steps())
-    guided.all_tokens(
-        [
-            {"guidance": TILT | {"lenvm_value_scale": 2.0}, "told": {"seed": i, "ignore_eos": True}}
-            for i in range(16)
-        ]
-    )
+    guided.samples(16, TILT | {"lenvm_value_scale": 2.0}, ignore_eos=True)
     steps = guided.steps()[before:]
     steady = [
         step
@@ -248,18 +253,11 @@ def test_in_steady_decode_every_step_is_one_forward_of_the_value_model(guided):
 
 
 def test_requests_that_are_preempted_and_computed_again_get_the_tokens_that_they_get_alone(guided):
-    asked = [
-        {"guidance": TILT | {"lenvm_value_scale": 2.0}, "told": {"seed": seed, "ignore_eos": True}}
-        for seed in range(NUM_SEQS)
-    ]
-    before = guided.num_preempted()
-    for _ in range(5):  # on a busy machine some end before others come
-        together = guided.all_tokens(asked)
-        if guided.num_preempted() > before:
-            break
+    guidance, before = TILT | {"lenvm_value_scale": 2.0}, guided.num_preempted()
+    together = guided.samples(NUM_SEQS, guidance, seed=0, ignore_eos=True)
     assert guided.num_preempted() > before, "the cache held all of them"
-    for request, tokens in list(zip(asked, together, strict=True))[::4]:
-        assert tokens == guided.tokens(request["guidance"], **request["told"])
+    for seed in range(0, NUM_SEQS, 4):
+        assert together[seed] == guided.tokens(guidance, seed=seed, ignore_eos=True)
 
 
 def test_prompts_that_are_computed_in_parts_are_answered_as_if_they_had_been_computed_whole(tmp_path):
