@@ -206,11 +206,12 @@ def test_requests_in_one_batch_are_each_guided_as_they_ask(guided):
     asked = [{"guidance": mode, "told": {"seed": seed}} for seed in range(5) for mode in modes]
     alone = [guided.tokens(request["guidance"], **request["told"]) for request in asked]
     likeliest = max(SHARES, key=lambda token: SHARES[token])
-    unending = {"seed": 99, "ignore_eos": True}  # long enough for others to come beside it
-    lasting = [{"guidance": mode, "told": unending} for mode in modes[1:]]
-    for _ in range(5):  # who is in a batch with whom is a matter of when requests come
+    for _ in range(10):  # who is in a batch with whom is a matter of when requests come
         before = len(guided.steps())
-        together = guided.all_tokens([*lasting, *asked, greedy, greedy])[len(lasting) :]
+        with ThreadPoolExecutor() as pool:
+            for mode in modes[1:]:  # long enough for others to come beside them
+                pool.submit(guided.samples, 6, mode, seed=99, ignore_eos=True)
+            together = guided.all_tokens([*asked, greedy, greedy])
         assert together[:-2] == alone
         assert together[-2:] == [[likeliest] * 8] * 2
         if any(0 < step["guided_rows"] < step["num_seqs"] for step in guided.steps()[before:]):
