@@ -72,6 +72,7 @@ def value_model_of(settings: VariantSettings, max_num_seqs: int, max_model_len: 
         max_candidates=MAX_CANDIDATES,
         candidates=top_k if 1 <= top_k <= MAX_CANDIDATES else MAX_CANDIDATES,
         kernels=options.value_kernels,
+        quantization=options.value_quantization,
     )
 
 
