@@ -11,11 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.gpu_scripts import SCRIPTS, importable
 from support.guided.tensors import torch
 from support.nvidia_smi import FakeSmi
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "scripts" / "gpu"
 ABSENT = (
     "transformers", "safetensors", "pydantic", "msgspec", "typer", "httpx", "aiohttp", "scipy", "psutil", "pynvml",
     "yaml", "rich", "tokenizers", "huggingface_hub", "jinja2",
@@ -34,13 +34,8 @@ sys.meta_path.insert(0, Absent())
 
 @pytest.fixture
 def gpu_scripts(monkeypatch):
-    """The modules of the scripts can be imported by their names."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if SCRIPTS in Path(getattr(sys.modules[name], "__file__", None) or "/").parents:
-            del sys.modules[name]
+    with importable(monkeypatch):
+        yield
 
 
 def environment(**more):

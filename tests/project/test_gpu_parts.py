@@ -9,23 +9,18 @@ import time
 from pathlib import Path
 
 import pytest
+from support.gpu_scripts import importable
 from support.servers.real_engines import needs
 
 from benchctl.engines.environment import engines_directory
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "scripts" / "gpu"
 
 
 @pytest.fixture(autouse=True)
 def _gpu_scripts(monkeypatch):
-    """The modules of the scripts can be imported by their names."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if SCRIPTS in Path(getattr(sys.modules[name], "__file__", None) or "/").parents:
-            del sys.modules[name]
+    with importable(monkeypatch):
+        yield
 
 
 def part(code: str, *, name="trial", limit_s=30, **more):
