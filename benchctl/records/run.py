@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from benchctl.records.node import NodeInfo
 from benchctl.records.record import Cell, Count, Int64, MomentNs, Record, ResultWarning, RunState, Size
 from benchctl.records.step import Clock
 
@@ -80,6 +81,8 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Settings that the server reports, flat: one key per setting."""
     host: str | None = None
     """Name of the machine that did the run; None in older records."""
+    node: NodeInfo | None = None
+    """Machine, devices and software that did the run; None in older records."""
     client_priority: str | None = None
     """Scheduling of the load client's threads: ``fifo``, ``nice -10`` or ``normal``, and the reason for no better
     one. None where no load was sent, and in older records."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchctl.cli.cluster.distributed import check_distribution, measure_distributed
 from benchctl.cli.experiment import (
     A_RUN_FAILED,
     A_RUN_IS_SUSPECT,
@@ -22,6 +23,18 @@ from benchctl.cli.experiment import (
     prepare_experiment,
     share_kv_memory,
     tokenizer_of,
+)
+from benchctl.cli.options.distribution import (
+    Block,
+    CheckNeighbours,
+    ClusterFile,
+    Detach,
+    Distribution,
+    Into,
+    On,
+    Parallel,
+    Prepare,
+    TimeLeft,
 )
 from benchctl.cli.options.experiment import (
     RESULTS,
@@ -38,6 +51,7 @@ from benchctl.cli.options.experiment import (
     chosen_profile,
 )
 from benchctl.cli.output.outcome import print_outcome, store_noise, warn
+from benchctl.cli.planned_runs import print_expectations, print_planned, print_runs_left
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -120,6 +134,7 @@ class _Manner:
     stores_noise: bool
     as_json: bool
     keeps_raw_logs: bool
+    distribution: Distribution
 
 
 def run(  # the parameters are the command line
@@ -140,6 +155,15 @@ def run(  # the parameters are the command line
     measures_noise: _MeasureNoise = False,
     no_store_noise: _NoStoreNoise = False,
     keep_raw_logs: _KeepRawLogs = False,
+    on: On = None,
+    parallel: Parallel = None,
+    cluster: ClusterFile = None,
+    detach: Detach = False,
+    check_neighbours: CheckNeighbours = False,
+    prepare: Prepare = False,
+    block: Block = None,
+    into: Into = None,
+    time_left: TimeLeft = None,
     quiet: Quiet = False,
     as_json: _AsJson = False,
 ) -> None:
@@ -152,6 +176,14 @@ def run(  # the parameters are the command line
         raise UsageError(f"--quick means --blocks {QUICK_BLOCKS}; give one of the two")
     if as_json and dry_run:
         raise UsageError("--json prints what was measured, and --dry-run measures nothing; leave one of them out")
+    distribution = Distribution(
+        on=on,
+        parallel=parallel,
+        cluster_file=cluster,
+        is_detached=detach,
+        checks_neighbours=check_neighbours,
+        is_prepared_only=prepare,
+    )
     profile_name, manner = (
         chosen_profile(name, profile),
         _Manner(
@@ -159,17 +191,21 @@ def run(  # the parameters are the command line
             stores_noise=not no_store_noise,
             as_json=as_json,
             keeps_raw_logs=keep_raw_logs,
+            distribution=distribution,
         ),
     )
+    if block is not None or into is not None or time_left is not None:
+        raise typer.Exit(_measure_block(block, into, time_left, profile_name, manner))
     num_blocks, changes = QUICK_BLOCKS if quick else blocks, [*(overrides or []), *_stopping(until_precision)]
     if resume is not None:
-        if measures_noise or label is not None or output is not None or output_dir != RESULTS:
+        if measures_noise or label is not None or output is not None or output_dir != RESULTS or prepare:
             raise UsageError(
-                f"--resume continues {resume} as it was begun: leave out --aa, --label, --output and --output-dir"
+                f"--resume continues {resume} as it was begun: leave out --aa, --label, --output, --output-dir and "
+                "--prepare"
             )
         given = _load(profile_name, engine, changes, None, seed)
         if dry_run:
-            _print_rest(resume, given, num_blocks, step_time_model)
+            print_runs_left(resume, given, num_blocks, step_time_model, distribution)
         else:
             _refuse_model(step_time_model)
             _resume(resume, given, num_blocks, manner)
@@ -177,22 +213,77 @@ def run(  # the parameters are the command line
     chosen = _load(profile_name, engine, changes, num_blocks, seed)
     if chosen is None:
         raise UsageError("name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them")
-    check_gpu(chosen, is_plan=dry_run)
-    kv_plan = share_kv_memory(chosen, is_plan=dry_run)
-    chosen = kv_plan.applied_to(chosen)
     chosen = _baseline_against_itself(chosen, num_blocks) if measures_noise else chosen
-    check_experiment(chosen, is_plan=dry_run)
-    if dry_run:
-        _print_plan(chosen, step_time_model, output or output_dir, kv_plan.text)
+    if not dry_run:
+        _refuse_model(step_time_model)
+    destination = _Destination(output=output, output_dir=output_dir, label=label)
+    _begin(chosen, destination, step_time_model, manner, is_plan=dry_run)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Destination:
+    """Where a new experiment is written, and the user's remark on it."""
+
+    output: Path | None
+    output_dir: Path
+    label: str | None
+
+    @property
+    def path(self) -> Path:
+        return self.output or self.output_dir
+
+
+def _begin(
+    profile: "Profile", destination: _Destination, step_time_model: Path | None, manner: _Manner, *, is_plan: bool
+) -> None:
+    """Measure a new experiment; of a plan, print it.
+
+    What only the measuring machine can have, an engine or a GPU, is not demanded where other machines measure.
+    """
+    distribution = manner.distribution
+    is_elsewhere = is_plan or distribution.is_elsewhere
+    check_distribution(profile, distribution, is_plan=is_plan)
+    check_gpu(profile, is_plan=is_elsewhere)
+    kv_plan = share_kv_memory(profile, is_plan=is_elsewhere)
+    chosen = kv_plan.applied_to(profile)
+    check_experiment(chosen, is_plan=is_elsewhere)
+    if is_plan:
+        print_planned(chosen, step_time_model, destination.path, kv_plan.text, distribution)
         return
-    _refuse_model(step_time_model)
     tokenizer = tokenizer_of(chosen)
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=manner.is_quiet, tokenizer=tokenizer)
+    with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
+        lengths_from = measure_lengths(
+            chosen, destination.output_dir, destination.label, is_quiet=manner.is_quiet, tokenizer=tokenizer
+        )
         prepared = prepare_experiment(chosen, lengths_from, tokenizer=tokenizer)
-        check_machine(chosen, prepared.requests, output or output_dir)
-        results = create(chosen, prepared, output_dir, label, directory=output, notes=kv_plan.notes)
+        check_machine(chosen, prepared.requests, destination.path, is_plan=is_elsewhere)
+        results = create(
+            chosen,
+            prepared,
+            destination.output_dir,
+            destination.label,
+            directory=destination.output,
+            notes=kv_plan.notes,
+        )
     _measure_new(results, chosen, prepared, manner)
+
+
+def _measure_block(
+    block: int | None, into: Path | None, time_left_s: float | None, profile_name: str | None, manner: _Manner
+) -> int:
+    """Measure one block of an experiment that others measure, too; returns the exit code."""
+    if block is None or into is None:
+        raise UsageError("--block I and --into DIR belong together: the block, and the experiment that it is of")
+    if profile_name is not None or manner.distribution.is_shared:
+        raise UsageError(
+            f"--into {into} measures a block as it was planned: leave out the profile, --on and --prepare"
+        )
+    from benchctl.cli.cluster.block import measure_block
+
+    with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
+        return measure_block(
+            into, block, time_left_s, is_quiet=manner.is_quiet, keeps_raw_logs=manner.keeps_raw_logs
+        )
 
 
 def _refuse_model(step_time_model: Path | None) -> None:
@@ -235,53 +326,14 @@ def _baseline_against_itself(profile: "Profile", num_blocks: int | None) -> "Pro
     return repeated if num_blocks is None else repeated.model_copy(update={"blocks": num_blocks})
 
 
-def _print_plan(profile: "Profile", step_time_model: Path | None, output: Path, kv_memory: str | None) -> None:
-    """Print the ordered runs, with those that measure natural lengths first where needed, and the KV cache."""
-    from benchctl.cli.output.plan import print_kv_memory, print_plan
-    from benchctl.measure.noise_on_file import noise_on_file
-    from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
-
-    prepared = None if needs_lengths(profile) else prepare_experiment(profile)
-    sha256 = None if prepared is None else prepared.sha256
-    on_file = noise_on_file(profile, request_set_sha256=sha256, command=("benchctl", *sys.argv[1:]))
-    for warning in on_file.warnings:
-        warn(warning.message)
-    if prepared is not None:
-        check_machine(profile, prepared.requests, output, is_plan=True)
-        print_plan(profile, prepared.requests, on_file.noise, step_time_model)
-        print_kv_memory(kv_memory)
-        return
-    pilot = lengths_profile(profile)
-    requests = prepare_experiment(pilot).requests
-    check_machine(profile, requests, output, is_plan=True)
-    print(f"first the natural lengths of {len(requests)} answers, in a result directory of {pilot.name!r}:")
-    print_plan(pilot, requests, None, step_time_model)
-    print(f"then {profile.name!r}, every answer forced to its natural length:")
-    print_plan(profile, requests, on_file.noise, step_time_model)
-    print_kv_memory(kv_memory)
-
-
 def _measure_new(results: "ResultDirectory", profile: "Profile", prepared: "PreparedSet", manner: _Manner) -> None:
     from benchctl.cli.output.plan import print_duration
 
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
         print(f"results in {results.path}", flush=True)
-        _print_expectations(results, profile)
+        print_expectations(results, profile)
         print_duration(profile, prepared.requests)
     _measure_and_report(results, profile, prepared.requests, manner)
-
-
-def _print_expectations(results: "ResultDirectory", profile: "Profile") -> None:
-    """Print the KV cache that was computed, the power with the noise on file, and the warnings about that noise."""
-    from benchctl.cli.output.plan import print_kv_memory, print_power
-    from benchctl.records.noise import load_noise
-
-    print_power(profile, load_noise(results.path))
-    for warning in results.manifest().warnings:
-        if warning.code == "kv-memory-computed":
-            print_kv_memory(warning.message)
-        if warning.code.startswith("noise-"):
-            warn(warning.message)
 
 
 def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manner: _Manner) -> None:
@@ -299,27 +351,11 @@ def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manne
                 f"{added} {'block is' if added == 1 else 'blocks are'} added to {extension.from_blocks}; "
                 f"all verdicts are corrected for {extension.num_looks} looks at the results"
             )
-    check_gpu(reopened.profile)
-    check_machine(reopened.profile, reopened.requests, path)
+    is_elsewhere = manner.distribution.is_elsewhere
+    check_distribution(reopened.profile, manner.distribution)
+    check_gpu(reopened.profile, is_plan=is_elsewhere)
+    check_machine(reopened.profile, reopened.requests, path, is_plan=is_elsewhere)
     _measure_and_report(reopened.results, reopened.profile, reopened.requests, manner)
-
-
-def _print_rest(
-    path: Path, profile: "Profile | None", num_blocks: int | None, step_time_model: Path | None
-) -> None:
-    """Print the runs that would be measured; nothing is written."""
-    from benchctl.cli.output.plan import print_rest
-    from benchctl.measure.experiment import pending_runs
-    from benchctl.measure.extension import extended_plan
-    from benchctl.measure.result_directory import reopen_experiment
-
-    reopened = reopen_experiment(path, profile)
-    results = reopened.results
-    plan = results.due_plan() if num_blocks is None else extended_plan(reopened, num_blocks)
-    check_gpu(reopened.profile, is_plan=True)
-    check_machine(reopened.profile, reopened.requests, path, is_plan=True)
-    pending = pending_runs(results, plan)
-    print_rest(reopened.profile, reopened.requests, pending, len(plan.runs), step_time_model)
 
 
 def _measure_and_report(
@@ -330,9 +366,26 @@ def _measure_and_report(
 
     next_step = f"Continue with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
-        outcome = measure(
-            results, profile, requests, next_step, is_quiet=manner.is_quiet, keeps_raw_logs=manner.keeps_raw_logs
-        )
+        if manner.distribution.is_shared:
+            outcome = measure_distributed(
+                results,
+                profile,
+                requests,
+                manner.distribution,
+                is_quiet=manner.is_quiet,
+                keeps_raw_logs=manner.keeps_raw_logs,
+            )
+            if outcome is None:
+                return
+        else:
+            outcome = measure(
+                results,
+                profile,
+                requests,
+                next_step,
+                is_quiet=manner.is_quiet,
+                keeps_raw_logs=manner.keeps_raw_logs,
+            )
         with keeping(results.path):
             analysis, verdict = print_outcome(results.path, outcome)
             if manner.stores_noise:
