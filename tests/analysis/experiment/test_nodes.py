@@ -1,0 +1,31 @@
+"""Nodes of runs and of blocks, by what their records say."""
+
+from benchctl.analysis.experiment.nodes import node_of_run, nodes_of_blocks
+from benchctl.records.node import NodeInfo
+from benchctl.records.run import RunRecord
+from benchctl.records.schema import SCHEMA_VERSION
+
+
+def run_on(node: str | None, block: int = 0, host: str = "login", **fields: object) -> RunRecord:
+    """A run's record."""
+    return RunRecord(
+        schema_version=SCHEMA_VERSION, index=0, run_id="r000", block=block, position=0, variant="base", host=host,
+        node=None if node is None else NodeInfo(name=node, hostname=node), argv=("server",), **fields,
+    )  # fmt: skip
+
+
+def test_the_node_of_an_older_run_is_its_host() -> None:
+    assert node_of_run(run_on("n1")) == "n1"
+    assert node_of_run(run_on(None)) == "login"
+
+
+def test_a_run_in_virtual_time_without_a_server_has_no_node() -> None:
+    assert node_of_run(RunRecord(
+        schema_version=SCHEMA_VERSION, index=0, run_id="r000", block=0, position=0, variant="base", host="login",
+        clock="virtual",
+    )) is None  # fmt: skip
+
+
+def test_blocks_have_the_nodes_of_their_runs_in_order() -> None:
+    records = [run_on("n2"), run_on("n1", 1), run_on("n2"), run_on("n3", 1)]
+    assert nodes_of_blocks(records) == {0: ("n2",), 1: ("n1", "n3")}
