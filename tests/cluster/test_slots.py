@@ -1,0 +1,134 @@
+"""Devices and cores that blocks get which run beside each other on one host."""
+
+import os
+
+import pytest
+
+from benchctl.cluster.host import Host, this_host
+from benchctl.cluster.slots import slots_of_host
+from benchctl.errors import UsageError
+from benchctl.records.node import NodeGpu
+
+
+def host_of(*, num_gpus=0, num_nodes=2, cores_per_node=8, visible=None, smt=True, knows_nodes=True):
+    """Devices and cores spread over NUMA nodes; with ``smt`` core c is the hardware threads c and c + all cores."""
+    num_cores = num_nodes * cores_per_node
+    cores = [(core, core + num_cores) if smt else (core,) for core in range(num_cores)]
+    node_of_gpu = [gpu * num_nodes // max(num_gpus, 1) if knows_nodes else None for gpu in range(num_gpus)]
+    return Host(
+        gpus=tuple(NodeGpu(index=i, name="H100", uuid=f"GPU-{i}", numa_node=node_of_gpu[i]) for i in range(num_gpus)),
+        visible=tuple(range(num_gpus)) if visible is None else visible,
+        cores=tuple(cores),
+        numa_nodes={thread: core[0] // cores_per_node for core in cores for thread in core},
+    )
+
+
+def assert_disjoint(slots):
+    for taken in ([gpu for slot in slots for gpu in slot.gpus], [core for slot in slots for core in slot.cores]):
+        assert len(taken) == len(set(taken))
+
+
+def test_each_gpu_is_a_slot_with_cores_of_its_own_numa_node():
+    host = host_of(num_gpus=8)
+    slots = slots_of_host(8, 1, host=host)
+    assert [slot.gpus for slot in slots] == [(f"GPU-{i}",) for i in range(8)]
+    assert_disjoint(slots)
+    assert {len(slot.cores) for slot in slots} == {4}, "two whole physical cores, each with its hardware threads"
+    for slot in slots:
+        assert {host.numa_nodes[core] for core in slot.cores} == {slot.index // 4}
+    assert slots[0].cores == (0, 1, 16, 17)
+
+
+def test_the_cores_of_a_device_do_not_depend_on_the_number_of_blocks_nor_on_hidden_devices():
+    alone = slots_of_host(1, 1, host=host_of(num_gpus=8, visible=(5,)))
+    (slot,) = alone
+    assert slot.gpus == ("GPU-5",)
+    assert slot.cores == slots_of_host(8, 1, host=host_of(num_gpus=8))[5].cores
+
+
+def test_devices_of_one_block_are_of_one_numa_node_as_far_as_they_go():
+    slots = slots_of_host(2, 3, host=host_of(num_gpus=8))
+    assert [slot.gpus for slot in slots] == [("GPU-0", "GPU-1", "GPU-2"), ("GPU-4", "GPU-5", "GPU-6")]
+    four = slots_of_host(2, 4, host=host_of(num_gpus=8))
+    assert [len(slot.cores) for slot in four] == [16, 16]
+    six = slots_of_host(1, 6, host=host_of(num_gpus=8))
+    assert len(six[0].gpus) == 6
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        pytest.param(host_of(num_gpus=4, knows_nodes=False), id="nodes of devices unknown"),
+        pytest.param(host_of(num_gpus=4, num_nodes=4, cores_per_node=0, smt=False), id="no core"),
+        pytest.param(
+            Host(
+                gpus=host_of(num_gpus=4).gpus,
+                visible=(0, 1, 2, 3),
+                cores=tuple((core,) for core in range(4)),
+                numa_nodes=dict.fromkeys(range(4), 0),
+            ),
+            id="cores of one node only",
+        ),
+    ],
+)
+def test_without_cores_beside_every_device_all_cores_are_divided_equally(host):
+    if not host.cores:
+        with pytest.raises(UsageError, match="4 GPUs share 0 cores"):
+            slots_of_host(4, 1, host=host)
+        return
+    slots = slots_of_host(4, 1, host=host)
+    assert_disjoint(slots)
+    assert len({len(slot.cores) for slot in slots}) == 1
+    assert sum(len(slot.cores) for slot in slots) == host.num_threads
+
+
+def test_too_few_devices_are_refused_with_their_number():
+    with pytest.raises(UsageError, match=r"9 blocks at a time, each on 1 GPU, need 9, and there are 8 here; --paral.* 8"):
+        slots_of_host(9, 1, host=host_of(num_gpus=8))
+    with pytest.raises(UsageError, match=r"each on 4 GPUs, need 12, and there are 8 here; --parallel 2 is the most"):
+        slots_of_host(3, 4, host=host_of(num_gpus=8))
+    with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES leaves 2 of 8 here"):
+        slots_of_host(3, 1, host=host_of(num_gpus=8, visible=(1, 2)))
+    with pytest.raises(UsageError, match="no GPU is seen here"):
+        slots_of_host(1, 1, host=host_of())
+
+
+def test_without_devices_blocks_get_equal_sets_of_whole_neighbouring_cores():
+    slots = slots_of_host(3, 0, host=host_of(num_nodes=1, cores_per_node=8))
+    assert [slot.cores for slot in slots] == [(0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 12, 13)]
+    assert all(slot.gpus == () for slot in slots)
+
+
+def test_too_few_cores_are_refused_with_their_number():
+    host = host_of(num_nodes=1, cores_per_node=4)
+    with pytest.raises(UsageError, match=r"5 blocks .* need 5 processor cores.* 4 cores with 8 hardware threads \(0-7\)"):
+        slots_of_host(5, 0, host=host)
+    assert len(slots_of_host(8, 0, is_virtual=True, host=host)) == 8, "a virtual clock does not feel its neighbour"
+    with pytest.raises(UsageError, match="--parallel 8 is the most"):
+        slots_of_host(9, 0, is_virtual=True, host=host)
+
+
+def test_this_host_is_read_with_its_affinity(tmp_path):
+    host = this_host()
+    assert sorted(thread for core in host.cores for thread in core) == sorted(os.sched_getaffinity(0))
+    assert len(slots_of_host(len(host.cores), 0)) == len(host.cores)
+
+
+def test_hardware_threads_of_one_core_are_found_in_the_system(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 4, 5, 6})
+    for thread in range(8):
+        topology = tmp_path / f"cpu/cpu{thread}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{thread % 4},{thread % 4 + 4}\n")
+    for node, listed in enumerate(("1,3,5,7", "0,2,4,6")):
+        (tmp_path / f"node/node{node}").mkdir(parents=True)
+        (tmp_path / f"node/node{node}/cpulist").write_text(f"{listed}\n")
+    host = this_host(tmp_path)
+    assert host.cores == ((1, 5), (0, 4), (2, 6)), "ordered by node; threads that may not be used are no part"
+    assert host.numa_nodes[4] == 1
+
+
+def test_parts_of_devices_are_refused(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-12ab")
+    with pytest.raises(UsageError, match="hands out whole devices"):
+        this_host()
