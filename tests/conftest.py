@@ -1,5 +1,5 @@
 """What every test can rely on: signals mean what they mean at a terminal, no process of ours outlives it, and the
-user's own stores of noise, durations and peaks are neither read nor written.
+user's own stores of noise, durations, peaks and locks are neither read nor written.
 """
 
 import signal
@@ -27,9 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _stores_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Empty stores of noise, durations and peaks, for this process and those that it starts."""
+    """Empty stores of noise, durations, peaks and locks, for this process and those that it starts."""
     with pytest.MonkeyPatch.context() as patch:
-        for variable in ("BENCHCTL_NOISE_DIR", "BENCHCTL_DURATIONS_DIR", "BENCHCTL_PEAKS_DIR"):
+        for variable in (
+            "BENCHCTL_NOISE_DIR", "BENCHCTL_DURATIONS_DIR", "BENCHCTL_PEAKS_DIR", "BENCHCTL_LOCKS_DIR",
+        ):  # fmt: skip
             patch.setenv(variable, str(tmp_path_factory.mktemp("store")))
         yield
 

@@ -1,8 +1,8 @@
 """Devices and cores that this process holds for its blocks, so that no other benchctl of the user measures on them.
 
-A lock is one that the kernel holds for the processes that have its file open: it ends with the last of them, however
-that ends. Processes that measure for us inherit it, so that a device stays locked until its server is gone. It holds
-between processes of one user on one host; programs of others are found by the checks before and after each run.
+The kernel holds a lock for the processes that have its file open: it ends with the last of them, however that ends.
+Processes that measure for us inherit it, so that a device stays locked until its server is gone. Locks are between
+processes of one user on one host; programs of others are found by the checks before and after each run.
 """
 
 import fcntl
@@ -78,7 +78,7 @@ def _opened(name: str) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise UsageError(
-            f"{path}: the lock of a device cannot be taken ({error.strerror}); name a directory that can be written in "
+            f"{path}: the lock of a device cannot be taken ({error.strerror}); name a directory for it in "
             f"{STORE_VARIABLE}"
         ) from error
 

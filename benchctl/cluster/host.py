@@ -70,9 +70,7 @@ def _gpus(visible: str | None) -> tuple[NodeGpu, ...]:
     return tuple(NodeGpu(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in listed)
 
 
-def _physical_cores(
-    usable: set[int], numa_nodes: Mapping[int, int], system: Path
-) -> tuple[tuple[int, ...], ...]:
+def _physical_cores(usable: set[int], numa_nodes: Mapping[int, int], system: Path) -> tuple[tuple[int, ...], ...]:
     """The usable hardware threads by physical core; each is a core of its own where the system does not tell."""
     cores: dict[int, tuple[int, ...]] = {}
     for thread in sorted(usable):
@@ -84,7 +82,7 @@ def _physical_cores(
 
 def _numa_nodes(system: Path) -> dict[int, int]:
     try:
-        names = os.listdir(system / "node")
+        names = [entry.name for entry in (system / "node").iterdir()]
     except OSError:
         return {}
     nodes = {name: int(match[1]) for name in names if (match := _NODE.fullmatch(name))}

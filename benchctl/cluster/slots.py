@@ -1,7 +1,7 @@
 """Places of this host on which blocks can be measured at the same time, each with devices or cores of its own.
 
-The cores of a device do not depend on how many blocks run at a time: a host with eight GPUs measures the same on one
-of them whether one block runs or eight.
+The cores of a device do not depend on how many blocks run at a time: a host with eight GPUs gives the first of them
+the same cores whether one block runs or eight.
 """
 
 from collections import Counter
@@ -39,7 +39,9 @@ def slots_of_host(
     host = this_host() if host is None else host
     if gpus_per_block is None:
         gpus_per_block = 1 if host.visible else 0
-    return _gpu_slots(host, num, gpus_per_block) if gpus_per_block else _core_slots(host, num, is_virtual=is_virtual)
+    return (
+        _gpu_slots(host, num, gpus_per_block) if gpus_per_block else _core_slots(host, num, is_virtual=is_virtual)
+    )
 
 
 def _gpu_slots(host: Host, num: int, gpus_per_block: int) -> tuple[Slot, ...]:
@@ -61,7 +63,7 @@ def _gpu_slots(host: Host, num: int, gpus_per_block: int) -> tuple[Slot, ...]:
     )
     if not slots[0].cores:
         raise UsageError(
-            f"{count_of(len(host.gpus), 'GPU')} share {_cores_text(host)}, and each block needs one of its own; allow "
+            f"{count_of(len(host.gpus), 'GPU')} share {_cores_text(host)}, and each block needs its own; allow "
             "more cores, or hide devices from the driver"
         )
     return slots

@@ -16,7 +16,9 @@ def host_of(*, num_gpus=0, num_nodes=2, cores_per_node=8, visible=None, smt=True
     cores = [(core, core + num_cores) if smt else (core,) for core in range(num_cores)]
     node_of_gpu = [gpu * num_nodes // max(num_gpus, 1) if knows_nodes else None for gpu in range(num_gpus)]
     return Host(
-        gpus=tuple(NodeGpu(index=i, name="H100", uuid=f"GPU-{i}", numa_node=node_of_gpu[i]) for i in range(num_gpus)),
+        gpus=tuple(
+            NodeGpu(index=i, name="H100", uuid=f"GPU-{i}", numa_node=node_of_gpu[i]) for i in range(num_gpus)
+        ),
         visible=tuple(range(num_gpus)) if visible is None else visible,
         cores=tuple(cores),
         numa_nodes={thread: core[0] // cores_per_node for core in cores for thread in core},
@@ -83,9 +85,11 @@ def test_without_cores_beside_every_device_all_cores_are_divided_equally(host):
 
 
 def test_too_few_devices_are_refused_with_their_number():
-    with pytest.raises(UsageError, match=r"9 blocks at a time, each on 1 GPU, need 9, and there are 8 here; --paral.* 8"):
+    with pytest.raises(
+        UsageError, match=r"9 blocks at a time, each on 1 GPU, need 9, and there are 8 here; --p.* 8"
+    ):
         slots_of_host(9, 1, host=host_of(num_gpus=8))
-    with pytest.raises(UsageError, match=r"each on 4 GPUs, need 12, and there are 8 here; --parallel 2 is the most"):
+    with pytest.raises(UsageError, match=r"each on 4 GPUs, need 12, and there are 8 here; --parallel 2 is"):
         slots_of_host(3, 4, host=host_of(num_gpus=8))
     with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES leaves 2 of 8 here"):
         slots_of_host(3, 1, host=host_of(num_gpus=8, visible=(1, 2)))
@@ -101,7 +105,7 @@ def test_without_devices_blocks_get_equal_sets_of_whole_neighbouring_cores():
 
 def test_too_few_cores_are_refused_with_their_number():
     host = host_of(num_nodes=1, cores_per_node=4)
-    with pytest.raises(UsageError, match=r"5 blocks .* need 5 processor cores.* 4 cores with 8 hardware threads \(0-7\)"):
+    with pytest.raises(UsageError, match=r"5 blocks .* need 5 processor.* 4 cores with 8 hardware threads \(0-7\)"):
         slots_of_host(5, 0, host=host)
     assert len(slots_of_host(8, 0, is_virtual=True, host=host)) == 8, "a virtual clock does not feel its neighbour"
     with pytest.raises(UsageError, match="--parallel 8 is the most"):
