@@ -12,6 +12,10 @@ NS_PER_US: Final = 1_000
 US_PER_S: Final = 1_000_000
 MS_PER_S: Final = 1_000
 
+SECONDS_PER_MINUTE: Final = 60
+SECONDS_PER_HOUR: Final = 3600
+SECONDS_PER_DAY: Final = 86_400
+
 GIGA: Final = 1e9
 TERA: Final = 1e12
 PETA: Final = 1e15

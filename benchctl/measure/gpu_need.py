@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import pynvml
@@ -12,6 +13,7 @@ from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.engine_table import engine_spec
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.profile.sections.engine_options import LaunchedOptions
 
 
 def gpu_shortfalls(profile: Profile, nvml: Any = pynvml) -> Iterator[Shortfall]:
@@ -35,3 +37,19 @@ def _remedy(kind: str) -> str:
         f"{instead}make a GPU visible ('benchctl doctor --gpu' says what is missing), or, where the engine is "
         "built for another device, --set engine.options.needs_gpu=false"
     )
+
+
+def gpus_of_block(profile: Profile) -> int | None:
+    """GPUs that one block takes: those its profile states, else as many as the largest server is spread over.
+
+    The servers of a block run one after the other. Simulated and attached servers take none. None where an engine
+    can do with or without a GPU and its options do not say which.
+    """
+    if profile.cluster.gpus_per_block is not None:
+        return profile.cluster.gpus_per_block
+    servers = [variant_settings(profile, variant, cell).server for variant, cell in arms(profile)]
+    launched = [server for server in servers if isinstance(server, LaunchedOptions)]
+    if any(server.uses_gpu is None for server in launched):
+        return None
+    spread = ("tensor_parallel_size", "data_parallel_size")
+    return max((prod(getattr(each, name, 1) for name in spread) for each in launched if each.uses_gpu), default=0)

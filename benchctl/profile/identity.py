@@ -5,7 +5,8 @@ that introduced the field. So
 
 * a new field whose default means "as before" leaves the identity of every older profile as it was;
 * a value that is written out and equals the default is the same as one that is left out;
-* descriptions, the step-time model and the demand for a GPU do not count: none changes what is measured;
+* descriptions, the step-time model, the demand for a GPU and the jobs of a cluster do not count: none changes what
+  is measured;
 * a default that changes later goes into ``FORMER_DEFAULTS`` with its first value. An older profile, which has that
   value, keeps its identity; one with the new default gets another.
 """
@@ -25,7 +26,7 @@ FORMER_DEFAULTS: Final[Mapping[str, Any]] = {}
 variant; an option of an engine as ``<kind>.<option>``."""
 
 
-NOT_MEASURED: Final = frozenset({"description", "needs_gpu", "step_time_model"})
+NOT_MEASURED: Final = frozenset({"cluster", "description", "needs_gpu", "step_time_model"})
 """Fields that change nothing of what is measured."""
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import Field, SerializeAsAny
 
 from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.sections.cluster import ClusterSettings
 from benchctl.profile.sections.engine_options import ServerOptions
 from benchctl.profile.sections.guidance import Guidance
 from benchctl.profile.sections.quantities import NAME_PATTERN, ReplicateCount, Seconds, Seed
@@ -197,6 +198,8 @@ class Profile(Section):
     """Sampling rates of the GPU and host readings."""
     load: LoadOptions = LoadOptions()
     """Settings of the load generator."""
+    cluster: ClusterSettings = ClusterSettings()
+    """The job of one block where blocks are handed out; nothing of it changes what is measured."""
 
 
 class VariantSettings(Section):

@@ -54,9 +54,9 @@ them, as dotted paths (`server.speculative.*` covers all below it); a refused co
 ## Identity
 
 A result directory is named by its time and the first eight digits of a SHA-256 over the profile. The digest covers
-every value, except descriptions, that differs from the default that its key had when it was introduced. Writing
-out a default, or a newer benchctl with more keys, does not change the digest, so `--resume` accepts directories of
-older versions; any other value does.
+every value, except descriptions and `cluster`, that differs from the default that its key had when it was
+introduced. Writing out a default, or a newer benchctl with more keys, does not change the digest, so `--resume`
+accepts directories of older versions; any other value does.
 
 ## Keys
 """

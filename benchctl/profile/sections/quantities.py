@@ -14,7 +14,10 @@ from benchctl.profile.sections.ranges import (
     MAX_CONTEXT,
     MAX_DEVICES,
     MAX_DRAFT_TOKENS,
+    MAX_JOBS,
+    MAX_LEASE_S,
     MAX_OUTPUTS,
+    MAX_RESUBMISSIONS,
     MAX_SEED,
     MAX_THREADS,
     MAX_TOKENS,
@@ -59,6 +62,8 @@ DraftTokens = Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)]
 """Tokens drafted in one step."""
 StepCount = Annotated[int, Field(ge=1, le=MAX_OUTPUTS)]
 DeviceCount = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+OptionalDevices = Annotated[int, Field(ge=0, le=MAX_DEVICES)]
+"""Devices that may be none."""
 ThreadCount = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 CoreCount = Annotated[int, Field(ge=0, le=4096)]
 LayerCount = Annotated[int, Field(ge=0, le=100_000)]
@@ -66,5 +71,10 @@ AdapterCount = Annotated[int, Field(ge=1, le=65_536)]
 ByteCount = Annotated[int, Field(ge=1, le=1 << 50)]
 ReplicateCount = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
 """Blocks of an experiment."""
+JobCount = Annotated[int, Field(ge=1, le=MAX_JOBS)]
+"""Blocks measured at the same time."""
+ResubmissionCount = Annotated[int, Field(ge=0, le=MAX_RESUBMISSIONS)]
+LeaseTime = Annotated[float, Field(ge=1, le=MAX_LEASE_S)]
+"""Seconds without a sign of life after which the owner of a block counts as dead."""
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]

@@ -16,6 +16,10 @@ MAX_THREADS: Final = 4096
 MAX_WARMUPS: Final = 10_000
 MAX_BLOCKS: Final = 10_000
 """Complete replicates of an experiment."""
+MAX_JOBS: Final = 100_000
+"""Blocks measured at the same time."""
+MAX_LEASE_S: Final = 3600.0
+MAX_RESUBMISSIONS: Final = 100
 MAX_SEED: Final = 2**63 - 1
 MAX_LAYERS: Final = 1000
 MAX_TOTAL_TOKENS: Final = 10**15

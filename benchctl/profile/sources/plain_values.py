@@ -27,7 +27,7 @@ _TEXTS: Final = frozenset(
 """Keys below which a text may have lines, such as a grammar."""
 _FREE: Final = _TEXTS | {"sweep", "cells"}
 """Keys below which a number has no range of its own."""
-_WORDS: Final = frozenset({"extra_args", "env", "headers", "speculative_config"})
+_WORDS: Final = frozenset({"extra_args", "env", "headers", "setup", "speculative_config"})
 """Keys below which a text is on one line, and no path."""
 
 
