@@ -201,6 +201,12 @@ class Engine(Protocol):
     def diagnose(self, log_tail: str) -> Diagnosis | None:
         """The cause of a failure that the end of the server's log shows; None where it shows none."""
 
+    def build(self, settings: VariantSettings) -> Mapping[str, str]:
+        """Versions of what a server of these settings runs, by package, as far as they can change a number.
+
+        Empty where they are unknown, as those of a server that someone else started.
+        """
+
     def installation(self, options: ServerOptions | None) -> Installation | None:
         """The installation that the options name; None where nothing has to be installed.
 

@@ -8,7 +8,7 @@ user's cache directory), benchctl's own environment.
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 from platformdirs import user_cache_path
 
+from benchctl.engines.build import build_versions
 from benchctl.engines.engine import Installation
 from benchctl.engines.hub import checkpoint_for
 from benchctl.engines.openai_server import OpenAiServer, own_options
@@ -58,6 +59,10 @@ class PythonServer(OpenAiServer):
     def find_interpreter(self, named: str | None) -> Path:
         """The named interpreter, or that of the installed environment; EngineUnavailableError without one."""
         return interpreter_for(self.environment, named, self.distributions)
+
+    def build(self, settings: VariantSettings) -> Mapping[str, str]:
+        """The versions in the environment that has the engine."""
+        return build_versions(self.interpreter(settings), self.distributions)
 
     def installation(self, options: ServerOptions | None) -> Installation:
         """The environment that has the engine, with the versions in it."""

@@ -106,6 +106,10 @@ class OpenAiServer:
     def diagnose(self, log_tail: str) -> Diagnosis | None:
         return diagnosed(self.signatures, log_tail)
 
+    def build(self, settings: VariantSettings) -> Mapping[str, str]:
+        """Nothing is known of it."""
+        return {}
+
     def installation(self, options: ServerOptions | None) -> Installation | None:
         """None: nothing has to be installed."""
         return None

@@ -37,6 +37,7 @@ from benchctl.profile.sections.workload import Arrival
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.manifest import PlannedRun
+from benchctl.records.node import NodeInfo
 from benchctl.records.record import ResultWarning, RunState
 from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.run import RunFailure, RunRecord
@@ -55,7 +56,8 @@ def ignore(*_values: object) -> None:
 class MeasuredRun:
     """The record of one run, and the requests that are sent for it. The caller brings the server and the verdict.
 
-    ``on_progress`` is called with the number of requests of the load that have ended.
+    ``on_progress`` is called with the number of requests of the load that have ended. ``node`` is None where no
+    machine is measured: a simulation in virtual time.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class MeasuredRun:
         directory: RunDirectory,
         engine: Engine,
         on_progress: Callable[[int], None] = ignore,
+        *,
+        node: NodeInfo | None,
     ) -> None:
         self.profile = profile
         self.engine = engine
@@ -84,6 +88,7 @@ class MeasuredRun:
             state="running",
             engine=profile.engine.kind,
             host=platform.node(),
+            node=node,
             started_at=utc_now(),
             clock=engine.clock,
             time_scale=engine.time_scale(self.settings),

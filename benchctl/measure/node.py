@@ -2,6 +2,22 @@
 
 import os
 import platform
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+import psutil
+
+from benchctl.measure.server.cores import core_ranges
+from benchctl.records.node import NodeGpu, NodeInfo
+
+_NO_BUILD: Final[Mapping[str, str]] = MappingProxyType({})
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_NUMA_NODES: Final = Path("/sys/devices/system/node")
 
 
 def node_name() -> str:
@@ -16,3 +32,50 @@ def job_name() -> str | None:
         return f"slurm {array}_{task}"
     job = os.environ.get("SLURM_JOB_ID")
     return f"slurm {job}" if job else None
+
+
+def this_node(gpus: Sequence[NodeGpu] = (), build: Mapping[str, str] = _NO_BUILD) -> NodeInfo:
+    """This machine as it is now, with the devices that a server can see and the build of its engine.
+
+    What the system does not tell is absent. The first call reads the system, later ones take microseconds.
+    """
+    return msgspec.structs.replace(
+        _machine(), name=node_name(), job=job_name(), cores=usable_cores(), gpus=tuple(gpus), build=dict(build)
+    )
+
+
+@cache
+def _machine() -> NodeInfo:
+    """What stays the same while this process lives."""
+    return NodeInfo(
+        name=platform.node(),
+        hostname=platform.node(),
+        platform=platform.platform(),
+        cpu_model=cpu_model(),
+        num_numa_nodes=_num_numa_nodes(),
+        memory_bytes=psutil.virtual_memory().total,
+    )
+
+
+def cpu_model(cpuinfo: Path = _CPUINFO) -> str | None:
+    """The name of the processor; None where the system does not give it."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else None
+
+
+def usable_cores() -> str | None:
+    """The cores that this process may use, such as ``0-7,16-23``; None where the system cannot bind processes."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    return core_ranges(frozenset(os.sched_getaffinity(0)))
+
+
+def _num_numa_nodes() -> int | None:
+    try:
+        return sum(1 for entry in _NUMA_NODES.iterdir() if re.fullmatch(r"node\d+", entry.name)) or None
+    except OSError:
+        return None

@@ -13,6 +13,7 @@ import psutil
 
 import benchctl
 from benchctl.analysis.planning.stopping_rule import stopping_rule
+from benchctl.measure.node import cpu_model
 from benchctl.measure.redaction import redacted_argv, redacted_tree
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.model import Profile
@@ -104,16 +105,7 @@ def host_info() -> HostInfo:
         hostname=platform.node(),
         platform=platform.platform(),
         python=platform.python_version(),
-        cpu_model=_cpu_model(Path("/proc/cpuinfo")),
+        cpu_model=cpu_model(),
         num_cores=psutil.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
     )
-
-
-def _cpu_model(cpuinfo: Path) -> str | None:
-    try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return match[1].strip() if match else None

@@ -25,6 +25,7 @@ from benchctl.load.demand import size_of
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.workers.workers import num_processes, num_workers
 from benchctl.measure.measured_run import MeasuredRun, ignore
+from benchctl.measure.node import this_node
 from benchctl.measure.redaction import recorded_env, redact_file, redacted_argv, server_env
 from benchctl.measure.sending import ServerUnderTest, control_errors
 from benchctl.measure.server.attached import AttachedServer
@@ -82,9 +83,8 @@ def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirector
 def decline_run(
     context: RunContext, planned: PlannedRun, directory: RunDirectory, failure: RunFailure
 ) -> RunRecord:
-    run = MeasuredRun(
-        context.profile, planned, directory, context.engine or engine_for(context.profile.engine.kind)
-    )
+    engine = context.engine or engine_for(context.profile.engine.kind)
+    run = MeasuredRun(context.profile, planned, directory, engine, node=this_node())
     run.journal.begin()
     return run.close("failed", failure)
 
@@ -104,7 +104,9 @@ class _ExperimentRun:
         self._planned = planned
         self._directory = directory
         self._engine = context.engine or engine_for(context.profile.engine.kind)
-        self._run = MeasuredRun(context.profile, planned, directory, self._engine, context.on_progress)
+        self._run = MeasuredRun(
+            context.profile, planned, directory, self._engine, context.on_progress, node=this_node()
+        )
         self._journal, self._settings = self._run.journal, self._run.settings
         self._load_size = size_of(context.requests)
         option, arrival = self._profile.load.workers, self._profile.workload.arrival
@@ -131,6 +133,8 @@ class _ExperimentRun:
         env = server_env(os.environ, engine.env(settings, site), settings.request.variables)
         with ExitStack() as stack:
             gpu = self._open_gpu(stack, env.get("CUDA_VISIBLE_DEVICES"))
+            gpus = () if gpu is None else gpu.described()
+            self._journal.update(node=this_node(gpus, engine.build(settings)))
             if gpu is not None:
                 self._journal.warn(*foreign_processes(gpu, "before the server was started"))
             held_bytes = memory_used_bytes(gpu) if gpu is not None else {}

@@ -50,7 +50,9 @@ class _SimulatedRun:
         self._directory: Final = directory
         self._keeps_steps: Final = keep == "all"
         self._noise_seed: Final = noise_seed(context.profile, planned)
-        self._run: Final = MeasuredRun(context.profile, planned, directory, engine_for(context.profile.engine.kind))
+        self._run: Final = MeasuredRun(
+            context.profile, planned, directory, engine_for(context.profile.engine.kind), node=None
+        )
 
     def simulate(self) -> RunRecord:
         with self._run.begun(can_resume=False):

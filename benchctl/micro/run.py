@@ -8,17 +8,20 @@ A run below its floor is a failed one, whatever else is asked for: it measured s
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from benchctl.costs.shapes import shape_for
+from benchctl.engines.build import build_versions
 from benchctl.engines.micro.options import MicroOptions
 from benchctl.engines.openai_server import own_options
 from benchctl.errors import RunError
 from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.measured_run import ignore
+from benchctl.measure.node import this_node
 from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.measure.telemetry.telemetry import SampledServer, sampling
 from benchctl.micro.floor import Peaks
@@ -80,6 +83,7 @@ class _Run:
             state="running",
             engine=profile.engine.kind,
             host=platform.node(),
+            node=this_node(),
             started_at=utc_now(),
         )
         self._journal = Journal(directory, record)
@@ -103,6 +107,8 @@ class _Run:
         samples_gpu = self._options.device != "cpu" and self._profile.telemetry.gpu_hz
         warn = self._journal.warn if samples_gpu else ignore
         with open_gpu(visible_devices(self._options.device), warn=warn) as gpu:
+            gpus = () if gpu is None else gpu.described()
+            self._journal.update(node=this_node(gpus, build_versions(Path(worker.info.python))))
             sampled = SampledServer(server_pid=worker.pid, gpu=gpu, metrics_url=None)
             with sampling(self._directory.path, self._profile.telemetry, sampled) as sampler_warnings:
                 times = worker.measure(

@@ -1,6 +1,7 @@
 """``benchctl load``: the load generator alone, against real servers over real HTTP."""
 
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -144,6 +145,17 @@ def test_a_load_ends_with_tables_and_with_a_directory_that_show_reads(
     shown = benchctl(cwd, "show", str(path))
     assert shown.returncode == 0, shown.stderr
     assert "1 of 1 runs done" in shown.stdout
+
+
+def test_a_load_records_the_machine_of_its_client_and_no_device_of_the_server(
+    loaded: tuple[Path, "subprocess.CompletedProcess[str]"],
+) -> None:
+    (record,) = only_load(loaded[0]).glob("runs/*/run.json")
+    node = json.loads(record.read_text())["node"]
+    assert node["hostname"] == platform.node()
+    assert node["cores"]
+    assert "gpus" not in node
+    assert "build" not in node
 
 
 def test_the_tokens_of_a_load_are_those_that_the_server_made(

@@ -11,7 +11,8 @@ import pytest
 
 import benchctl
 from benchctl.measure.interrupt import run_interruptible
-from benchctl.measure.provenance import _cpu_model, git_state, host_info, package_versions
+from benchctl.measure.node import cpu_model
+from benchctl.measure.provenance import git_state, host_info, package_versions
 from benchctl.measure.redaction import recorded_env, redacted_argv, redacted_env, server_env
 from benchctl.measure.server.process import tree
 from benchctl.measure.telemetry.host import host_samples
@@ -69,11 +70,11 @@ def test_the_host_is_described():
 
 
 def test_the_cpu_model_is_absent_where_it_cannot_be_read(tmp_path):
-    assert _cpu_model(tmp_path / "none") is None
+    assert cpu_model(tmp_path / "none") is None
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\n")
-    assert _cpu_model(tmp_path / "cpuinfo") == "Some CPU @ 3 GHz"
+    assert cpu_model(tmp_path / "cpuinfo") == "Some CPU @ 3 GHz"
     (tmp_path / "cpuinfo").write_text("processor\t: 0\n")
-    assert _cpu_model(tmp_path / "cpuinfo") is None
+    assert cpu_model(tmp_path / "cpuinfo") is None
 
 
 def test_versions_are_those_of_installed_packages():

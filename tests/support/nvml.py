@@ -51,6 +51,9 @@ class FakeNvml:
             "nvmlDeviceGetPowerUsage": self.known_to_first(345_600),
             "nvmlDeviceGetTotalEnergyConsumption": self.known_to_first(self.energy_mj),
             "nvmlDeviceGetClockInfo": lambda _, clock: {1: 1980, 2: 2619}[clock],
+            "nvmlDeviceGetMaxClockInfo": lambda _, clock: {1: 1980, 2: 2619}[clock],
+            "nvmlDeviceGetEnforcedPowerLimit": self.known_to_first(700_000),
+            "nvmlDeviceGetPciInfo": self.known_to_first(SimpleNamespace(busId="FFFFFFFF:FF:1F.7")),
             "nvmlDeviceGetTemperature": lambda *_: 41,
             "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
                 SimpleNamespace(pid=pid) for pid in self.pids_of.get(handle, ())

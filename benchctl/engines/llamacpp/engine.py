@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,6 +145,11 @@ class LlamaCppEngine(OpenAiServer):
     def uncached_fields(self) -> dict[str, Any]:
         return {"cache_prompt": False}
 
+    def build(self, settings: VariantSettings) -> Mapping[str, str]:
+        """The version of the program."""
+        version = _program_version(program_of(own_options(settings, LlamaCppOptions)))
+        return {} if version is None else {_PROGRAM: version}
+
     def installation(self, options: ServerOptions | None) -> Installation:
         program = program_of(options if isinstance(options, LlamaCppOptions) else LlamaCppOptions())
         return Installation(program=program, version=_program_version(program), is_python=False)
@@ -230,6 +236,7 @@ def program_of(options: LlamaCppOptions) -> Path:
     )
 
 
+@cache
 def _program_version(program: Path) -> str | None:
     """The version that ``llama-server`` states; None where it cannot be started."""
     try:

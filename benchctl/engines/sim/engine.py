@@ -2,13 +2,14 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
+from benchctl import __version__
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, raw_step_log, signatures
@@ -161,6 +162,10 @@ class SimEngine(OpenAiServer):
                 )
             )
         return tuple(warnings)
+
+    def build(self, settings: VariantSettings) -> Mapping[str, str]:
+        """Ours: the simulator is a part of benchctl."""
+        return {"benchctl": __version__}
 
     def has_steps(self, settings: VariantSettings) -> bool:
         return True

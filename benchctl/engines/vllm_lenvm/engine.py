@@ -11,7 +11,7 @@
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from benchctl import __version__
 from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors
 from benchctl.engines.hub import context_of
 from benchctl.engines.openai_server import own_options
@@ -87,6 +88,11 @@ class VllmLenvmEngine(VllmEngine):
                 "benchctl sets for the value model, and vLLM heeds it once; remove it, or drop value_model"
             )
         super().check_requests(requests, settings.model_copy(update={"guidance": None}))
+
+    def build(self, settings: VariantSettings) -> Mapping[str, str]:
+        """vLLM's, and ours for a server that runs our code for its value model."""
+        own = {} if settings.server.guides_with is None else {"benchctl": __version__}
+        return {**super().build(settings), **own}
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         argv = super().argv(settings, site)

@@ -24,6 +24,7 @@ from benchctl.errors import LoadError
 from benchctl.load.demand import size_of
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.measured_run import MeasuredRun
+from benchctl.measure.node import this_node
 from benchctl.measure.provenance import new_manifest
 from benchctl.measure.result_directory import Origin, create_results, set_state
 from benchctl.measure.sending import ServerUnderTest
@@ -97,7 +98,8 @@ class _SingleLoad:
         (planned,) = results.plan().runs
         self._results = results
         self._profile = profile
-        self._run = MeasuredRun(profile, planned, results.run(planned.run_id), AttachEngine(), on_progress)
+        directory = results.run(planned.run_id)
+        self._run = MeasuredRun(profile, planned, directory, AttachEngine(), on_progress, node=this_node())
         self._accumulator = LoadAccumulator(limits_ms)
         self._evidence = LoadEvidence()
         self._ends = self._run.answer_ends()

@@ -9,6 +9,7 @@ from typing import Final, Protocol, TypeAlias
 import psutil
 
 from benchctl.records.manifest import GpuInfo
+from benchctl.records.node import NodeGpu
 from benchctl.records.record import GPU_LOST, GPU_UNREADABLE, ResultWarning
 from benchctl.records.samples import GpuSample
 from benchctl.units import s_from_ns
@@ -49,6 +50,9 @@ class GpuReader(Protocol):
 
     def inventory(self) -> tuple[GpuInfo, ...]:
         """The visible devices that can be read."""
+
+    def described(self) -> tuple[NodeGpu, ...]:
+        """The same devices with what may change the numbers of a run, as far as this way of reading tells it."""
 
     def read(self) -> tuple[GpuSample, ...]:
         """One reading of each; none of a device that answers no question."""

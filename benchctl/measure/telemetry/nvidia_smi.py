@@ -6,6 +6,8 @@ from threading import Event
 from time import monotonic_ns
 from typing import Final
 
+from msgspec.structs import asdict
+
 from benchctl.measure.telemetry.gpu_reading import (
     NONE_VISIBLE,
     READ_QUANTITIES,
@@ -30,6 +32,7 @@ from benchctl.measure.telemetry.smi_program import (
 )
 from benchctl.measure.telemetry.visible_devices import names_mig, visible_devices
 from benchctl.records.manifest import GpuInfo
+from benchctl.records.node import NodeGpu
 from benchctl.records.record import GPU_UNREADABLE, ResultWarning
 from benchctl.records.samples import GpuSample
 from benchctl.units import HZ_PER_MHZ, MIB
@@ -58,6 +61,9 @@ class SmiReader:
 
     def inventory(self) -> tuple[GpuInfo, ...]:
         return self._devices
+
+    def described(self) -> tuple[NodeGpu, ...]:
+        return tuple(NodeGpu(**asdict(device)) for device in self._devices)
 
     def read(self) -> tuple[GpuSample, ...]:
         lines = ask((*self._query.argv, *self._selection)).lines

@@ -4,9 +4,11 @@ Power is the driver's own average (over a second on recent devices); energy is a
 a load is a difference of two samples, never a sum of powers.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
 from time import monotonic_ns
 from typing import Any, Final, TypeVar
@@ -22,12 +24,15 @@ from benchctl.measure.telemetry.gpu_reading import (
 )
 from benchctl.measure.telemetry.visible_devices import VisibleDevices, names_mig, visible_devices
 from benchctl.records.manifest import GpuInfo
+from benchctl.records.node import NodeGpu
 from benchctl.records.record import ResultWarning
 from benchctl.records.samples import GpuSample
 from benchctl.units import HZ_PER_MHZ, MILLI_PER_UNIT
 from benchctl.untrusted.text import visible_line
 
 T = TypeVar("T")
+_PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
+_PCI_ADDRESS: Final = re.compile(r"(?:0000)?([0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])")
 
 
 class NvmlReader:
@@ -50,6 +55,9 @@ class NvmlReader:
             )
             for device in self._devices
         )
+
+    def described(self) -> tuple[NodeGpu, ...]:
+        return tuple(device.described() for device in self._devices)
 
     def read(self) -> tuple[GpuSample, ...]:
         readings = (device.sample() for device in self._devices)
@@ -222,6 +230,20 @@ class _Device:
             throttle_reasons=self._throttle_reasons(),
         )
 
+    def described(self) -> NodeGpu:
+        nvml, ask = self._nvml, self.ask
+        return NodeGpu(
+            index=self.index,
+            name=self.name,
+            uuid=self.uuid,
+            memory_bytes=getattr(ask(nvml.nvmlDeviceGetMemoryInfo), "total", None),
+            driver=_answer(nvml, nvml.nvmlSystemGetDriverVersion),
+            max_sm_clock_mhz=ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
+            max_memory_clock_mhz=ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM),
+            power_limit_w=_per_mille(ask(nvml.nvmlDeviceGetEnforcedPowerLimit)),
+            numa_node=numa_node(getattr(ask(nvml.nvmlDeviceGetPciInfo), "busId", None)),
+        )
+
     def _throttle_reasons(self) -> tuple[str, ...] | None:
         mask = self.ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons)
         if mask is None:  # drivers before 535 know only the older name
@@ -281,6 +303,20 @@ def _answer(nvml: Any, question: Callable[..., T], *arguments: Any) -> T | None:
         return question(*arguments)
     except nvml.NVMLError:
         return None
+
+
+def numa_node(pci_address: str | None, devices: Path = _PCI_DEVICES) -> int | None:
+    """The NUMA node to which the device at ``pci_address``, as NVML writes it, is attached; None if unknown.
+
+    NVML writes the domain with eight digits, Linux with four.
+    """
+    if pci_address is None or (parts := _PCI_ADDRESS.fullmatch(pci_address)) is None:
+        return None
+    try:
+        node = int((devices / parts[1].lower() / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return None if node < 0 else node  # -1: the firmware does not say
 
 
 def _hz(mhz: int | None) -> int | None:

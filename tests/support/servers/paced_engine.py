@@ -75,6 +75,9 @@ class PacedEngine:
     def prompt_counter(self, settings: Any) -> None:
         return None
 
+    def build(self, settings: Any) -> dict[str, str]:
+        return {"paced": "1.2"}
+
     async def announce(self, client: Any, requests: Sequence[PreparedRequest], **how: Any) -> None:
         pass
 

@@ -1,0 +1,154 @@
+"""The node of a run as its record has it: machine, devices that the server could see, build of the engine."""
+
+import os
+import platform
+import subprocess
+import sys
+import venv
+from functools import partial
+
+import psutil
+import pytest
+from support.cli import benchctl, only_result
+from support.nvidia_smi import FakeSmi, devices
+from support.nvml import FakeNvml
+from support.servers.paced_engine import PacedEngine, planned, profile, request
+
+from benchctl import __version__
+from benchctl.engines.build import build_versions
+from benchctl.measure.node import cpu_model, this_node
+from benchctl.measure.run import RunContext, measure_run
+from benchctl.measure.telemetry.gpu import open_gpu
+from benchctl.measure.telemetry.nvml import numa_node
+from benchctl.records.directory import RunDirectory, open_results
+from benchctl.records.jsonl import encode
+from benchctl.records.node import NodeGpu
+
+
+def node_of_a_run(tmp_path, monkeypatch, nvml, visible):
+    """The node of a run on a paced server, on a machine with the devices of ``nvml``."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr("benchctl.measure.run.open_gpu", partial(open_gpu, nvml=nvml))
+    context = RunContext(
+        profile=profile(), requests=(request(0),), engine=PacedEngine(truth=tmp_path / "truth.jsonl")
+    )
+    return measure_run(context, planned(), RunDirectory(tmp_path / "runs" / "000-b0-baseline")).node
+
+
+def test_a_run_records_its_machine_and_the_devices_and_build_of_its_server(tmp_path, monkeypatch):
+    node = node_of_a_run(tmp_path, monkeypatch, FakeNvml(), "1,0")
+    assert (node.name, node.hostname, node.platform) == (platform.node(), platform.node(), platform.platform())
+    assert (node.cpu_model, node.memory_bytes) == (cpu_model(), psutil.virtual_memory().total)
+    assert node.build == {"paced": "1.2"}
+    assert node.gpus == (
+        NodeGpu(
+            index=1, name="GPU 1", uuid="GPU-11", memory_bytes=80 << 30, driver="570.1", max_sm_clock_mhz=1980,
+            max_memory_clock_mhz=2619,
+        ),
+        NodeGpu(
+            index=0, name="GPU 0", uuid="GPU-00", memory_bytes=80 << 30, driver="570.1", max_sm_clock_mhz=1980,
+            max_memory_clock_mhz=2619, power_limit_w=700.0,
+        ),
+    )  # fmt: skip
+
+
+def test_a_server_that_sees_no_device_has_none(tmp_path, monkeypatch):
+    assert node_of_a_run(tmp_path, monkeypatch, FakeNvml(), "").gpus == ()
+
+
+def test_without_nvml_the_devices_are_those_of_nvidia_smi(tmp_path, monkeypatch):
+    smi = FakeSmi(tmp_path / "bin")
+    smi.behave(devices=devices(1))
+    monkeypatch.setenv("PATH", str(smi.directory), prepend=os.pathsep)
+    (gpu,) = node_of_a_run(tmp_path, monkeypatch, FakeNvml(has_driver=False), "0").gpus
+    assert gpu.uuid is not None
+    assert gpu.driver is not None
+    assert gpu.max_sm_clock_mhz is None
+
+
+def test_a_node_without_any_way_to_read_devices_has_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert node_of_a_run(tmp_path, monkeypatch, FakeNvml(has_driver=False), "0").gpus == ()
+
+
+def test_the_cores_are_those_that_benchctl_may_use():
+    usable = sorted(os.sched_getaffinity(0))
+    script = "from benchctl.measure.node import this_node; print(this_node().cores)"
+    only_one = subprocess.run(
+        ("taskset", "-c", str(usable[-1]), sys.executable, "-c", script), capture_output=True, text=True, check=True
+    )
+    assert only_one.stdout.strip() == str(usable[-1])
+
+
+def test_in_a_slurm_job_the_node_has_the_names_of_slurm_and_nothing_else_of_the_environment(monkeypatch):
+    outside = this_node()
+    for name, value in {
+        "SLURMD_NODENAME": "gpu-17",
+        "SLURM_ARRAY_JOB_ID": "4711",
+        "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_JOB_ACCOUNT": "private-account",
+    }.items():
+        monkeypatch.setenv(name, value)
+    inside = this_node()
+    assert (outside.name, outside.job) == (platform.node(), None)
+    assert (inside.name, inside.hostname, inside.job) == ("gpu-17", platform.node(), "slurm 4711_3")
+    assert b"private" not in encode(inside)
+
+
+def test_a_run_on_the_simulated_server_has_a_node_and_a_run_in_virtual_time_has_none(tmp_path):
+    small = ("--set", "workload.num_prompts=2", "--set", "workload.output_len=8", "--blocks", "1")
+    for command, has_node in (("run", True), ("simulate", False)):
+        cwd = tmp_path / command
+        cwd.mkdir()
+        done = benchctl(command, "--profile", "ci-smoke", "--engine", "sim-exact", "--quiet", *small, cwd=cwd)
+        assert done.returncode == 0, done.stdout + done.stderr
+        results = open_results(only_result(cwd))
+        nodes = [run.read().node for run in results.begun_runs(results.plan())]
+        assert len(nodes) == 2
+        if has_node:
+            assert {node.name for node in nodes} == {platform.node()}
+            assert [(node.gpus, node.build) for node in nodes] == [((), {"benchctl": __version__})] * 2
+        else:
+            assert nodes == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("address", "file", "node"),
+    [
+        ("00000000:65:00.0", "1", 1),
+        ("0000:65:00.0", "0\n", 0),
+        ("00000000:65:00.0", "-1\n", None),
+        ("00000000:65:00.0", "many", None),
+        ("00000000:66:00.0", "1", None),
+        ("../../../etc", "1", None),
+        (None, "1", None),
+    ],
+)
+def test_the_numa_node_of_a_device_is_that_of_its_pci_address(tmp_path, address, file, node):
+    (tmp_path / "0000:65:00.0").mkdir()
+    (tmp_path / "0000:65:00.0" / "numa_node").write_text(file)
+    assert numa_node(address, tmp_path) == node
+
+
+def test_the_build_is_what_an_environment_has_installed_with_the_cuda_of_its_torch(tmp_path):
+    venv.create(tmp_path / "env", symlinks=True)
+    (packages,) = tmp_path.glob("env/lib/python*/site-packages")
+    for name, version in {"vllm": "0.10.1", "torch": "2.8.0", "triton": "3.4.0", "requests": "2.0"}.items():
+        metadata = packages / f"{name}-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (packages / "torch").mkdir()
+    (packages / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
+    (packages / "torch" / "version.py").write_text("cuda: Optional[str] = '12.8'\n")
+    python = tmp_path / "env" / "bin" / "python"
+    assert build_versions(python, ("vllm",)) == {
+        "cuda": "12.8", "torch": "2.8.0", "triton": "3.4.0", "vllm": "0.10.1"
+    }  # fmt: skip
+
+
+def test_an_interpreter_that_cannot_say_what_it_has_is_no_error(tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    assert build_versions(broken) == {}
+    assert build_versions(tmp_path / "absent") == {}
