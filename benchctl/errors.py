@@ -9,17 +9,20 @@ BenchctlError
 │   ├── MissingPackageError     a package that only some commands need is not installed here
 │   ├── UnsupportedError        the engine does not support a setting of the profile
 │   ├── PortTakenError          the port that a profile insists on is in use
-│   └── ServerRefusalError      the server refuses a setting of the profile
+│   ├── ServerRefusalError      the server refuses a setting of the profile
+│   └── ClaimedError            another process measures the block
 ├── InvalidDataError         4  results cannot be read, or must not be compared
 │   ├── RecordError             a file of a result directory is damaged (names file and line)
 │   ├── SchemaVersionError      the directory was written by a newer benchctl
 │   ├── AlteredError            files of a result directory were altered after the measurement
 │   └── NotComparableError      two results differ in more than the declared factor
+├── OutOfTimeError        130  too little time is left for what comes next; what was measured is kept
 ├── InternalError           70  a mistake of benchctl; the message says where its traceback was written
 └── RunError                 5  a run failed; its measurements are kept
     ├── ServerStartError        the server did not become ready
     ├── ServerDiedError         the server ended in mid-run
     ├── RequestRefusedError     the server refuses what the profile puts into requests
+    ├── LostClaimError          another process may own the block that this one measured
     └── LoadError               the load could not be driven to its end
 
 Each message names the location, the value and the remedy. ``cli`` alone turns ``exit_code`` into a process
@@ -104,6 +107,16 @@ class ServerRefusalError(UsageError):
         self.log_tail = log_tail
 
 
+class ClaimedError(UsageError):
+    """Another process measures the block; the message names it."""
+
+
+class OutOfTimeError(BenchctlError):
+    """Too little time is left for what would come next; nothing of it was begun."""
+
+    exit_code = 130
+
+
 class InvalidDataError(BenchctlError):
     """Results cannot be read, or must not be compared."""
 
@@ -172,6 +185,13 @@ class RequestRefusedError(RunError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, cause=self.CAUSE)
+
+
+class LostClaimError(RunError):
+    """Another process may own the block by now, so that nothing more of it may be written here."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, cause="claim-lost")
 
 
 class LoadError(RunError):

@@ -28,7 +28,7 @@ from benchctl.analysis.summary.sweep import SweepRow, infeasible_values, sweep_r
 from benchctl.analysis.validity.integrity import integrity_warnings
 from benchctl.errors import RecordError
 from benchctl.profile.model import Profile
-from benchctl.records.claim import current_manifest
+from benchctl.records.claims.lock import current_manifest
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_run, settled_runs
 from benchctl.records.manifest import Plan, PlannedRun

@@ -201,6 +201,14 @@ def create(
     return (create_simulation if is_simulated else create_experiment)(profile, prepared, origin)
 
 
+def lease_s_of(profile: "Profile") -> float:
+    """Seconds without a heartbeat after which the owner of a block counts as dead."""
+    from benchctl.records.claims.lease import LEASE_S
+
+    cluster = getattr(profile, "cluster", None)
+    return LEASE_S if cluster is None else float(cluster.lease_s)
+
+
 def measure(
     results: "ResultDirectory",
     profile: "Profile",
@@ -215,12 +223,26 @@ def measure(
     from benchctl.cli.output.progress import experiment_progress
     from benchctl.measure.experiment import pending_runs, run_experiment
     from benchctl.measure.run import measure_run
+    from benchctl.measure.shared.free_blocks import run_free_blocks
     from benchctl.profile.planning.plan import arms
+    from benchctl.records.claims.shared import is_shared
 
     is_quiet = is_quiet or bool(os.environ.get("CI"))
     try:
         with experiment_progress(len(pending_runs(results)), len(arms(profile)), is_quiet=is_quiet) as listener:
             do_run = simulate or measure_run
+            if is_shared(results.path):
+                return run_free_blocks(
+                    results,
+                    profile,
+                    requests,
+                    listener,
+                    do_run,
+                    keeps_raw_logs=keeps_raw_logs,
+                    lease_s=lease_s_of(profile),
+                    on_claimed=warn,
+                    on_wait=lambda text: print(text, file=sys.stderr, flush=True),
+                )
             return run_experiment(results, profile, requests, listener, do_run, keeps_raw_logs=keeps_raw_logs)
     except KeyboardInterrupt:
         print(f"interrupted; results until now are kept. {next_step}", file=sys.stderr)

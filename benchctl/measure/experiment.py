@@ -18,7 +18,7 @@ from benchctl.analysis.compare.metric_comparison import roles_of
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.stopping import take_look
 from benchctl.analysis.validity.noise_floor_fit import version_warning
-from benchctl.errors import BenchctlError, RecordError, RequestRefusedError
+from benchctl.errors import BenchctlError, RecordError, RequestRefusedError, UsageError
 from benchctl.measure.durations import remember_duration
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.noise_on_file import noise_on_file
@@ -29,7 +29,8 @@ from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.records.claim import settled, sole_writer
+from benchctl.records.claims.lease import is_shared
+from benchctl.records.claims.lock import settle_runs, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity.digests import begin_digests, forget_run, record_run
 from benchctl.records.manifest import Look, Plan, PlannedRun, StoppingRecord
@@ -174,6 +175,10 @@ def run_experiment(
     the system refuses files or memory later.
     """
     with sole_writer(results.path):
+        if is_shared(results.path):
+            raise UsageError(
+                f"{results.path}: its blocks are claimed one by one; continue it with 'benchctl run --resume'"
+            )
         _begin(results)
         try:
             return _run_pending(results, profile, requests, listener, measure, keeps_raw_logs=keeps_raw_logs)
@@ -189,12 +194,7 @@ def _begin(results: ResultDirectory) -> None:
     Raises UsageError where nothing can be written.
     """
     try:
-        for run in results.begun_runs(results.plan()):
-            with suppress(RecordError):  # it is measured again
-                record = run.read()
-                if record.state == "running":
-                    run.write(settled(record))
-                    record_run(results, record.run_id)
+        settle_runs(results)
         set_state(results, "running")
         begin_digests(results)
     except OSError as error:
@@ -235,7 +235,7 @@ def _run_pending(
             began_s = time.monotonic()
             with _recording_end(results, planned):
                 directory = results.run(planned.run_id)
-                record = _measure_feasible(measure, context, planned, directory, infeasible, refused)
+                record = measure_feasible(measure, context, planned, directory, infeasible, refused)
             remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
             states[record.state] += 1
             _warn_of_version(results, noise, record)
@@ -266,7 +266,7 @@ def _recording_end(results: ResultDirectory, planned: PlannedRun) -> Iterator[No
             record_run(results, planned.run_id)
 
 
-def _measure_feasible(
+def measure_feasible(
     measure: MeasureRun,
     context: RunContext,
     planned: PlannedRun,

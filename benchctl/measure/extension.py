@@ -18,7 +18,7 @@ from benchctl.measure.result_directory import ReopenedExperiment
 from benchctl.profile.checks import MAX_RUNS
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.planning.plan import extend_plan
-from benchctl.records.claim import sole_writer
+from benchctl.records.claims.lock import sole_writer
 from benchctl.records.integrity.digests import renew_digests
 from benchctl.records.manifest import Extension, Manifest, Plan
 

@@ -1,10 +1,6 @@
-"""The record of one run in progress: every change is on disk at once.
-
-What an earlier attempt at the run left is moved aside, never mixed with the new one and never deleted.
-"""
+"""The record of one run in progress: every change is on disk at once."""
 
 import datetime as dt
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -13,6 +9,7 @@ import msgspec
 
 from benchctl.errors import BenchctlError
 from benchctl.load.tally import LoadSummary
+from benchctl.measure.attempts import begin_attempt
 from benchctl.measure.interrupt import interruptible
 from benchctl.measure.redaction import redacted_tree
 from benchctl.records.directory import RunDirectory
@@ -21,14 +18,11 @@ from benchctl.records.record import ResultWarning, RunState
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.warning_codes import by_severity
 from benchctl.system_errors import KEPT, as_run_error, is_of_the_system
-from benchctl.untrusted.files import entry_names
 from benchctl.untrusted.known_secrets import environment_redactor
 from benchctl.untrusted.secrets import Redactor
-from benchctl.untrusted.writing import make_folder, move_entry
 
 INTERNAL_ERROR: Final = "internal-error"
 """Cause of a failure by a mistake of benchctl."""
-_EARLIER_ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 
 
 def utc_now() -> str:
@@ -122,25 +116,3 @@ class Journal:
         files = digests_of_run(self._directory)
         self.update(state=state, failure=failure, warnings=by_severity(self.record.warnings), files=files)
         return self.record
-
-
-def begin_attempt(directory: RunDirectory) -> int:
-    """Make room for a new attempt; returns its number, from 1.
-
-    The files of the previous one move into ``attempt-<n>/`` inside the run's directory.
-    """
-    path, root = directory.path, directory.root
-    make_folder(path, within=root)
-    matches = [(name, _EARLIER_ATTEMPT.fullmatch(name)) for name in entry_names(path, within=root)]
-    files = [name for name, match in matches if match is None]
-    newest = max((int(match[1]) for _, match in matches if match is not None), default=0)
-    if not files:
-        return newest + 1
-    number = newest + 1
-    with suppress(BenchctlError):  # ``run.json`` is missing or damaged
-        number = max(directory.read().attempt, number)
-    aside = path / f"attempt-{number}"
-    make_folder(aside, within=root)
-    for name in files:
-        move_entry(path / name, aside / name, within=root)
-    return number + 1

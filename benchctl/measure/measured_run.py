@@ -28,7 +28,7 @@ from benchctl.load.process import steady_interpreter
 from benchctl.load.tally import LoadSummary, Tally
 from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.described_fields import undescribed_fields
-from benchctl.measure.interrupt import run_interruptible
+from benchctl.measure.interrupt import await_signal, run_interruptible
 from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.sending import ServerUnderTest, send_requests
 from benchctl.profile.model import PriorityOption, Profile
@@ -117,6 +117,7 @@ class MeasuredRun:
         try:
             run_interruptible(main)
         except RunError as error:
+            await_signal()  # a job system signals the server, too, and its end may be noticed first
             self.fail(error.cause, str(error), error.log_tail)
             return error
         return None

@@ -26,7 +26,7 @@ from benchctl.records.run import RunRecord
 from benchctl.records.step import StepRecord
 from benchctl.untrusted.files import is_there
 from benchctl.untrusted.limits import STORED_PROFILE_BYTES
-from benchctl.untrusted.writing import make_folder
+from benchctl.untrusted.writing import Fence, make_folder
 
 T = TypeVar("T", bound=msgspec.Struct)
 _NAME_CHARS: Final = 200
@@ -67,6 +67,13 @@ class RunDirectory:
     path: Path
     within: Path | None = None
     """The result directory that holds it; None for a directory that is read alone."""
+    fence: Fence | None = None
+    """Called before every write, and raises where another process may own the run by now; None where none can."""
+
+    def check(self) -> None:
+        """Raise what ``fence`` raises."""
+        if self.fence is not None:
+            self.fence()
 
     @property
     def root(self) -> Path:
@@ -105,12 +112,12 @@ class RunDirectory:
 
     def write(self, run: RunRecord) -> None:
         make_folder(self.path, within=self.root)
-        write_json_atomic(self.path / "run.json", run, within=self.root)
+        write_json_atomic(self.path / "run.json", run, within=self.root, fence=self.fence)
 
     def append(self, name: str) -> JsonlWriter:
         """Open ``<name>.jsonl`` for appending: such as ``requests`` or ``steps``."""
         make_folder(self.path, within=self.root)
-        return JsonlWriter(self.path / f"{name}.jsonl", within=self.root)
+        return JsonlWriter(self.path / f"{name}.jsonl", within=self.root, fence=self.fence)
 
     def requests(self) -> Iterator[RequestRecord]:
         return read_jsonl(self.request_log, RequestRecord, within=self.root)
@@ -128,9 +135,10 @@ class ResultDirectory:
     def manifest(self) -> Manifest:
         return _read_json(self.path / "manifest.json", Manifest, self.path)
 
-    def write_manifest(self, manifest: Manifest) -> None:
+    def write_manifest(self, manifest: Manifest, *, has_rivals: bool = False) -> None:
+        """Replace the manifest; ``has_rivals`` where other processes may do so at the same time."""
         make_folder(self.path, within=self.path)
-        write_json_atomic(self.path / "manifest.json", manifest, within=self.path)
+        write_json_atomic(self.path / "manifest.json", manifest, within=self.path, has_rivals=has_rivals)
 
     def plan(self) -> Plan:
         path = self.path / "plan.json"
@@ -169,8 +177,8 @@ class ResultDirectory:
     def write_profile(self, text: str) -> None:
         write_bytes_atomic(self.path / "profile.yaml", text.encode(), within=self.path)
 
-    def run(self, run_id: str) -> RunDirectory:
-        return RunDirectory(self.path / "runs" / run_id, self.path)
+    def run(self, run_id: str, fence: Fence | None = None) -> RunDirectory:
+        return RunDirectory(self.path / "runs" / run_id, self.path, fence)
 
     def runs(self) -> tuple[RunDirectory, ...]:
         """Directories of all planned runs, begun or not, in plan order."""

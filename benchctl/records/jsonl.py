@@ -11,7 +11,7 @@ from benchctl.errors import RecordError
 from benchctl.records.files import open_log, read_if_there
 from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem, field_problem
 from benchctl.untrusted.files import lines_of
-from benchctl.untrusted.writing import open_to_append, replace_file
+from benchctl.untrusted.writing import Fence, open_to_append, replace_file
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -48,9 +48,9 @@ class JsonlWriter:
     No link leads the path out of ``within``, by default the folder of the file.
     """
 
-    def __init__(self, path: Path, *, within: Path | None = None) -> None:
+    def __init__(self, path: Path, *, within: Path | None = None, fence: Fence | None = None) -> None:
         self.path = path
-        self._file = open_to_append(path, within=within or path.parent)
+        self._file = open_to_append(path, within=within or path.parent, fence=fence)
 
     def __enter__(self) -> Self:
         return self
@@ -68,9 +68,14 @@ class JsonlWriter:
         self._file.close()
 
 
-def write_json_atomic(path: Path, record: object, *, within: Path | None = None) -> None:
-    """Replace ``path`` in one step: a reader sees the old document or the new one, never a part."""
-    write_bytes_atomic(path, document_bytes(record), within=within)
+def write_json_atomic(
+    path: Path, record: object, *, within: Path | None = None, fence: Fence | None = None, has_rivals: bool = False
+) -> None:
+    """Replace ``path`` in one step: a reader sees the old document or the new one, never a part.
+
+    ``fence`` and ``has_rivals`` as for ``replace_file``.
+    """
+    write_bytes_atomic(path, document_bytes(record), within=within, fence=fence, has_rivals=has_rivals)
 
 
 def document_bytes(record: object) -> bytes:
@@ -78,14 +83,16 @@ def document_bytes(record: object) -> bytes:
     return msgspec.json.format(encode(record), indent=1) + b"\n"
 
 
-def write_bytes_atomic(path: Path, content: bytes, *, within: Path | None = None) -> None:
+def write_bytes_atomic(
+    path: Path, content: bytes, *, within: Path | None = None, fence: Fence | None = None, has_rivals: bool = False
+) -> None:
     """Replace ``path`` in one step with ``content``, on disk before the name changes.
 
     No link leads the path out of ``within``, by default its folder, which the user named. Raises RecordError where
     a directory of that name is ``within`` one.
     """
     try:
-        replace_file(path, content, within=within or path.parent)
+        replace_file(path, content, within=within or path.parent, fence=fence, has_rivals=has_rivals)
     except IsADirectoryError as error:
         if within is None:
             raise

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 import msgspec
 
 from benchctl.errors import RecordError
-from benchctl.records.claim import current_manifest, settled
+from benchctl.records.claims.lock import current_manifest, settled
 from benchctl.records.directory import RunDirectory, open_results
 from benchctl.records.jsonl import damaged_line, read_jsonl, read_whole
 from benchctl.records.laws import request_problem

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.formats import first_of
-from benchctl.records.claim import current_manifest
+from benchctl.records.claims.lock import current_manifest
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 from benchctl.records.integrity.verification import verify_directory
 from benchctl.records.run import RunRecord

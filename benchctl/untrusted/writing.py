@@ -5,13 +5,18 @@ one, which replaces a link itself and not its target.
 """
 
 import os
+import secrets
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeAlias
 
+from benchctl.errors import BenchctlError
 from benchctl.untrusted.files import irregular, open_entry, opened_folder
 
+Fence: TypeAlias = Callable[[], None]
+"""Called at the last moment before a file appears, with its folder open; raises where it must not any more."""
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPENDED: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -31,12 +36,17 @@ def make_folder(path: Path, *, within: Path) -> None:
         pass  # what existed is a directory
 
 
-def replace_file(path: Path, content: bytes, *, within: Path) -> None:
+def replace_file(
+    path: Path, content: bytes, *, within: Path, fence: Fence | None = None, has_rivals: bool = False
+) -> None:
     """Replace a file in one step with ``content``, on disk before the name changes.
 
-    Raises OutsideError when a folder on the way is a link, OSError naming ``path`` as ``write`` and ``rename`` do.
+    ``fence`` may refuse at the last moment; by then the folder is open, so that what passes it goes into the folder
+    of that moment and not into one that took its name since. ``has_rivals`` where other processes may replace the
+    same file at the same time. Raises OutsideError when a folder on the way is a link, OSError naming ``path`` as
+    ``write`` and ``rename`` do, and what ``fence`` raises.
     """
-    partial = f".{path.name}.partial"
+    partial = f".{path.name}.{secrets.token_hex(4)}.partial" if has_rivals else f".{path.name}.partial"
     with opened_folder(path.parent, within=within) as folder:
         try:
             with suppress(FileNotFoundError):  # left by a crash, or a stranger's link
@@ -45,16 +55,27 @@ def replace_file(path: Path, content: bytes, *, within: Path) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+            if fence is not None:
+                fence()
             os.replace(partial, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
             with suppress(OSError):
                 os.unlink(partial, dir_fd=folder)
             raise OSError(error.errno, error.strerror, str(path)) from error
+        except BenchctlError:  # the fence refuses
+            with suppress(OSError):
+                os.unlink(partial, dir_fd=folder)
+            raise
 
 
-def open_to_append(path: Path, *, within: Path) -> BinaryIO:
-    """Open a regular file at its end, or a new one. Raises OutsideError and OSError as ``open_file`` does."""
+def open_to_append(path: Path, *, within: Path, fence: Fence | None = None) -> BinaryIO:
+    """Open a regular file at its end, or a new one; ``fence`` as for ``replace_file``.
+
+    Raises OutsideError and OSError as ``open_file`` does.
+    """
     with opened_folder(path.parent, within=within) as folder:
+        if fence is not None:
+            fence()
         handle = open_entry(path, _APPENDED, folder)
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):

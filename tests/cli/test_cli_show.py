@@ -13,7 +13,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.commands import list_results, report, show
 from benchctl.cli.output.screen import in_one_row, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
-from benchctl.records.claim import sole_writer
+from benchctl.records.claims.lock import sole_writer
 from benchctl.records.manifest import GitState, GpuInfo
 from benchctl.records.record import ResultWarning
 from benchctl.report.text.client_table import client_table

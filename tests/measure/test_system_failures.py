@@ -10,7 +10,7 @@ from support.results.builders import write_results
 from benchctl.errors import RunError, UsageError
 from benchctl.measure.journal import Journal
 from benchctl.measure.server.failure import limit_in_log, start_refusal
-from benchctl.records.claim import current_manifest, is_claimed, sole_writer
+from benchctl.records.claims.lock import current_manifest, is_claimed, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.loaded import load_results
 from benchctl.records.run import RunFailure, RunRecord

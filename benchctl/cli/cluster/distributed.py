@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from benchctl.cli.options.distribution import Distribution, Place
+from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
     from benchctl.measure.experiment import Outcome
@@ -24,6 +25,9 @@ def measure_distributed(
 
     Returns the outcome; None where nothing is waited for, after the next step was printed.
     """
+    from benchctl.records.claims.shared import share
+
+    share(results)
     if distribution.on is Place.SLURM:
         from benchctl.cli.cluster.slurm import measure_on_slurm
 
@@ -59,6 +63,11 @@ def check_distribution(profile: "Profile", distribution: Distribution, *, is_pla
 
     A plan may be made where Slurm is not: that is then a warning.
     """
+    if distribution.is_shared and profile.stopping is not None:
+        raise UsageError(
+            "a stopping rule looks at the blocks in their order, and here they are handed out; leave out "
+            "--until-precision (stopping in the profile), or --on and --prepare"
+        )
     if distribution.on is Place.SLURM:
         from benchctl.cli.cluster.slurm import check_slurm
 

@@ -198,10 +198,9 @@ def run(  # the parameters are the command line
         raise typer.Exit(_measure_block(block, into, time_left, profile_name, manner))
     num_blocks, changes = QUICK_BLOCKS if quick else blocks, [*(overrides or []), *_stopping(until_precision)]
     if resume is not None:
-        if measures_noise or label is not None or output is not None or output_dir != RESULTS or prepare:
+        if measures_noise or label is not None or output is not None or output_dir != RESULTS:
             raise UsageError(
-                f"--resume continues {resume} as it was begun: leave out --aa, --label, --output, --output-dir and "
-                "--prepare"
+                f"--resume continues {resume} as it was begun: leave out --aa, --label, --output and --output-dir"
             )
         given = _load(profile_name, engine, changes, None, seed)
         if dry_run:

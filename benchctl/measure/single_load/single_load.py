@@ -33,7 +33,7 @@ from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.sections.workload import Arrival
-from benchctl.records.claim import sole_writer
+from benchctl.records.claims.lock import sole_writer
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import record_run
 from benchctl.records.manifest import Manifest

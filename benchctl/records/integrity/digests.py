@@ -16,6 +16,7 @@ import benchctl
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.documents import document_of, record_of
 from benchctl.records.files import check_name, is_name, read_document, read_if_there
+from benchctl.records.integrity.block_digests import newest_block_digests
 from benchctl.records.jsonl import encode, write_json_atomic
 from benchctl.records.record import Record
 from benchctl.records.run import FileDigest
@@ -78,7 +79,10 @@ def run_record_path(run_id: str) -> str:
 
 
 def read_digests(directory: Path) -> DirectoryDigests | None:
-    """``digests.json``; None without one. Raises RecordError when it cannot be read."""
+    """``digests.json``, with what the owners of single blocks recorded since; None without one.
+
+    Raises RecordError when it cannot be read.
+    """
     path = directory / DIGESTS_FILE
     content = read_if_there(path, within=directory)
     if content is None:
@@ -87,7 +91,13 @@ def read_digests(directory: Path) -> DirectoryDigests | None:
     for file in digests.files:
         for part in file.split("/"):
             check_name(part, path, f"the file {file[:80]!r}")
-    return digests
+    if not (of_blocks := newest_block_digests(directory)):
+        return digests
+    theirs = {run_record_path(run_id) for block in of_blocks.values() for run_id in block.runs}
+    files = {name: digest for name, digest in digests.files.items() if name not in theirs}
+    for block in of_blocks.values():
+        files |= block.files
+    return msgspec.structs.replace(digests, files=files)
 
 
 def manifest_sha256(directory: Path) -> str:
@@ -137,6 +147,12 @@ def record_run(results: ResultDirectory, run_id: str) -> None:
     digests, name = read_digests(results.path) or _new_digests(results), run_record_path(run_id)
     files = digests.files | {name: digest_of(results.path / name, within=results.path)}
     _write(results, msgspec.structs.replace(digests, files=files))
+
+
+def assemble_digests(results: ResultDirectory) -> None:
+    """Write into ``digests.json`` what the owners of blocks recorded; others may do the same at the same time."""
+    digests = read_digests(results.path) or _new_digests(results)
+    write_json_atomic(results.path / DIGESTS_FILE, digests, within=results.path, has_rivals=True)
 
 
 def _write(results: ResultDirectory, digests: DirectoryDigests) -> None:

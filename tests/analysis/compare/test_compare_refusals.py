@@ -13,7 +13,7 @@ from support.results.builders import (
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
-from benchctl.records.claim import sole_writer
+from benchctl.records.claims.lock import sole_writer
 from benchctl.records.jsonl import encode
 from benchctl.records.manifest import GitState, GpuInfo
 from benchctl.records.record import ResultWarning

@@ -1,0 +1,62 @@
+"""Seconds that the rest of a block needs, by earlier runs of the same arms."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from benchctl.errors import RecordError
+from benchctl.measure.durations import estimate_durations
+from benchctl.profile.model import Profile
+from benchctl.records.directory import ResultDirectory, arm_label
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.request import PreparedRequest
+from benchctl.records.run import RunRecord
+from benchctl.units import s_from_ns
+
+_ENOUGH: Final = 4
+"""Earlier runs of an arm that speak for its next one."""
+_AROUND_RUN_S: Final = 1.0
+"""Of a run outside its server's life: preparation, the end of its processes, checks of its records."""
+
+
+def needed_s(
+    results: ResultDirectory,
+    profile: Profile,
+    requests: Sequence[PreparedRequest],
+    runs: Iterable[PlannedRun],
+    gpus: Sequence[str],
+) -> float | None:
+    """Seconds that ``runs`` will take; None if nothing is known of one of them.
+
+    The longest of an arm's earlier runs in this experiment counts, or else what runs on this machine took.
+    """
+    arms = [arm_label(run.variant, run.cell) for run in runs]
+    took = _took_s(results, set(arms))
+    if any(arm not in took for arm in arms):
+        estimate = estimate_durations(profile, requests, gpus)
+        took = {**({} if estimate is None else estimate.run_s), **took}
+    return sum(took[arm] for arm in arms) if all(arm in took for arm in arms) else None
+
+
+def _took_s(results: ResultDirectory, arms: set[str]) -> dict[str, float]:
+    """The longest of the newest runs of each arm, in seconds."""
+    longest: dict[str, float] = {}
+    counts = dict.fromkeys(arms, 0)
+    for planned in reversed(results.due_plan().runs):
+        arm = arm_label(planned.variant, planned.cell)
+        if counts.get(arm, _ENOUGH) >= _ENOUGH:
+            continue
+        with suppress(RecordError):
+            directory = results.run(planned.run_id)
+            took_s = _duration_s(directory.read()) if directory.is_begun() else None
+            if took_s is not None:
+                counts[arm] += 1
+                longest[arm] = max(longest.get(arm, 0.0), took_s + _AROUND_RUN_S)
+    return longest
+
+
+def _duration_s(record: RunRecord) -> float | None:
+    times = record.times
+    if record.state not in {"done", "suspect"} or times.launch_ns is None or times.stop_ns is None:
+        return None
+    return s_from_ns(times.stop_ns - times.launch_ns)
