@@ -10,15 +10,30 @@ INTERRUPTED = 130
 _INTERNAL_ERROR = 70
 
 try:
+    import sys
+
     # The part of ``signal`` in C: its other part takes a millisecond, in which an interrupt would be shown.
-    from _signal import SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]
+    from _signal import (  # type: ignore[import-not-found]
+        SIG_DFL,
+        SIGHUP,
+        SIGINT,
+        SIGTERM,
+        SIGUSR1,
+        SIGUSR2,
+        default_int_handler,
+        getsignal,
+        signal,
+    )
 
     if getsignal(SIGINT) is default_int_handler:  # not where interrupts are ignored
         signal(SIGINT, lambda _number, _frame: os._exit(INTERRUPTED))
+    if "--into" in sys.argv:  # the task of a job system, which may warn it at any time
+        for number in (SIGTERM, SIGHUP, SIGUSR1, SIGUSR2):
+            if getsignal(number) == SIG_DFL:
+                signal(number, lambda _number, _frame: os._exit(INTERRUPTED))
 except KeyboardInterrupt:
     os._exit(INTERRUPTED)
 
-import sys  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
 

@@ -201,14 +201,6 @@ def create(
     return (create_simulation if is_simulated else create_experiment)(profile, prepared, origin)
 
 
-def lease_s_of(profile: "Profile") -> float:
-    """Seconds without a heartbeat after which the owner of a block counts as dead."""
-    from benchctl.records.claims.lease import LEASE_S
-
-    cluster = getattr(profile, "cluster", None)
-    return LEASE_S if cluster is None else float(cluster.lease_s)
-
-
 def measure(
     results: "ResultDirectory",
     profile: "Profile",
@@ -239,7 +231,7 @@ def measure(
                     listener,
                     do_run,
                     keeps_raw_logs=keeps_raw_logs,
-                    lease_s=lease_s_of(profile),
+                    lease_s=profile.cluster.lease_s,
                     on_claimed=warn,
                     on_wait=lambda text: print(text, file=sys.stderr, flush=True),
                 )

@@ -12,7 +12,7 @@ from typing import Final
 
 from benchctl.cluster.progress import BlockClaim, Snapshot
 from benchctl.errors import RecordError
-from benchctl.records.claim import is_claimed
+from benchctl.records.claims.lock import is_claimed
 from benchctl.records.directory import ResultDirectory, as_ended
 from benchctl.records.manifest import Manifest, Plan, PlannedRun
 from benchctl.records.run import RunRecord

@@ -18,7 +18,9 @@ from benchctl.measure.result_directory import ReopenedExperiment
 from benchctl.profile.checks import MAX_RUNS
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.planning.plan import extend_plan
-from benchctl.records.claims.lock import sole_writer
+from benchctl.records.claims.lease import newest_leases
+from benchctl.records.claims.lock import ENDED, sole_writer, state_of
+from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import renew_digests
 from benchctl.records.manifest import Extension, Manifest, Plan
 
@@ -69,6 +71,7 @@ def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extensio
     Raises UsageError as ``extended_plan`` does.
     """
     results = reopened.results
+    _check_unclaimed(results)
     with sole_writer(results.path):
         manifest, plan = results.manifest(), results.plan()
         longer = extended_plan(reopened, num_blocks)
@@ -89,6 +92,18 @@ def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extensio
             results.write_manifest(extended)
             renew_digests(results)
     return extension
+
+
+def _check_unclaimed(results: ResultDirectory) -> None:
+    """Raise UsageError while a block of a shared directory is claimed and measured: its owner has read the plan."""
+    runs = results.plan().runs
+    for block, lease in newest_leases(results.path).items():
+        states = {state_of(results.run(planned.run_id)) for planned in runs if planned.block == block}
+        if lease.state == "held" and not states <= ENDED:
+            raise UsageError(
+                f"{results.path}: block {block} is claimed by {lease.owner}, and blocks are added while none is; "
+                "wait until it has ended, or, if it no longer lives, continue without --blocks first"
+            )
 
 
 @contextmanager

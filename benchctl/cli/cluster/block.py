@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchctl.cli.experiment import A_RUN_FAILED, A_RUN_IS_SUSPECT, check_gpu, check_machine, lease_s_of
+from benchctl.cli.experiment import A_RUN_FAILED, A_RUN_IS_SUSPECT, check_gpu, check_machine
 
 
 def measure_block(
@@ -31,7 +31,7 @@ def measure_block(
             listener,
             time_left=_time_left(time_left_s),
             keeps_raw_logs=keeps_raw_logs,
-            lease_s=lease_s_of(profile),
+            lease_s=profile.cluster.lease_s,
             on_wait=_tell,
         )
     counts = {

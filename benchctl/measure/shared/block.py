@@ -20,7 +20,7 @@ from benchctl.measure.interrupt import warned_by_scheduler
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.shared.assembly import assemble
-from benchctl.measure.shared.place import Here, this_owner
+from benchctl.measure.shared.place import Here, is_one_place, this_owner
 from benchctl.measure.shared.time_needed import needed_s
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
@@ -61,7 +61,8 @@ def run_block(
     would not end in time, KeyboardInterrupt after a signal, UsageError and RunError as ``run_experiment`` does.
     """
     check_block(results, block)
-    if (num_done := _num_done(results, block)) is not None:
+    here = Here(profile)
+    if (num_done := _num_done(results, block, here)) is not None:
         return Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=num_done)
     with warned_by_scheduler(), _explained(results, block):
         holding = claimed_block(
@@ -76,7 +77,7 @@ def run_block(
                 keeps_raw_logs=keeps_raw_logs,
             )
             try:
-                outcome = _Block(results, context, held, time_left).measure(listener, measure)
+                outcome = _Block(results, context, held, here, time_left).measure(listener, measure)
             except KeyboardInterrupt:
                 held.check()  # the interrupt was our own where the claim is lost
                 raise
@@ -98,10 +99,10 @@ def check_block(results: ResultDirectory, block: int) -> None:
         )
 
 
-def _num_done(results: ResultDirectory, block: int) -> int | None:
+def _num_done(results: ResultDirectory, block: int, here: Here) -> int | None:
     """The number of runs of a block that is done and recorded; None for any other block."""
     runs = block_runs(results, block)
-    if pending_in_block(results, runs, Here()):
+    if pending_in_block(results, runs, here):
         return None
     digests = read_digests(results.path)
     is_recorded = digests is not None and all(run_record_path(run.run_id) in digests.files for run in runs)
@@ -118,25 +119,22 @@ def pending_in_block(results: ResultDirectory, runs: Sequence[PlannedRun], here:
 
     They are all of them where some were done in another place, because runs of one block are compared.
     """
-    done = {}
-    for planned in runs:
-        with suppress(RecordError):  # a run with an unreadable record is measured again
-            directory = results.run(planned.run_id)
-            if directory.is_begun() and (record := directory.read()).state == "done":
-                done[planned.run_id] = record
-    if len(done) == len(runs) and len({_place(record) for record in done.values()}) == 1:
+    done = dict(_done_runs(results, runs))
+    records = list(done.values())
+    is_together = all(is_one_place(records[0], record) for record in records[1:])
+    if len(done) == len(runs) and is_together:
         return ()
-    if not all(here.has_measured(record) for record in done.values()):
+    if not is_together or not all(map(here.has_measured, records)):
         return tuple(runs)
     return tuple(planned for planned in runs if planned.run_id not in done)
 
 
-def _place(record: RunRecord) -> tuple[str | None, frozenset[str | None]]:
-    if record.clock == "virtual":
-        return (None, frozenset())
-    if record.node is None:
-        return (record.host, frozenset())
-    return (record.node.name, frozenset(gpu.uuid for gpu in record.node.gpus))
+def _done_runs(results: ResultDirectory, runs: Sequence[PlannedRun]) -> Iterator[tuple[str, RunRecord]]:
+    for planned in runs:
+        with suppress(RecordError):  # a run with an unreadable record is measured again
+            directory = results.run(planned.run_id)
+            if directory.is_begun() and (record := directory.read()).state == "done":
+                yield planned.run_id, record
 
 
 def _interrupt_ourselves() -> None:
@@ -164,14 +162,14 @@ class _Block:
         results: ResultDirectory,
         context: RunContext,
         held: HeldBlock,
+        here: Here,
         time_left: Callable[[], float | None],
     ) -> None:
         self._results = results
         self._context = context
         self._held = held
         self._time_left = time_left
-        self._here = Here()
-        self._gpu_names = [gpu.name for gpu in self._here.gpus]
+        self._here = here
         self._runs = block_runs(results, held.block)
 
     def measure(self, listener: Listener, measure: MeasureRun) -> Outcome:
@@ -190,7 +188,7 @@ class _Block:
             directory = self._results.run(planned.run_id, fence=self._held.check)
             with self._recording_end(planned):
                 record = measure_feasible(measure, self._context, planned, directory, infeasible, refused)
-            remember_duration(profile, requests, record, time.monotonic() - began_s, self._gpu_names)
+            remember_duration(profile, requests, record, time.monotonic() - began_s, self._here.gpu_names)
             states[record.state] += 1
             listener.on_run_end(planned, record)
             if len(refused) == num_arms:
@@ -239,7 +237,7 @@ class _Block:
         if left_s is None:
             return
         profile, requests = self._context.profile, self._context.requests
-        rest_s = needed_s(self._results, profile, requests, pending, self._gpu_names)
+        rest_s = needed_s(self._results, profile, requests, pending, self._here.gpu_names)
         if rest_s is not None and rest_s > left_s:
             num_runs = f"{len(pending)} {'run' if len(pending) == 1 else 'runs'}"
             raise OutOfTimeError(

@@ -36,7 +36,7 @@ def run_free_blocks(
     ``on_claimed`` is told of each block that one holds. To see that an owner is dead takes the time of its lease.
     Raises ClaimedError when live processes hold all blocks that are left, and as ``run_block`` does.
     """
-    here, watch = Here(), LeaseWatch(results.path)
+    here, watch = Here(profile), LeaseWatch(results.path)
     left = _unfinished(results, here)
     total = Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=_num_done(results, here))
     held_by_others: dict[int, str] = {}

@@ -2,9 +2,14 @@
 
 import os
 import platform
+from functools import cache
 
+from benchctl.engines.engine import engine_for
 from benchctl.measure.node import job_name, node_name
 from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.measure.telemetry.visible_devices import VARIABLE
+from benchctl.profile.model import Profile
+from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.claims.lease import Owner, boot_id
 from benchctl.records.manifest import GpuInfo
 from benchctl.records.run import RunRecord
@@ -16,14 +21,20 @@ def this_owner() -> Owner:
 
 
 class Here:
-    """The node of this process, with the devices that its servers can see."""
+    """This node, with the devices that servers of a profile can see; they are asked when it matters."""
 
-    def __init__(self, gpus: tuple[GpuInfo, ...] | None = None) -> None:
-        self.gpus = gpu_inventory() if gpus is None else gpus
-        self._uuids = frozenset(gpu.uuid for gpu in self.gpus if gpu.uuid is not None)
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._engine = engine_for(profile.engine.kind)
+        self._has_devices = self._engine.is_launched and self._engine.clock != "virtual"
+
+    @property
+    def gpu_names(self) -> list[str]:
+        """Names of the devices that this process can see; none for a simulator, which uses none."""
+        return [gpu.name for gpu in _inventory(os.environ.get(VARIABLE))] if self._has_devices else []
 
     def has_measured(self, record: RunRecord) -> bool:
-        """True where a run belongs together with those that are measured here.
+        """True where a run may stand beside runs of its block that are measured here.
 
         A simulator's numbers do not depend on the place. Older records name their host alone.
         """
@@ -31,5 +42,30 @@ class Here:
             return True
         if record.node is None:
             return record.host == platform.node()
-        uuids = frozenset(gpu.uuid for gpu in record.node.gpus if gpu.uuid is not None)
-        return record.node.name == node_name() and uuids == self._uuids
+        return record.node.name == node_name() and _uuids(record) == self._uuids_of(record)
+
+    def _uuids_of(self, record: RunRecord) -> frozenset[str | None]:
+        """The devices that a server of the same arm would see here."""
+        if not self._has_devices:
+            return frozenset()
+        server = variant_settings(self._profile, record.variant, record.cell).server
+        visible = getattr(server, "env", {}).get(VARIABLE, os.environ.get(VARIABLE))
+        return frozenset(gpu.uuid for gpu in _inventory(visible))
+
+
+def is_one_place(first: RunRecord, second: RunRecord) -> bool:
+    """True for runs of one node and the same devices, and for those of simulators."""
+    if first.clock == "virtual":
+        return True
+    if first.node is None or second.node is None:
+        return first.host == second.host
+    return first.node.name == second.node.name and _uuids(first) == _uuids(second)
+
+
+def _uuids(record: RunRecord) -> frozenset[str | None]:
+    return frozenset(() if record.node is None else (gpu.uuid for gpu in record.node.gpus))
+
+
+@cache
+def _inventory(visible: str | None) -> tuple[GpuInfo, ...]:
+    return gpu_inventory(visible)
