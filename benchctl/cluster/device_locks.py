@@ -34,7 +34,7 @@ class Locks:
     """Open files whose locks are held; of several names the first that another process holds, if any."""
 
     handles: tuple[int, ...] = ()
-    taken: str | None = None
+    refused: str | None = None
     """The name that could not be had; None where all are held."""
     holder: str = ""
     """The process that has it, in words."""
@@ -64,7 +64,7 @@ def locked(names: Sequence[str]) -> Iterator[Locks]:
             stack.callback(os.close, handle)
             if not _is_granted(handle):
                 stack.close()
-                yield Locks(taken=name, holder=_holder(name))
+                yield Locks(refused=name, holder=_holder(name))
                 return
             _sign(handle)
             handles.append(handle)

@@ -54,11 +54,11 @@ def this_host(system: Path = _SYSTEM) -> Host:
             f"{VARIABLE} is {visible_value(visible)}, and --on local hands out whole devices; name whole GPUs there"
         )
     gpus = _gpus(None)
-    seen = gpus if visible is None else _gpus(visible)
+    chosen = gpus if visible is None else _gpus(visible)
     numa_nodes = _numa_nodes(system)
     return Host(
         gpus=gpus,
-        visible=tuple(gpu.index for gpu in seen),
+        visible=tuple(gpu.index for gpu in chosen),
         cores=_physical_cores(os.sched_getaffinity(0), numa_nodes, system),
         numa_nodes=numa_nodes,
     )
@@ -66,8 +66,7 @@ def this_host(system: Path = _SYSTEM) -> Host:
 
 def _gpus(visible: str | None) -> tuple[NodeGpu, ...]:
     with open_gpu(visible) as reader:
-        listed = reader.inventory() if reader is not None else ()
-    return tuple(NodeGpu(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in listed)
+        return reader.described() if reader is not None else ()
 
 
 def _physical_cores(usable: set[int], numa_nodes: Mapping[int, int], system: Path) -> tuple[tuple[int, ...], ...]:

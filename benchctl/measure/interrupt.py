@@ -140,3 +140,17 @@ class _Handler:
         finally:
             for number, earlier in self._before.items():
                 signal.signal(number, earlier)
+
+
+@contextmanager
+def noting_interrupt() -> Iterator[Callable[[], bool]]:
+    """Inside, the signals that end us are only noted; the value tells whether one came.
+
+    For code that starts processes: an exception between a start and its record would leave one behind. After the
+    context KeyboardInterrupt is raised if a signal came.
+    """
+    handler = _Handler(lambda: None)
+    with handler.installed():
+        yield lambda: handler.has_come
+    if handler.has_come:
+        raise KeyboardInterrupt

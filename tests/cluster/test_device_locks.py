@@ -10,7 +10,7 @@ from benchctl.errors import UsageError
 
 HOLD = (
     "import sys; from benchctl.cluster.device_locks import locked\n"
-    "with locked(sys.argv[1:]) as locks: print(locks.taken, flush=True); sys.stdin.read()"
+    "with locked(sys.argv[1:]) as locks: print(locks.refused, flush=True); sys.stdin.read()"
 )
 
 
@@ -34,13 +34,13 @@ def test_a_device_is_held_by_one_process_at_a_time_and_its_holder_is_named():
     process, taken = other_process("GPU-a", "core-3")
     assert taken == "None"
     with locked(["GPU-b", *core_names([2, 3])]) as locks:
-        assert (locks.handles, locks.taken) == ((), "core-3")
+        assert (locks.handles, locks.refused) == ((), "core-3")
         assert f"process {process.pid} (" in locks.holder
         with locked(["GPU-b"]) as others:
-            assert others.taken is None, "what was taken before the one that is held is given back"
+            assert others.refused is None, "what was taken before the one that is held is given back"
     end(process)
     with locked(["GPU-a"]) as locks:
-        assert locks.taken is None
+        assert locks.refused is None
 
 
 def test_a_killed_process_holds_nothing():
@@ -48,7 +48,7 @@ def test_a_killed_process_holds_nothing():
     process.kill()
     end(process)
     with locked(["GPU-a"]) as locks:
-        assert locks.taken is None
+        assert locks.refused is None
 
 
 def test_a_device_stays_held_while_a_process_that_inherited_it_lives():
@@ -64,7 +64,7 @@ def test_a_device_stays_held_while_a_process_that_inherited_it_lives():
     end(second)
     end(heir)
     with locked(["GPU-a"]) as locks:
-        assert locks.taken is None
+        assert locks.refused is None
 
 
 def test_a_file_where_the_directory_of_locks_should_be_is_refused(monkeypatch, tmp_path):

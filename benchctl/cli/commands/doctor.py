@@ -47,12 +47,14 @@ def doctor(
     Each problem is followed by the command that fixes it. Exit code: 0 if everything that is needed is available
     (without options, what the simulator needs), 2 if something needed is missing. Warnings do not change it.
     """
+    from benchctl.cluster.slots_check import slots_check
     from benchctl.measure.doctor.check import obstacles
     from benchctl.measure.doctor.doctor import Needs, inspect_machine
 
     engines = [_engine(name) for name in engine or ()]
     planned = _profile(profile, engine or [], overrides or [])
-    checks = inspect_machine(Needs(results=output_dir, engines=engines, gpu=gpu, profile=planned))
+    needs = Needs(results=output_dir, engines=engines, gpu=gpu, profile=planned)
+    checks = (*inspect_machine(needs), slots_check())
     if as_json:
         print_json(_document(checks))
     else:

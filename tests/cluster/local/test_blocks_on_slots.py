@@ -1,0 +1,135 @@
+"""Blocks handed out to slots: which goes where, and what becomes of those whose process did not end them."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots
+from benchctl.cluster.local.held_slots import HeldSlot, held_slots
+from benchctl.cluster.slots import Slot
+from benchctl.errors import UsageError
+
+TWO = tuple(HeldSlot(slot=Slot(index=index, gpus=(f"GPU-{index}",))) for index in range(2))
+
+
+class Process:
+    """A process that ends as its block is told to."""
+
+    def __init__(self, block, held, code):
+        self.block, self.slot, self.log = block, held.slot, f"b{block}.log"
+        self._process = subprocess.Popen([sys.executable, "-IS", "-c", f"import os; {code}"])
+        self.pid = self._process.pid
+
+    def poll(self):
+        return self._process.poll()
+
+    def terminate(self):
+        self._process.terminate()
+
+    def wait(self, limit_s):
+        try:
+            self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Handing:
+    """The handing out of blocks whose n-th process runs the n-th code given for it, or else the last."""
+
+    def __init__(self, codes, slots=TWO, is_of_others=False, begun_on=None):
+        self.started = []
+        self._codes = {block: list(given) for block, given in codes.items()}
+        self.blocks = BlocksOnSlots(slots, codes, self._start, lambda _: is_of_others, begun_on or {})
+
+    def _start(self, block, held):
+        codes = self._codes[block]
+        self.started.append((block, held.slot.index))
+        return Process(block, held, codes.pop(0) if len(codes) > 1 else codes[0])
+
+    def run(self):
+        deadline = time.monotonic() + 60
+        while not self.blocks.is_over:
+            assert time.monotonic() < deadline
+            self.blocks.advance()
+            time.sleep(0.01)
+        return self
+
+
+def test_the_lowest_blocks_come_first_and_each_free_slot_gets_the_next():
+    long, short = "import time; time.sleep(0.6)", "import time; time.sleep(0.05)"
+    handing = Handing({0: [long], **{block: [short] for block in range(1, 5)}}).run()
+    assert [block for block, _ in handing.started] == [0, 1, 2, 3, 4]
+    assert [slot for _, slot in handing.started] == [0, 1, 1, 1, 1], "block 0 keeps its slot for long"
+
+
+@pytest.mark.parametrize("code", [0, 4, 5])
+def test_a_block_that_was_measured_is_not_tried_again_however_its_runs_ended(code):
+    handing = Handing({0: [f"os._exit({code})"], 1: ["0"]}).run()
+    assert sorted(handing.started) == [(0, 0), (1, 1)]
+    assert not handing.blocks.left
+
+
+def test_a_killed_process_leaves_its_block_to_another_on_the_same_slot_once():
+    killed = "os.kill(os.getpid(), 9)"
+    handing = Handing({0: ["import time; time.sleep(0.3)"], 1: [killed, "0"], 2: [killed]}).run()
+    assert [slot for block, slot in handing.started if block == 1] == [1, 1]
+    assert [block for block, _ in handing.started].count(2) == 2
+    (left,) = handing.blocks.left
+    assert (left.block, left.code) == (2, -9)
+
+
+def test_a_block_that_is_refused_ends_the_handing_out():
+    handing = Handing({block: ["os._exit(2)"] for block in range(6)}, slots=TWO[:1]).run()
+    assert handing.started == [(0, 0)]
+    assert handing.blocks.refused is not None
+
+
+def test_a_block_that_another_process_measures_is_left_to_it():
+    handing = Handing({0: ["os._exit(2)"], 1: ["0"]}, is_of_others=True).run()
+    assert handing.blocks.of_others == [0]
+    assert handing.blocks.refused is None
+    assert len(handing.started) == 2
+
+
+def test_a_block_that_was_begun_goes_to_the_devices_that_began_it():
+    handing = Handing(
+        {block: ["import time; time.sleep(0.1)"] for block in range(4)},
+        begun_on={0: ("GPU-1",), 1: ("GPU-elsewhere",), 2: ("GPU-1",)},
+    ).run()
+    on = dict(handing.started)
+    assert (on[0], on[2]) == (1, 1)
+    assert on[1] == 0, "no slot has those devices, so that any will do"
+
+
+def test_the_end_asks_all_processes_and_kills_those_that_do_not_listen():
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
+    handing = Handing({0: [deaf], 1: ["import time; time.sleep(60)"], 2: ["0"]})
+    handing.blocks.advance()
+    time.sleep(0.3)
+    began_s = time.monotonic()
+    handing.blocks.end(limit_s=1.0)
+    assert time.monotonic() - began_s < 10
+    assert handing.blocks.is_over
+    assert len(handing.started) == 2
+
+
+def test_slots_that_another_benchctl_has_are_passed_over_and_its_process_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHCTL_LOCKS_DIR", str(tmp_path))
+    slots = [Slot(index=index, gpus=(f"GPU-{index}",), cores=(index,)) for index in range(3)]
+    with held_slots(slots, 2, is_virtual=False) as held:
+        assert [each.slot.index for each in held] == [0, 1]
+        with held_slots(slots, 1, is_virtual=False) as others:
+            assert [each.slot.index for each in others] == [2]
+        with (
+            pytest.raises(UsageError, match=r"1 of 3 slots are free; held are GPU-0 by process \d+ .*--parallel 1"),
+            held_slots(slots, 2, is_virtual=False),
+        ):
+            pass
+        cores = [Slot(index=0, cores=(1,))]
+        with pytest.raises(UsageError, match="core-1 by process"), held_slots(cores, 1, is_virtual=False):
+            pass
+        with held_slots(cores, 1, is_virtual=True):
+            pass
