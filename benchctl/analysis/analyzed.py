@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.bonus.results import MeasuredBonus, bonus_of
 from benchctl.analysis.compare.attribution import section_split, step_floor
+from benchctl.analysis.compare.by_node import nodes_of_variants
 from benchctl.analysis.experiment.experiment import Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders
 from benchctl.analysis.experiment.paired_runs import PairedRuns
@@ -21,6 +22,7 @@ from benchctl.analysis.summary.draft_findings import draft_findings
 from benchctl.analysis.summary.finding import Finding
 from benchctl.analysis.summary.findings import collect_findings
 from benchctl.analysis.summary.floor_findings import floor_findings
+from benchctl.analysis.summary.nodes import NodeResults, node_findings
 from benchctl.analysis.summary.passes import Passes, has_requests, summarise_passes
 from benchctl.analysis.summary.runs import CellSummary, RunSummary, summarise_cells, summarise_runs
 from benchctl.analysis.summary.speculation_findings import speculation_findings
@@ -59,6 +61,8 @@ class AnalyzedExperiment:
     """None for an experiment of requests."""
     bonus: MeasuredBonus | None
     """Which way of backfill is cheaper; None for an experiment that does not compare them."""
+    nodes: tuple[NodeResults, ...]
+    """Each variant against the baseline by node, where its blocks ran on more than one."""
     findings: tuple[Finding, ...]
     warnings: tuple[ResultWarning, ...]
     damage: tuple[str, ...]
@@ -129,6 +133,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
         floor_of=lambda paired: step_floor(paired, confidence),
     )
     splits = {paired.pair.b.label: section_split(paired, confidence) for paired in pairs}
+    nodes = nodes_of_variants(pairs, confidence)
     sections = {label: split for label, split in splits.items() if split is not None}
     return AnalyzedExperiment(
         experiment=experiment,
@@ -138,7 +143,9 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
         ladders=divide_ladders(experiment, confidence),
         passes=None if has_requests(manifest) else summarise_passes(cells, pairs, confidence),
         bonus=bonus_of(experiment),
+        nodes=nodes,
         findings=(
+            *node_findings(nodes),
             *collect_findings(cells, rows, manifest.baseline, sections),
             *floor_findings(rows),
             *draft_findings(runs, cells),

@@ -48,6 +48,7 @@ _EXPERIMENT_FILES: Final = (
     _File("runs/<run_id>/", "One directory for each run that was begun, see below."),
     _File("summary.csv, summary.json", "Every metric of every run; written by reports."),
     _File("sweep_summary.csv, sweep_summary.json", "Every cell against the baseline; written by reports."),
+    _File("nodes_summary.csv", "Every cell by node, where blocks ran on more than one; written by reports."),
     _File("plots/*.png, report.html", "Pictures and the page; written by reports."),
     _File(".verified.json", "Digests of earlier verifications, so that unchanged files are not hashed again."),
 )

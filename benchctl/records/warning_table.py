@@ -450,6 +450,11 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "A block differs strongly from the others; the message gives the result without it.",
             "Look for its cause in the telemetry of that block.",
         ),
+        "node-differs": _warning(
+            "The ratio on one node differs from that on the others beyond chance; the verdict pools all blocks.",
+            "Read the table by node, and look at that node's telemetry; for a machine like these take the interval "
+            "over nodes.",
+        ),
         "not-interleaved": _warning(
             "The two directories were not interleaved in time, so drift of the machine looks like a change.",
             "Measure both sides in one experiment.",
@@ -562,6 +567,7 @@ FINDINGS: Final[dict[str, str]] = {
     "unexplained-by-flops": "More FLOPs explain only a part of a slowdown.",
     "largest-added-section": "The section of a step that adds the most time over the baseline.",
     "noisy-baseline": "The baseline scatters more than the other cells, so a ratio to a single run misleads.",
+    "node-differs": "The ratio on one node differs from that on the others beyond chance.",
     "speculation-slower": "A server that speculates takes longer for its work than the baseline without it.",
     "speculation-faster": "A server that speculates takes less time for its work than the baseline without it.",
     "lazy-load-in-warmup": "The value model was loaded during the warm-up.",

@@ -15,6 +15,7 @@ from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
 from benchctl.report.documents.csv_files import csv_bytes
 from benchctl.report.documents.experiment import summary_document, sweep_document
+from benchctl.report.documents.nodes import NODE_COLUMNS, node_values
 from benchctl.report.page.build import directory_page
 from benchctl.report.page.verdict import PageVerdict, directory_verdict
 from benchctl.untrusted.writing import make_folder
@@ -86,6 +87,8 @@ def _write_tables(analysis: AnalyzedExperiment, root: Path) -> list[Path]:
         "summary.csv": csv_bytes(SUMMARY_COLUMNS, (run.values for run in analysis.runs)),
         "sweep_summary.csv": csv_bytes(SWEEP_COLUMNS, analysis.sweep_values()),
     }
+    if analysis.nodes:
+        tables["nodes_summary.csv"] = csv_bytes(NODE_COLUMNS, node_values(analysis.nodes))
     for name, document in documents.items():
         write_json_atomic(root / name, document, within=root)
     for name, content in tables.items():

@@ -8,7 +8,6 @@ steps and the wall time of the same runs still count.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 from benchctl.analysis.compare.metric_comparison import MetricComparison, Role, Rules, compare_metrics
 from benchctl.analysis.compare.result import CellComparison
@@ -17,11 +16,8 @@ from benchctl.analysis.experiment.pairing import CellPair
 from benchctl.analysis.metrics.request_timing import is_completed, measured
 from benchctl.analysis.metrics.table import CLIENT_TIMED
 from benchctl.analysis.summary.arm_drafts import arm_drafts
-from benchctl.analysis.validity.bunching import CLIENT_BUNCHING
+from benchctl.analysis.validity.bunching import num_bunched
 from benchctl.records.loaded import LoadedRun
-
-_CHUNK_TIMED: Final = ("ttft_ms", "itl_ms", "tpot_ms")
-"""Endings of the names of metrics that only the client times, chunk by chunk."""
 
 
 def compare_cell(
@@ -83,13 +79,11 @@ def mark_unreliable(metric: MetricComparison, runs: Sequence[LoadedRun]) -> Metr
 
     Its numbers and its interval stay: they are what the client measured.
     """
-    if metric.estimate is None or not metric.metric.name.endswith(_CHUNK_TIMED):
-        return metric
-    num_bunched = sum(any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings) for run in runs)
-    if not num_bunched:
+    number = 0 if metric.estimate is None else num_bunched(metric.metric.name, runs)
+    if not number:
         return metric
     reason = (
-        f"tokens reached the client in bursts in {num_bunched} of {len(runs)} runs, so it decides nothing; free "
+        f"tokens reached the client in bursts in {number} of {len(runs)} runs, so it decides nothing; free "
         "processors and measure again, or let other metrics decide (--metrics)"
     )
     return replace(metric, verdict="inconclusive", reason=reason, is_unreliable=True)

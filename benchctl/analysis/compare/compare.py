@@ -15,7 +15,12 @@ from benchctl.analysis.compare.cell import compare_cell
 from benchctl.analysis.compare.correction import correct_for_multiple_tests
 from benchctl.analysis.compare.metric_comparison import Rules, roles_of
 from benchctl.analysis.compare.result import Comparison
-from benchctl.analysis.compare.warnings import measurement_warnings, statistical_warnings, suspect_warnings
+from benchctl.analysis.compare.warnings import (
+    measurement_warnings,
+    node_warnings,
+    statistical_warnings,
+    suspect_warnings,
+)
 from benchctl.analysis.experiment.deciding import DecidingMetrics, deciding_between
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
@@ -24,6 +29,7 @@ from benchctl.analysis.experiment.stopping import num_extensions_of, num_looks_o
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.block_ratio import Estimator
 from benchctl.analysis.step_time.explain import explaining_model
+from benchctl.analysis.summary.nodes import results_by_node
 from benchctl.analysis.validity.comparability.declared import declared_settings
 from benchctl.analysis.validity.comparability.differences import (
     Difference,
@@ -133,6 +139,8 @@ def compare_experiments(
     cells = with_answers(correct_for_multiple_tests(uncorrected, confidence), pairs, (a, b), answers)
     model = explaining_model((a, b), [run for pair in pairs for run in pair.a_runs], options.step_time_model)
     cells = with_decompositions(cells, paired_runs, confidence, rules.estimator, model)
+    deciding_in = ([metric.metric.name for metric in cell.deciding] for cell in cells)
+    nodes = results_by_node(zip(paired_runs, deciding_in, strict=True), confidence, rules.estimator)
     decided_by = {metric.metric.name for cell in cells for metric in cell.deciding}
     names = side_names(a_side, b_side)
     suspects = suspect_warnings(pairs, names) if a.allow_suspect or b.allow_suspect else ()
@@ -152,7 +160,9 @@ def compare_experiments(
             *suspects,
             *measurement_warnings(a.results, b.results, paired_runs),
             *statistical_warnings(cells),
+            *node_warnings(nodes),
         ),
+        nodes=nodes,
         noise={name: noise for name, noise in rules.noise.items() if name in decided_by},
     )
 

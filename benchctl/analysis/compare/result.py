@@ -11,6 +11,7 @@ from benchctl.analysis.quality.accuracy import QualityComparison
 from benchctl.analysis.quality.divergence import DivergenceComparison
 from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign
 from benchctl.analysis.summary.arm_drafts import ArmDrafts
+from benchctl.analysis.summary.nodes import NodeResults
 from benchctl.analysis.validity.comparability.differences import Difference
 from benchctl.records.noise import MetricNoise
 from benchctl.records.record import ResultWarning
@@ -108,6 +109,8 @@ class Comparison:
     """Number of looks at which the experiment could have ended; 1 where the number of blocks was fixed."""
     num_extensions: int = 0
     """Number of times that blocks were added after the experiment had begun; each is one of the looks."""
+    nodes: NodeResults | None = None
+    """Deciding metrics by node; None where the blocks ran on one."""
 
     @property
     def verdict(self) -> OverallVerdict:

@@ -11,6 +11,7 @@ from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import CellPair, unmatched_arms
 from benchctl.analysis.quality.divergence import Divergence
 from benchctl.analysis.statistics.fisher import Share, fisher_one_sided
+from benchctl.analysis.summary.nodes import NodeResults, node_sentence
 from benchctl.analysis.validity.comparability.differences import machine_warnings
 from benchctl.analysis.validity.prefix_hits import prefix_warnings
 from benchctl.analysis.validity.usability import decisive_warnings
@@ -95,6 +96,12 @@ def statistical_warnings(cells: Sequence[CellComparison]) -> tuple[ResultWarning
     for cell, metric in deciding:
         warnings += _order_warnings(cell, metric, max(1, len(deciding)))
     return tuple(warnings)
+
+
+def node_warnings(nodes: NodeResults | None) -> tuple[ResultWarning, ...]:
+    """A warning where a node differs from the others beyond chance."""
+    sentence = None if nodes is None else node_sentence(nodes)
+    return () if sentence is None else (ResultWarning(code="node-differs", message=sentence),)
 
 
 def _answer_warnings(cell: CellComparison) -> Iterable[ResultWarning]:

@@ -18,6 +18,7 @@ from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.analysis.attribution.roofline import peaks_of, work_model
 from benchctl.analysis.attribution.run_time import Latency, RunTimeBreakdown, break_down_run_time, request_latencies
 from benchctl.analysis.experiment.arms import Arm, group_by_arm
+from benchctl.analysis.experiment.nodes import node_of_run
 from benchctl.analysis.metrics.bounds import Bounds, run_bounds
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.table import CLIENT_TIMED, POSITION_ADJUSTED
@@ -220,6 +221,19 @@ class Experiment:
         metrics = {key: self.counted_metrics(run) for key, run in self.counted_runs.items()}
         slopes = {
             name: self.position_effects.log_slope({key: values[name] for key, values in metrics.items()})
+            for name in POSITION_ADJUSTED
+        }
+        return {name: slope for name, slope in slopes.items() if slope is not None}
+
+    @cached_property
+    def slopes_within_nodes(self) -> Mapping[str, PooledSlope]:
+        """``position_slopes``, but each arm has a level of its own on every node."""
+        nodes = {key: node_of_run(run.record) for key, run in self.counted_runs.items()}
+        renamed = {(block, arm): (block, f"{arm} on {nodes[block, arm]}") for block, arm in self.counted_runs}
+        effects = PositionEffects({renamed[key]: at for key, at in self.position_effects.positions.items()})
+        metrics = {renamed[key]: self.counted_metrics(run) for key, run in self.counted_runs.items()}
+        slopes = {
+            name: effects.log_slope({key: values[name] for key, values in metrics.items()})
             for name in POSITION_ADJUSTED
         }
         return {name: slope for name, slope in slopes.items() if slope is not None}

@@ -27,6 +27,8 @@ CLIENT_BUNCHING: Final = "client-bunching"
 """Code of the warning that the client's times do not describe the engine."""
 SERVER_COALESCING: Final = "server-coalescing"
 """Code of the note that the server always writes the same number of chunks at once."""
+_CHUNK_TIMED: Final = ("ttft_ms", "itl_ms", "tpot_ms")
+"""Endings of the names of metrics that only the client times, chunk by chunk."""
 SHORT_FRAC: Final = 0.1
 """A gap is short below this fraction of the expected time per chunk."""
 BUNCHED_FRAC: Final = 0.2
@@ -44,6 +46,15 @@ UNEVEN_STEPS: Final = 5.0
 stalls from time to time makes few short gaps: only those of the following burst. Chosen from 29 runs of small
 models on two cores: 24 with more short gaps than ``BUNCHED_FRAC`` had 6 or more; of the other five, two had 11 and
 54 and three had 2.0, 2.3 and 3.3. Not tried on a GPU."""
+
+
+def num_bunched(metric: str, runs: Iterable[LoadedRun]) -> int:
+    """The runs in which a metric is not that of the engine, because tokens came in bursts; 0 for other metrics than
+    those that time chunks.
+    """
+    if not metric.endswith(_CHUNK_TIMED):
+        return 0
+    return sum(any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings) for run in runs)
 
 
 def short_gap_frac(requests: Iterable[RequestRecord], steps: "StepColumns | None" = None) -> float | None:

@@ -47,6 +47,7 @@ def _print_tables(analysis: "AnalyzedExperiment") -> None:
     from benchctl.report.text.client_table import client_table
     from benchctl.report.text.floor_table import floor_table
     from benchctl.report.text.ladder_table import ladder_table
+    from benchctl.report.text.node_table import nodes_table
     from benchctl.report.text.passes_table import launch_table, passes_table
     from benchctl.report.text.tables import (
         breakdown_table,
@@ -69,6 +70,7 @@ def _print_tables(analysis: "AnalyzedExperiment") -> None:
         flops_table,
         sweep_table,
         floor_table,
+        nodes_table,
         ladder_table,
         client_table,
     )

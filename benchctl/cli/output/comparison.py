@@ -23,6 +23,8 @@ from benchctl.report.text.comparison_markdown import markdown_of
 from benchctl.report.text.comparison_table import footnotes_of, headings_of, rows_of
 from benchctl.report.text.decomposition_table import decomposition_headings, decomposition_rows
 from benchctl.report.text.markdown import fenced, markdown_text
+from benchctl.report.text.node_table import TITLE as NODES_TITLE
+from benchctl.report.text.node_table import node_headings, node_rows
 from benchctl.untrusted.text import visible_line
 
 PAGE: Final = ".html"
@@ -145,6 +147,11 @@ def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
     if arms := compared_drafts(comparison):
         console.print(TITLE)
         console.print(_table(acceptance_headings(arms), acceptance_rows(arms)))
+        console.print()
+    if comparison.nodes is not None:
+        console.print(NODES_TITLE)
+        rows = node_rows(comparison.nodes, show_all=show_all)
+        console.print(_table(node_headings(comparison.confidence), rows))
         console.print()
     for line in footnotes_of(comparison):
         console.print(visible_line(line))

@@ -45,11 +45,12 @@ def print_tables(analysis: "AnalyzedExperiment") -> None:
     from benchctl.cli.output.screen import print_notes, wide_console
     from benchctl.report.text.floor_table import floor_table
     from benchctl.report.text.ladder_table import ladder_table
+    from benchctl.report.text.node_table import nodes_table
     from benchctl.report.text.passes_table import launch_table, passes_table
     from benchctl.report.text.tables import cells_table, sweep_table
 
     console = wide_console()
-    tables = (cells_table, sweep_table, floor_table, ladder_table, passes_table, launch_table)
+    tables = (cells_table, sweep_table, floor_table, nodes_table, ladder_table, passes_table, launch_table)
     for table in (draw(analysis) for draw in tables):
         if table is not None:
             console.print()

@@ -15,6 +15,7 @@ from benchctl.analysis.statistics.block_order import OrderEffects, Slope
 from benchctl.analysis.summary.arm_drafts import ArmDrafts
 from benchctl.errors import InvalidDataError, NotComparableError
 from benchctl.report.documents.decomposition import decomposition_document, ratio_document
+from benchctl.report.documents.nodes import nodes_document
 
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def document_of(comparison: Comparison) -> dict[str, Any]:
         "noise": {name: msgspec.to_builtins(noise) for name, noise in comparison.noise.items()},
         "cells": [_cell_document(cell) for cell in comparison.cells],
         "metrics": [_metric_document(cell, m) for cell in comparison.cells for m in cell.metrics],
+        "nodes": None if comparison.nodes is None else nodes_document(comparison.nodes),
         "allowed_differences": [
             {"key": d.key, "a": d.a, "b": d.b, "cells": list(d.cells)} for d in comparison.allowed
         ],

@@ -17,12 +17,13 @@ from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.documents.bonus import verdicts_document
 from benchctl.report.documents.comparison import drafts_document
 from benchctl.report.documents.decomposition import floor_document, ratio_document
+from benchctl.report.documents.nodes import nodes_document
 
 
 def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
     """``summary.json``: every run, every cell over its blocks, findings and all warnings.
 
-    ``bonus`` is there for experiments that compare ways of backfill.
+    ``bonus`` is there for experiments that compare ways of backfill, ``nodes`` where blocks ran on more than one.
     """
     manifest = analysis.results.manifest
     return {
@@ -35,6 +36,7 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         "cells": [_cell(cell) for cell in analysis.cells],
         "ladders": msgspec.to_builtins(analysis.ladders),
         **({} if analysis.bonus is None else {"bonus": verdicts_document(analysis.bonus)}),
+        **({"nodes": [nodes_document(results) for results in analysis.nodes]} if analysis.nodes else {}),
         "findings": [
             {"code": finding.code, "sentence": finding.sentence, "numbers": dict(finding.numbers)}
             for finding in analysis.findings

@@ -8,6 +8,8 @@ from benchctl.report.text.acceptance_table import TITLE, acceptance_headings, ac
 from benchctl.report.text.comparison_table import footnotes_of, headings_of, rows_of
 from benchctl.report.text.decomposition_table import decomposition_headings, decomposition_rows
 from benchctl.report.text.markdown import markdown_text
+from benchctl.report.text.node_table import TITLE as NODES_TITLE
+from benchctl.report.text.node_table import node_headings, node_rows
 
 
 def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
@@ -23,6 +25,9 @@ def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
     lines += _decomposition(comparison, show_all=show_all)
     if arms := compared_drafts(comparison):
         lines += ["", f"{TITLE}:", "", *_table(acceptance_headings(arms), acceptance_rows(arms))]
+    if comparison.nodes is not None:
+        rows = node_rows(comparison.nodes, show_all=show_all)
+        lines += ["", f"{NODES_TITLE}:", "", *_table(node_headings(comparison.confidence), rows)]
     lines += ["", *(f"- {markdown_text(line)}" for line in footnotes_of(comparison))]
     return "\n".join(lines)
 

@@ -20,6 +20,7 @@ from benchctl.analysis.compare.text import (
 from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.quality.text import divergence_sentence, quality_lines
 from benchctl.formats import NOT_AVAILABLE, p_value, percentage, percentage_change, range_of, scatter
+from benchctl.report.text.node_table import node_lines
 
 SHOWN_EXPLORATORY: Final = frozenset(
     {"output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
@@ -97,6 +98,8 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
     yield from _margin_lines(comparison)
     yield from looks_lines(comparison)
     yield from _order_lines(comparison)
+    if comparison.nodes is not None:
+        yield from (f"by node: {line}" for line in node_lines([comparison.nodes]))
     yield from bounds_lines(comparison)
     if equal := _equal_everywhere(comparison):
         yield f"equal in every block: {', '.join(equal)}"
