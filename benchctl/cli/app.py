@@ -6,6 +6,7 @@ import typer
 
 from benchctl import __version__
 from benchctl.cli import micro
+from benchctl.cli.cluster import watch
 from benchctl.cli.commands import (
     compare,
     data,
@@ -70,6 +71,7 @@ _EXPLAIN: Final = "Explain"
 app.command("init", rich_help_panel=_SET_UP)(init.init)
 app.command("doctor", rich_help_panel=_SET_UP)(doctor.doctor)
 app.command("run", rich_help_panel=_MEASURE)(run.run)
+app.command("watch", rich_help_panel=_MEASURE)(watch.watch)
 app.command("load", cls=LoadCommand, rich_help_panel=_MEASURE)(load.load)
 simulate.app.command("sweep")(simulate_sweep.sweep)
 app.add_typer(simulate.app, name="simulate", rich_help_panel=_MEASURE)

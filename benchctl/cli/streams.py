@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 _STDERR_FD = 2
 _NOBODY_READS = frozenset({errno.EPIPE, errno.EIO})
 """Errors of writing when the reader of a pipe has left, or the terminal was closed."""
-_DRAWING: Final = re.compile(r"(\x1b\[[0-9;]*[mA]|\r)")
-"""What libraries that draw send to a terminal: colours, one line up, and the return of a bar."""
+_DRAWING: Final = re.compile(r"(\x1b\[(?:[0-9;]*[mA]|2K|\?25[lh])|\r)")
+"""What libraries that draw send to a terminal: colours, one line up, the return of a bar, a line erased, and the
+cursor hidden or shown."""
 _STAND_INS: Final = {
     "·": "-", "\u00d7": "x", "±": "+-", "µ": "u", "…": "...", "→": "->", "▸": ">", "─": "-", "│": "|", "├": "|",
     "└": "`", "\u2212": "-", "\u2013": "-", "—": "-", "Σ": "sum", "≤": "<=", "≥": ">=", "≈": "~", "∥": "||",

@@ -1,6 +1,7 @@
 """Progress of an experiment as its files show it: blocks, the runs that go on, time left, and what is not well.
 
-Pure: a ``Snapshot`` in, a ``Progress`` out. ``snapshot.py`` reads the files.
+Pure: a ``Snapshot`` in, a ``Progress`` out. ``snapshot.py`` reads the files, ``forecast.py`` has the
+time left.
 """
 
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from benchctl.cluster.forecast import ArmDuration, BlockWork, TimeLeft, arm_durations, node_of, time_left
 from benchctl.records.directory import arm_label
 from benchctl.records.manifest import Manifest, PlannedRun
 from benchctl.records.record import ExperimentState
@@ -133,6 +135,10 @@ class Progress:
     num_runs: int
     run_states: Mapping[str, int]
     """Runs by state, without those that were not begun."""
+    arms: tuple[ArmDuration, ...]
+    """Durations by arm, in the order of their first runs."""
+    time_left: TimeLeft | None
+    """Zero when every run has ended; None where it cannot be estimated."""
     problems: tuple[Problem, ...]
 
     @property
@@ -151,8 +157,14 @@ class Progress:
         return not any(block.state == "running" for block in self.blocks)
 
 
-def progress_of(snapshot: Snapshot) -> Progress:
-    """The progress that the records of ``snapshot`` show."""
+def progress_of(
+    snapshot: Snapshot, *, width: int | None = None, earlier_s: Mapping[str, float] | None = None
+) -> Progress:
+    """The progress that the records of ``snapshot`` show.
+
+    ``width`` is the number of blocks that will be measured at a time, where more than now; ``earlier_s`` the
+    duration of a run in earlier experiments, by arm: it counts where no run of the arm has ended.
+    """
     by_block: dict[int, list[PlannedRun]] = {}
     for planned in snapshot.runs:
         by_block.setdefault(planned.block, []).append(planned)
@@ -161,10 +173,15 @@ def progress_of(snapshot: Snapshot) -> Progress:
         _block_progress(snapshot, block, runs, is_measured=block == measured)
         for block, runs in sorted(by_block.items())
     )
-    planned_ids = {planned.run_id for planned in snapshot.runs}
-    states: Counter[str] = Counter(
-        record.state for run_id, record in snapshot.records.items() if run_id in planned_ids
-    )
+    records = [record for run in snapshot.runs if (record := snapshot.records.get(run.run_id)) is not None]
+    current = [block.current for block in blocks if block.current is not None]
+    labels = dict.fromkeys(arm_label(run.variant, run.cell) for run in snapshot.runs)
+    elapsed_s = {
+        arm: [run.elapsed_s for run in current if run.arm == arm and run.elapsed_s is not None] for arm in labels
+    }
+    arms = arm_durations(tuple(labels), records, earlier_s, elapsed_s)
+    work = [_work(snapshot, block, by_block[block.block]) for block in blocks if block.state not in ENDED]
+    in_order = None if measured is None else 1
     return Progress(
         path=snapshot.path,
         profile=snapshot.manifest.profile,
@@ -172,7 +189,9 @@ def progress_of(snapshot: Snapshot) -> Progress:
         is_shared=snapshot.is_shared,
         blocks=blocks,
         num_runs=len(snapshot.runs),
-        run_states=dict(states),
+        run_states=dict(Counter(record.state for record in records)),
+        arms=arms,
+        time_left=time_left(work, records, arms, width if snapshot.is_shared else in_order),
         problems=tuple(_problems(snapshot, blocks, by_block)),
     )
 
@@ -188,9 +207,24 @@ def progress_document(progress: Progress) -> dict[str, Any]:
         "runs": dict(sorted(progress.run_states.items())),
         "num_blocks": len(progress.blocks),
         "blocks": {state: progress.block_states[state] for state in STATES},
+        "time_left": msgspec.to_builtins(progress.time_left),
+        "arms": [msgspec.to_builtins(arm) for arm in progress.arms],
         "details": [msgspec.to_builtins(block) for block in progress.blocks],
         "problems": [msgspec.to_builtins(problem) for problem in progress.problems],
     }
+
+
+def _work(snapshot: Snapshot, block: BlockProgress, runs: Sequence[PlannedRun]) -> BlockWork:
+    """The runs of a block that have not ended, the current one first."""
+    current = None if block.current is None else block.current.run_id
+    left = [run for run in runs if not _has_ended(snapshot.records.get(run.run_id))]
+    left.sort(key=lambda run: run.run_id != current)
+    return BlockWork(
+        node=block.node,
+        arms=tuple(arm_label(run.variant, run.cell) for run in left),
+        is_running=block.state == "running",
+        elapsed_s=(block.current.elapsed_s or 0.0) if block.current is not None else 0.0,
+    )
 
 
 def _measured_block(snapshot: Snapshot) -> int | None:
@@ -199,8 +233,9 @@ def _measured_block(snapshot: Snapshot) -> int | None:
         return None
     records = snapshot.records
     running = [run.block for run in snapshot.runs if _state(records.get(run.run_id)) == "running"]
-    waiting = [run.block for run in snapshot.runs if run.run_id not in records]
-    return next(iter([*running, *waiting]), None)
+    left = [run.block for run in snapshot.runs if not _has_ended(records.get(run.run_id))]
+    not_done = [run.block for run in snapshot.runs if _state(records.get(run.run_id)) != "done"]
+    return next(iter([*running, *left, *not_done]), None)
 
 
 def _state(record: RunRecord | None) -> str:
@@ -222,7 +257,7 @@ def _block_progress(
     running = next((run for run in runs if is_running and _state(records.get(run.run_id)) == "running"), None)
     newest = records[running.run_id] if running else next(reversed(records.values()), None)
     node = newest.node if newest is not None else None
-    host = None if newest is None else node.name if node is not None else newest.host
+    host = None if newest is None else node_of(newest)
     return BlockProgress(
         block=block,
         state=_block_state(runs, records, claim, is_running=is_running),

@@ -69,12 +69,21 @@ def verdict_text(text: str, style: str = "") -> "Text":
 
 def print_json(document: object) -> None:
     """Print a document as JSON in ASCII, which every stream can hold and which has no control characters."""
+    print(_json_text(document, indent=1))
+
+
+def json_line(document: object) -> str:
+    """A document as JSON in ASCII, in one line."""
+    return _json_text(document, indent=-1)
+
+
+def _json_text(document: object, indent: int) -> str:
     import msgspec
 
     from benchctl.records.jsonl import encodable
 
-    text = msgspec.json.format(msgspec.json.encode(encodable(document)), indent=1).decode()
-    print(_NOT_PLAIN.sub(lambda match: json.dumps(match.group())[1:-1], text))
+    text = msgspec.json.format(msgspec.json.encode(encodable(document)), indent=indent).decode()
+    return _NOT_PLAIN.sub(lambda match: json.dumps(match.group())[1:-1], text)
 
 
 def in_one_row(table: "Table") -> "Table":

@@ -1,0 +1,197 @@
+"""Progress of an experiment in words and lines: one line for a log, or a picture that fits a terminal."""
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from benchctl.cluster.progress import STATES
+from benchctl.formats import count_of, duration, first_of, shortened
+from benchctl.untrusted.text import visible_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from benchctl.cluster.progress import BlockProgress, Problem, Progress
+
+_COLOURS: Final = {
+    "running": "cyan",
+    "lost": "red",
+    "failed": "red",
+    "suspect": "yellow",
+    "interrupted": "yellow",
+    "done": "green",
+}
+_LEAST_PROBLEMS: Final = 4
+"""Lines of a small terminal that problems get before further running blocks do."""
+_LONGEST_NODE: Final = 20
+_LONGEST_JOB: Final = 18
+_MANY_ARMS: Final = 4
+
+
+def summary_line(progress: "Progress") -> str:
+    """Blocks by state, ended runs and time left, in one line."""
+    return f"blocks: {_states(progress)}; {_runs(progress)}; {time_left_text(progress)}"
+
+
+def _states(progress: "Progress") -> str:
+    counts = progress.block_states
+    return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+
+
+def _runs(progress: "Progress") -> str:
+    return f"{sum(block.num_ended for block in progress.blocks)} of {progress.num_runs} runs ended"
+
+
+def time_left_text(progress: "Progress") -> str:
+    """Time left with its range, and what it rests on."""
+    if progress.has_ended:
+        return "nothing is left to measure"
+    left = progress.time_left
+    if left is None:
+        return "nothing is measured now" if progress.is_idle else "time left unknown until runs have ended"
+    low, high = duration(left.low_s), duration(left.high_s)
+    text = f"about {duration(left.s)} left" + (f" ({low} to {high})" if low != high else "")
+    if progress.is_shared:
+        text += f", {count_of(left.num_at_a_time, 'block')} at a time"
+    if left.source == "earlier-experiments":
+        text += ", by earlier experiments"
+    return f"{text}, once blocks are measured" if progress.is_idle else text
+
+
+def problem_lines(problems: "Sequence[Problem]") -> list[str]:
+    """One line for each thing that is not well; runs with the same problem share one."""
+    groups: dict[tuple[str, str], list[Problem]] = defaultdict(list)
+    for problem in problems:
+        alone = f" {problem.block}" if problem.run_id is None else ""
+        groups[problem.kind, problem.message + alone].append(problem)
+    order = {state: number for number, state in enumerate(STATES)}
+    ordered = sorted(groups.values(), key=lambda group: order[group[0].kind])
+    return [_problem_line(group) for group in ordered]
+
+
+def _problem_line(group: "Sequence[Problem]") -> str:
+    first = group[0]
+    if first.run_id is None:
+        return visible_line(f"block {first.block} {first.kind}: {first.message}")
+    number = "" if len(group) == 1 else f"{len(group)} runs "
+    runs = first_of([problem.run_id or "" for problem in group], 1)
+    return visible_line(f"{number}{first.kind}: {runs}: {first.message}")
+
+
+def all_lines(progress: "Progress") -> list[str]:
+    """The progress as it is printed once: totals, each running block, and each problem."""
+    running = [block for block in progress.blocks if block.state == "running"]
+    rows = [_row(block) for block in running]
+    return [
+        visible_line(f"{progress.profile}: {progress.state}"),
+        summary_line(progress),
+        *(visible_line(_sentence(*row)) for row in rows),
+        *problem_lines(progress.problems),
+    ]
+
+
+def _sentence(block: str, node: str, job: str, runs: str, now: str) -> str:
+    where = (f" on {node}" if node else "") + (f" ({job})" if job else "")
+    return f"block {block} running{where}: {runs.replace('/', ' of ')} runs ended; {now}"
+
+
+def picture(progress: "Progress", width: int, height: int) -> "RenderableType":
+    """The progress in at most ``height`` lines of ``width`` columns.
+
+    A bar and totals, the running blocks, what is not well, and a count of all other blocks.
+    """
+    from rich.console import Group
+
+    head = _head(progress, width)
+    problems = problem_lines(progress.problems)
+    running = [block for block in progress.blocks if block.state == "running"]
+    free = height - len(head) - 1  # the last line is the rest
+    titles = (2 if running else 0) + (2 if problems else 0)
+    for_problems = min(len(problems), max(_LEAST_PROBLEMS, free - titles - len(running)))
+    for_running = max(free - titles - for_problems, 1 if running else 0)
+    return Group(
+        *head,
+        *_running_lines(running, for_running, width),
+        *_problem_texts(problems, for_problems, width),
+        _rest(progress, len(running) - for_running, len(problems) - for_problems, width),
+    )
+
+
+def _line(text: str, width: int, style: str = "") -> "Text":
+    from rich.text import Text
+
+    return Text(shortened(visible_line(text), width), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _head(progress: "Progress", width: int) -> "list[RenderableType]":
+    from rich.progress_bar import ProgressBar
+
+    ended = sum(block.num_ended for block in progress.blocks)
+    arms = [
+        f"{arm.arm} {duration(arm.run_s)} ({arm.num_ended})"
+        for arm in progress.arms
+        if arm.num_ended and arm.run_s is not None
+    ]
+    title = f"{progress.profile}: {progress.state}, {_runs(progress)}"
+    lines: list[RenderableType] = [
+        _line(title, width, "bold"),
+        ProgressBar(total=max(progress.num_runs, 1), completed=ended, width=width),
+        _coloured(f"blocks: {_states(progress)}", width),
+        _line(time_left_text(progress), width),
+    ]
+    if arms:
+        lines.append(_line(f"a run takes: {first_of(arms, _MANY_ARMS)}", width, "dim"))
+    return lines
+
+
+def _coloured(text: str, width: int) -> "Text":
+    line = _line(text, width)
+    for state, colour in _COLOURS.items():
+        line.highlight_words([f" {state}"], style=colour)
+    return line
+
+
+def _running_lines(blocks: "Sequence[BlockProgress]", limit: int, width: int) -> "list[RenderableType]":
+    from rich.table import Table
+
+    if not blocks:
+        return []
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column("block", justify="right", no_wrap=True)
+    for name, longest in (("node", _LONGEST_NODE), ("job", _LONGEST_JOB), ("runs", None), ("now", None)):
+        table.add_column(
+            name, no_wrap=True, max_width=longest, overflow="ellipsis", ratio=1 if name == "now" else None
+        )
+    table.width = width
+    table.add_row("block", "node", "job", "runs", "now", style="dim")
+    for block in blocks[:limit]:
+        table.add_row(*map(visible_line, _row(block)))
+    return [_line("", width), table]
+
+
+def _row(block: "BlockProgress") -> tuple[str, str, str, str, str]:
+    current = block.current
+    now = "between two runs"
+    if current is not None:
+        elapsed = "" if current.elapsed_s is None else f" {duration(current.elapsed_s)}"
+        now = f"{current.arm}: {current.phase}{elapsed}"
+    if block.generation is not None and block.generation > 1:
+        now += f" (claim {block.generation})"
+    return str(block.block), block.node or "", block.job or "", f"{block.num_ended}/{block.num_runs}", now
+
+
+def _problem_texts(lines: "Sequence[str]", limit: int, width: int) -> "list[RenderableType]":
+    if not lines:
+        return []
+    return [_line("", width), _line("Not well", width, "bold"), *(_coloured(line, width) for line in lines[:limit])]
+
+
+def _rest(progress: "Progress", running_left: int, problems_left: int, width: int) -> "Text":
+    hidden = [
+        f"{count_of(count, noun)} not shown"
+        for count, noun in ((running_left, "more running block"), (problems_left, "more problem"))
+        if count > 0
+    ]
+    return _line("; ".join([*hidden, str(progress.path)]), width, "dim")

@@ -1,0 +1,89 @@
+"""Progress of one experiment, looked at again and again: what a look cannot know, earlier ones remember."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from benchctl.cluster.progress import Progress, Snapshot, progress_of
+from benchctl.cluster.snapshot import SnapshotReader
+from benchctl.errors import BenchctlError, UsageError
+from benchctl.records.directory import ResultDirectory
+from benchctl.untrusted.files import is_there
+
+_RECENT_S: Final = 60.0
+"""For so long the largest number of blocks that were measured at a time counts: one ends and the next begins."""
+
+
+class Watcher:
+    """Reads the progress of ``results``; ``width`` is the number of blocks at a time that its caller expects."""
+
+    def __init__(
+        self,
+        results: ResultDirectory,
+        width: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._results = results
+        self._reader = SnapshotReader(results)
+        self._width = width
+        self._clock = clock
+        self._running: deque[tuple[float, int]] = deque()
+        self._earlier_s: Mapping[str, float] | None = None
+        self.latest: Progress | None = None
+
+    def look(self) -> Progress:
+        """The progress now; that of the last look where files cannot be read for a moment.
+
+        Raises UsageError when the directory is not there any more, and what is wrong with it at the first look.
+        """
+        try:
+            snapshot = self._reader.read()
+        except (BenchctlError, OSError):
+            if self.latest is None:
+                raise
+            self._check_there()
+            return self.latest
+        progress = self._progress(snapshot)
+        self._note_width(progress)
+        self.latest = progress
+        return progress
+
+    def _progress(self, snapshot: Snapshot) -> Progress:
+        now_s = self._clock()
+        recent = [count for when_s, count in self._running if now_s - when_s <= _RECENT_S]
+        width = max([*recent, self._width or 0]) or None
+        has_ended = any(record.state in {"done", "suspect"} for record in snapshot.records.values())
+        if not has_ended and self._earlier_s is None:
+            self._earlier_s = earlier_durations_s(self._results)
+        return progress_of(snapshot, width=width, earlier_s=self._earlier_s)
+
+    def _note_width(self, progress: Progress) -> None:
+        now_s = self._clock()
+        self._running.append((now_s, progress.block_states["running"]))
+        while now_s - self._running[0][0] > _RECENT_S:
+            self._running.popleft()
+
+    def _check_there(self) -> None:
+        path = self._results.path
+        with suppress(OSError, BenchctlError):
+            if is_there(path / "manifest.json", within=path):
+                return
+        if path.exists() and any(path.iterdir()):
+            return  # a document that is being replaced, or a network that does not answer
+        raise UsageError(f"{path} is not there any more: it was moved or deleted while it was watched")
+
+
+def earlier_durations_s(results: ResultDirectory) -> Mapping[str, float]:
+    """Seconds of a run of each arm by earlier experiments on this machine; empty where there are none."""
+    from benchctl.measure.durations import estimate_durations  # noqa: PLC0415 - where no run has ended
+    from benchctl.profile.load import parse_profile  # noqa: PLC0415 - as above
+
+    try:
+        profile = parse_profile(results.profile_yaml(), str(results.path / "profile.yaml"))
+        gpus = [gpu.name for gpu in results.manifest().gpus]
+        estimate = estimate_durations(profile, results.prepared_requests(), gpus)
+    except (BenchctlError, OSError):
+        return {}
+    return {} if estimate is None else estimate.run_s
