@@ -43,6 +43,7 @@ class BlockClaim:
 
     generation: int
     node: str
+    hostname: str
     job: str | None = None
     is_held: bool = True
     """Not released by its owner."""
@@ -50,6 +51,8 @@ class BlockClaim:
     """Held by a process that no longer exists, or gave no sign of life for as long as its lease lasts."""
     beaten_at: str | None = None
     """Last sign of life by the owner's own clock, UTC, ISO 8601; for people only."""
+    lease_s: float = 0.0
+    """Seconds without a sign of life after which the owner counts as dead."""
 
     @property
     def is_alive(self) -> bool:
@@ -165,13 +168,10 @@ def progress_of(
     ``width`` is the number of blocks that will be measured at a time, where more than now; ``earlier_s`` the
     duration of a run in earlier experiments, by arm: it counts where no run of the arm has ended.
     """
-    by_block: dict[int, list[PlannedRun]] = {}
-    for planned in snapshot.runs:
-        by_block.setdefault(planned.block, []).append(planned)
+    runs_of = by_block(snapshot.runs)
     measured = _measured_block(snapshot)
     blocks = tuple(
-        _block_progress(snapshot, block, runs, is_measured=block == measured)
-        for block, runs in sorted(by_block.items())
+        _block_progress(snapshot, block, runs, is_measured=block == measured) for block, runs in runs_of.items()
     )
     records = [record for run in snapshot.runs if (record := snapshot.records.get(run.run_id)) is not None]
     current = [block.current for block in blocks if block.current is not None]
@@ -180,7 +180,7 @@ def progress_of(
         arm: [run.elapsed_s for run in current if run.arm == arm and run.elapsed_s is not None] for arm in labels
     }
     arms = arm_durations(tuple(labels), records, earlier_s, elapsed_s)
-    work = [_work(snapshot, block, by_block[block.block]) for block in blocks if block.state not in ENDED]
+    work = [_work(snapshot, block, runs_of[block.block]) for block in blocks if block.state not in ENDED]
     in_order = None if measured is None else 1
     return Progress(
         path=snapshot.path,
@@ -192,8 +192,16 @@ def progress_of(
         run_states=dict(Counter(record.state for record in records)),
         arms=arms,
         time_left=time_left(work, records, arms, width if snapshot.is_shared else in_order),
-        problems=tuple(_problems(snapshot, blocks, by_block)),
+        problems=tuple(_problems(snapshot, blocks, runs_of)),
     )
+
+
+def by_block(runs: Iterable[PlannedRun]) -> dict[int, list[PlannedRun]]:
+    """The runs of each block in planned order, by block."""
+    blocks: dict[int, list[PlannedRun]] = {}
+    for planned in runs:
+        blocks.setdefault(planned.block, []).append(planned)
+    return dict(sorted(blocks.items()))
 
 
 def progress_document(progress: Progress) -> dict[str, Any]:
@@ -314,12 +322,12 @@ def _experiment_state(snapshot: Snapshot, blocks: Iterable[BlockProgress]) -> Ex
 
 
 def _problems(
-    snapshot: Snapshot, blocks: Sequence[BlockProgress], by_block: Mapping[int, Sequence[PlannedRun]]
+    snapshot: Snapshot, blocks: Sequence[BlockProgress], runs_of: Mapping[int, Sequence[PlannedRun]]
 ) -> Iterable[Problem]:
     for block in blocks:
         if block.state in {"lost", "interrupted"}:
             yield _unfinished(block)
-        for planned in by_block[block.block]:
+        for planned in runs_of[block.block]:
             record = snapshot.records.get(planned.run_id)
             if record is not None and _has_ended(record) and record.state != "done":
                 yield _not_done(planned, record)

@@ -61,9 +61,9 @@ class LeaseWatch:
         """Note that a generation exists, which a listing of a remote file system may not show yet."""
         self._least[block] = max(generation, self._least.get(block, 0))
 
-    def look(self, block: int) -> Sight:
-        """Look at the newest lease of a block once."""
-        generation = self.newest(block)
+    def look(self, block: int, listed: int | None = None) -> Sight:
+        """Look at the newest lease of a block once; ``listed`` is its generation, if the caller just listed all."""
+        generation = self.newest(block) if listed is None else listed
         if generation == 0:
             return "free"
         path = lease_path(self._directory, block, generation)
