@@ -25,9 +25,13 @@ _COLOURS: Final = {
 }
 _LEAST_PROBLEMS: Final = 4
 """Lines of a small terminal that problems get before further running blocks do."""
-_LONGEST_NODE: Final = 20
-_LONGEST_JOB: Final = 18
+_LONGEST: Final = {"node": 18, "devices": 11, "job": 16}
+"""Columns of the running blocks that are cut at so many characters."""
+_WIDE: Final = 76
+"""Columns of a terminal that has room for devices and job."""
+_DEVICE_CHARS: Final = 8
 _MANY_ARMS: Final = 4
+_MANY_SECONDS: Final = 600
 
 
 def summary_line(progress: "Progress") -> str:
@@ -42,6 +46,13 @@ def _states(progress: "Progress") -> str:
 
 def _runs(progress: "Progress") -> str:
     return f"{sum(block.num_ended for block in progress.blocks)} of {progress.num_runs} runs ended"
+
+
+def state_text(progress: "Progress") -> str:
+    """The state in a word; of a shared directory whose blocks nobody measures now, tasks may still be queued."""
+    if progress.is_shared and progress.is_idle and not progress.has_ended:
+        return "waiting"
+    return progress.state
 
 
 def time_left_text(progress: "Progress") -> str:
@@ -85,15 +96,15 @@ def all_lines(progress: "Progress") -> list[str]:
     running = [block for block in progress.blocks if block.state == "running"]
     rows = [_row(block) for block in running]
     return [
-        visible_line(f"{progress.profile}: {progress.state}"),
+        visible_line(f"{progress.profile}: {state_text(progress)}"),
         summary_line(progress),
         *(visible_line(_sentence(*row)) for row in rows),
         *problem_lines(progress.problems),
     ]
 
 
-def _sentence(block: str, node: str, job: str, runs: str, now: str) -> str:
-    where = (f" on {node}" if node else "") + (f" ({job})" if job else "")
+def _sentence(block: str, node: str, devices: str, job: str, runs: str, now: str) -> str:
+    where = (f" on {node}" if node else "") + (f" {devices}" if devices else "") + (f" ({job})" if job else "")
     return f"block {block} running{where}: {runs.replace('/', ' of ')} runs ended; {now}"
 
 
@@ -126,24 +137,37 @@ def _line(text: str, width: int, style: str = "") -> "Text":
 
 
 def _head(progress: "Progress", width: int) -> "list[RenderableType]":
-    from rich.progress_bar import ProgressBar
-
-    ended = sum(block.num_ended for block in progress.blocks)
     arms = [
-        f"{arm.arm} {duration(arm.run_s)} ({arm.num_ended})"
+        f"{arm.arm} {_run_duration(arm.run_s)} ({arm.num_ended})"
         for arm in progress.arms
         if arm.num_ended and arm.run_s is not None
     ]
-    title = f"{progress.profile}: {progress.state}, {_runs(progress)}"
+    title = f"{progress.profile}: {state_text(progress)}, {_runs(progress)}"
     lines: list[RenderableType] = [
         _line(title, width, "bold"),
-        ProgressBar(total=max(progress.num_runs, 1), completed=ended, width=width),
+        _bar(progress, width),
         _coloured(f"blocks: {_states(progress)}", width),
         _line(time_left_text(progress), width),
     ]
     if arms:
         lines.append(_line(f"a run takes: {first_of(arms, _MANY_ARMS)}", width, "dim"))
     return lines
+
+
+def _bar(progress: "Progress", width: int) -> "Text":
+    """Ended runs as ``=``, those of blocks that are measured as ``>``, all others as ``.``"""
+    from rich.text import Text
+
+    ended = sum(block.num_ended for block in progress.blocks)
+    going = sum(block.num_runs - block.num_ended for block in progress.blocks if block.state == "running")
+    num_ended = width * ended // max(progress.num_runs, 1)
+    num_going = -(-width * (ended + going) // max(progress.num_runs, 1)) - num_ended
+    parts = [("=" * num_ended, "green"), (">" * num_going, "cyan"), ("." * (width - num_ended - num_going), "dim")]
+    return Text.assemble(*parts, no_wrap=True)
+
+
+def _run_duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < _MANY_SECONDS else duration(seconds)
 
 
 def _coloured(text: str, width: int) -> "Text":
@@ -159,19 +183,27 @@ def _running_lines(blocks: "Sequence[BlockProgress]", limit: int, width: int) ->
     if not blocks:
         return []
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column("block", justify="right", no_wrap=True)
-    for name, longest in (("node", _LONGEST_NODE), ("job", _LONGEST_JOB), ("runs", None), ("now", None)):
-        table.add_column(
-            name, no_wrap=True, max_width=longest, overflow="ellipsis", ratio=1 if name == "now" else None
-        )
+    table.add_column(justify="right", no_wrap=True)
+    rows = [("block", "node", "devices", "job", "runs", "now"), *map(_row, blocks[:limit])]
+    columns = [
+        number
+        for number, (name, *fields) in enumerate(zip(*rows, strict=True))
+        if any(fields) and (width >= _WIDE or name not in {"devices", "job"})
+    ]
+    for number in columns[1:-1]:
+        table.add_column(no_wrap=True, max_width=_LONGEST.get(rows[0][number]), overflow="ellipsis")
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     table.width = width
-    table.add_row("block", "node", "job", "runs", "now", style="dim")
-    for block in blocks[:limit]:
-        table.add_row(*map(visible_line, _row(block)))
+    for row in rows:
+        fields = (visible_line(row[number]) for number in columns)
+        table.add_row(*fields, style="dim" if row is rows[0] else None)
     return [_line("", width), table]
 
 
-def _row(block: "BlockProgress") -> tuple[str, str, str, str, str]:
+def _row(block: "BlockProgress") -> tuple[str, str, str, str, str, str]:
+    devices = block.devices[0][:_DEVICE_CHARS] if block.devices else ""
+    if len(block.devices) > 1:
+        devices += f" +{len(block.devices) - 1}"
     current = block.current
     now = "between two runs"
     if current is not None:
@@ -179,7 +211,8 @@ def _row(block: "BlockProgress") -> tuple[str, str, str, str, str]:
         now = f"{current.arm}: {current.phase}{elapsed}"
     if block.generation is not None and block.generation > 1:
         now += f" (claim {block.generation})"
-    return str(block.block), block.node or "", block.job or "", f"{block.num_ended}/{block.num_runs}", now
+    runs = f"{block.num_ended}/{block.num_runs}"
+    return str(block.block), block.node or "", devices, block.job or "", runs, now
 
 
 def _problem_texts(lines: "Sequence[str]", limit: int, width: int) -> "list[RenderableType]":
