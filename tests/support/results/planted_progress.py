@@ -1,10 +1,12 @@
 """Shared directories in the middle of an experiment: records and leases as processes of a cluster leave them."""
 
 import datetime as dt
+from functools import cache
 from pathlib import Path
 
 import msgspec
 
+from benchctl.cluster.progress import by_block
 from benchctl.profile.load import dump_profile, load_profile
 from benchctl.profile.planning.plan import plan_runs
 from benchctl.records.claims.lease import Lease, lease_bytes, lease_path
@@ -65,7 +67,7 @@ def plant_block(
 
     The last that ended is failed with ``failure``, suspect with ``warning``.
     """
-    runs = [run for run in results.plan().runs if run.block == block]
+    runs = _runs_by_block(results)[block]
     began = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=600)
     for number, planned in enumerate(runs[:num_ended]):
         is_last = number == num_ended - 1
@@ -80,6 +82,11 @@ def plant_block(
         times = msgspec.structs.replace(record.times, stop_ns=None)
         _write(results, msgspec.structs.replace(record, state="running", times=times))
     write_lease(results, block, generation, node, is_held=is_held or is_running, began=began)
+
+
+@cache
+def _runs_by_block(results: ResultDirectory) -> dict[int, list[PlannedRun]]:
+    return by_block(results.plan().runs)
 
 
 def write_lease(

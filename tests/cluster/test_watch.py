@@ -1,0 +1,240 @@
+"""``benchctl watch``: other processes measure, and a terminal, a log or a program sees how far they are."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.cli import benchctl
+from support.results.builders import edit_run, write_results
+from support.results.planted_progress import plant_block, plant_shared
+
+from benchctl.cli.cluster.progress_text import picture
+from benchctl.cluster.progress import STATES, progress_of
+from benchctl.cluster.snapshot import SnapshotReader
+from benchctl.records.record import ResultWarning
+from benchctl.records.run import RunFailure
+
+OUT_OF_MEMORY = RunFailure(cause="out-of-memory", message="the server ran out of memory: choose a smaller model")
+LATE = ResultWarning(code="client-late", message="requests were sent late")
+PAGE = Path(__file__).parents[2] / "docs" / "tasks" / "watch-an-experiment.md"
+
+
+def large_experiment(path):
+    """An experiment of 200 blocks in its middle, with most things that can go wrong."""
+    results = plant_shared(path, 200)
+    for block in range(57):
+        failure = OUT_OF_MEMORY if block in {4, 9} else None
+        plant_block(results, block, num_ended=6, failure=failure, warning=LATE if block in {7, 8} else None)
+    for block in range(57, 73):
+        plant_block(results, block, num_ended=block % 6, is_running=True, node=f"gpu-node-{block % 8:02d}")
+    plant_block(results, 73, num_ended=2)
+    return results
+
+
+@contextmanager
+def watching(*args, cwd, **streams):
+    """``benchctl watch`` in a process of its own; it is interrupted in the end."""
+    argv = [sys.executable, "-m", "benchctl", "watch", *map(str, args)]
+    environment = {name: value for name, value in os.environ.items() if name not in ("CI", "COLUMNS", "LINES")}
+    running = subprocess.Popen(argv, cwd=cwd, env=environment | {"TERM": "xterm-256color"}, **streams)
+    try:
+        yield running
+    finally:
+        with suppress(ProcessLookupError):
+            running.send_signal(signal.SIGINT)
+        running.wait(timeout=30)
+        if running.stdout is not None:
+            running.stdout.close()
+
+
+def begin_block(block, results):
+    """A task that measures one block."""
+    argv = [sys.executable, "-m", "benchctl", "run", "--block", str(block), "--into", str(results)]
+    return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def until(condition, limit_s=60.0):
+    deadline_s = time.monotonic() + limit_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    return value
+
+
+def progress_once(results):
+    shown = benchctl("watch", results, "--once", "--json")
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+@pytest.mark.slow
+def test_two_tasks_are_watched_and_the_block_of_a_killed_one_is_lost_and_then_taken_over(tmp_path):
+    results = tmp_path / "shared"
+    prepared = ["run", "ci-smoke", "--engine", "sim", "--blocks", "2", "--set", "workload.num_prompts=16"]
+    assert benchctl(*prepared, "--prepare", "--output", results, cwd=tmp_path).returncode == 0
+    assert progress_once(results)["blocks"]["waiting"] == 2
+    tasks = [begin_block(block, results) for block in (0, 1)]
+    until(lambda: progress_once(results)["blocks"]["running"] == 2)
+    until(lambda: all(detail["current"] for detail in progress_once(results)["details"]))
+    killed = progress_once(results)["details"][1]["current"]["run_id"]
+    os.killpg(tasks[1].pid, signal.SIGKILL)
+    tasks[1].wait()
+    document = progress_once(results)
+    assert document["details"][1]["state"] == "lost"
+    assert [(problem["kind"], problem["block"]) for problem in document["problems"]] == [("lost", 1)]
+    with watching(results, "--json", "--interval", "0.3", cwd=tmp_path, stdout=subprocess.PIPE, text=True) as watch:
+        heir = begin_block(1, results)
+        lines = [json.loads(line) for line in watch.stdout]
+        assert watch.wait(timeout=60) == 0
+    assert [task.wait(timeout=60) for task in (tasks[0], heir)] == [0, 0]
+    last = lines[-1]
+    assert (last["state"], last["blocks"]["done"], last["runs"]) == ("done", 2, {"done": 4})
+    assert last["details"][1]["generation"] == 2
+    taken_over = [line["details"][1] for line in lines if line["details"][1]["generation"] == 2]
+    assert any(detail["state"] == "running" for detail in taken_over)
+    assert any(line["details"][1]["state"] == "lost" for line in lines)
+    assert killed in {planned["run_id"] for planned in json.loads((results / "plan.json").read_bytes())["runs"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, 0),
+        ({"state": "suspect", "warnings": (LATE,)}, 4),
+        ({"state": "failed", "failure": OUT_OF_MEMORY}, 5),
+        ({"state": "running"}, 130),
+    ],
+)
+def test_it_ends_with_the_exit_code_of_run_when_nothing_is_left_to_wait_for(tmp_path, changes, code):
+    results = write_results(tmp_path / "results", state="running" if code == 130 else "done")
+    if changes:
+        edit_run(results, results.plan().runs[0].run_id, **changes)
+    watched = benchctl("watch", results.path)
+    assert watched.returncode == code, watched.stderr
+    assert benchctl("watch", results.path, "--once").returncode == 0
+
+
+def test_ctrl_c_ends_it_with_130_and_touches_no_file(tmp_path):
+    results = plant_shared(tmp_path / "results", 3)
+    plant_block(results, 0, num_ended=1, is_running=True)
+    before = {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "results").rglob("*"))}
+    with watching(results.path, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as watch:
+        assert "1 running, 2 waiting" in watch.stdout.readline()
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(timeout=30) == 130
+    assert {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "results").rglob("*"))} == before
+
+
+def test_without_a_terminal_there_is_a_line_only_when_something_changed(tmp_path):
+    results = plant_shared(tmp_path / "results", 2)
+    with watching(results.path, "--interval", "0.2", cwd=tmp_path, stdout=subprocess.PIPE, text=True) as watch:
+        lines = [watch.stdout.readline()]
+        time.sleep(1)
+        plant_block(results, 0, num_ended=1, is_running=True)
+        lines.append(watch.stdout.readline())
+        plant_block(results, 0, num_ended=6, failure=OUT_OF_MEMORY)
+        plant_block(results, 1, num_ended=6)
+        lines += watch.stdout.readlines()
+        assert watch.wait(timeout=30) == 5
+    assert lines[0].startswith("blocks: 2 waiting; 0 of 12 runs ended; nothing is measured now")
+    assert lines[1].startswith("blocks: 1 running, 1 waiting; 1 of 12 runs ended; about ")
+    assert any(line.startswith("failed: 00") and "out-of-memory" in line for line in lines[2:])
+    assert lines[-1].startswith("blocks: 1 failed, 1 done; 12 of 12 runs ended; nothing is left to measure")
+    assert len(lines) <= 5
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (50, 14), (200, 60)])
+def test_two_hundred_blocks_fit_a_terminal_of_any_size(tmp_path, columns, rows):
+    progress = progress_of(SnapshotReader(large_experiment(tmp_path)).read())
+    console = Console(file=io.StringIO(), width=columns, color_system=None)
+    console.print(picture(progress, columns - 1, rows - 1))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) <= rows
+    assert max(map(len, lines)) <= columns
+    text = "\n".join(lines)
+    assert "386 of 1200 runs ended" in text
+    assert "16 running" in text
+    assert "Not well" in text
+    assert re.search(r"2 runs failed: 0.* and 1 more: ", text)
+    assert re.search(r"^ +57  gpu-node-01", text, re.MULTILINE)
+    if rows == 24:
+        assert re.search(r"^\d+ more running blocks not shown", lines[-1])
+
+
+def test_a_terminal_gets_one_picture_that_is_drawn_over_and_its_cursor_back(tmp_path):
+    results = large_experiment(tmp_path / "results")
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    with watching(results.path, "--interval", "0.3", cwd=tmp_path, stdout=theirs, stderr=theirs) as watch:
+        os.close(theirs)
+        shown = read_for(ours, 4.0)
+        watch.send_signal(signal.SIGINT)
+        shown += read_for(ours, 3.0)
+        assert watch.wait(timeout=30) == 130
+    os.close(ours)
+    text = shown.decode()
+    assert "\\x1b" not in text  # what rich draws arrives as it is
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
+    first = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).split("results", 1)[0]
+    assert "16 running" in first
+    assert max(len(line) for line in first.splitlines()) <= 80
+    assert text.count("\x1b[2K") >= 20  # later pictures replace the first
+
+
+def read_for(handle, seconds):
+    """What arrives at a terminal in that time."""
+    shown, end_s = b"", time.monotonic() + seconds
+    while (left_s := end_s - time.monotonic()) > 0:
+        if select.select([handle], [], [], left_s)[0]:
+            try:
+                shown += os.read(handle, 65536)
+            except OSError:
+                break
+    return shown
+
+
+def test_names_of_strangers_reach_a_terminal_without_their_control_characters(tmp_path):
+    results = plant_shared(tmp_path / "results", 2)
+    plant_block(results, 0, num_ended=1, is_running=True, node="n\x1b[2J\x07[red]x")
+    shown = benchctl("watch", results.path, "--once")
+    assert "\x1b" not in shown.stdout
+    assert "[red]x" in shown.stdout
+
+
+def test_every_field_of_the_document_is_described_and_no_other(tmp_path):
+    document = progress_once(large_experiment(tmp_path / "results").path)
+    described = set(re.findall(r"^\| `([\w.]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert fields_of(document) == described
+    assert set(document["blocks"]) == set(STATES)
+
+
+def fields_of(document):
+    """Names of all fields, those of lists and objects behind a dot."""
+    fields = set()
+    for name, value in document.items():
+        fields.add(name)
+        inner = value if isinstance(value, list) else [value]
+        if name in {"time_left", "arms", "details", "problems"}:
+            fields |= {f"{name}.{field}" for entry in inner for field in entry}
+        if name == "details":
+            currents = [entry["current"] for entry in inner if entry["current"] is not None]
+            fields |= {f"details.current.{field}" for current in currents for field in current}
+    return fields
+
+
+def test_what_is_no_result_directory_is_refused_with_the_remedy(tmp_path):
+    refused = benchctl("watch", tmp_path)
+    assert refused.returncode == 2
+    assert "is not a result directory" in refused.stderr
