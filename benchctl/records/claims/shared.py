@@ -13,7 +13,7 @@ from typing import Final
 
 from benchctl.errors import ClaimedError, UsageError
 from benchctl.records.claims.held import BEATS_PER_LEASE, HeldBlock, create_lease
-from benchctl.records.claims.lease import CLAIMS, LEASE_S, Lease, Owner, is_shared, newest_leases
+from benchctl.records.claims.lease import CLAIMS, LEASE_S, Lease, Owner, boot_s, is_shared, newest_leases
 from benchctl.records.claims.lock import settle_runs, sole_writer
 from benchctl.records.claims.watch import LeaseWatch
 from benchctl.records.directory import ResultDirectory
@@ -105,28 +105,42 @@ def claim_block(
     """Claim a block without heartbeats. Raises as ``claimed_block`` does."""
     watch = watch or LeaseWatch(directory)
     has_told = False
-    while True:
-        sight = watch.look(block)
+    while (held := try_claim(directory, block, owner, lease_s, watch)) is None:
         lease = watch.leases.get(block)
-        if sight == "alive":
-            raise _claimed(directory, block, watch)
-        if sight == "unknown":
-            if not has_told and lease is not None:
-                on_wait(
-                    f"block {block} is claimed by {lease.owner}; "
-                    f"waiting up to {lease.lease_s:.0f} s for a sign of life"
-                )
-            has_told = True
-            wait_s = LEASE_S if lease is None else lease.lease_s
-            sleep(min(wait_s / _LOOKS_PER_LEASE, _LONGEST_PAUSE_S))
-            continue
-        generation = watch.newest(block) + 1
-        held = create_lease(directory, block, generation, owner, lease_s)
-        if held is not None:
-            return held
-        watch.know(block, generation)  # of a process that was faster: a moment ago it was alive
+        wait_s = LEASE_S if lease is None else lease.lease_s
+        if not has_told and lease is not None:
+            on_wait(
+                f"block {block} is claimed by {lease.owner}; waiting up to {wait_s:.0f} s for a sign of life of it"
+            )
+        has_told = True
+        sleep(min(wait_s / _LOOKS_PER_LEASE, _LONGEST_PAUSE_S))
+    return held
+
+
+def try_claim(
+    directory: Path,
+    block: int,
+    owner: Owner,
+    lease_s: float,
+    watch: LeaseWatch,
+    clock: Callable[[], float] = boot_s,
+) -> HeldBlock | None:
+    """Claim a block that is free now; None while it is not known whether its owner lives.
+
+    Raises as ``claimed_block`` does.
+    """
+    sight = watch.look(block)
+    if sight == "alive":
+        raise _claimed(directory, block, watch)
+    if sight == "unknown":
+        return None
+    generation = watch.newest(block) + 1
+    held = create_lease(directory, block, generation, owner, lease_s, clock)
+    if held is None:
+        watch.know(block, generation)
         if watch.look(block) in {"alive", "unknown"}:
-            raise _claimed(directory, block, watch)
+            raise _claimed(directory, block, watch)  # of a process that was faster: a moment ago it was alive
+    return held
 
 
 def _claimed(directory: Path, block: int, watch: LeaseWatch) -> ClaimedError:

@@ -1,0 +1,222 @@
+"""One block as a task of its own: what it measures, what it says, and how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+from support.cli import benchctl
+from support.shared_directory import (
+    LONG_OUTPUT,
+    SLOWLY,
+    assert_whole,
+    claims,
+    prepared_directory,
+    records,
+    run_task,
+    task,
+    task_in_mid_run,
+)
+
+from benchctl.records.claims.lease import newest_leases
+from benchctl.records.directory import ResultDirectory
+
+
+def test_blocks_in_any_order_leave_one_whole_directory_and_the_last_one_assembles_it(tmp_path):
+    path = prepared_directory(tmp_path, blocks=2)
+    assert not list((path / "claims").iterdir())
+    assert json.loads((path / "manifest.json").read_text())["state"] == "planned"
+    first = run_task(path, 1)
+    assert (first.returncode, first.stdout) == (0, "block 1: 2 done\n")
+    assert json.loads((path / "manifest.json").read_text())["state"] == "planned"
+    assert "interrupted · 2 of 4 runs done" in benchctl("show", path, cwd=tmp_path).stdout
+    assert run_task(path, 0).returncode == 0
+    assert_whole(path)
+    again = run_task(path, 0)
+    assert (again.returncode, again.stdout) == (0, "block 0: 2 done before\n")
+    assert claims(path) == ["b000-1.json", "b001-1.json"]
+    assert {lease.state for lease in newest_leases(path).values()} == {"released"}
+    shown = benchctl("show", path, cwd=tmp_path).stdout
+    assert "done · 4 of 4 runs done" in shown
+
+
+def test_a_block_that_is_none_and_a_directory_that_is_not_shared_are_refused(tmp_path):
+    path = prepared_directory(tmp_path)
+    refused = run_task(path, 2)
+    assert (refused.returncode, "has 2 blocks, from 0 to 1; --block 2 is none" in refused.stderr) == (2, True)
+    ordinary = tmp_path / "ordinary"
+    profile = tmp_path / "small.yaml"
+    assert benchctl("run", "-p", profile, "-o", ordinary, "--blocks", "1", cwd=tmp_path).returncode == 0
+    assert not (ordinary / "claims").exists()
+    assert not (ordinary / "digests").exists()
+    refused = run_task(ordinary, 0)
+    assert refused.returncode == 2
+    assert f"'benchctl run --resume {ordinary} --prepare' first" in refused.stderr
+    assert benchctl("run", "--resume", ordinary, "--prepare", "--blocks", "2", cwd=tmp_path).returncode == 0
+    assert run_task(ordinary, 0).stdout == "block 0: 2 done before\n"
+    assert run_task(ordinary, 1).returncode == 0
+    assert_whole(ordinary)
+
+
+def test_a_stopping_rule_is_refused_before_anything_is_written(tmp_path):
+    done = benchctl(
+        "run", "ci-smoke", "--blocks", "12", "--until-precision", "1%", "--prepare", "-o", "r", cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert "leave out --until-precision" in done.stderr
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_block_that_does_not_fit_into_the_time_left_is_not_begun(tmp_path):
+    path = prepared_directory(tmp_path)
+    assert run_task(path, 0, "--time-left", "1").returncode == 0, "nothing is known of its runs yet"
+    late = run_task(path, 1, "--time-left", "1")
+    assert late.returncode == 130
+    assert "2 runs of block 1 need about" in late.stderr
+    assert "and 1 s are left; nothing of that was begun" in late.stderr
+    assert records(path, 1) == []
+    assert newest_leases(path)[1].state == "released"
+    assert run_task(path, 1, "--time-left", "600").returncode == 0
+    assert_whole(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_to_every_process_of_a_task_ends_its_run_as_interrupted(tmp_path, number):
+    path = prepared_directory(tmp_path, *SLOWLY, blocks=1, output_len=LONG_OUTPUT)
+    with task_in_mid_run(path, 0) as process:
+        signal_tree(process.pid, number)
+        said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    (record,) = records(path)
+    assert (record.state, record.failure.cause) == ("failed", "interrupted")
+    assert newest_leases(path)[0].state == "released"
+
+
+def signal_tree(pid, number):
+    """Signal all descendants and then the process itself, so that its server's end is noticed before the signal."""
+    process = psutil.Process(pid)
+    for each in (*process.children(recursive=True), process):
+        with suppress(psutil.NoSuchProcess):  # some end with the others
+            each.send_signal(number)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("after_s", [0.02, 0.05, 0.1, 0.3])
+def test_a_signal_in_the_first_moments_of_a_task_ends_it_in_silence(tmp_path, number, after_s):
+    argv = [sys.executable, "-m", "benchctl", "run", "--block", "0", "--into", str(tmp_path / "none")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(after_s)
+        process.send_signal(number)
+        said = process.communicate(timeout=30)
+    # Python itself starts for some hundredths of a second, in which no program can catch a signal.
+    assert process.returncode in ({130, -number} if after_s < 0.1 else {130, 2}), said
+    assert "Traceback" not in said[1]
+
+
+def test_a_task_that_is_killed_in_mid_run_is_taken_over_at_once_on_the_same_machine(tmp_path):
+    path = prepared_directory(tmp_path, *SLOWLY, blocks=1, output_len=LONG_OUTPUT)
+    with task_in_mid_run(path, 0) as process:
+        process.kill()
+        process.wait()
+        began_s = time.monotonic()
+        with task(path, 0) as second:
+            wait_for_claim(path, "b000-2.json")
+            assert time.monotonic() - began_s < 10, "no lease was waited for"
+            said = second.communicate(timeout=120)
+    assert second.returncode == 0, said
+    assert_whole(path)
+    first, other = records(path)
+    assert (first.attempt, other.attempt) == (2, 1)
+    lost = json.loads((path / "runs" / first.run_id / "attempt-1" / "run.json").read_text())
+    assert (lost["state"], lost["failure"]["cause"]) == ("failed", "interrupted")
+    assert "ended before it could record" in lost["failure"]["message"]
+
+
+def wait_for_claim(path, name, limit_s=30.0):
+    deadline = time.monotonic() + limit_s
+    while not (path / "claims" / name).exists():
+        assert time.monotonic() < deadline, claims(path)
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_stopped_owner_that_was_taken_over_writes_nothing_when_it_goes_on_and_ends_with_an_error(tmp_path):
+    path = prepared_directory(tmp_path, *SLOWLY, blocks=1, lease_s=6.0, output_len=LONG_OUTPUT)
+    with task_in_mid_run(path, 0) as stopped:
+        stopped.send_signal(signal.SIGSTOP)
+        began_s = time.monotonic()
+        with task(path, 0) as second:
+            wait_for_claim(path, "b000-2.json")
+            assert time.monotonic() - began_s >= 6.0, "the lease of the first owner was waited for"
+            wait_for_second_attempt(path)
+            stopped.send_signal(signal.SIGCONT)
+            said = stopped.communicate(timeout=60)
+            assert stopped.returncode == 5, said
+            assert "block 0 was given up: this process could not renew its claim for" in said[1]
+            assert second.poll() is None, "the first owner ended while the second one measured"
+            said = second.communicate(timeout=120)
+    assert second.returncode == 0, said
+    assert_whole(path)
+    assert [record.attempt for record in records(path)] == [2, 1]
+    assert claims(path) == ["b000-1.json", "b000-2.json"]
+    assert not list((path / "runs").glob(".*"))
+
+
+def wait_for_second_attempt(path, limit_s=30.0):
+    deadline = time.monotonic() + limit_s
+    while not any(record.attempt == 2 for record in records(path)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_tasks", [2, 8])
+def test_of_many_who_claim_one_block_at_once_one_measures_it(tmp_path, num_tasks):
+    path = prepared_directory(tmp_path, *SLOWLY, blocks=1, lease_s=30.0, output_len=100)
+    tasks = [task(path, 0) for _ in range(num_tasks)]
+    said = [each.communicate(timeout=180) for each in tasks]
+    codes = sorted(each.returncode for each in tasks)
+    measured = [out for out, _ in said if out == "block 0: 2 done\n"]
+    assert len(measured) == 1, said
+    assert set(codes) <= {0, 2}, said
+    for each, (out, err) in zip(tasks, said, strict=True):
+        if each.returncode == 2:
+            assert "block 0 is being measured by process" in err
+        else:
+            assert out in {"block 0: 2 done\n", "block 0: 2 done before\n"}
+    assert_whole(path)
+    assert [record.attempt for record in records(path)] == [1, 1]
+
+
+@pytest.mark.slow
+def test_processes_that_measure_different_blocks_at_the_same_time_lose_no_update(tmp_path):
+    path = prepared_directory(tmp_path, blocks=10)
+    for blocks in ((0, 5), (6, 1), (2, 7), (8, 3), (4, 9)):
+        tasks = [task(path, block) for block in blocks]
+        said = [each.communicate(timeout=120) for each in tasks]
+        assert [each.returncode for each in tasks] == [0, 0], said
+    assert_whole(path)
+    recorded = json.loads((path / "digests.json").read_text())["files"]
+    assert len([name for name in recorded if name.endswith("run.json")]) == len(ResultDirectory(path).plan().runs)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_one_task_costs_its_run_alone(tmp_path):
+    path = prepared_directory(tmp_path, blocks=2, output_len=200)
+    argv = f"ulimit -f 40; exec {sys.executable} -m benchctl run --block 0 --into {path}"
+    with subprocess.Popen(["bash", "-c", argv], stderr=subprocess.PIPE, text=True, env={**os.environ}) as limited:
+        assert run_task(path, 1).returncode == 0
+        said = limited.communicate(timeout=120)
+    assert limited.returncode == 5, said
+    assert records(path, 0)[0].state == "failed"
+    assert all(record.state == "done" for record in records(path, 1))
+    assert newest_leases(path)[0].state == "released"
+    assert run_task(path, 0).returncode == 0
+    assert_whole(path)

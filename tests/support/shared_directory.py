@@ -1,0 +1,116 @@
+"""Shared result directories for tests: prepared by ``run --prepare``, measured by real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.cli import benchctl
+
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.run import RunRecord
+
+PROFILE = """\
+name: small
+seed: 3
+engine: sim-exact
+model: qwen2.5-7b
+blocks: {blocks}
+cluster: {{lease_s: {lease_s}}}
+workload:
+  dataset: generated
+  num_prompts: 3
+  output_len: {output_len}
+  arrival: {{kind: closed-loop, max_concurrency: 3}}
+  num_warmups: 0
+variants:
+  baseline: {{}}
+  changed:
+    server: {{max_num_seqs: 2}}
+allowed_differences: [server.*]
+"""
+LONG_OUTPUT = 250
+"""Tokens of a load that takes about six seconds with ``SLOWLY``, so that something can happen in mid-run."""
+SLOWLY = ("--set", "engine.options.time_scale=0.5")
+
+
+def prepared_directory(
+    parent: Path, *options: str, blocks: int = 2, lease_s: float = 120.0, output_len: int = 8
+) -> Path:
+    """A shared directory of an experiment with two arms, of which nothing is measured."""
+    profile, path = parent / "small.yaml", parent / "shared"
+    profile.write_text(PROFILE.format(blocks=blocks, lease_s=lease_s, output_len=output_len))
+    done = benchctl("run", "-p", profile, "--prepare", "-o", path, *options, cwd=parent)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def task(path: Path, block: int, *options: str, **env: str) -> "subprocess.Popen[str]":
+    """A process that measures one block, in a group of its own; it is given a new interpreter."""
+    argv = [sys.executable, "-m", "benchctl", "run", "--block", str(block), "--into", str(path), *options]
+    return subprocess.Popen(
+        argv,
+        env={**os.environ, "CI": "1", **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run_task(path: Path, block: int, *options: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    """The same to its end, with modules that are loaded already."""
+    return benchctl("run", "--block", block, "--into", path, *options, cwd=path.parent, CI="1", **env)
+
+
+@contextmanager
+def task_in_mid_run(path: Path, block: int, *options: str, **env: str) -> Iterator["subprocess.Popen[str]"]:
+    """A task whose first run sends its load; inside it can be stopped, killed or awaited."""
+    with task(path, block, *options, **env) as process:
+        try:
+            wait_for_load(process, path, block)
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+
+
+def wait_for_load(process: "subprocess.Popen[str]", path: Path, block: int, limit_s: float = 60.0) -> None:
+    """Wait until a run of ``block`` has been sending its load for a moment."""
+    deadline = time.monotonic() + limit_s
+    runs = [planned.run_id for planned in ResultDirectory(path).plan().runs if planned.block == block]
+    while process.poll() is None and time.monotonic() < deadline:
+        if any(samples.stat().st_size for run in runs for samples in (path / "runs" / run).glob("client.jsonl")):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no load began: {process.communicate() if process.poll() is not None else 'in time'}")
+
+
+def records(path: Path, block: int | None = None) -> list[RunRecord]:
+    """The records of all runs that were begun, or of those of one block."""
+    results = ResultDirectory(path)
+    found = [run.read() for run in results.begun_runs(results.plan())]
+    return [record for record in found if block is None or record.block == block]
+
+
+def claims(path: Path) -> list[str]:
+    """Names of the leases; nothing else is in their folder."""
+    return sorted(entry.name for entry in (path / "claims").iterdir())
+
+
+def assert_whole(path: Path) -> None:
+    """Every planned run is done and recorded, no file differs from its digest, the state is assembled."""
+    results = ResultDirectory(path)
+    states = {record.run_id: record.state for record in records(path)}
+    assert states == {planned.run_id: "done" for planned in results.plan().runs}
+    assert results.manifest().state == "done"
+    verified = benchctl("verify", path, "--json", cwd=path.parent)
+    document = json.loads(verified.stdout)
+    assert verified.returncode == 0, verified.stdout
+    assert document["unrecorded"] == []
