@@ -1,5 +1,6 @@
 """The manifest and the plan of an experiment: profile, machine, order of the runs, and the stopping rule."""
 
+from collections.abc import Collection
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -34,6 +35,10 @@ class Plan(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Version of the result format."""
     runs: tuple[PlannedRun, ...]
     """Runs in the order of execution."""
+
+    def num_blocks_of(self, done: Collection[str]) -> int:
+        """Number of blocks all of whose runs are among ``done``, by ``run_id``."""
+        return len({run.block for run in self.runs} - {run.block for run in self.runs if run.run_id not in done})
 
 
 class GitState(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -32,6 +32,10 @@ class Entry:
     label: str | None = None
     num_done: int | None = None
     num_planned: int | None = None
+    num_blocks_done: int | None = None
+    num_blocks: int | None = None
+    nodes: tuple[str, ...] = ()
+    """Names of the nodes that measured runs, as far as records name them."""
     problem: str | None = None
     damage: str | None = None
     altered: str | None = None
@@ -103,8 +107,10 @@ def _entry(path: Path) -> Entry:
 
 def _entry_of(results: ResultDirectory) -> Entry:
     path, manifest = results.path, current_manifest(results)
-    runs = [results.run(planned.run_id) for planned in results.due_plan().runs]
-    records = [_read(run) for run in runs]
+    plan = results.due_plan()
+    records = [_read(results.run(planned.run_id)) for planned in plan.runs]
+    readable = [record for record in records if isinstance(record, RunRecord)]
+    done = {record.run_id for record in readable if record.state == "done"}
     damage = next((str(record) for record in records if isinstance(record, RecordError)), None)
     altered = list(dict.fromkeys(alteration.file for alteration in verify_directory(path).alterations))
     return Entry(
@@ -114,8 +120,11 @@ def _entry_of(results: ResultDirectory) -> Entry:
         engine=manifest.engine,
         state=manifest.state if damage is None else DAMAGED,
         label=manifest.label,
-        num_done=sum(isinstance(record, RunRecord) and record.state == "done" for record in records),
-        num_planned=len(runs),
+        num_done=sum(record.state == "done" for record in readable),
+        num_planned=len(plan.runs),
+        num_blocks_done=plan.num_blocks_of(done),
+        num_blocks=len({planned.block for planned in plan.runs}),
+        nodes=tuple(sorted({record.node.name for record in readable if record.node is not None})),
         damage=damage,
         altered="altered: " + first_of(altered, 2) if altered else None,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl
 from support.results.builders import edit_manifest, write_results
+from support.results.planted_progress import plant_block, plant_shared
 
 PROFILE = "a-profile-with-a-very-long-name-that-nobody-would-type-by-hand"
 
@@ -62,3 +63,14 @@ def test_in_a_pipe_and_as_json_nothing_is_shortened(root: Path) -> None:
         (PROFILE, ("a remark " * 8).strip())
     }
     assert {entry["path"] for entry in entries} == {str(path) for path in (root / PROFILE).iterdir()}
+
+
+def test_an_experiment_in_progress_says_how_many_of_its_blocks_are_done_and_on_how_many_nodes(
+    tmp_path: Path,
+) -> None:
+    results = plant_shared(tmp_path / "shared", 4)
+    plant_block(results, 0, num_ended=6, node="n01")
+    plant_block(results, 1, num_ended=3, is_running=True, node="n02")
+    assert "running  9/24  1 of 4 blocks done · 2 nodes" in " ".join(benchctl("list", tmp_path).stdout.split(" "))
+    (entry,) = json.loads(benchctl("list", tmp_path, "--json").stdout)["results"]
+    assert (entry["num_blocks_done"], entry["num_blocks"], entry["nodes"]) == (1, 4, ["n01", "n02"])

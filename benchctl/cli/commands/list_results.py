@@ -59,9 +59,17 @@ def _row(root: Path, entry: "Entry") -> "list[str]":
     name = str(entry.path.relative_to(root)) if entry.path != root else str(root)
     if entry.problem is not None:
         return [name, "", "", "", entry.state or "unreadable", "", entry.problem]
-    remarks = " · ".join(filter(None, (entry.label, entry.damage, entry.altered)))
+    nodes = f"{len(entry.nodes)} nodes" if len(entry.nodes) > 1 else None
+    remarks = " · ".join(filter(None, (_blocks(entry), nodes, entry.label, entry.damage, entry.altered)))
     fields = (entry.created_at, entry.profile, entry.engine, entry.state)
     return [name, *(field or "" for field in fields), f"{entry.num_done}/{entry.num_planned}", remarks]
+
+
+def _blocks(entry: "Entry") -> str | None:
+    """Blocks that are done of an experiment in progress."""
+    if entry.state not in {"running", "interrupted"} or not entry.num_blocks:
+        return None
+    return f"{entry.num_blocks_done} of {entry.num_blocks} blocks done"
 
 
 def _fitted(rows: "Sequence[list[str]]", width: int) -> "list[list[str]]":

@@ -69,6 +69,13 @@ def headline(analysis: AnalyzedExperiment) -> str:
     work = _requests_text(analysis) if analysis.passes is None else passes_text(analysis)
     baseline = "" if manifest.baseline == "baseline" else f" · baseline {manifest.baseline}"
     done = f"{num_done} of {num_planned} runs done"
+    if manifest.state == "running":
+        plan = analysis.results.plan
+        ended = {run.record.run_id for run in analysis.runs if run.record.state == "done"}
+        nodes = {run.record.node.name for run in analysis.runs if run.record.node is not None}
+        done += f" in {plan.num_blocks_of(ended)} whole blocks" + (
+            f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
+        )
     lines = (
         f"{manifest.profile}{label} · {manifest.state} · {done} · {blocks_text(manifest)}{baseline}",
         f"engine {manifest.engine} · {work} · seed {manifest.seed}",
