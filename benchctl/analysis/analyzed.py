@@ -155,6 +155,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
             *integrity_warnings(path),
             *manifest.warnings,
             *experiment.warnings,
+            *experiment.block_warnings,
             *(warning for paired in pairs for warning in paired.prompt_differences()),
         ),
         damage=tuple(dict.fromkeys(damage)),

@@ -426,6 +426,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "The client's times of some blocks do not count; what the server measured does.", _MEASURE_AGAIN
         ),
         "excluded-block": _warning("A block is left out, for the reason in the message.", _MEASURE_AGAIN),
+        "block-on-several-nodes": _warning(
+            "Runs of one block were measured on several nodes or devices, so it compares machines and is left out.",
+            "Add a block in its place on one machine: 'benchctl run --resume DIR --blocks N'.",
+        ),
         "experiment-unfinished": _warning(
             "The experiment has not finished.", "Continue it with 'benchctl run --resume'."
         ),

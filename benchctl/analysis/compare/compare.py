@@ -39,6 +39,7 @@ from benchctl.analysis.validity.comparability.differences import (
     require_comparable,
     run_differences,
 )
+from benchctl.analysis.validity.comparability.hardware import hardware_differences
 from benchctl.analysis.validity.integrity import require_intact
 from benchctl.errors import UsageError
 from benchctl.profile.sources.files import did_you_mean
@@ -173,13 +174,15 @@ def _require_comparable(
     """Warnings and differences that are allowed. Raises AlteredError or NotComparableError for other ones."""
     a, b = sides
     manifests = a.results.manifest, b.results.manifest
-    has_one_host = manifests[0].host.hostname == manifests[1].host.hostname
+    hosts = {manifest.host.hostname for manifest in manifests}
+    has_one_experiment = manifests[0] == manifests[1]
     runs_of_cells = {pair.label: (pair.a_runs, pair.b_runs) for pair in pairs}
     declared = {pair.label: _declared_between(pair, sides) for pair in pairs}
     differences = (
         *experiment_differences(a.results, b.results),
-        *configuration_differences(runs_of_cells, declared, has_one_host=has_one_host),
-        *run_differences(runs_of_cells, declared, has_one_experiment=manifests[0] == manifests[1]),
+        *configuration_differences(runs_of_cells, declared, hostname=hosts.pop() if len(hosts) == 1 else None),
+        *run_differences(runs_of_cells, declared, has_one_experiment=has_one_experiment),
+        *hardware_differences(runs_of_cells, has_one_experiment=has_one_experiment),
     )
     shared = tuple(p for p in a.profile.allowed_differences if p in b.profile.allowed_differences)
     patterns = (*shared, *options.allow)

@@ -42,7 +42,7 @@ def measurement_warnings(
         [
             *(warning for results in experiments for warning in _experiment_warnings(results)),
             *_pairing_warnings(a, b, pairs),
-            *_exclusion_warnings(pairs),
+            *_exclusion_warnings(cells),
             *(() if len(experiments) == 1 else machine_warnings(a, b)),
             *(
                 ResultWarning(code=f"check-{check.name}", message=check.detail, where=run.record.run_id)
@@ -195,11 +195,14 @@ def _pairing_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPa
         yield ResultWarning(code="unmatched", message=f"{arm} has no counterpart and is not compared")
 
 
-def _exclusion_warnings(pairs: Sequence[CellPair]) -> Iterable[ResultWarning]:
-    for pair in pairs:
-        for arm in (pair.a, pair.b):
+def _exclusion_warnings(cells: Sequence[PairedRuns]) -> Iterable[ResultWarning]:
+    for cell in cells:
+        for arm, experiment in ((cell.pair.a, cell.a), (cell.pair.b, cell.b)):
+            yield from experiment.block_warnings
             for block, reason in sorted(arm.excluded.items()):
-                yield ResultWarning(code="excluded-block", message=f"block {block} is left out: {reason}")
+                scattered = experiment.scattered_blocks.get(block)
+                if scattered is None or not reason.endswith(scattered):
+                    yield ResultWarning(code="excluded-block", message=f"block {block} is left out: {reason}")
             if arm.client_excluded:
                 blocks = ", ".join(map(str, sorted(arm.client_excluded)))
                 message = (

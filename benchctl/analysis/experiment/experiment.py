@@ -24,6 +24,7 @@ from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.table import CLIENT_TIMED, POSITION_ADJUSTED
 from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, Estimator, PooledSlope
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
+from benchctl.analysis.validity.comparability.places import Place, place_of, scattered_blocks
 from benchctl.analysis.validity.prompt_tokens import unreported_prompt_warnings
 from benchctl.analysis.validity.reconcile import Check, expected_of, reconcile
 from benchctl.analysis.validity.redactions import redaction_warnings
@@ -148,9 +149,40 @@ class Experiment:
         """The warning about the prompt tokens of a run that does not carry it."""
         return unreported_prompt_warnings(run, self.results.requests)
 
-    @_derive_once
     def usability(self, run: LoadedRun) -> Usability:
-        """The parts of a run that count, by its state, its warnings and the gates of the profile."""
+        """The parts of a run that count, by its state, its warnings, the gates of the profile and its block."""
+        usability = self._usability_alone(run)
+        reason = self.scattered_blocks.get(run.record.block) if usability.is_usable else None
+        return usability if reason is None else Usability(f"block {run.record.block}: {reason}")
+
+    @cached_property
+    def scattered_blocks(self) -> Mapping[int, str]:
+        """The blocks of which runs that count were measured in several places, which are left out, with reasons."""
+        places = {id(run): self._place(run.record) for run in self.results.runs}
+        suspected = scattered_blocks((run.record, places[id(run)]) for run in self.results.runs)
+        runs = [run for run in self.results.runs if run.record.block in suspected]
+        return scattered_blocks(
+            (run.record, places[id(run)]) for run in runs if self._usability_alone(run).is_usable
+        )
+
+    @property
+    def block_warnings(self) -> tuple[ResultWarning, ...]:
+        """A warning for each block that is left out for the places of its runs."""
+        return tuple(
+            ResultWarning(code="block-on-several-nodes", message=f"block {block} is left out: {reason}")
+            for block, reason in self.scattered_blocks.items()
+        )
+
+    def _place(self, record: RunRecord) -> Place | None:
+        if record.node is None:
+            return None
+        settings = self.settings(record)
+        own = {} if settings is None else getattr(settings.server, "env", {})
+        return place_of(record, chooses_devices="CUDA_VISIBLE_DEVICES" in own)
+
+    @_derive_once
+    def _usability_alone(self, run: LoadedRun) -> Usability:
+        """The parts of a run that count, whatever became of the other runs of its block."""
         gates = () if self.profile_or_none is None else self.profile_or_none.gates
         return usability_of(run, gates, allow_suspect=self.allow_suspect)
 

@@ -6,7 +6,6 @@ are never allowed; profiles of both sides or the user allow others.
 
 import glob
 import json
-import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import msgspec
 from benchctl.analysis.validity.comparability.declared import chooses_build, is_declared
 from benchctl.analysis.validity.comparability.kv_sizes import alike_sizes
 from benchctl.analysis.validity.comparability.launch import is_flag, launch_settings
+from benchctl.analysis.validity.comparability.places import has_one_host, have_same_cores, num_cores
 from benchctl.errors import NotComparableError
 from benchctl.profile.planning.plan import allowed_difference
 from benchctl.records.loaded import LoadedResults, LoadedRun
@@ -39,7 +39,7 @@ _NOT_SET: Final = frozenset({ABSENT, "null"})
 _CORES: Final = "server.client_cores"
 _FIELDS: Final[Mapping[str, Callable[[RunRecord], str | None]]] = {
     "engine_version": lambda record: record.engine_version,
-    "host": lambda record: record.host,
+    "host": lambda record: record.host if record.node is None else None,
 }
 
 
@@ -83,18 +83,21 @@ def _uncounted(results: LoadedResults) -> tuple[PreparedRequest, ...]:
 
 
 def configuration_differences(
-    cells: Cells, declared: Mapping[str, Collection[str]] = NOTHING, *, has_one_host: bool = True
+    cells: Cells, declared: Mapping[str, Collection[str]] = NOTHING, *, hostname: str | None = ""
 ) -> tuple[Difference, ...]:
     """Settings in which the servers of the two sides differ, over all cells: in their reported configuration, their
     command line and their environment.
 
     A setting that changes between the blocks of one side differs too; both values are shown. ``declared`` has the
-    patterns of what the variants of each cell set. With ``has_one_host`` paths are compared whole.
+    patterns of what the variants of each cell set. ``hostname`` is the host of runs that record no node, None for
+    several: where all runs had one host, paths are compared whole, and where they had the same cores, these.
     """
+    records = [run.record for sides in cells.values() for side in sides for run in side]
+    sites = _Sites.of(records, hostname)
     cells_of: dict[tuple[str, str, str, bool], list[str]] = {}
     names: dict[str, tuple[str, ...]] = {"server.version": ("engine_version",)}
     for cell, sides in cells.items():
-        a, b = ([_settings_of(run.record, names, has_one_host=has_one_host) for run in runs] for runs in sides)
+        a, b = ([_settings_of(run.record, names, sites) for run in runs] for runs in sides)
         for key in sorted({key for settings in (*a, *b) for key in settings}):
             left, right = alike_sizes(key, (_values(a, key), _values(b, key)), (*a, *b))
             # of a flag that sets a reported setting, only the reported value counts
@@ -118,17 +121,34 @@ def _is_set(
     return is_declared(key, names, sides, (*declared, glob.escape(key)) if is_new else declared)
 
 
-def _settings_of(record: RunRecord, names: dict[str, tuple[str, ...]], *, has_one_host: bool) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sites:
+    """The part of the machines that all compared runs have in common."""
+
+    has_one_host: bool
+    have_same_cores: bool
+    have_nodes: bool
+    """Every run records its node, and with it the devices that its server could see."""
+
+    @classmethod
+    def of(cls, records: Sequence[RunRecord], hostname: str | None) -> "_Sites":
+        is_one = has_one_host(records, hostname)
+        return cls(
+            has_one_host=is_one,
+            have_same_cores=is_one and have_same_cores(records),
+            have_nodes=all(record.node is not None for record in records),
+        )
+
+
+def _settings_of(record: RunRecord, names: dict[str, tuple[str, ...]], sites: _Sites) -> dict[str, str]:
     """Every setting of a run as text, reported or launched; ``names`` receives the other names of each."""
-    launch = launch_settings(record, has_one_host=has_one_host)
+    launch = launch_settings(record, has_one_host=sites.has_one_host, has_node=sites.have_nodes)
     names |= {key: setting.names for key, setting in launch.items()}
     reported = {key: _as_json(value) for key, value in record.effective_config.items()}
-    if not has_one_host and _CORES in reported:
+    if not sites.have_same_cores and _CORES in reported:
         # only the number of cores for the client: which ones, and how many are left, depends on the machine
         client, _, _ = reported[_CORES].partition(", server on ")
-        ranges = re.findall(r"(\d+)(?:-(\d+))?", client)
-        num_cores = sum(int(last or first) - int(first) + 1 for first, last in ranges)
-        reported[_CORES] = _as_json(f"{num_cores} of its own for the client")
+        reported[_CORES] = _as_json(f"{num_cores(client)} of its own for the client")
     return reported | {key: _as_json(setting.value) for key, setting in launch.items()}
 
 
@@ -144,7 +164,8 @@ def run_differences(
     cells: Cells, declared: Mapping[str, Collection[str]] = NOTHING, *, has_one_experiment: bool
 ) -> tuple[Difference, ...]:
     """Engine versions and hosts that differ between the runs of two sides, or within one side if the sides are two
-    experiments (which may differ, with a warning). Runs without the record differ from none.
+    experiments (which may differ, with a warning). Runs without the record differ from none. The host of a run that
+    records its node does not count: its hardware does.
     """
     differences = []
     for key, value_of in _FIELDS.items():

@@ -26,6 +26,7 @@ _OURS: Final = re.compile(r"[^\s:=,]*/benchctl/engines/(?:inside/(\w+)|(\w+)/ins
 """Paths of benchctl itself, which are not settings of a server."""
 _GIVEN: Final = "given"
 """Value of a flag without one."""
+_CHOICES_OF_DEVICES: Final = frozenset({"env.CUDA_VISIBLE_DEVICES", "env.NVIDIA_VISIBLE_DEVICES"})
 WORDS: Final = "argv.words"
 """The words of a command line that belong to no flag."""
 
@@ -39,15 +40,19 @@ class LaunchSetting:
     names: tuple[str, ...]
 
 
-def launch_settings(record: RunRecord, *, has_one_host: bool = True) -> dict[str, LaunchSetting]:
+def launch_settings(
+    record: RunRecord, *, has_one_host: bool = True, has_node: bool = False
+) -> dict[str, LaunchSetting]:
     """The launch settings of a run's server, by key; empty if benchctl did not start it.
 
     Without ``has_one_host`` only the last part of paths is compared, because directories differ between machines.
+    With ``has_node`` the variables that choose devices are left out: the node of the run has the devices.
     """
-    return {
+    settings = {
         key: LaunchSetting(key=key, value=_shared_form(value, record, has_one_host=has_one_host), names=names)
         for key, value, names in (*_of_argv(record), *_of_env(record))
     }
+    return {key: setting for key, setting in settings.items() if not (has_node and key in _CHOICES_OF_DEVICES)}
 
 
 def is_flag(key: str) -> bool:

@@ -1,0 +1,81 @@
+"""Places of runs: the machine and the devices on which each was measured.
+
+Arms are compared within blocks because there they met the same machine. A block of which some runs were measured
+elsewhere compares machines with one another, and is left out. The numbers of a simulator with its own clock do not
+depend on the place.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from benchctl.formats import in_a_row
+from benchctl.records.run import RunRecord
+
+_RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A machine with the devices that a server could see."""
+
+    node: str
+    devices: frozenset[str] | None
+    """Identities of the devices; None where the arm itself chooses them, and may have others than other arms."""
+
+    def __str__(self) -> str:
+        devices = f" with {', '.join(sorted(self.devices))}" if self.devices else ""
+        return f"{self.node}{devices}"
+
+
+def place_of(record: RunRecord, *, chooses_devices: bool = False) -> Place | None:
+    """The place of a run; None where its numbers do not depend on one, or none is recorded."""
+    if record.node is None or record.clock == "virtual":
+        return None
+    devices = frozenset(gpu.uuid or f"GPU {gpu.index}" for gpu in record.node.gpus)
+    return Place(node=record.node.name, devices=None if chooses_devices else devices)
+
+
+def scattered_blocks(places: Iterable[tuple[RunRecord, Place | None]]) -> Mapping[int, str]:
+    """The blocks whose runs were measured in several places, with the sentence that says which were."""
+    by_block: dict[int, list[tuple[RunRecord, Place]]] = {}
+    for record, place in places:
+        if place is not None:
+            by_block.setdefault(record.block, []).append((record, place))
+    return {block: _sentence(placed) for block, placed in sorted(by_block.items()) if _is_scattered(placed)}
+
+
+def _is_scattered(placed: list[tuple[RunRecord, Place]]) -> bool:
+    nodes = {place.node for _, place in placed}
+    devices = {place.devices for _, place in placed if place.devices is not None}
+    return len(nodes) > 1 or len(devices) > 1
+
+
+def _sentence(placed: list[tuple[RunRecord, Place]]) -> str:
+    has_one_node = len({place.node for _, place in placed}) == 1
+    runs_at: dict[str, list[str]] = {}
+    for record, place in placed:
+        runs_at.setdefault(str(place) if has_one_node else place.node, []).append(record.run_id)
+    described = [f"{where} ({', '.join(run_ids)})" for where, run_ids in runs_at.items()]
+    what = "devices" if has_one_node else "nodes"
+    return f"its runs were measured on several {what}: {in_a_row(described)}"
+
+
+def have_same_cores(records: Iterable[RunRecord]) -> bool:
+    """True where no two runs had other cores of a host; older runs of one host count as the same."""
+    return len({None if record.node is None else record.node.cores for record in records}) <= 1
+
+
+def num_cores(ranges: str) -> int:
+    """The number of cores in a list such as ``0-7,16-23``."""
+    return sum(int(last or first) - int(first) + 1 for first, last in _RANGE.findall(ranges))
+
+
+def has_one_host(records: Iterable[RunRecord], hostname: str | None) -> bool:
+    """True where no two runs were measured on different hosts.
+
+    Those that record no node were measured on ``hostname``; None where they had several.
+    """
+    hosts = {hostname if record.node is None else record.node.hostname for record in records}
+    return len(hosts) <= 1 and None not in hosts
