@@ -116,11 +116,22 @@ def keeping(results: "Path") -> "Iterator[None]":
         raise as_run_error(error, "the output", next_step=next_step) from error
 
 
-def tokenizer_of(profile: "Profile") -> "AbstractContextManager[Tokenizer]":
-    """The tokenizer that counts the prompts of an experiment; it says when it starts a server for that."""
-    from benchctl.measure.tokenizing.choice import tokenizer_for
+def tokenizer_of(profile: "Profile", *, may_start_server: bool = True) -> "AbstractContextManager[Tokenizer]":
+    """The tokenizer that counts the prompts of an experiment; it says when it starts a server for that.
 
-    return tokenizer_for(profile, lambda text: print(text, flush=True))
+    Where none may be started, as on a login node, that raises UsageError with what to do instead.
+    """
+    from benchctl.measure.tokenizing.choice import tokenizer_for
+    from benchctl.workload.tokenizers.files import KEY
+
+    def refuse(_text: str) -> None:
+        raise UsageError(
+            f"profile {profile.name}: the prompts can be counted only by a server of {profile.model}, and --on "
+            f"slurm starts none on the machine that submits; name a tokenizer with {KEY}: a directory with "
+            "tokenizer.json, or a repository of the model hub"
+        )
+
+    return tokenizer_for(profile, (lambda text: print(text, flush=True)) if may_start_server else refuse)
 
 
 def prepare_experiment(
@@ -188,16 +199,24 @@ def create(
     *,
     directory: "Path | None" = None,
     is_simulated: bool = False,
+    is_elsewhere: bool = False,
     notes: "tuple[ResultWarning, ...]" = (),
 ) -> "ResultDirectory":
     """A new result directory, which holds all that is known before the first run: ``directory`` where it is given,
-    else one below ``output_dir``. ``notes`` go into its manifest.
+    else one below ``output_dir``. ``notes`` go into its manifest. With ``is_elsewhere`` other machines measure.
     """
     from benchctl.measure.experiment import create_experiment, create_simulation
     from benchctl.measure.result_directory import Origin
 
     argv = ("benchctl", *sys.argv[1:])
-    origin = Origin(output_root=output_dir, label=label, argv=argv, directory=directory, notes=notes)
+    origin = Origin(
+        output_root=output_dir,
+        label=label,
+        argv=argv,
+        directory=directory,
+        is_elsewhere=is_elsewhere,
+        notes=notes,
+    )
     return (create_simulation if is_simulated else create_experiment)(profile, prepared, origin)
 
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchctl.cli.cluster.distributed import print_distribution
+from benchctl.cli.cluster.distributed import check_block_time, print_distribution, with_cluster
 from benchctl.cli.experiment import check_gpu, check_machine, prepare_experiment
 from benchctl.cli.output.outcome import warn
 
@@ -37,6 +37,7 @@ def print_planned(
         check_machine(profile, prepared.requests, output, is_plan=True)
         print_plan(profile, prepared.requests, on_file.noise, step_time_model)
         print_kv_memory(kv_memory)
+        check_block_time(profile, prepared.requests, distribution, is_plan=True)
         print_distribution(profile, prepared.requests, distribution)
         return
     pilot = lengths_profile(profile)
@@ -83,4 +84,5 @@ def print_runs_left(
     check_machine(reopened.profile, reopened.requests, path, is_plan=True)
     pending = pending_runs(results, plan)
     print_rest(reopened.profile, reopened.requests, pending, len(plan.runs), step_time_model)
-    print_distribution(reopened.profile, reopened.requests, distribution)
+    elsewhere = with_cluster(reopened.profile, distribution, given=profile)
+    print_distribution(elsewhere, reopened.requests, distribution, sorted({planned.block for planned in pending}))

@@ -114,8 +114,10 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
     """Write everything that is known before the first run; returns the new directory.
 
     The noise on file for this machine and server goes along, with the warnings about it, and the measured peaks of
-    its device.
+    its device; none of them where other machines measure, and a note says so.
     """
+    if origin.is_elsewhere:
+        return _create_for_others(profile, prepared, origin)
     manifest = msgspec.structs.replace(
         new_manifest(profile, prepared, origin.argv), label=origin.label, gpus=gpu_inventory()
     )
@@ -130,6 +132,21 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
     manifest = msgspec.structs.replace(manifest, warnings=warnings)
     peaks = peaks_on_file(profile, [gpu.name for gpu in manifest.gpus])
     return create_results(profile, prepared, origin, manifest, on_file.noise, peaks)
+
+
+def _create_for_others(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
+    """The same for blocks that other machines measure: devices and noise of this one say nothing about them."""
+    note = ResultWarning(
+        code="measured-elsewhere",
+        message=(
+            "the directory was created on a machine that does not measure: devices and driver are in the record of "
+            "each run, and no noise on file goes along"
+        ),
+    )
+    manifest = new_manifest(profile, prepared, origin.argv)
+    warnings = (*manifest.warnings, note, *origin.notes, *profile_draft_warnings(profile))
+    manifest = msgspec.structs.replace(manifest, label=origin.label, warnings=warnings)
+    return create_results(profile, prepared, origin, manifest, peaks=peaks_on_file(profile, ()))
 
 
 def create_simulation(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:

@@ -42,6 +42,8 @@ class Origin:
     argv: tuple[str, ...]
     label: str | None = None
     directory: Path | None = None
+    is_elsewhere: bool = False
+    """Other machines measure than the one that creates the directory."""
     notes: tuple[ResultWarning, ...] = ()
     """What is to be said of the experiment itself."""
 

@@ -20,6 +20,7 @@ from benchctl.records.run import RunRecord
 from benchctl.records.samples import ClientSample, GpuSample, HostSample, PrometheusSample
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.step import SECTION_PARENT, StepRecord
+from benchctl.records.submission import Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,11 @@ _EXPERIMENT_FILES: Final = (
         MeasuredPeaks,
     ),
     _File("digests.json", "SHA-256 of the files of the experiment.", DirectoryDigests),
+    _File(
+        "submissions/<utc>/submission.json",
+        "One submission of blocks to Slurm, beside its script, its tasks and their logs.",
+        Submission,
+    ),
     _File("runs/<run_id>/", "One directory for each run that was begun, see below."),
     _File("summary.csv, summary.json", "Every metric of every run; written by reports."),
     _File("sweep_summary.csv, sweep_summary.json", "Every cell against the baseline; written by reports."),

@@ -167,6 +167,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "The runs were simulated in virtual time, without server, client or network; times are a cost model's.",
             "Nothing; measure with 'benchctl run' what a decision rests on.",
         ),
+        "measured-elsewhere": _note(
+            "The directory was created on a machine that does not measure, such as a login node.",
+            "Nothing; devices and drivers are in the record of each run.",
+        ),
         "steps-unknown": _note(
             "The engine records no steps, so the time per step is unknown.", "Compare wall_s or tpot_ms instead."
         ),

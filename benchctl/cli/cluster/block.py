@@ -49,10 +49,12 @@ def _tell(text: str) -> None:
 
 
 def _time_left(given_s: float | None) -> Callable[[], float | None]:
-    """The seconds until this process must end, as the user gave them at its start."""
+    """The seconds until this process must end, as the user gave them at its start, else as Slurm tells them."""
     import time
 
+    from benchctl.cluster.slurm.time_left import time_left_in_job
+
     if given_s is None:
-        return lambda: None
+        return time_left_in_job()
     ends_s = time.monotonic() + given_s
     return lambda: ends_s - time.monotonic()

@@ -6,6 +6,8 @@ from benchctl.cli.options.distribution import Distribution, Place
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
@@ -31,7 +33,7 @@ def measure_distributed(
     if distribution.on is Place.SLURM:
         from benchctl.cli.cluster.slurm import measure_on_slurm
 
-        return measure_on_slurm(results, profile, requests, distribution, is_quiet=is_quiet)
+        return measure_on_slurm(results, profile, distribution, is_quiet=is_quiet, keeps_raw_logs=keeps_raw_logs)
     if distribution.on is Place.LOCAL:
         from benchctl.cli.cluster.local import measure_on_slots
 
@@ -45,13 +47,16 @@ def measure_distributed(
 
 
 def print_distribution(
-    profile: "Profile", requests: "tuple[PreparedRequest, ...]", distribution: Distribution
+    profile: "Profile",
+    requests: "tuple[PreparedRequest, ...]",
+    distribution: Distribution,
+    blocks: "Sequence[int] | None" = None,
 ) -> None:
-    """Print for a dry run where the blocks would be measured; nothing is written or submitted."""
+    """Print for a dry run where the blocks, by default all, would be measured; nothing is written or submitted."""
     if distribution.on is Place.SLURM:
         from benchctl.cli.cluster.slurm import print_submission
 
-        print_submission(profile, requests, distribution)
+        print_submission(profile, range(profile.blocks) if blocks is None else blocks)
     elif distribution.on is Place.LOCAL:
         from benchctl.cli.cluster.local import print_slots
 
@@ -71,8 +76,36 @@ def check_distribution(profile: "Profile", distribution: Distribution, *, is_pla
     if distribution.on is Place.SLURM:
         from benchctl.cli.cluster.slurm import check_slurm
 
-        check_slurm(profile, distribution, is_plan=is_plan)
+        check_slurm(profile, is_plan=is_plan)
     elif distribution.on is Place.LOCAL:
         from benchctl.cli.cluster.local import check_slots
 
         check_slots(profile, distribution, is_plan=is_plan)
+
+
+def with_cluster(profile: "Profile", distribution: Distribution, given: "Profile | None" = None) -> "Profile":
+    """The profile with the cluster settings that count: those of ``--cluster FILE``, else those of the profile that
+    was ``given`` with ``--resume``, else its own; ``--parallel`` goes over them.
+
+    Raises ProfileError for a file that does not describe them.
+    """
+    from benchctl.profile.cluster_file import load_cluster
+
+    if distribution.on is not Place.SLURM:
+        return profile
+    settings = profile.cluster if given is None else given.cluster
+    if distribution.cluster_file is not None:
+        settings = load_cluster(distribution.cluster_file)
+    if distribution.parallel is not None:
+        settings = settings.model_copy(update={"parallel": distribution.parallel})
+    return profile.model_copy(update={"cluster": settings})
+
+
+def check_block_time(
+    profile: "Profile", requests: "Sequence[PreparedRequest]", distribution: Distribution, *, is_plan: bool = False
+) -> None:
+    """Raise UsageError where a block needs longer than its task may last; of a plan it is a warning."""
+    if distribution.on is Place.SLURM:
+        from benchctl.cli.cluster.slurm import check_block_time as check
+
+        check(profile, requests, is_plan=is_plan)

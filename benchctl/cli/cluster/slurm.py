@@ -1,40 +1,262 @@
 """``benchctl run --on slurm``: the blocks of an experiment as an array job."""
 
-from typing import TYPE_CHECKING
+import shlex
+import sys
+from typing import TYPE_CHECKING, Final
+
+import typer
 
 from benchctl.cli.options.distribution import Distribution
-from benchctl.errors import UsageError
+from benchctl.cli.output.outcome import warn
+from benchctl.errors import RecordError, RunError, UsageError
+from benchctl.formats import count_of
+from benchctl.untrusted.text import visible_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from benchctl.cluster.slurm.blocks_on_slurm import BlocksOnSlurm
+    from benchctl.cluster.slurm.submission import ArrayJob
     from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
+    from benchctl.records.manifest import PlannedRun
     from benchctl.records.request import PreparedRequest
+    from benchctl.records.submission import Submission
+
+_INTERRUPTED: Final = 130
+_LINES_OF_LOG: Final = 20
 
 
-def check_slurm(profile: "Profile", distribution: Distribution, *, is_plan: bool) -> None:
+def check_slurm(profile: "Profile", *, is_plan: bool) -> None:
     """Raise UsageError, before anything is written, where blocks cannot be submitted."""
-    del is_plan
-    raise UsageError(f"profile {profile.name}: --on {distribution.on} cannot be used yet")
+    from benchctl.cluster.slurm.missing import require_slurm
+    from benchctl.workload.natural_lengths import KEY, needs_lengths
+
+    _check_gpus(profile)
+    if needs_lengths(profile):
+        raise UsageError(
+            f"profile {profile.name}: stop is replay-natural, and a server on this machine would measure them "
+            "first; measure the lengths on the cluster (--set stop=natural --blocks 1 --on slurm) and name their "
+            f"result directory: --set {KEY}=DIR"
+        )
+    try:
+        require_slurm()
+    except UsageError as error:
+        if not is_plan:
+            raise
+        warn(str(error))
 
 
-def print_submission(
-    profile: "Profile", requests: "tuple[PreparedRequest, ...]", distribution: Distribution
-) -> None:
-    """Print the sbatch script and the array."""
-    raise UsageError(
-        f"profile {profile.name}: --on {distribution.on} cannot be used yet ({len(requests)} requests)"
+def _check_gpus(profile: "Profile") -> None:
+    from benchctl.measure.gpu_need import gpus_of_block
+
+    if gpus_of_block(profile) is None:
+        raise UsageError(
+            f"profile {profile.name}: engine {profile.engine.kind!r} can do with or without a GPU, and Slurm gives "
+            "a task what it asks for; set cluster.gpus_per_block to their number, such as --set "
+            "cluster.gpus_per_block=1, or to 0"
+        )
+
+
+def check_block_time(profile: "Profile", requests: "Sequence[PreparedRequest]", *, is_plan: bool) -> None:
+    """Raise UsageError where one block is expected to need longer than its time limit; of a plan, warn.
+
+    Where either is unknown, that is a warning.
+    """
+    from benchctl.cli.output.prediction import estimate_plan
+    from benchctl.profile.planning.plan import arms
+    from benchctl.records.directory import arm_label
+
+    limit_s = profile.cluster.time_s
+    if limit_s is None:
+        warn("cluster.time is not set: blocks have the time limit of the partition, which is not checked")
+        return
+    estimate = estimate_plan(profile, requests)
+    labels = [arm_label(variant, cell) for variant, cell in arms(profile)]
+    if any(label not in estimate.run_s for label in labels):
+        warn(
+            f"the duration of a block is unknown here ({estimate.basis}); whether it fits into cluster.time "
+            f"({profile.cluster.time}) shows on the nodes"
+        )
+        return
+    needed_s = sum(estimate.run_s[label] for label in labels)
+    if needed_s <= limit_s:
+        return
+    message = (
+        f"cluster.time is {profile.cluster.time}, {limit_s:.0f} s, and one block of {count_of(len(labels), 'run')} "
+        f"needs about {needed_s:.0f} s ({estimate.basis}); raise cluster.time, or measure less in a run"
     )
+    if not is_plan:
+        raise UsageError(message)
+    warn(message)
+
+
+def print_submission(profile: "Profile", blocks: "Sequence[int]") -> None:
+    """Print the job script, and the block of each index of the array."""
+    from pathlib import Path
+
+    from benchctl.cluster.slurm.script import block_words, script_text
+
+    if not blocks:
+        print("no block is left to submit")
+        return
+    directory = Path("DIR")
+    array = _array_job(directory, profile, keeps_raw_logs=False)
+    try:
+        text = script_text(
+            array.parameters(len(blocks)), array.settings, directory / "submissions" / "UTC", len(blocks)
+        )
+    except ImportError:
+        return  # told by check_slurm
+    print("job script, for sbatch:")
+    print(text.replace(str(Path.cwd() / directory), str(directory)))
+    words = shlex.join(block_words(array.settings, directory, blocks[0], keeps_raw_logs=False))
+    print(f"each task measures one block; the first: {words}")
+    if len(blocks) == 1:
+        print(f"block {blocks[0]}: the only task, no array")
+    for index, block in enumerate(blocks if len(blocks) > 1 else ()):
+        print(f"array index {index}: block {block}")
 
 
 def measure_on_slurm(
     results: "ResultDirectory",
     profile: "Profile",
-    requests: "tuple[PreparedRequest, ...]",
     distribution: Distribution,
     *,
     is_quiet: bool,
+    keeps_raw_logs: bool,
 ) -> "Outcome | None":
     """Submit the blocks that are not done; returns their outcome, None when detached."""
-    del requests, is_quiet
-    raise UsageError(f"{results.path}, {profile.name}: --on {distribution.on} cannot be used yet")
+    from benchctl.cluster.slurm.blocks_on_slurm import BlocksOnSlurm
+    from benchctl.cluster.slurm.submission import active_tasks, queued_blocks, submit_blocks
+    from benchctl.measure.experiment import pending_runs
+
+    pending = pending_runs(results)
+    array = _array_job(results.path.resolve(), profile, keeps_raw_logs=keeps_raw_logs)
+    tasks = queued_blocks(array.directory, active_tasks())
+    blocks = sorted({planned.block for planned in pending} - set(tasks.values()))
+    if tasks:
+        print(
+            f"{_blocks_text(tasks.values())}: queued or running already, as {', '.join(sorted(tasks))}", flush=True
+        )
+    if blocks:
+        submission = submit_blocks(array, blocks)
+        _tell_submitted(results.path, submission)
+        tasks |= submission.tasks
+    if distribution.is_detached:
+        print(f"progress: {shlex.join(['benchctl', 'watch', str(results.path)])}")
+        print(f"afterwards, also for blocks whose task was lost: {_continue_command(results.path)}")
+        return None
+    watched = BlocksOnSlurm(
+        results, array, tasks, on_submit=lambda again: _tell_submitted(results.path, again), on_problem=warn
+    )
+    _watch(results, watched, profile, is_quiet=is_quiet)
+    _refuse_unfinished(results, watched)
+    return _outcome(results, pending)
+
+
+def _array_job(directory: "Path", profile: "Profile", *, keeps_raw_logs: bool) -> "ArrayJob":
+    from benchctl.cluster.slurm.submission import ArrayJob
+    from benchctl.measure.gpu_need import gpus_of_block
+    from benchctl.measure.redaction import redacted_argv
+
+    return ArrayJob(
+        directory=directory,
+        name=profile.name,
+        settings=profile.cluster,
+        num_gpus=gpus_of_block(profile) or 0,
+        argv=redacted_argv(("benchctl", *sys.argv[1:])),
+        keeps_raw_logs=keeps_raw_logs,
+    )
+
+
+def _watch(results: "ResultDirectory", watched: "BlocksOnSlurm", profile: "Profile", *, is_quiet: bool) -> None:
+    from benchctl.cli.cluster.view import show_until_done
+
+    try:
+        show_until_done(
+            results,
+            should_stop=lambda: watched.is_over,
+            on_tick=lambda _: watched.look(),
+            is_quiet=is_quiet,
+            width=profile.cluster.parallel,
+        )
+    except KeyboardInterrupt:
+        jobs = " ".join(watched.jobs)
+        print(
+            f"no longer watching: the tasks go on without this command. Progress: benchctl watch {results.path}; "
+            f"cancel: scancel {jobs}; afterwards: {_continue_command(results.path)}",
+            file=sys.stderr,
+        )
+        raise
+
+
+def _refuse_unfinished(results: "ResultDirectory", watched: "BlocksOnSlurm") -> None:
+    """End the command where blocks were not measured: cancelled ones as interrupted, others as a failure."""
+    if watched.given_up:
+        block, task = next(iter(watched.given_up.items()))
+        times = count_of(watched.settings.resubmissions + 1, "time")
+        raise RunError(
+            f"{_blocks_text(watched.given_up)}: submitted {times}, and no task ended its block; when the reason is "
+            f"removed, continue with: {_continue_command(results.path)}",
+            cause="task-lost",
+            log_tail=_log_tail(results.path, task, block),
+        )
+    if watched.cancelled:
+        print(
+            f"{_blocks_text(watched.cancelled)}: the task was cancelled; what was measured is kept. Continue with: "
+            f"{_continue_command(results.path)}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _log_tail(path: "Path", task: str, block: int) -> str:
+    """The last lines of the log of the last task of ``block``; empty where there is none."""
+    from benchctl.cluster.slurm.submission import logs_of
+    from benchctl.untrusted.files import read_file
+
+    for log in logs_of(path, task):
+        try:
+            lines = read_file(log, within=path).decode(errors="replace").splitlines()
+        except (OSError, RecordError):
+            continue
+        return visible_lines("\n".join((f"block {block}, {log}:", *lines[-_LINES_OF_LOG:])))
+    return ""
+
+
+def _outcome(results: "ResultDirectory", pending: "Sequence[PlannedRun]") -> "Outcome":
+    from collections import Counter
+
+    from benchctl.measure.experiment import Outcome
+
+    states = Counter(results.run(planned.run_id).read().state for planned in pending)
+    return Outcome(
+        num_done=states["done"],
+        num_failed=states["failed"],
+        num_suspect=states["suspect"],
+        num_skipped=len(results.due_plan().runs) - len(pending),
+    )
+
+
+def _tell_submitted(path: "Path", submission: "Submission") -> None:
+    blocks = tuple(submission.tasks.values())
+    print(f"submitted as job {submission.job}: {_blocks_text(blocks)}; logs in {path}/submissions", flush=True)
+
+
+def _continue_command(path: "Path") -> str:
+    return shlex.join(["benchctl", "run", "--resume", str(path), "--on", "slurm"])
+
+
+def _blocks_text(blocks: "Iterable[int]") -> str:
+    """``block 3``, or ``blocks 0-3, 7``."""
+    ordered, ranges = sorted(blocks), list[list[int]]()
+    for block in ordered:
+        if ranges and block == ranges[-1][1] + 1:
+            ranges[-1][1] = block
+        else:
+            ranges.append([block, block])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    return f"{'block' if len(ordered) == 1 else 'blocks'} {', '.join(texts)}"

@@ -42,19 +42,20 @@ def doctor(
     ] = RESULTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    """Check this machine: processor, clock, disk space, GPUs, measured peaks, memory, engines, datasets.
+    """Check this machine: processor, clock, disk space, GPUs, measured peaks, memory, engines, datasets, Slurm.
 
     Each problem is followed by the command that fixes it. Exit code: 0 if everything that is needed is available
     (without options, what the simulator needs), 2 if something needed is missing. Warnings do not change it.
     """
     from benchctl.cluster.slots_check import slots_check
+    from benchctl.cluster.slurm.missing import slurm_checks
     from benchctl.measure.doctor.check import obstacles
     from benchctl.measure.doctor.doctor import Needs, inspect_machine
 
     engines = [_engine(name) for name in engine or ()]
     planned = _profile(profile, engine or [], overrides or [])
     needs = Needs(results=output_dir, engines=engines, gpu=gpu, profile=planned)
-    checks = (*inspect_machine(needs), slots_check())
+    checks = (*inspect_machine(needs), slots_check(), *slurm_checks())
     if as_json:
         print_json(_document(checks))
     else:

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.cli.cluster.distributed import check_distribution, measure_distributed
+from benchctl.cli.cluster.distributed import (
+    check_block_time,
+    check_distribution,
+    measure_distributed,
+    with_cluster,
+)
 from benchctl.cli.experiment import (
     A_RUN_FAILED,
     A_RUN_IS_SUSPECT,
@@ -33,6 +38,7 @@ from benchctl.cli.options.distribution import (
     Into,
     On,
     Parallel,
+    Place,
     Prepare,
     TimeLeft,
 )
@@ -241,6 +247,7 @@ def _begin(
     """
     distribution = manner.distribution
     is_elsewhere = is_plan or distribution.is_elsewhere
+    profile = with_cluster(profile, distribution)
     check_distribution(profile, distribution, is_plan=is_plan)
     check_gpu(profile, is_plan=is_elsewhere)
     kv_plan = share_kv_memory(profile, is_plan=is_elsewhere)
@@ -249,13 +256,14 @@ def _begin(
     if is_plan:
         print_planned(chosen, step_time_model, destination.path, kv_plan.text, distribution)
         return
-    tokenizer = tokenizer_of(chosen)
+    tokenizer = tokenizer_of(chosen, may_start_server=distribution.on is not Place.SLURM)
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
         lengths_from = measure_lengths(
             chosen, destination.output_dir, destination.label, is_quiet=manner.is_quiet, tokenizer=tokenizer
         )
         prepared = prepare_experiment(chosen, lengths_from, tokenizer=tokenizer)
         check_machine(chosen, prepared.requests, destination.path, is_plan=is_elsewhere)
+        check_block_time(chosen, prepared.requests, distribution)
         results = create(
             chosen,
             prepared,
@@ -263,6 +271,7 @@ def _begin(
             destination.label,
             directory=destination.output,
             notes=kv_plan.notes,
+            is_elsewhere=distribution.is_elsewhere,
         )
     _measure_new(results, chosen, prepared, manner)
 
@@ -351,10 +360,12 @@ def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manne
                 f"all verdicts are corrected for {extension.num_looks} looks at the results"
             )
     is_elsewhere = manner.distribution.is_elsewhere
-    check_distribution(reopened.profile, manner.distribution)
-    check_gpu(reopened.profile, is_plan=is_elsewhere)
-    check_machine(reopened.profile, reopened.requests, path, is_plan=is_elsewhere)
-    _measure_and_report(reopened.results, reopened.profile, reopened.requests, manner)
+    stored = with_cluster(reopened.profile, manner.distribution, given=profile)
+    check_distribution(stored, manner.distribution)
+    check_gpu(stored, is_plan=is_elsewhere)
+    check_machine(stored, reopened.requests, path, is_plan=is_elsewhere)
+    check_block_time(stored, reopened.requests, manner.distribution)
+    _measure_and_report(reopened.results, stored, reopened.requests, manner)
 
 
 def _measure_and_report(
@@ -387,7 +398,7 @@ def _measure_and_report(
             )
         with keeping(results.path):
             analysis, verdict = print_outcome(results.path, outcome)
-            if manner.stores_noise:
+            if manner.stores_noise and not manner.distribution.is_elsewhere:
                 store_noise(results.path, profile)
     code = A_RUN_FAILED if outcome.num_failed else A_RUN_IS_SUSPECT if outcome.num_suspect else 0
     if manner.as_json:

@@ -1,0 +1,1 @@
+"""Blocks as tasks of an array job of Slurm, submitted by submitit."""

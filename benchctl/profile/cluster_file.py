@@ -1,0 +1,19 @@
+"""A file with the keys of ``cluster``, which replaces that section of a profile."""
+
+from pathlib import Path
+
+from benchctl.profile.errors import profile_error, validate
+from benchctl.profile.sections.cluster import ClusterSettings
+from benchctl.profile.sources.layers import Layers
+from benchctl.profile.sources.plain_values import plain_value_errors
+
+
+def load_cluster(path: Path) -> ClusterSettings:
+    """Read a YAML mapping of the keys of ``cluster``. Raises ProfileError with every error and its line."""
+    layers = Layers()
+    tree = layers.file(path)
+    settings, type_errors = validate(tree, ClusterSettings, reports_missing=layers.is_whole)
+    errors = (*layers.errors, *plain_value_errors(tree), *type_errors)
+    if settings is None or errors:
+        raise profile_error(errors)
+    return settings

@@ -1,0 +1,207 @@
+"""A real Slurm of two nodes with two fake GPUs each on this machine, and experiments that it measures."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from support.cli import benchctl
+
+from benchctl.records.claims.lease import newest_leases
+from benchctl.records.directory import ResultDirectory
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SCRIPT = _ROOT.parent / "shared" / "tools" / "slurm_local.sh"
+NODES, GPUS = 2, 2
+PATIENCE_S = 90.0
+
+
+def missing_slurm() -> str | None:
+    """The reason why no Slurm can be started here; None where it can."""
+    if not _SCRIPT.exists():
+        return f"{_SCRIPT} does not exist"
+    if shutil.which("slurmctld") is None and shutil.which("apt-get") is None:
+        return "slurmctld is not installed, and there is no apt-get to install it"
+    return None if os.geteuid() == 0 else "a Slurm of tests is started as root"
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A running Slurm."""
+
+    directory: Path
+    environment: dict[str, str]
+
+    def command(self, *words: object) -> str:
+        """The output of a program of Slurm."""
+        return subprocess.run(
+            list(map(str, words)), env=os.environ | self.environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    def benchctl(self, *args: object, **options: object) -> "subprocess.CompletedProcess[str]":
+        """Run benchctl as on a login node."""
+        return benchctl(*args, **{"CI": "1", **self.environment, **options})
+
+    def start(self, *args: object, cwd: Path) -> "subprocess.Popen[str]":
+        """The same, without waiting for its end."""
+        argv = [os.sys.executable, "-m", "benchctl", *map(str, args)]
+        environment = os.environ | {"CI": "1", "PYTHONPATH": str(_ROOT)} | self.environment
+        return subprocess.Popen(
+            argv, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def queue(self) -> dict[str, str]:
+        """State of each task that is queued or runs, by its name."""
+        lines = self.command("squeue", "--noheader", "--array", "--format", "%i %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    def wait_empty(self) -> None:
+        """Wait until no task is queued or runs."""
+        until(lambda: not self.queue(), "the queue to be empty")
+
+    def begin_now(self) -> None:
+        """Let tasks begin that Slurm holds back for two minutes after they were queued again."""
+        for task in self.queue():
+            subprocess.run(
+                ["scontrol", "update", f"JobId={task}", "StartTime=now"],
+                env=os.environ | self.environment,
+                check=False,
+                capture_output=True,
+            )
+
+    def processes_on(self, node: str) -> list[psutil.Process]:
+        """The processes of tasks on a node, without the daemons of Slurm."""
+        return [
+            process
+            for process in psutil.process_iter()
+            if _environment_of(process).get("SLURMD_NODENAME") == node
+            and _environment_of(process).get("SLURM_CONF") == self.environment["SLURM_CONF"]
+        ]
+
+    def measuring(self, block: int) -> psutil.Process:
+        """The process that measures a block, once there is one."""
+        words = ["run", "--block", str(block)]
+
+        def found() -> psutil.Process | None:
+            for process in psutil.process_iter(["cmdline"]):
+                line = process.info["cmdline"] or []
+                if any(line[i : i + 3] == words for i in range(len(line))):
+                    return process
+            return None
+
+        return until(found, f"block {block} to be measured")
+
+
+def _environment_of(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> object:
+    """The first true value of ``condition``."""
+    ends_s = time.monotonic() + patience_s
+    while time.monotonic() < ends_s:
+        if value := condition():
+            return value
+        time.sleep(0.2)
+    raise AssertionError(f"waited {patience_s:.0f} s in vain for {what}")
+
+
+@contextmanager
+def running_slurm() -> Iterator[Slurm]:
+    """A Slurm that ends with the context. Paths of its sockets are short."""
+    directory = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
+    try:
+        for _ in range(3):  # its ports are chosen at random
+            started = subprocess.run(
+                [_SCRIPT, "start", directory, str(NODES), str(GPUS)], check=False, capture_output=True, text=True
+            )
+            conf = started.stdout.strip().rpartition("export SLURM_CONF=")[2]
+            slurm = Slurm(directory, {"SLURM_CONF": conf})
+            if started.returncode == 0 and conf and "idle" in slurm.command("sinfo"):
+                break
+            subprocess.run([_SCRIPT, "stop", directory], check=False, capture_output=True)
+        else:
+            pytest.skip(f"no Slurm starts here: {started.stderr[-300:]}")
+        yield slurm
+    finally:
+        _stop(directory)
+
+
+def _stop(directory: Path) -> None:
+    environment = os.environ | {"SLURM_CONF": str(directory / "slurm.conf")}
+    subprocess.run(["scancel", "--me", "--signal=KILL"], env=environment, check=False, capture_output=True)
+    subprocess.run(["scancel", "--me"], env=environment, check=False, capture_output=True)
+    pids = [
+        int(path.read_text()) for path in (*directory.glob("*.pid"), directory / "munge" / "pid") if path.exists()
+    ]
+    subprocess.run([_SCRIPT, "stop", directory], check=False, capture_output=True)
+    daemons = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    for process in psutil.wait_procs(daemons, timeout=10)[1]:
+        process.kill()
+    for process in psutil.process_iter():  # tasks of a node whose daemon was killed
+        if _environment_of(process).get("SLURM_CONF") == environment["SLURM_CONF"] and process.pid != os.getpid():
+            process.send_signal(signal.SIGKILL)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def write_profile(path: Path, *, blocks: int, tokens: int, **cluster: object) -> Path:
+    """A profile of two equal arms on the exact simulator, whose answers have ``tokens`` tokens."""
+    document = {
+        "name": "handed-out",
+        "engine": "sim-exact",
+        "blocks": blocks,
+        "workload": {
+            "dataset": "synthetic",
+            "num_prompts": 2,
+            "input_len": 16,
+            "output_len": tokens,
+            "arrival": {"kind": "closed-loop", "max_concurrency": 2},
+        },
+        "variants": {"baseline": {}, "again": {"server": {"block_size": 32}}},
+        "telemetry": {"gpu_hz": 0},
+        "cluster": {"gpus_per_block": 1, "time": 5, "lease_s": 6, **cluster},
+    }
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+def attempts(directory: Path) -> dict[str, int]:
+    """How often each run was measured, by its own record and the folders of earlier attempts."""
+    results = ResultDirectory(directory)
+    return {
+        planned.run_id: 1 + len(list((directory / "runs" / planned.run_id).glob("attempt-*")))
+        for planned in results.plan().runs
+    }
+
+
+def states(directory: Path) -> set[str]:
+    """The states of all planned runs."""
+    results = ResultDirectory(directory)
+    return {
+        results.run(planned.run_id).read().state if results.run(planned.run_id).is_begun() else "planned"
+        for planned in results.plan().runs
+    }
+
+
+def generations(directory: Path) -> dict[int, int]:
+    """How often each block was claimed."""
+    return {block: lease.generation for block, lease in newest_leases(directory).items()}
+
+
+def submissions(directory: Path) -> list[dict[str, object]]:
+    """What was submitted, oldest first."""
+    files = sorted(directory.glob("submissions/*/submission.json"))
+    return [json.loads(file.read_text()) for file in files]
