@@ -5,12 +5,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
@@ -22,6 +24,7 @@ from benchctl.records.directory import ResultDirectory
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = _ROOT.parent / "shared" / "tools" / "slurm_local.sh"
+T = TypeVar("T")
 NODES, GPUS = 2, 2
 PATIENCE_S = 90.0
 
@@ -54,7 +57,7 @@ class Slurm:
 
     def start(self, *args: object, cwd: Path) -> "subprocess.Popen[str]":
         """The same, without waiting for its end."""
-        argv = [os.sys.executable, "-m", "benchctl", *map(str, args)]
+        argv = [sys.executable, "-m", "benchctl", *map(str, args)]
         environment = os.environ | {"CI": "1", "PYTHONPATH": str(_ROOT)} | self.environment
         return subprocess.Popen(
             argv, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -109,7 +112,7 @@ def _environment_of(process: psutil.Process) -> dict[str, str]:
         return {}
 
 
-def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> object:
+def until(condition: Callable[[], T | None], what: str, patience_s: float = PATIENCE_S) -> T:
     """The first true value of ``condition``."""
     ends_s = time.monotonic() + patience_s
     while time.monotonic() < ends_s:
