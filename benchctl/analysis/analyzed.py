@@ -108,17 +108,20 @@ class AnalyzedExperiment:
 
     def sweep_values(self) -> tuple[Mapping[str, Value], ...]:
         """The rows of ``sweep_summary.csv``: every cell that was compared, then those that no server can run."""
-        beyond = (infeasible_values(cell, str(self.results.path)) for cell in self.infeasible)
+        beyond = (infeasible_values(cell, str(self.results.source)) for cell in self.infeasible)
         return (*(row.values for row in self.sweep), *beyond)
 
 
 def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExperiment:
-    """Open, load and analyse a result directory; suspect runs count only with ``allow_suspect``.
+    """Open, load and analyse a result directory, or an archive of one.
+
+    Suspect runs count only with ``allow_suspect``.
 
     Raises UsageError when ``path`` is not one, SchemaVersionError when its schema is newer; all other damage
     is reported in ``damage``.
     """
-    results, damage = _load(open_results(path))
+    directory = open_results(path)
+    results, damage = _load(directory)
     experiment = experiment_of(results, allow_suspect=allow_suspect)
     manifest = results.manifest
     runs = summarise_runs(experiment)
@@ -129,7 +132,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
         pairs,
         runs,
         confidence=confidence,
-        results_dir=str(path),
+        results_dir=str(results.source),
         floor_of=lambda paired: step_floor(paired, confidence),
     )
     splits = {paired.pair.b.label: section_split(paired, confidence) for paired in pairs}
@@ -152,7 +155,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
             *speculation_findings(cells, rows, manifest.baseline),
         ),
         warnings=(
-            *integrity_warnings(path),
+            *integrity_warnings(directory.path),
             *manifest.warnings,
             *experiment.warnings,
             *experiment.block_warnings,
@@ -181,6 +184,7 @@ def _load(directory: ResultDirectory) -> tuple[LoadedResults, list[str]]:
     manifest = current_manifest(directory)
     results = LoadedResults(
         path=directory.path,
+        archive=directory.archive,
         manifest=manifest,
         profile_yaml=profile_yaml,
         plan=plan,

@@ -17,6 +17,7 @@ from benchctl.profile.identity import is_profile_of, profile_sha256
 from benchctl.profile.load import dump_profile, stored_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import plan_runs
+from benchctl.records.archive.opening import require_directory
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.integrity.digests import begin_digests, digest_of, read_digests
 from benchctl.records.manifest import Manifest
@@ -159,6 +160,7 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
     """
     if path.is_symlink():  # ``latest`` will name another directory when the next experiment begins
         path = path.parent / path.readlink()
+    require_directory(path, "an experiment continues in a directory")
     results = open_results(path)
     manifest = results.manifest()
     if manifest.imported is not None:

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from benchctl.errors import RecordError, UsageError
+from benchctl.records.archive.opening import opened_directory
 from benchctl.records.documents import record_of
 from benchctl.records.files import check_name, check_run_id, read_document
 from benchctl.records.jsonl import JsonlWriter, read_jsonl, write_bytes_atomic, write_json_atomic
@@ -131,6 +132,13 @@ class ResultDirectory:
     """One experiment on disk."""
 
     path: Path
+    archive: Path | None = None
+    """The archive from which ``path`` was unpacked into a cache; nothing is written there."""
+
+    @property
+    def source(self) -> Path:
+        """The path that the user knows."""
+        return self.archive or self.path
 
     def manifest(self) -> Manifest:
         return _read_json(self.path / "manifest.json", Manifest, self.path)
@@ -198,12 +206,13 @@ def as_ended(plan: Plan, manifest: Manifest) -> Plan:
     return msgspec.structs.replace(plan, runs=tuple(run for run in plan.runs if run.block < ended))
 
 
-def open_results(path: Path) -> ResultDirectory:
-    """Open a result directory for reading.
+def open_results(named: Path) -> ResultDirectory:
+    """Open a result directory, or an archive of one, for reading.
 
-    Raises UsageError when ``path`` is not one, RecordError when it is one without a manifest, SchemaVersionError
-    when it is of a newer schema.
+    Raises UsageError when ``named`` is neither, RecordError when it is one without a manifest, or a damaged
+    archive, SchemaVersionError when it is of a newer schema.
     """
+    path = opened_directory(named)
     if not is_there(path / "manifest.json", within=path):
         if any(is_there(path / name, within=path) for name in ("plan.json", "runs")):
             raise RecordError(
@@ -214,9 +223,9 @@ def open_results(path: Path) -> ResultDirectory:
             problem = "it is a file"
         raise UsageError(
             f"{path} is not a result directory: {problem}. "
-            "Name a directory that 'benchctl run' wrote; 'benchctl list' shows them"
+            "Name a directory that 'benchctl run' wrote, or an archive of one; 'benchctl list' shows them"
         )
-    results = ResultDirectory(path)
+    results = ResultDirectory(path, None if path == named else named)
     results.manifest()
     return results
 

@@ -209,14 +209,22 @@ class LoadedResults:
     requests: tuple[PreparedRequest, ...]
     runs: tuple[LoadedRun, ...]
     """Runs that were begun, in plan order."""
+    archive: Path | None = None
+    """The archive from which ``path`` was unpacked into a cache."""
+
+    @property
+    def source(self) -> Path:
+        """The path that the user knows."""
+        return self.archive or self.path
 
 
 def load_results(path: Path) -> LoadedResults:
-    """Read a whole result directory; see ``load_run`` for damaged lines."""
+    """Read a whole result directory, or an archive of one; see ``load_run`` for damaged lines."""
     results = open_results(path)
     plan, manifest = results.due_plan(), current_manifest(results)
     return LoadedResults(
-        path=path,
+        path=results.path,
+        archive=results.archive,
         manifest=manifest,
         profile_yaml=results.profile_yaml(),
         plan=plan,

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.formats import first_of
+from benchctl.records.archive.opening import is_archive
 from benchctl.records.claims.lock import current_manifest
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 from benchctl.records.integrity.verification import verify_directory
@@ -51,7 +52,7 @@ def list_directories(root: Path) -> tuple[Entry, ...]:
 
     Raises UsageError when ``root`` is not a directory.
     """
-    if not root.is_dir():
+    if not root.is_dir() and not is_archive(root):
         raise UsageError(
             f"{root} is not a directory; name the one that holds results, or measure with 'benchctl run'"
         )
@@ -65,8 +66,8 @@ def list_directories(root: Path) -> tuple[Entry, ...]:
 
 
 def _candidates(root: Path) -> Iterator[Path]:
-    """The root itself when it is a result directory, else its children or their children."""
-    if _is_result(root):
+    """The root itself when it is a result directory or an archive of one, else its children or their children."""
+    if is_archive(root) or _is_result(root):
         yield root
         return
     for child in _directories(root):
@@ -106,15 +107,15 @@ def _entry(path: Path) -> Entry:
 
 
 def _entry_of(results: ResultDirectory) -> Entry:
-    path, manifest = results.path, current_manifest(results)
+    manifest = current_manifest(results)
     plan = results.due_plan()
     records = [_read(results.run(planned.run_id)) for planned in plan.runs]
     readable = [record for record in records if isinstance(record, RunRecord)]
     done = {record.run_id for record in readable if record.state == "done"}
     damage = next((str(record) for record in records if isinstance(record, RecordError)), None)
-    altered = list(dict.fromkeys(alteration.file for alteration in verify_directory(path).alterations))
+    altered = list(dict.fromkeys(alteration.file for alteration in verify_directory(results.path).alterations))
     return Entry(
-        path=path,
+        path=results.source,
         created_at=manifest.created_at,
         profile=manifest.profile,
         engine=manifest.engine,

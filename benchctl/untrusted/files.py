@@ -102,6 +102,16 @@ def read_file(path: Path, *, within: Path, max_bytes: int = DOCUMENT_BYTES) -> b
         return file.read()  # a bound here would be allocated at once
 
 
+def read_head(path: Path, num_bytes: int) -> bytes:
+    """The first bytes of a regular file that the user named, which may be a link; empty for anything else.
+
+    Raises OSError as ``open`` does.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
+    with os.fdopen(handle, "rb") as file:
+        return file.read(num_bytes) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
+
+
 def lines_of(file: BinaryIO, path: Path, first_line: int = 1) -> Iterator[bytes]:
     """The lines of an open file, with their line feeds. Raises RecordError at a line over ``LINE_BYTES``, which is
     not read to its end.

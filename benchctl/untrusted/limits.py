@@ -51,3 +51,15 @@ METRICS_LINE_CHARS: Final = 1 << 14
 """... and in a time that grows with the square of the labels of a line."""
 MESSAGE_CHARS: Final = 2_000
 """A text from outside within a message, a table or a page."""
+ARCHIVE_BYTES: Final = 256 << 30
+"""All files of an archive together."""
+ARCHIVE_ENTRIES: Final = 200_000
+"""Files and folders of an archive: 10 000 runs of ten files leave room for half as many again."""
+ARCHIVE_DEPTH: Final = 16
+"""Folders of an archive inside one another."""
+ARCHIVE_HEADER_BYTES: Final = 64 << 10
+"""What stands before a file of an archive: its name, size and attributes."""
+ARCHIVE_RATIO: Final = 500
+"""Bytes of files to compressed bytes of an archive: step logs of the simulator, which repeat most, reach 60 ..."""
+ARCHIVE_RATIO_FREE_BYTES: Final = 256 << 20
+"""... beyond this size; below it, nothing is harmed."""

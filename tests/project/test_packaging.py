@@ -34,7 +34,8 @@ def imported() -> set[str]:
             elif isinstance(node, ast.ImportFrom):
                 modules.add(node.module.partition(".")[0])
     known = packages_distributions()
-    third_party = modules - set(sys.stdlib_module_names) - {"benchctl", "_typeshed"}  # the last: for type checkers
+    newer = {"_typeshed", "compression"}  # for type checkers; of Python from 3.14 on
+    third_party = modules - set(sys.stdlib_module_names) - {"benchctl"} - newer
     return {re.sub(r"[-_.]+", "-", known[module][0]).lower() for module in third_party}
 
 

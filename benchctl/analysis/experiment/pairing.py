@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from benchctl.analysis.experiment.arms import Arm, cell_key
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.errors import NotComparableError, RecordError, UsageError
+from benchctl.records.archive.opening import is_archive
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.loaded import LoadedResults, LoadedRun
 
@@ -21,7 +22,7 @@ Pairing: TypeAlias = Literal["interleaved", "same-plan", "unpaired"]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A result directory, or one variant of it."""
+    """A result directory or an archive of one, or one variant of it."""
 
     path: Path
     variant: str | None = None
@@ -63,9 +64,11 @@ class CellPair:
 
 
 def parse_side(text: str) -> Side:
-    """The side of ``DIR`` or ``DIR:variant``; an existing directory may itself have a colon in its name."""
+    """The side of ``DIR`` or ``DIR:variant``; an existing directory, or an archive of one, may itself have a colon
+    in its name.
+    """
     path, colon, variant = text.rpartition(":")
-    if not colon or Path(text).is_dir():
+    if not colon or Path(text).is_dir() or is_archive(Path(text)):
         return Side(Path(text))
     if not path or not variant:
         raise UsageError(
@@ -144,7 +147,7 @@ def unmatched_arms(a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair]
         for planned in results.plan.runs:
             key = planned.variant, cell_key(planned.cell)
             if planned.variant in variants and key not in matched:
-                labels.append(f"{arm_label(planned.variant, planned.cell)} of {results.path}")
+                labels.append(f"{arm_label(planned.variant, planned.cell)} of {results.source}")
     return tuple(dict.fromkeys(labels))
 
 

@@ -55,7 +55,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
     return NoiseFloor(
         schema_version=SCHEMA_VERSION,
         measured_at=results.manifest.created_at,
-        source=str(results.path.resolve()),
+        source=str(results.source.resolve()),
         host=results.manifest.host.hostname,
         gpus=gpu_names(results.manifest),
         engine=profile.engine.kind,

@@ -12,6 +12,7 @@ from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import MANIFEST
 from benchctl.interop.readers.step_table import TableDefaults, is_step_table, read_step_table
+from benchctl.records.archive.opening import is_archive
 from benchctl.records.loaded import LoadedRun
 from benchctl.steptime.work import ObservedSteps
 from benchctl.untrusted.files import is_there
@@ -36,7 +37,7 @@ def read_sources(
     for path in paths:
         if is_step_table(path):
             observed += read_step_table(path, defaults)
-        elif is_there(path / MANIFEST, within=path):
+        elif is_archive(path) or is_there(path / MANIFEST, within=path):
             _read_directory(path, defaults, observed, skipped, allow_suspect=allow_suspect)
         else:
             raise UsageError(

@@ -89,9 +89,10 @@ def remove(
 
 def _look_up(what: str) -> "tuple[str, NoiseFloor]":
     """The noise of a directory or key, with its source; a directory takes precedence over a key of its name."""
+    from benchctl.records.archive.opening import is_archive
     from benchctl.records.stores.noise_store import find_noise, noise_directory
 
-    if Path(what).is_dir():
+    if Path(what).is_dir() or is_archive(Path(what)):
         return what, _noise_of_directory(Path(what))
     entries = find_noise(noise_directory(), what)
     for entry in entries:
@@ -104,9 +105,10 @@ def _noise_of_directory(path: Path) -> "NoiseFloor":
     from benchctl.analysis.experiment.experiment import load_experiment
     from benchctl.analysis.planning.noise_floor import is_repeated_baseline
     from benchctl.measure.noise_on_file import sound_noise
+    from benchctl.records.directory import open_results
     from benchctl.records.noise import load_noise
 
-    noise = load_noise(path)
+    noise = load_noise(open_results(path).path)
     if noise is not None:
         return noise
     experiment = load_experiment(path)

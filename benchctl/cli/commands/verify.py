@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from benchctl.cli.options.completion import complete_results
-from benchctl.formats import megabytes
+from benchctl.cli.output.verification import print_verification
 
 if TYPE_CHECKING:
     from benchctl.records.integrity.verification import Verification
@@ -29,40 +29,15 @@ def verify(
     from benchctl.records.directory import open_results
     from benchctl.records.integrity.verification import verify_directory
 
-    open_results(results)
-    verified = verify_directory(results, is_fresh=True)
+    verified = verify_directory(open_results(results).path, is_fresh=True)
     if as_json:
         import json
 
         print(json.dumps(_document(results, verified), indent=1))
     else:
-        _print(results, verified)
+        print_verification(results, verified)
     if verified.alterations:
         raise typer.Exit(_ALTERED)
-
-
-def _print(results: Path, verified: "Verification") -> None:
-    from benchctl.records.integrity.digests import directory_sha256
-
-    for alteration in verified.alterations:
-        remark = "" if alteration.decides else " (no number depends on it)"
-        print(f"{alteration.kind}: {alteration}{remark}")
-    if verified.unrecorded and verified.num_files:
-        print(f"no digest recorded for {len(verified.unrecorded)} runs: {', '.join(verified.unrecorded)}")
-    if verified.alterations:
-        print(
-            f"{results} was altered; restore these files from a copy, or measure again. 'benchctl compare' refuses "
-            "it without --allow-altered if numbers depend on them"
-        )
-    elif verified.num_files == 0:
-        print(
-            f"{results} was written by benchctl {verified.manifest.benchctl_version} without digests; its "
-            "plan, the order of its runs and its request set agree, and nothing else can be verified"
-        )
-    else:
-        print(f"{results} is intact: {verified.num_files} files, {megabytes(verified.hashed_bytes)} read")
-    if verified.digests is not None and not verified.alterations:
-        print(f"digest of the whole directory: sha256 {directory_sha256(verified.digests)}")
 
 
 def _document(results: Path, verified: "Verification") -> dict[str, Any]:

@@ -20,6 +20,7 @@ from benchctl.interop.readers.latencies import aiperf_latencies
 from benchctl.interop.readers.run import ForeignRun
 from benchctl.interop.readers.sglang import is_sglang, sglang_run
 from benchctl.interop.readers.vllm import is_vllm, vllm_run
+from benchctl.records.archive.opening import is_archive
 from benchctl.untrusted.files import is_there
 from benchctl.untrusted.limits import FOREIGN_BYTES
 from benchctl.untrusted.reading import UnreadableError, json_value, read_text
@@ -39,6 +40,8 @@ def is_foreign(text: str) -> bool:
     """True if a side of a comparison names result files of other tools instead of a result directory."""
     path = Path(text)
     try:
+        if is_archive(path):
+            return False
         if path.is_dir():
             is_ours = any(is_there(path / name, within=path) for name in (MANIFEST, "plan.json"))
             return not is_ours and bool(_files_in(path))

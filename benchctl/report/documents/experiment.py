@@ -64,7 +64,7 @@ def sweep_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
 def show_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
     """The output of ``benchctl show --json``: the summary, the sweep, the manifest and the runs not yet begun."""
     return summary_document(analysis) | {
-        "path": str(analysis.results.path),
+        "path": str(analysis.results.source),
         "manifest": msgspec.to_builtins(analysis.results.manifest),
         "peaks": _peaks(analysis.experiment.hardware),
         "not_begun": [planned.run_id for planned in analysis.runs_not_begun],

@@ -1,0 +1,1 @@
+"""Archives of result directories: written the same way each time, and opened wherever a directory is."""
