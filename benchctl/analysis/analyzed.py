@@ -155,7 +155,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
             *speculation_findings(cells, rows, manifest.baseline),
         ),
         warnings=(
-            *integrity_warnings(directory.path),
+            *integrity_warnings(directory),
             *manifest.warnings,
             *experiment.warnings,
             *experiment.block_warnings,

@@ -6,7 +6,7 @@ import typer
 
 from benchctl import __version__
 from benchctl.cli import micro
-from benchctl.cli.cluster import watch
+from benchctl.cli.cluster import pull, watch
 from benchctl.cli.commands import (
     compare,
     data,
@@ -86,6 +86,7 @@ app.command("list", rich_help_panel=_JUDGE)(list_results.list_results)
 app.command("report", rich_help_panel=_JUDGE)(report.report)
 app.add_typer(noise.app, name="noise", rich_help_panel=_JUDGE)
 app.command("verify", rich_help_panel=_JUDGE)(verify.verify)
+app.command("pull", rich_help_panel=_JUDGE)(pull.pull)
 app.command("export", rich_help_panel=_JUDGE)(export.export)
 app.add_typer(import_results.app, name="import", rich_help_panel=_JUDGE)
 

@@ -122,7 +122,7 @@ def _leave_the_user_alone(root: Path) -> None:
         "XDG_STATE_HOME": root / "state",
         "MPLCONFIGDIR": root / "mpl",
     }
-    names |= {f"BENCHCTL_{name}_DIR": root / name for name in ("NOISE", "DURATIONS", "PEAKS", "DATA")}
+    names |= {f"BENCHCTL_{name}_DIR": root / name for name in ("NOISE", "DURATIONS", "PEAKS", "DATA", "ARCHIVES")}
     os.environ.update({name: str(path) for name, path in names.items()} | {"COLUMNS": "200", "NO_COLOR": "1"})
     (root / "tmp").mkdir()
 

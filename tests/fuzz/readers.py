@@ -27,6 +27,9 @@ from benchctl.load.answer.answer import Answer, head_of
 from benchctl.load.answer.failure import error_of
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.profile.load import load_profile
+from benchctl.records.archive.compression import compression_of_name
+from benchctl.records.archive.contents import contents_of
+from benchctl.records.archive.packing import write_archive
 from benchctl.records.integrity.verification import verify_directory
 from benchctl.records.peaks import read_peaks, write_peaks
 from benchctl.records.request import Message, PreparedRequest
@@ -163,6 +166,18 @@ def _write_results(path: Path) -> None:
     builders.write_samples(builders.write_results(path, block_factors=factors, num_requests=3))
 
 
+def _archive(suffix: str) -> Reader:
+    """Archives, which are damaged as they lie there; compressed ones have sums, plain ones have none."""
+
+    def write(path: Path) -> None:
+        path.mkdir()
+        results = builders.write_results(path.parent / f"packed{suffix}" / "x", num_requests=1)
+        archive = path / f"x{suffix}"
+        write_archive(results, contents_of(results.path), archive, compression_of_name(archive))
+
+    return Reader(f"archive{suffix}", lambda directory: analyze_directory(directory / f"x{suffix}"), write)
+
+
 def _write_example(path: Path) -> None:
     shutil.copytree(EXAMPLE, path, ignore=shutil.ignore_patterns("plots", "runs"))
 
@@ -184,6 +199,7 @@ READERS: Final = (
     Reader("results", analyze_directory, _write_results),
     Reader("resume", lambda directory: reopen_experiment(directory, None), _write_example),
     Reader("digests", verify_directory, _write_results),
+    *(_archive(suffix) for suffix in (".tar", ".tar.gz", ".tar.zst")),
     *(
         Reader(name, lambda directory: read_foreign(str(directory)))
         for name in ("vllm", "sglang", "aiperf", "guidellm")

@@ -83,7 +83,7 @@ def bonus_of(experiment: Experiment) -> MeasuredBonus | None:
     records = [run.record for run in experiment.results.runs]
     config = next((record.effective_config for record in records if record.effective_config), {})
     return MeasuredBonus(
-        path=experiment.path,
+        path=experiment.source,
         model=experiment.profile.model,
         device=str(config.get("server.device_name", "an unknown device")),
         dtype=str(config.get("server.dtype", "an unknown type")),

@@ -82,6 +82,11 @@ class Experiment:
         return self.results.path
 
     @property
+    def source(self) -> Path:
+        """The path that the user knows: that of an archive, where it was one."""
+        return self.results.source
+
+    @property
     def profile(self) -> Profile:
         """The stored profile. Raises RecordError where it cannot be read."""
         if self.profile_or_none is None:

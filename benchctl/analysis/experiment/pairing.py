@@ -172,5 +172,5 @@ def _arms_of_variant(experiment: Experiment, variant: str | None) -> tuple[Arm, 
     of_variant = tuple(arm for arm in arms if arm.variant == variant)
     if not of_variant:
         variants = ", ".join(dict.fromkeys(arm.variant for arm in arms))
-        raise UsageError(f"{experiment.path} has no variant {variant!r}; it has {variants}")
+        raise UsageError(f"{experiment.source} has no variant {variant!r}; it has {variants}")
     return of_variant

@@ -38,7 +38,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
     profile, results = experiment.profile, experiment.results
     if not is_repeated_baseline(profile):
         raise NotComparableError(
-            f"{results.path} is not an A/A experiment: its variants differ in servers or requests. "
+            f"{results.source} is not an A/A experiment: its variants differ in servers or requests. "
             "'benchctl run NAME --aa' measures one"
         )
     baseline = Side(results.path, results.manifest.baseline)
@@ -47,8 +47,8 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
     fewest = min(len(pair.blocks) for pair in pairs)
     if fewest < MIN_PAIRED_BLOCKS:
         raise UsageError(
-            f"{results.path} has {fewest} usable blocks: a noise floor needs at least {MIN_PAIRED_BLOCKS}. Measure "
-            "it again with more --blocks"
+            f"{results.source} has {fewest} usable blocks: a noise floor needs at least {MIN_PAIRED_BLOCKS}. "
+            "Measure it again with more --blocks"
         )
     confidence = 1 - ALPHA / num_looks_of(results.manifest, results.manifest)
     noise_of_pairs = [_noise_of_pair(PairedRuns.of(pair, (experiment, experiment)), confidence) for pair in pairs]

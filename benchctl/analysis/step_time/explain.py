@@ -59,8 +59,8 @@ def named_model(experiments: Sequence[Experiment], path: Path) -> SourcedModel:
         device = experiment.hardware
         if device is not None and device.device != hardware.device:
             raise UsageError(
-                f"{path}: a step-time model of {model.hardware}, and {experiment.path} is of {device.device}; name "
-                f"a model of {device.device}, or carry this one over with 'benchctl steptime calibrate'"
+                f"{path}: a step-time model of {model.hardware}, and {experiment.source} is of {device.device}; "
+                f"name a model of {device.device}, or carry this one over with 'benchctl steptime calibrate'"
             )
     return SourcedModel(predict_us=model.extrapolate_us, source=source, hardware=hardware)
 

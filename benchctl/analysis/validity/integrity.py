@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from benchctl.errors import AlteredError, InvalidDataError
+from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.verification import Alteration, AlterationKind, Verification, verify_directory
 from benchctl.records.loaded import LoadedResults
 from benchctl.records.record import ResultWarning
@@ -29,9 +30,11 @@ def require_intact(
     Raises AlteredError if they affect numbers, unless ``allow_altered``; it names every file, and the undeclared
     ``differences`` of the sides.
     """
-    paths = [a.path] if a.path.resolve() == b.path.resolve() else [a.path, b.path]
+    sides = [a] if a.path.resolve() == b.path.resolve() else [a, b]
     verifications = [
-        (path, verify_directory(path)) for path in paths if is_there(path / "manifest.json", within=path)
+        (side.source, verify_directory(side.path))
+        for side in sides
+        if is_there(side.path / "manifest.json", within=side.path)
     ]
     shared = _shared_runs(verifications)
     refused = [
@@ -67,10 +70,10 @@ def _shared_runs(verifications: Sequence[tuple[Path, Verification]]) -> list[str
     ]
 
 
-def integrity_warnings(path: Path) -> tuple[ResultWarning, ...]:
+def integrity_warnings(results: ResultDirectory) -> tuple[ResultWarning, ...]:
     """Warnings about alterations of a result directory; none if its plan cannot be read."""
     try:
-        return alteration_warnings(path, verify_directory(path))
+        return alteration_warnings(results.source, verify_directory(results.path))
     except InvalidDataError:  # reading the directory reports it as damage
         return ()
 

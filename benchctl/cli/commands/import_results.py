@@ -1,20 +1,57 @@
-"""``benchctl import``: results of another project as a result directory."""
+"""``benchctl import``: archives, and results of another project, as result directories."""
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 if TYPE_CHECKING:
     from benchctl.interop.lenvm.import_directory import ImportResult
 
-app = typer.Typer(help="Import results of other projects as result directories.", no_args_is_help=True)
+_ALTERED: Final = 4
+
+app = typer.Typer(help="Import archives and results of other projects as result directories.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
     """One command for each kind of foreign results."""
+
+
+@app.command("archive")
+def archive(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Archive that 'benchctl export DIR --archive FILE' wrote, or tar."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="Result directory to create; by default results/<profile>/<name>.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Make a result directory of an archive, and verify it.
+
+    Commands that read results take the archive itself; this is for those that continue an experiment. Exit code: 0
+    intact, 4 altered since the measurement, or a damaged archive.
+    """
+    from benchctl.cli.options.experiment import RESULTS
+    from benchctl.cli.output.verification import print_verification
+    from benchctl.cluster.arrival import import_archive
+    from benchctl.records.integrity.verification import verify_directory
+
+    path = import_archive(source, output, RESULTS)
+    verified = verify_directory(path, is_fresh=True)
+    print(f"results in {path}")
+    print_verification(path, verified)
+    if verified.alterations:
+        raise typer.Exit(_ALTERED)
 
 
 @app.command("lenvm")

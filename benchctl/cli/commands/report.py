@@ -20,7 +20,9 @@ _NOT_WRITABLE: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
 def report(
     a: Annotated[
         str,
-        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
+        typer.Argument(
+            metavar="DIR", help="Result directory, finished or not, or an archive.", autocompletion=complete_results
+        ),
     ],
     b: Annotated[
         str | None,

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def show(
     results: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
+        typer.Argument(
+            metavar="DIR", help="Result directory, finished or not, or an archive.", autocompletion=complete_results
+        ),
     ],
     allow_suspect: Annotated[
         bool, typer.Option("--allow-suspect", help="Include suspect runs in means and ratios.")

@@ -17,7 +17,9 @@ _ALTERED: Final = 4
 def verify(
     results: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
+        typer.Argument(
+            metavar="DIR", help="Result directory, finished or not, or an archive.", autocompletion=complete_results
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:

@@ -49,7 +49,7 @@ def compression_of_name(path: Path) -> Compression:
 
 
 def compression_of_content(path: Path) -> Compression | None:
-    """The compression of an existing file by its first bytes; None for one that is no archive."""
+    """The compression of an existing file by its first bytes; None for one that is not an archive."""
     head = read_head(path, _TAR_MAGIC_AT + len(_TAR_MAGIC))
     if head.startswith(_ZSTD_MAGIC):
         return "zstd"

@@ -31,7 +31,7 @@ LEFT_OUT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What travels of a directory, and the entries that cannot, because they are neither files nor folders."""
+    """The files of a directory that travel, and entries that cannot, which are neither files nor folders."""
 
     files: tuple[str, ...]
     """Paths below the directory with slashes, sorted."""
@@ -66,8 +66,10 @@ def _entries(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
     while folders:
         above = folders.pop()
         with opened_folder(directory / above, within=directory) as handle, os.scandir(handle) as entries:
-            found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries if not stays(entry.name)]
-        for name, status in found:
+            entries_here = [
+                (entry.name, entry.stat(follow_symlinks=False)) for entry in entries if not stays(entry.name)
+            ]
+        for name, status in entries_here:
             path = f"{above}/{name}" if above else name
             if not stat.S_ISDIR(status.st_mode):
                 yield path, status

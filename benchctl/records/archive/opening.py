@@ -156,15 +156,15 @@ def _result_directory(archive: Path, folder: Path) -> Path:
     """The one result directory that was unpacked: ``folder`` itself or a folder in it."""
     if _is_result(folder):
         return folder
-    found = sorted(path for path in folder.iterdir() if _is_result(path))
-    if not found:
+    present = sorted(path for path in folder.iterdir() if _is_result(path))
+    if not present:
         raise UsageError(f"{archive} is not an archive of a result directory: it holds no manifest.json")
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:3])
-        raise UsageError(f"{archive} holds {len(found)} result directories ({names}); unpack it, and name one")
-    if found[0].name == _MARKER:
+    if len(present) > 1:
+        names = ", ".join(path.name for path in present[:3])
+        raise UsageError(f"{archive} holds {len(present)} result directories ({names}); unpack it, and name one")
+    if present[0].name == _MARKER:
         refuse(archive, f"holds a directory called {_MARKER}")
-    return found[0]
+    return present[0]
 
 
 def _is_result(folder: Path) -> bool:

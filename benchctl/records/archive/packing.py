@@ -59,9 +59,9 @@ class _Told:
         self._file, self._path, self._left_bytes, self._on_bytes = file, path, size_bytes, on_bytes
 
     def read(self, size: int = -1, /) -> bytes:
-        wanted = self._left_bytes if size < 0 else min(size, self._left_bytes)
-        data = self._file.read(wanted)
-        if len(data) < wanted:
+        num_bytes = self._left_bytes if size < 0 else min(size, self._left_bytes)
+        data = self._file.read(num_bytes)
+        if len(data) < num_bytes:
             raise RecordError(f"{self._path} became shorter while it was read; export the directory again")
         self._left_bytes -= len(data)
         self._on_bytes(len(data))

@@ -37,8 +37,8 @@ _DIGITS: Final = 20
 def unpack(archive: Path, file: IO[bytes], folder: Path) -> None:
     """Write the files of ``archive``, which is open as ``file``, into the new folder ``folder``.
 
-    Raises UsageError for a file that is no archive, RecordError for one that is damaged, cut short, too large or
-    holds what no result directory does; OSError as writing does.
+    Raises UsageError for a file that is not an archive, RecordError for one that is damaged, cut short, too large
+    or holds what no result directory does; OSError as writing does.
     """
     compression = compression_of_content(archive)
     if compression is None:
@@ -133,12 +133,12 @@ class _Written:
 
     def take(self, members: tarfile.TarFile, member: tarfile.TarInfo) -> int:
         """Write one entry; returns the byte of the archive at which it ends."""
-        shown = visible_line(member.name, VALUE_CHARS)
+        label = visible_line(member.name, VALUE_CHARS)
         is_folder, size = member.type == tarfile.DIRTYPE, member.size
         if not is_folder and (member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None):
-            refuse(self._archive, f"holds {shown!r}, which is a link or no regular file")
-        self._count(shown, 0 if is_folder else size)
-        parts = self._parts(member.name, shown)
+            refuse(self._archive, f"holds {label!r}, which is a link or no regular file")
+        self._count(label, 0 if is_folder else size)
+        parts = self._parts(member.name, label)
         path = None if any(map(stays, parts)) else self._folder.joinpath(*parts)
         try:
             if not is_folder:
@@ -146,24 +146,24 @@ class _Written:
             elif path is not None:
                 path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
-            refuse(self._archive, f"holds {shown!r} twice")
+            refuse(self._archive, f"holds {label!r} twice")
         return member.offset_data + (0 if is_folder else -(-size // _BLOCK_BYTES) * _BLOCK_BYTES)
 
-    def _count(self, shown: str, size_bytes: int) -> None:
+    def _count(self, label: str, size_bytes: int) -> None:
         self._num_entries += 1
         self._size_bytes += size_bytes
         if size_bytes < 0:
-            refuse(self._archive, f"is damaged: {shown!r} has a size below 0")
+            refuse(self._archive, f"is damaged: {label!r} has a size below 0")
         if self._num_entries > ARCHIVE_ENTRIES:
             refuse(self._archive, f"holds more than {ARCHIVE_ENTRIES:,} entries, and no result directory does")
         if self._size_bytes > ARCHIVE_BYTES:
             size = str(self._size_bytes)[:_DIGITS]
             refuse(self._archive, f"unpacks to {size} bytes, and at most {ARCHIVE_BYTES:,} are taken")
 
-    def _parts(self, name: str, shown: str) -> tuple[str, ...]:
+    def _parts(self, name: str, label: str) -> tuple[str, ...]:
         parts = tuple(part for part in name.removesuffix("/").split("/") if part != ".")
         if name.startswith("/") or len(parts) > ARCHIVE_DEPTH or not all(map(_is_safe, parts)):
-            refuse(self._archive, f"holds {shown!r}, which is no path inside of it")
+            refuse(self._archive, f"holds {label!r}, which is not a path inside of it")
         return parts
 
     def _write(self, members: tarfile.TarFile, member: tarfile.TarInfo, path: Path | None) -> None:

@@ -1,0 +1,79 @@
+"""Result directories that come from elsewhere: where they lie here, and that each holds one experiment."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from benchctl.errors import RecordError, UsageError
+from benchctl.records.archive.opening import is_archive, unpack_results
+from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.files import is_name
+from benchctl.records.manifest import Manifest
+
+
+def default_destination(manifest: Manifest, name: str, root: Path) -> Path:
+    """The directory of an experiment as ``benchctl run`` would choose it: ``<root>/<profile>/<name>``.
+
+    Where ``name`` names no directory, such as ``latest``, it is made of time and profile. Raises RecordError for a
+    manifest whose profile names none.
+    """
+    made = f"{manifest.created_at.replace('-', '').replace(':', '')}-{manifest.profile_sha256[:8]}"
+    chosen = name if _names_a_directory(name) and name != "latest" else made
+    for part in (manifest.profile, chosen):
+        if not _names_a_directory(part):
+            raise RecordError(f"the manifest has {part[:60]!r}, which names no directory here; name DEST yourself")
+    return root / manifest.profile / chosen
+
+
+def require_same_experiment(destination: Path, manifest: Manifest) -> None:
+    """Raise UsageError where ``destination`` holds anything but the experiment of ``manifest``, or a part of it."""
+    if not destination.exists() or (destination.is_dir() and _is_new(destination)):
+        return
+    held = (
+        open_results(destination).manifest()
+        if (destination / "manifest.json").exists() and destination.is_dir()
+        else None
+    )
+    if held is None or _identity(held) != _identity(manifest):
+        what = "another experiment" if held is not None else "something else"
+        raise UsageError(f"{destination} holds {what}; name a directory that is new or holds this experiment")
+
+
+def import_archive(archive: Path, output: Path | None, root: Path) -> Path:
+    """Make a directory of an archive, ``output`` or one below ``root``; returns it.
+
+    Raises UsageError for a file that is not an archive of results, and where the destination is taken, RecordError
+    for a damaged archive.
+    """
+    if not is_archive(archive):
+        problem = "is a directory already" if archive.is_dir() else "is not an archive of a result directory"
+        raise UsageError(f"{archive} {problem}; name a file that 'benchctl export DIR --archive FILE' wrote")
+    made_in = output.absolute().parent if output is not None else root
+    made_in.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", suffix=".partial", dir=made_in) as made:
+        content = Path(made) / "content"
+        content.mkdir()
+        unpacked = unpack_results(archive, content)
+        name = archive.name.partition(".")[0] if unpacked == content else unpacked.name
+        destination = output or default_destination(ResultDirectory(unpacked).manifest(), name, root)
+        if destination.exists() and not (destination.is_dir() and _is_new(destination)):
+            raise UsageError(f"{destination} is there already; name another directory with --output")
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        if destination.exists():
+            destination.rmdir()
+        shutil.move(unpacked, destination)
+    return destination
+
+
+def _names_a_directory(name: str) -> bool:
+    return is_name(name) and name.isprintable() and name[0] not in ".-~"
+
+
+def _is_new(destination: Path) -> bool:
+    """True for a directory without any entry that can be seen."""
+    return not any(not name.startswith(".") for name in os.listdir(destination))  # noqa: PTH208 - names alone
+
+
+def _identity(manifest: Manifest) -> tuple[str, ...]:
+    return manifest.created_at, manifest.profile_sha256, manifest.request_set_sha256, manifest.host.hostname
