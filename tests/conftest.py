@@ -29,10 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _stores_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Empty stores of noise, durations, peaks and locks, for this process and those that it starts."""
     with pytest.MonkeyPatch.context() as patch:
-        for variable in (
-            "BENCHCTL_NOISE_DIR", "BENCHCTL_DURATIONS_DIR", "BENCHCTL_PEAKS_DIR", "BENCHCTL_LOCKS_DIR", "BENCHCTL_ARCHIVES_DIR",
-        ):  # fmt: skip
-            patch.setenv(variable, str(tmp_path_factory.mktemp("store")))
+        for store in ("NOISE", "DURATIONS", "PEAKS", "LOCKS", "ARCHIVES"):
+            patch.setenv(f"BENCHCTL_{store}_DIR", str(tmp_path_factory.mktemp("store")))
         yield
 
 
