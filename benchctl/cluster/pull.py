@@ -16,6 +16,7 @@ from benchctl.cluster.arrival import default_destination, require_same_experimen
 from benchctl.cluster.rsync import Rsync
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.records.archive.contents import contents_of
+from benchctl.records.claims.lock import current_manifest
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.integrity.verification import Verification, verify_directory
 from benchctl.records.manifest import Manifest
@@ -138,7 +139,8 @@ def _verified(destination: Path) -> Verification | None:
 
 def _is_running(destination: Path) -> bool:
     with suppress(InvalidDataError):
-        return ResultDirectory(destination).manifest().state == "running"
+        results = ResultDirectory(destination)
+        return "running" in (results.manifest().state, current_manifest(results).state)  # of others, and of claims
     return True
 
 
@@ -155,5 +157,5 @@ def _pulled(destination: Path, received_bytes: int, verified: Verification) -> P
         num_done=sum(state == "done" for state in states.values()),
         num_planned=len(results.due_plan().runs),
         running=tuple(run_id for run_id, state in states.items() if state == "running"),
-        is_running=verified.manifest.state == "running",
+        is_running=_is_running(destination),
     )
