@@ -5,19 +5,18 @@ import os
 import shlex
 import sys
 from collections import Counter
-from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from benchctl.cli.options.distribution import Distribution
 from benchctl.cli.output.outcome import warn
-from benchctl.errors import RecordError, UsageError
+from benchctl.errors import BenchctlError, InvalidDataError, RecordError, RunError, UsageError
 from benchctl.formats import count_of, duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from benchctl.cluster.local.block_process import BlockProcess
     from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots, LeftBlock
     from benchctl.cluster.local.held_slots import HeldSlot
     from benchctl.cluster.slots import Slot
@@ -140,6 +139,7 @@ def _hand_out(
     from benchctl.cluster.local.block_process import BlockProcess
     from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots
     from benchctl.cluster.local.demand import devices_begun_on
+    from benchctl.cluster.local.fate import fate_of
     from benchctl.measure.interrupt import noting_interrupt
 
     options = ("--keep-raw-logs",) if keeps_raw_logs else ()
@@ -151,7 +151,7 @@ def _hand_out(
         slots,
         {planned.block for planned in pending},
         start,
-        lambda process: _is_of_others(results, process),
+        partial(fate_of, results),
         devices_begun_on(results, pending),
     )
     with noting_interrupt() as has_come:
@@ -168,24 +168,17 @@ def _hand_out(
     return blocks
 
 
-def _is_of_others(results: "ResultDirectory", process: "BlockProcess") -> bool:
-    from benchctl.records.claims.lease import newest_leases
-
-    with suppress(RecordError):
-        lease = newest_leases(results.path).get(process.block)
-        return lease is not None and lease.state == "held" and lease.pid != process.pid
-    return False
-
-
 def _tell_left(results: "ResultDirectory", blocks: "BlocksOnSlots") -> None:
-    """Print which blocks were not measured here, and why. Raises UsageError where one was refused."""
+    """Print which blocks were not measured here, and why. Raises the kind of error with which one was refused."""
     for block in blocks.of_others:
         warn(f"block {block} is measured by another process; 'benchctl watch {results.path}' shows it")
     for left in blocks.left:
         warn(f"block {left.block} was given up: its process ended twice, {_end_text(left)}; {left.process.log}")
     if blocks.refused is not None:
         process = blocks.refused.process
-        error = UsageError(f"block {process.block} was refused, and no other was begun; {process.log}")
+        kinds: tuple[type[BenchctlError], ...] = (InvalidDataError, RunError)
+        kind = next((each for each in kinds if each.exit_code == blocks.refused.code), UsageError)
+        error = kind(f"block {process.block} could not be measured, and no other was begun after it: {process.log}")
         error.log_tail, error.log_title = process.last_lines(), "its log ends"
         raise error
 
@@ -195,7 +188,7 @@ def _end_text(left: "LeftBlock") -> str:
 
 
 def _outcome(results: "ResultDirectory", pending: "Sequence[PlannedRun]", of_others: "Sequence[int]") -> "Outcome":
-    """What became of the runs that were to be measured; one without an end counts as failed."""
+    """Numbers of the runs that were to be measured by their end; one without an end counts as failed."""
     from benchctl.measure.experiment import Outcome
 
     ours = [planned for planned in pending if planned.block not in of_others]

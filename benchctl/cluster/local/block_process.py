@@ -35,7 +35,16 @@ class BlockProcess:
         self.block, self.slot = block, slot
         self.log = _next_log(results, block)
         self._within = results
-        benchctl = (sys.executable, "-m", "benchctl", "run", "--block", str(block), "--into", str(results))
+        benchctl = (
+            sys.executable,
+            "-m",
+            "benchctl",
+            "run",
+            "--block",
+            str(block),
+            "--into",
+            str(results.absolute()),
+        )
         cores = ",".join(map(str, slot.cores)) or "-"
         with open_to_append(self.log, within=results) as output:
             self._process = subprocess.Popen(

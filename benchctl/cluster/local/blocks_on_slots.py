@@ -1,8 +1,8 @@
 """Blocks that are handed out to slots: the lowest that is left to the first slot that is free.
 
-A process that died leaves its block to another one on the same slot, once. One that refused its block (exit code 2)
-ends the handing out, because others would be refused as well, unless another process simply measures that block. A
-block that was begun goes to the devices that began it: its runs are compared with each other.
+A process that died leaves its block to another one on the same slot, once. One that refused its block ends the
+handing out, because others would be refused as well. A block that was begun goes to the devices that began it: its
+runs are compared with each other.
 """
 
 import time
@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.cluster.local.block_process import BlockProcess
+from benchctl.cluster.local.fate import Fate
 from benchctl.cluster.local.held_slots import HeldSlot
-from benchctl.errors import UsageError
 
-_ENDED: Final = frozenset({0, 4, 5})
-"""Exit codes of a block that was measured: done, suspect, failed."""
 _TRIES: Final = 2
 
 
@@ -33,8 +31,8 @@ class LeftBlock:
 class BlocksOnSlots:
     """``blocks`` on ``slots``, as many at a time as there are slots.
 
-    ``start`` starts the process of a block on a slot; ``is_of_others`` tells of a refused block whether another
-    process measures it. ``begun_on`` has the devices of blocks of which a part was measured before.
+    ``start`` starts the process of a block on a slot; ``fate_of`` tells what became of the block of one that ended
+    with an exit code. ``begun_on`` has the devices of blocks of which a part was measured before.
     """
 
     def __init__(
@@ -42,7 +40,7 @@ class BlocksOnSlots:
         slots: Sequence[HeldSlot],
         blocks: Iterable[int],
         start: Callable[[int, HeldSlot], BlockProcess],
-        is_of_others: Callable[[BlockProcess], bool],
+        fate_of: Callable[[BlockProcess, int], Fate],
         begun_on: Mapping[int, tuple[str, ...]],
     ) -> None:
         self._waiting = sorted(blocks)
@@ -50,7 +48,7 @@ class BlocksOnSlots:
         ours = {held.slot.gpus for held in slots}
         self._home = {block: gpus for block, gpus in begun_on.items() if gpus in ours}
         self._start = start
-        self._is_of_others = is_of_others
+        self._fate_of = fate_of
         self._running: dict[HeldSlot, BlockProcess] = {}
         self._starts = Counter[int]()
         self.left: list[LeftBlock] = []
@@ -99,14 +97,14 @@ class BlocksOnSlots:
 
     def _note_end(self, held: HeldSlot, process: BlockProcess, code: int) -> None:
         block = process.block
-        if code in _ENDED:
-            return
         left = LeftBlock(block=block, code=code, process=process)
-        if code == UsageError.exit_code:
-            if self._is_of_others(process):
-                self.of_others.append(block)
-            else:
-                self.refused = left
+        fate = self._fate_of(process, code)
+        if fate == "ended":
+            return
+        if fate == "of others":
+            self.of_others.append(block)
+        elif fate == "refused":
+            self.refused = left
         elif self._starts[block] < _TRIES:
             self._measure(block, held)
         else:

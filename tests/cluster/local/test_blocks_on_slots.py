@@ -39,10 +39,13 @@ class Process:
 class Handing:
     """The handing out of blocks whose n-th process runs the n-th code given for it, or else the last."""
 
-    def __init__(self, codes, slots=TWO, is_of_others=False, begun_on=None):
+    def __init__(self, codes, slots=TWO, fates=None, begun_on=None):
+        fates = fates or {0: "ended"}
         self.started = []
         self._codes = {block: list(given) for block, given in codes.items()}
-        self.blocks = BlocksOnSlots(slots, codes, self._start, lambda _: is_of_others, begun_on or {})
+        self.blocks = BlocksOnSlots(
+            slots, codes, self._start, lambda _, code: fates.get(code, "died"), begun_on or {}
+        )
 
     def _start(self, block, held):
         codes = self._codes[block]
@@ -65,13 +68,6 @@ def test_the_lowest_blocks_come_first_and_each_free_slot_gets_the_next():
     assert [slot for _, slot in handing.started] == [0, 1, 1, 1, 1], "block 0 keeps its slot for long"
 
 
-@pytest.mark.parametrize("code", [0, 4, 5])
-def test_a_block_that_was_measured_is_not_tried_again_however_its_runs_ended(code):
-    handing = Handing({0: [f"os._exit({code})"], 1: ["0"]}).run()
-    assert sorted(handing.started) == [(0, 0), (1, 1)]
-    assert not handing.blocks.left
-
-
 def test_a_killed_process_leaves_its_block_to_another_on_the_same_slot_once():
     killed = "os.kill(os.getpid(), 9)"
     handing = Handing({0: ["import time; time.sleep(0.3)"], 1: [killed, "0"], 2: [killed]}).run()
@@ -82,13 +78,13 @@ def test_a_killed_process_leaves_its_block_to_another_on_the_same_slot_once():
 
 
 def test_a_block_that_is_refused_ends_the_handing_out():
-    handing = Handing({block: ["os._exit(2)"] for block in range(6)}, slots=TWO[:1]).run()
+    handing = Handing({block: ["os._exit(2)"] for block in range(6)}, slots=TWO[:1], fates={2: "refused"}).run()
     assert handing.started == [(0, 0)]
     assert handing.blocks.refused is not None
 
 
 def test_a_block_that_another_process_measures_is_left_to_it():
-    handing = Handing({0: ["os._exit(2)"], 1: ["0"]}, is_of_others=True).run()
+    handing = Handing({0: ["os._exit(2)"], 1: ["0"]}, fates={0: "ended", 2: "of others"}).run()
     assert handing.blocks.of_others == [0]
     assert handing.blocks.refused is None
     assert len(handing.started) == 2
