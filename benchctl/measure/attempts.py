@@ -23,7 +23,7 @@ def begin_attempt(directory: RunDirectory) -> int:
         return _begin_in_new_folder(directory)
     path, root = directory.path, directory.root
     make_folder(path, within=root)
-    number, files, _ = _found(directory, entry_names(path, within=root))
+    number, files, _ = _attempts_in(directory, entry_names(path, within=root))
     if not files:
         return number
     aside = path / f"attempt-{number}"
@@ -44,7 +44,7 @@ def _begin_in_new_folder(directory: RunDirectory) -> int:
         directory.check()
         make_folder(path, within=root)
         return 1
-    number, files, earlier = _found(directory, entry_names(path, within=root))
+    number, files, earlier = _attempts_in(directory, entry_names(path, within=root))
     if not files:
         return number
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -70,7 +70,7 @@ def _bring_back(directory: RunDirectory) -> None:
             return
 
 
-def _found(directory: RunDirectory, names: Iterable[str]) -> tuple[int, list[str], list[str]]:
+def _attempts_in(directory: RunDirectory, names: Iterable[str]) -> tuple[int, list[str], list[str]]:
     """The number of the attempt whose files are there, or of the next one; its files; earlier attempts."""
     matches = [(name, _EARLIER_ATTEMPT.fullmatch(name)) for name in names]
     files = [name for name, match in matches if match is None]

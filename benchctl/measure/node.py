@@ -21,8 +21,8 @@ _NUMA_NODES: Final = Path("/sys/devices/system/node")
 
 
 def node_name() -> str:
-    """The name of this node in its cluster, or of the host."""
-    return os.environ.get("SLURMD_NODENAME") or platform.node()
+    """The name of this node in its cluster, or of the host, unless the user names it, as in a pod."""
+    return os.environ.get("BENCHCTL_NODE_NAME") or os.environ.get("SLURMD_NODENAME") or platform.node()
 
 
 def job_name() -> str | None:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 import msgspec
 
 from benchctl.docstrings import attribute_docstrings
+from benchctl.records.claims.lease import Lease
+from benchctl.records.integrity.block_digests import BlockDigests
 from benchctl.records.integrity.digests import DirectoryDigests
 from benchctl.records.manifest import Manifest, Plan
 from benchctl.records.noise import NoiseFloor
@@ -51,6 +53,8 @@ _EXPERIMENT_FILES: Final = (
         "One submission of blocks to Slurm, beside its script, its tasks and their logs.",
         Submission,
     ),
+    _File("claims/b<block>-<n>.json", "The n-th claim of a block, where several processes measure.", Lease),
+    _File("digests/b<block>-<n>.json", "Digests of the runs of a block, by the owner of that claim.", BlockDigests),
     _File("runs/<run_id>/", "One directory for each run that was begun, see below."),
     _File("summary.csv, summary.json", "Every metric of every run; written by reports."),
     _File("sweep_summary.csv, sweep_summary.json", "Every cell against the baseline; written by reports."),

@@ -1,4 +1,4 @@
-"""One block of a shared directory: claimed, measured in one place, given back.
+"""One block of a shared directory: claimed, measured on one node, given back.
 
 Everything that is written is fenced: it appears only while the claim stands, so that a process which was paused,
 or cut off from the disk, leaves the block to the one that took it over.
@@ -20,7 +20,7 @@ from benchctl.measure.interrupt import warned_by_scheduler
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.shared.assembly import assemble
-from benchctl.measure.shared.place import Here, is_one_place, this_owner
+from benchctl.measure.shared.here import Here, is_same_node, this_owner
 from benchctl.measure.shared.time_needed import needed_s
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
@@ -63,6 +63,8 @@ def run_block(
     check_block(results, block)
     here = Here(profile)
     if (num_done := _num_done(results, block, here)) is not None:
+        with _explained(results, block):
+            assemble(results)  # unless the last owner could not
         return Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=num_done)
     with warned_by_scheduler(), _explained(results, block):
         holding = claimed_block(
@@ -117,11 +119,12 @@ def block_runs(results: ResultDirectory, block: int) -> tuple[PlannedRun, ...]:
 def pending_in_block(results: ResultDirectory, runs: Sequence[PlannedRun], here: Here) -> tuple[PlannedRun, ...]:
     """The runs of one block that are to be measured here: those that are not done.
 
-    They are all of them where some were done in another place, because runs of one block are compared.
+    They are all of them where some were done on another node or other devices, because runs of a block are
+    compared.
     """
     done = dict(_done_runs(results, runs))
     records = list(done.values())
-    is_together = all(is_one_place(records[0], record) for record in records[1:])
+    is_together = all(is_same_node(records[0], record) for record in records[1:])
     if len(done) == len(runs) and is_together:
         return ()
     if not is_together or not all(map(here.has_measured, records)):
@@ -212,16 +215,16 @@ class _Block:
                     if run.is_begun() and (record := run.read()).state == "running":
                         run.write(settled(record))
             recorded = read_digests(self._results.path)
-            known = {} if recorded is None else recorded.files
+            earlier = {} if recorded is None else recorded.files
             self._digests = BlockDigests(
                 schema_version=SCHEMA_VERSION,
                 block=self._held.block,
                 generation=self._held.generation,
                 runs=tuple(planned.run_id for planned in self._runs),
-                files={name: known[name] for name in self._record_names() if name in known},
+                files={name: earlier[name] for name in self._record_names() if name in earlier},
             )
             for planned in self._runs:
-                if run_record_path(planned.run_id) not in known:
+                if run_record_path(planned.run_id) not in earlier:
                     self._record(planned)  # its owner died before it could
             self._write_digests()
         except OSError as error:

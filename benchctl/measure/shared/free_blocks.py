@@ -8,8 +8,9 @@ from benchctl.errors import ClaimedError
 from benchctl.measure.experiment import Listener, MeasureRun, Outcome
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.run import measure_run
+from benchctl.measure.shared.assembly import assemble
 from benchctl.measure.shared.block import block_runs, pending_in_block, run_block
-from benchctl.measure.shared.place import Here
+from benchctl.measure.shared.here import Here
 from benchctl.profile.model import Profile
 from benchctl.records.claims.lease import LEASE_S
 from benchctl.records.claims.watch import LeaseWatch
@@ -74,6 +75,8 @@ def run_free_blocks(
         )
     for message in held_by_others.values():
         on_claimed(message)
+    if not held_by_others:
+        assemble(results)  # unless the last owner could not
     if held_by_others and not has_measured:
         raise ClaimedError(
             f"{results.path}: live processes measure all blocks that are left; 'benchctl watch' shows them"

@@ -66,7 +66,7 @@ class HeldBlock:
         if self._lost is not None:
             raise LostClaimError(
                 f"{self._directory}: block {self.block} was given up: {self._lost}; nothing more of it is written "
-                "here, and whoever claims it next measures what is not done"
+                "here; run its task again for what is not done"
             )
 
     def _loss(self) -> str | None:

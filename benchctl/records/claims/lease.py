@@ -141,7 +141,7 @@ def _listed(directory: Path) -> Iterator[tuple[int, int]]:
 
 
 def lease_content(path: Path, directory: Path) -> bytes | None:
-    """What a lease's file holds now; None without one. Raises OSError and RecordError as ``read_file`` does."""
+    """The content of a lease's file; None without one. Raises OSError and RecordError as ``read_file`` does."""
     try:
         return read_file(path, within=directory, max_bytes=_MAX_BYTES)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Whether the owner of a block lives, as another process can know it without comparing any two clocks.
+"""Signs of life of the owners of blocks, as another process sees them without comparing any two clocks.
 
 A lease that changes has a living owner. One that has not changed for its ``lease_s`` on the observer's own clock,
 which nobody sets, has a dead one: it would have stopped writing long before. On the owner's own machine, a lock of
@@ -33,7 +33,7 @@ _LOCKING: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Sighting:
     generation: int
     content: bytes
     since_s: float
@@ -47,7 +47,7 @@ class LeaseWatch:
         self._directory = directory
         self._clock = clock
         self._boot_id = this_boot or boot_id()
-        self._seen: dict[int, _Seen] = {}
+        self._sightings: dict[int, _Sighting] = {}
         self._least: dict[int, int] = {}
         self.leases: dict[int, Lease] = {}
         """The newest lease of each block as last seen, as far as it can be read."""
@@ -76,19 +76,19 @@ class LeaseWatch:
                 return "free"
             if self._is_abandoned(lease, path):
                 return "dead"
-        seen = self._seen.get(block)
-        if seen is None or seen.generation != generation:
-            is_newer = seen is not None
-            self._seen[block] = _Seen(generation, content, now_s, has_changed=is_newer)
-        elif seen.content != content:
-            self._seen[block] = _Seen(generation, content, now_s, has_changed=True)
-        elif now_s - seen.since_s > (LEASE_S if lease is None else lease.lease_s):
+        sighting = self._sightings.get(block)
+        if sighting is None or sighting.generation != generation:
+            is_newer = sighting is not None
+            self._sightings[block] = _Sighting(generation, content, now_s, has_changed=is_newer)
+        elif sighting.content != content:
+            self._sightings[block] = _Sighting(generation, content, now_s, has_changed=True)
+        elif now_s - sighting.since_s > (LEASE_S if lease is None else lease.lease_s):
             return "dead"
-        return "alive" if self._seen[block].has_changed else "unknown"
+        return "alive" if self._sightings[block].has_changed else "unknown"
 
     def forget(self, block: int) -> None:
         """Begin to watch a block anew."""
-        self._seen.pop(block, None)
+        self._sightings.pop(block, None)
 
     def _content(self, path: Path) -> bytes:
         try:

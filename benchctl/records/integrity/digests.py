@@ -17,7 +17,7 @@ from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.documents import document_of, record_of
 from benchctl.records.files import check_name, is_name, read_document, read_if_there
 from benchctl.records.integrity.block_digests import newest_block_digests
-from benchctl.records.jsonl import encode, write_json_atomic
+from benchctl.records.jsonl import document_bytes, encode, write_bytes_atomic, write_json_atomic
 from benchctl.records.record import Record
 from benchctl.records.run import FileDigest
 from benchctl.records.schema import RENAMED_STOP_MODES, SCHEMA_VERSION
@@ -152,7 +152,9 @@ def record_run(results: ResultDirectory, run_id: str) -> None:
 def assemble_digests(results: ResultDirectory) -> None:
     """Write into ``digests.json`` what the owners of blocks recorded; others may do the same at the same time."""
     digests = read_digests(results.path) or _new_digests(results)
-    write_json_atomic(results.path / DIGESTS_FILE, digests, within=results.path, has_rivals=True)
+    content = document_bytes(digests)
+    if content != read_if_there(results.path / DIGESTS_FILE, within=results.path):
+        write_bytes_atomic(results.path / DIGESTS_FILE, content, within=results.path, has_rivals=True)
 
 
 def _write(results: ResultDirectory, digests: DirectoryDigests) -> None:

@@ -1,4 +1,4 @@
-"""Places of runs: all runs of a block are measured on one node and its same devices, because they are compared."""
+"""This node and the nodes of runs: a block is measured on one node and its same devices, to be compared."""
 
 import os
 import platform
@@ -34,9 +34,9 @@ class Here:
         return [gpu.name for gpu in _inventory(os.environ.get(VARIABLE))] if self._has_devices else []
 
     def has_measured(self, record: RunRecord) -> bool:
-        """True where a run may stand beside runs of its block that are measured here.
+        """True where runs that are measured here can be compared with a run of their block.
 
-        A simulator's numbers do not depend on the place. Older records name their host alone.
+        A simulator's numbers do not depend on the node. Older records name their host alone.
         """
         if record.clock == "virtual":
             return True
@@ -53,7 +53,7 @@ class Here:
         return frozenset(gpu.uuid for gpu in _inventory(visible))
 
 
-def is_one_place(first: RunRecord, second: RunRecord) -> bool:
+def is_same_node(first: RunRecord, second: RunRecord) -> bool:
     """True for runs of one node and the same devices, and for those of simulators."""
     if first.clock == "virtual":
         return True
