@@ -9,9 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchctl.cluster.host import Host, this_host
+from benchctl.engines.engine import engine_for
 from benchctl.errors import UsageError
 from benchctl.formats import count_of
+from benchctl.measure.gpu_need import gpus_of_block
 from benchctl.measure.server.cores import core_ranges
+from benchctl.profile.model import Profile
 from benchctl.records.node import NodeGpu
 
 
@@ -27,6 +30,17 @@ class Slot:
     """Processor cores of server and client; empty for all."""
 
 
+def slots_for(profile: Profile, num: int) -> tuple[Slot, ...]:
+    """Slots of this host for ``num`` blocks of an experiment at a time. Raises as ``slots_of_host`` does."""
+    host = this_host()
+    return slots_of_host(
+        num,
+        gpus_of_block(profile, has_gpus=bool(host.visible)),
+        is_virtual=engine_for(profile.engine.kind).clock == "virtual",
+        host=host,
+    )
+
+
 def slots_of_host(
     num: int, gpus_per_block: int | None = None, *, is_virtual: bool = False, host: Host | None = None
 ) -> tuple[Slot, ...]:
@@ -39,9 +53,9 @@ def slots_of_host(
     host = this_host() if host is None else host
     if gpus_per_block is None:
         gpus_per_block = 1 if host.visible else 0
-    return (
-        _gpu_slots(host, num, gpus_per_block) if gpus_per_block else _core_slots(host, num, is_virtual=is_virtual)
-    )
+    if gpus_per_block:
+        return _gpu_slots(host, num, gpus_per_block)
+    return _core_slots(host, num, is_virtual=is_virtual)
 
 
 def _gpu_slots(host: Host, num: int, gpus_per_block: int) -> tuple[Slot, ...]:

@@ -39,17 +39,19 @@ def _remedy(kind: str) -> str:
     )
 
 
-def gpus_of_block(profile: Profile) -> int | None:
+def gpus_of_block(profile: Profile, *, has_gpus: bool | None = None) -> int | None:
     """GPUs that one block takes: those its profile states, else as many as the largest server is spread over.
 
-    The servers of a block run one after the other. Simulated and attached servers take none. None where an engine
-    can do with or without a GPU and its options do not say which.
+    The servers of a block run one after the other. Simulated and attached servers take none. An engine that can do
+    with or without a GPU, and whose options do not say which, takes what there is: ``has_gpus`` tells of the host
+    that measures; None where that is another one gives None.
     """
     if profile.cluster.gpus_per_block is not None:
         return profile.cluster.gpus_per_block
     servers = [variant_settings(profile, variant, cell).server for variant, cell in arms(profile)]
     launched = [server for server in servers if isinstance(server, LaunchedOptions)]
-    if any(server.uses_gpu is None for server in launched):
+    if has_gpus is None and any(server.uses_gpu is None for server in launched):
         return None
+    users = [server for server in launched if (has_gpus if server.uses_gpu is None else server.uses_gpu)]
     spread = ("tensor_parallel_size", "data_parallel_size")
-    return max((prod(getattr(each, name, 1) for name in spread) for each in launched if each.uses_gpu), default=0)
+    return max((prod(getattr(each, name, 1) for name in spread) for each in users), default=0)

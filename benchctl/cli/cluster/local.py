@@ -51,35 +51,34 @@ def _num_slots(distribution: Distribution) -> int:
     return distribution.parallel or 1
 
 
-def _slots(profile: "Profile", distribution: Distribution) -> "tuple[Slot, ...]":
-    from benchctl.cluster.slots import slots_of_host
-    from benchctl.engines.engine import engine_for
-    from benchctl.measure.gpu_need import gpus_of_block
-
-    is_virtual = engine_for(profile.engine.kind).clock == "virtual"
-    return slots_of_host(_num_slots(distribution), gpus_of_block(profile), is_virtual=is_virtual)
-
-
 def _held(profile: "Profile", distribution: Distribution) -> "AbstractContextManager[tuple[HeldSlot, ...]]":
     """The slots of this experiment, which no other benchctl has."""
     from benchctl.cluster.local.held_slots import held_slots
+    from benchctl.cluster.slots import slots_for
     from benchctl.engines.engine import engine_for
 
     is_virtual = engine_for(profile.engine.kind).clock == "virtual"
-    return held_slots(_slots(profile, distribution), _num_slots(distribution), is_virtual=is_virtual)
+    return held_slots(slots_for(profile, _num_slots(distribution)), _num_slots(distribution), is_virtual=is_virtual)
 
 
 def print_slots(profile: "Profile", requests: "tuple[PreparedRequest, ...]", distribution: Distribution) -> None:
     """Print the devices and cores of each slot, and the expected duration with so many blocks at a time."""
+    from benchctl.cluster.slots import slots_for
+
+    num = _num_slots(distribution)
+    try:
+        slots = slots_for(profile, num)[:num]
+    except UsageError:
+        return  # told by check_slots
+    _tell_slots(profile, requests, slots)
+
+
+def _tell_slots(profile: "Profile", requests: "tuple[PreparedRequest, ...]", slots: "Sequence[Slot]") -> None:
     from benchctl.cli.output.prediction import estimate_plan
     from benchctl.cluster.local.demand import slot_text
     from benchctl.profile.planning.plan import plan_runs
     from benchctl.records.directory import arm_label
 
-    try:
-        slots = _slots(profile, distribution)[: _num_slots(distribution)]
-    except UsageError:
-        return  # told by check_slots
     print(f"{count_of(len(slots), 'block')} at a time on this host:")
     for slot in slots:
         print(f"  slot {slot.index}: {slot_text(slot)}")
@@ -93,7 +92,8 @@ def print_slots(profile: "Profile", requests: "tuple[PreparedRequest, ...]", dis
         what = "" if estimate.has_starts else " of the loads"
         print(
             f"estimated duration{what} with {len(slots)} at a time: {duration(total_s)}, "
-            f"{count_of(rounds, 'round')} of {duration(block_s)}"
+            f"{count_of(rounds, 'round')} of {duration(block_s)}",
+            flush=True,
         )
 
 
@@ -109,9 +109,9 @@ def measure_on_slots(
     """Measure the blocks that are not done, at most ``--parallel`` at a time; returns their outcome."""
     from benchctl.measure.experiment import pending_runs
 
-    del requests
     num = _num_slots(distribution)
     with _held(profile, distribution) as slots:
+        _tell_slots(profile, requests, [held.slot for held in slots])
         pending = pending_runs(results)
         try:
             blocks = _hand_out(results, profile, slots, pending, is_quiet=is_quiet, keeps_raw_logs=keeps_raw_logs)

@@ -340,7 +340,8 @@ def _measure_new(results: "ResultDirectory", profile: "Profile", prepared: "Prep
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
         print(f"results in {results.path}", flush=True)
         print_expectations(results, profile)
-        print_duration(profile, prepared.requests)
+        if not manner.distribution.is_shared:  # else so many blocks at a time decide
+            print_duration(profile, prepared.requests)
     _measure_and_report(results, profile, prepared.requests, manner)
 
 
@@ -373,6 +374,7 @@ def _measure_and_report(
 ) -> None:
     from benchctl.cli.output.screen import print_json
     from benchctl.cli.output.verdicts import outcome_document
+    from benchctl.cluster.local.held_slots import held_devices
 
     next_step = f"Continue with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
@@ -388,14 +390,15 @@ def _measure_and_report(
             if outcome is None:
                 return
         else:
-            outcome = measure(
-                results,
-                profile,
-                requests,
-                next_step,
-                is_quiet=manner.is_quiet,
-                keeps_raw_logs=manner.keeps_raw_logs,
-            )
+            with held_devices(profile):
+                outcome = measure(
+                    results,
+                    profile,
+                    requests,
+                    next_step,
+                    is_quiet=manner.is_quiet,
+                    keeps_raw_logs=manner.keeps_raw_logs,
+                )
         with keeping(results.path):
             analysis, verdict = print_outcome(results.path, outcome)
             if manner.stores_noise and not manner.distribution.is_elsewhere:

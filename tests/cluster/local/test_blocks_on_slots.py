@@ -5,11 +5,13 @@ import sys
 import time
 
 import pytest
+from support.nvidia_smi import FakeSmi, devices
 
 from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots
-from benchctl.cluster.local.held_slots import HeldSlot, held_slots
+from benchctl.cluster.local.held_slots import HeldSlot, held_devices, held_slots
 from benchctl.cluster.slots import Slot
 from benchctl.errors import UsageError
+from benchctl.profile.load import load_profile
 
 TWO = tuple(HeldSlot(slot=Slot(index=index, gpus=(f"GPU-{index}",))) for index in range(2))
 
@@ -129,3 +131,25 @@ def test_slots_that_another_benchctl_has_are_passed_over_and_its_process_is_name
             pass
         with held_slots(cores, 1, is_virtual=True):
             pass
+
+
+def test_an_experiment_without_slots_holds_the_first_devices_that_its_servers_see(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHCTL_LOCKS_DIR", str(tmp_path / "locks"))
+    monkeypatch.setenv("PATH", str(FakeSmi(tmp_path / "bin").directory), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    FakeSmi(tmp_path / "bin").behave(devices=devices(3))
+    two = load_profile("ci-smoke", engine="vllm", overrides=["engine.options.tensor_parallel_size=2"])
+    slots = [Slot(index=index, gpus=(f"GPU-{letter * 2}",)) for index, letter in enumerate("abc")]
+    with held_devices(two), held_slots(slots, 1, is_virtual=False) as held:
+        assert held[0].slot.gpus == ("GPU-cc",)
+        with (
+            pytest.raises(UsageError, match=r"GPU-aa is held by process \d+ .*CUDA_VISIBLE_DEVICES"),
+            held_devices(two),
+        ):
+            pass
+        with held_devices(load_profile("ci-smoke")):
+            pass  # a simulator needs no device
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BENCHCTL_LOCKS_DIR", str(tmp_path / "file"))
+    with held_devices(two):
+        pass  # a user without a directory for locks measures without them
