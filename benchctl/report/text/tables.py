@@ -73,7 +73,7 @@ def headline(analysis: AnalyzedExperiment) -> str:
         plan = analysis.results.plan
         ended = {run.record.run_id for run in analysis.runs if run.record.state == "done"}
         nodes = {run.record.node.name for run in analysis.runs if run.record.node is not None}
-        done += f" in {plan.num_blocks_of(ended)} whole blocks" + (
+        done += f" in {count_of(plan.num_blocks_of(ended), 'whole block')}" + (
             f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
         )
     lines = (
