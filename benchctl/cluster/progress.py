@@ -17,6 +17,7 @@ from benchctl.records.directory import arm_label
 from benchctl.records.manifest import Manifest, PlannedRun
 from benchctl.records.record import ExperimentState
 from benchctl.records.run import RunRecord
+from benchctl.records.warning_codes import SUSPECT_CODES
 
 BlockState: TypeAlias = Literal["waiting", "running", "done", "suspect", "failed", "lost", "interrupted"]
 Phase: TypeAlias = Literal["starting", "warm-up", "load", "ending"]
@@ -165,7 +166,7 @@ def progress_of(
 ) -> Progress:
     """The progress that the records of ``snapshot`` show.
 
-    ``width`` is the number of blocks that will be measured at a time, where more than now; ``earlier_s`` the
+    ``width`` is the number of blocks that will be measured at a time, if that is more than now; ``earlier_s`` the
     duration of a run in earlier experiments, by arm: it counts where no run of the arm has ended.
     """
     runs_of = by_block(snapshot.runs)
@@ -344,8 +345,9 @@ def _unfinished(block: BlockProgress) -> Problem:
 
 def _not_done(planned: PlannedRun, record: RunRecord) -> Problem:
     if record.state == "suspect":
-        codes = ", ".join(dict.fromkeys(warning.code for warning in record.warnings)) or "no reason recorded"
-        return Problem(block=planned.block, kind="suspect", run_id=planned.run_id, message=codes)
+        codes = dict.fromkeys(warning.code for warning in record.warnings)
+        decisive = [code for code in codes if code in SUSPECT_CODES] or list(codes) or ["no reason recorded"]
+        return Problem(block=planned.block, kind="suspect", run_id=planned.run_id, message=", ".join(decisive))
     failure = record.failure
     message = "no cause recorded" if failure is None else f"{failure.cause}: {failure.message}"
     return Problem(block=planned.block, kind="failed", run_id=planned.run_id, message=message)

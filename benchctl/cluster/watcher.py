@@ -10,6 +10,7 @@ from benchctl.cluster.progress import Progress, Snapshot, progress_of
 from benchctl.cluster.snapshot import SnapshotReader
 from benchctl.errors import BenchctlError, UsageError
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.stores.duration_store import durations_directory, stored_durations
 from benchctl.untrusted.files import is_there
 
 _RECENT_S: Final = 60.0
@@ -17,7 +18,10 @@ _RECENT_S: Final = 60.0
 
 
 class Watcher:
-    """Reads the progress of ``results``; ``width`` is the number of blocks at a time that its caller expects."""
+    """Reads the progress of ``results``.
+
+    ``width`` is the number of blocks at a time that its caller expects, which counts until blocks are measured.
+    """
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class Watcher:
     def _progress(self, snapshot: Snapshot) -> Progress:
         now_s = self._clock()
         recent = [count for when_s, count in self._running if now_s - when_s <= _RECENT_S]
-        width = max([*recent, self._width or 0]) or None
+        width = max(recent, default=0) or self._width
         has_ended = any(record.state in {"done", "suspect"} for record in snapshot.records.values())
         if not has_ended and self._earlier_s is None:
             self._earlier_s = earlier_durations_s(self._results)
@@ -81,6 +85,8 @@ def earlier_durations_s(results: ResultDirectory) -> Mapping[str, float]:
     from benchctl.profile.load import parse_profile  # noqa: PLC0415 - as above
 
     try:
+        if not stored_durations(durations_directory(), results.manifest().engine):
+            return {}
         profile = parse_profile(results.profile_yaml(), str(results.path / "profile.yaml"))
         gpus = [gpu.name for gpu in results.manifest().gpus]
         estimate = estimate_durations(profile, results.prepared_requests(), gpus)

@@ -74,3 +74,5 @@ def test_an_experiment_in_progress_says_how_many_of_its_blocks_are_done_and_on_h
     assert "running  9/24  1 of 4 blocks done · 2 nodes" in " ".join(benchctl("list", tmp_path).stdout.split(" "))
     (entry,) = json.loads(benchctl("list", tmp_path, "--json").stdout)["results"]
     assert (entry["num_blocks_done"], entry["num_blocks"], entry["nodes"]) == (1, 4, ["n01", "n02"])
+    first = benchctl("show", results.path).stdout.splitlines()[0]
+    assert first.startswith("ci-smoke · running · 9 of 24 runs done in 1 whole block on 2 nodes · 4 blocks")

@@ -205,7 +205,7 @@ def _row(block: "BlockProgress") -> tuple[str, str, str, str, str, str]:
     if len(block.devices) > 1:
         devices += f" +{len(block.devices) - 1}"
     current = block.current
-    now = "between two runs"
+    now = "ending" if block.num_ended == block.num_runs else "between two runs" if block.num_ended else "beginning"
     if current is not None:
         elapsed = "" if current.elapsed_s is None else f" {duration(current.elapsed_s)}"
         now = f"{current.arm}: {current.phase}{elapsed}"

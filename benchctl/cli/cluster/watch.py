@@ -95,6 +95,8 @@ def _print_line(progress: "Progress") -> None:
 
 def _is_over(progress: "Progress") -> bool:
     """True when every run has ended, or the one process that measured them is gone: others do not take over."""
+    if progress.state == "running":
+        return False  # all may have ended, and the last document is being written
     return progress.has_ended or (not progress.is_shared and progress.state == "interrupted")
 
 
