@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support import cli
 from support.results.builders import edit_run, set_positions, write_results
+from support.results.nodes import write_on_nodes
 
 import benchctl.analysis.experiment.experiment
 import benchctl.profile.load
@@ -191,6 +192,83 @@ def test_terminal_and_page_show_the_same_metrics(path):
     rows = [cells_of(line) for line in said(path, "compare").split("\n\n")[1].splitlines()[1:]]
     in_terminal = {columns[1] if columns[0].startswith("top_k") else columns[0] for columns in rows}
     assert on_page == in_terminal
+
+
+@pytest.fixture(name="by_node", scope="module")
+def _by_node(tmp_path_factory):
+    """Twelve blocks on three nodes, one of which differs; the document of its comparison by node."""
+    path = tmp_path_factory.mktemp("nodes") / "r"
+    write_on_nodes(path, ("n1", "n2", "n3") * 4, {"n3": 0.05})
+    said(path, "report")
+    return path, json.loads(said(path, "compare", "--json"))["nodes"]
+
+
+def rows_by_node(document) -> dict[tuple[str, str, str], dict[str, float]]:
+    """Every row of a document by node, by cell, metric and node."""
+    return {
+        (metric["cell"].removeprefix("guided "), metric["name"], row["node"]): row
+        for metric in document["metrics"]
+        for row in metric["nodes"]
+    }
+
+
+def test_results_by_node_are_the_same_in_all_documents(by_node):
+    path, document = by_node
+    truth = rows_by_node(document)
+    summary = json.loads((path / "summary.json").read_text())["nodes"]
+    page = html.unescape((path / "report.html").read_text())
+    data = json.loads(re.search(r'id="benchctl-data"[^>]*>(.*?)</script>', page, re.DOTALL)[1])
+    assert len(truth) == 2 * 3 * 3
+    assert rows_by_node(summary[0]) == truth
+    assert rows_by_node(data["comparisons"][0]["nodes"]) == truth
+    lines = list(csv.DictReader((path / "nodes_summary.csv").read_text().splitlines()))
+    assert len(lines) == len(truth)
+    for line in lines:
+        row = truth[line["cell"].removeprefix("guided "), line["metric"], line["node"]]
+        ends = (*row["interval"], row["against_others"], *row["against_interval"], row["p_value"])
+        columns = ("ci_low", "ci_high", "against_others", "against_others_ci_low", "against_others_ci_high", "p")
+        assert [float(line[column]) for column in columns] == list(ends)
+        assert float(line["ratio"]) == row["ratio"]
+        assert int(line["blocks"]) == row["num_blocks"]
+
+
+def test_results_by_node_are_those_of_the_verdict(by_node):
+    path, document = by_node
+    metrics = {(m["cell"], m["name"]): m for m in json.loads(said(path, "compare", "--json"))["metrics"]}
+    for by_metric in document["metrics"]:
+        metric, over_blocks = metrics[by_metric["cell"], by_metric["name"]], by_metric["over_blocks"]
+        assert [over_blocks[key] for key in ("ratio", "ci_low", "ci_high")] == [
+            metric[key] for key in ("ratio", "ci_low", "ci_high")
+        ]
+
+
+def test_tables_and_sentences_by_node_show_the_numbers_of_the_document(by_node):
+    path, document = by_node
+    truth = rows_by_node(document)
+    page = re.sub(r"<[^>]+>", " ", html.unescape((path / "report.html").read_text())).replace("\u2212", "-")
+    markdown = said(path, "compare", "--markdown", "--all")
+    for words in (("compare",), ("compare", "--all"), ("show",)):
+        table = said(path, *words).split("Results by node")[1].split("\n\n")[0]
+        cell = metric = ""
+        seen = 0
+        for line in table.splitlines():
+            if (columns := cells_of(line)) and re.match(r"(guided )?top_k=", line):
+                cell = columns.pop(0).removeprefix("guided ")
+            if columns and columns[0] in {*SWEEP_METRICS.values(), "step_ms", "tpot_ms"}:
+                metric = columns.pop(0)
+            if columns and columns[0] in {"n1", "n2", "n3"}:
+                row = truth[cell, metric, columns[0]]
+                seen += 1
+                assert int(columns[1]) == row["num_blocks"]
+                for text, ratio, ends in (
+                    (columns[2], row["ratio"], row["interval"]),
+                    (columns[3], row["against_others"], row["against_interval"]),
+                ):
+                    percents = [float(percent) for percent in re.findall(r"([-+][\d.]+)%", text)]
+                    assert percents == pytest.approx([(value - 1) * 100 for value in (ratio, *ends)], abs=0.0501)
+                    assert text in page
+                    assert text in markdown
+        assert seen == (18 if "--all" in words else 6)
 
 
 def test_a_directory_is_analysed_with_its_profile_parsed_once(path, monkeypatch):

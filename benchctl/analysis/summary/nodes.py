@@ -62,6 +62,12 @@ class MetricByNode:
         return math.exp(self.effects.over_nodes.centre), _ratios(self.effects.over_nodes, self.confidence)
 
     @property
+    def blocks_interval(self) -> tuple[float, float] | None:
+        """The interval of the verdict's ratio; None of one block."""
+        low, high = self.over_blocks.ci_low, self.over_blocks.ci_high
+        return None if low is None or high is None else (low, high)
+
+    @property
     def between_sd(self) -> float | None:
         """Scatter between nodes: standard deviation of their log-ratios beyond that of their blocks."""
         variance = self.effects.between_variance
@@ -163,9 +169,7 @@ def node_findings(variants: Iterable[NodeResults]) -> Iterator[Finding]:
 
 def over_nodes_text(metric: MetricByNode) -> str:
     """``the interval over nodes is +5.0% [-1.0%, +11.4%], over blocks +4.8% [+4.1%, +5.6%]``."""
-    blocks = metric.over_blocks
-    ends = None if blocks.ci_low is None or blocks.ci_high is None else (blocks.ci_low, blocks.ci_high)
-    over_blocks = f"over blocks {change_in_interval(blocks.ratio, ends)}"
+    over_blocks = f"over blocks {change_in_interval(metric.over_blocks.ratio, metric.blocks_interval)}"
     if metric.over_nodes is None:
         return f"the interval over nodes is unknown, {over_blocks}"
     return f"the interval over nodes is {change_in_interval(*metric.over_nodes)}, {over_blocks}"

@@ -19,6 +19,7 @@ from benchctl.report.page.foreign import percentile_values as foreign_percentile
 from benchctl.report.page.parts.bonus import bonus_values
 from benchctl.report.page.parts.definitions import definition_values
 from benchctl.report.page.parts.forest import forest_values
+from benchctl.report.page.parts.nodes import node_values
 from benchctl.report.page.parts.numbers import answer_values, table_values
 from benchctl.report.page.parts.passes import passes_values
 from benchctl.report.page.parts.percentiles import percentile_values
@@ -90,7 +91,8 @@ def render(
 def _sizes(charts: Sequence[Chart], comparisons: Sequence[Mapping[str, Any]]) -> str:
     """The rules for sizes that depend on the results. The policy of the page allows no ``style`` attributes."""
     heights = sorted({chart.height for chart in charts if chart.figure is not None})
-    labels = sorted({each["forest"]["label_ch"] for each in comparisons if each["forest"] is not None})
+    plots = [each[name] for each in comparisons for name in ("forest", "nodes") if each[name] is not None]
+    labels = sorted({plot["label_ch"] for plot in plots})
     return "\n".join(
         (
             *(f'.chart[data-height="{px}"] {{ min-height: {px}px; }}' for px in heights),
@@ -121,6 +123,7 @@ def _comparisons(verdict: PageVerdict) -> list[dict[str, Any]]:
             "name": f"{each.b_name} against {each.a_name}" if has_names else None,
             "forest": forest_values(each.comparison),
             "table": table_values(each.comparison, num_cells),
+            "nodes": node_values(each.comparison),
             "answers": answer_values(each.comparison),
         }
         for each in verdict.all

@@ -60,8 +60,9 @@ def metric_rows(metric: MetricByNode, most: int | None = None) -> list[tuple[str
     if len(farthest) < len(metric.rows):
         rows.append((f"and {count_of(len(metric.rows) - len(farthest), 'node')} more", "", "", "", ""))
     blocks = metric.over_blocks
-    ends = None if blocks.ci_low is None or blocks.ci_high is None else (blocks.ci_low, blocks.ci_high)
-    rows.append((OVER_BLOCKS, str(blocks.num_blocks), change_in_interval(blocks.ratio, ends), "", ""))
+    rows.append(
+        (OVER_BLOCKS, str(blocks.num_blocks), change_in_interval(blocks.ratio, metric.blocks_interval), "", "")
+    )
     if metric.over_nodes is not None:
         change, p = change_in_interval(*metric.over_nodes), metric.effects.test
         scatter = "" if metric.between_sd is None else f"{percentage(metric.between_sd, 2)} between nodes"
@@ -73,10 +74,12 @@ def metric_rows(metric: MetricByNode, most: int | None = None) -> list[tuple[str
 def node_lines(variants: Sequence[NodeResults]) -> list[str]:
     """Meaning of the last two rows, the correction of p, and reasons why nodes cannot be told apart."""
     num_tests = sum(results.num_tests for results in variants)
-    lines = [f"{OVER_BLOCKS} is the verdict, on these nodes; {OVER_NODES}, each counted once, is a node like these"]
+    lines = [
+        f"the verdict is '{OVER_BLOCKS}', about these nodes; '{OVER_NODES}' counts each once, for a node like these"
+    ]
     if num_tests:
         of_each = " of each variant" if len(variants) > 1 else ""
-        lines.append(f"p is corrected for all tests of nodes, cells and deciding metrics{of_each}")
+        lines.append(f"p-values are corrected for all tests of nodes, cells and deciding metrics{of_each}")
     metrics = [metric for results in variants for metric in results.metrics]
     if any(len(metric.rows) == 2 and metric.over_nodes is not None for metric in metrics):
         lines.append("two nodes say little of a third, so their interval is wide")

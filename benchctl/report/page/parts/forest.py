@@ -5,14 +5,14 @@ Positions are in per cent of the width: sharp and readable at any width, without
 
 from typing import Any, Final
 
-from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import Comparison
+from benchctl.analysis.statistics.intervals import Interval
 from benchctl.report.charts.forest import ForestRow, forest_of
 from benchctl.report.charts.scale import LogScale
 from benchctl.report.page.parts.shapes import svg_length
 from benchctl.report.page.parts.terms import change_term, metric_term
 
-_MOST_LABEL_CH: Final = 26
+MOST_LABEL_CH: Final = 26
 """Characters of the names of cells that have room beside the plot; longer ones are broken."""
 
 
@@ -42,7 +42,7 @@ def forest_values(comparison: Comparison) -> dict[str, Any] | None:
         ],
         "no_change": svg_length(plot.scale.at(0)),
         "bands": plot.bands,
-        "label_ch": min(_MOST_LABEL_CH, max(len(row.label) for group in plot.groups for row in group.rows)),
+        "label_ch": min(MOST_LABEL_CH, max(len(row.label) for group in plot.groups for row in group.rows)),
     }
 
 
@@ -56,16 +56,16 @@ def _row(row: ForestRow, scale: LogScale) -> dict[str, Any]:
         "meaning": change_term(metric),
         "spoken": f"{metric.metric.name} in {row.label}: {row.change}, {metric.verdict}",
         "bands": [{"x": svg_length(low), "width": svg_length(high - low)} for low, high in margins],
-        "interval": _interval(metric, scale),
+        "interval": ends_of(None if estimate is None else estimate.log_interval, scale),
         "ratio": None if estimate is None else svg_length(scale.at(estimate.log_ratio)),
     }
 
 
-def _interval(metric: MetricComparison, scale: LogScale) -> dict[str, Any] | None:
+def ends_of(log_interval: Interval | None, scale: LogScale) -> dict[str, Any] | None:
     """Both ends, with an arrow where the scale does not hold one."""
-    if metric.estimate is None or metric.estimate.log_interval is None:
+    if log_interval is None:
         return None
-    low, high = metric.estimate.log_interval
+    low, high = log_interval
     ends = [
         {"x": svg_length(scale.at(end)), "is_cut": not scale.holds(end), "turn": turn}
         for end, turn in ((low, 180), (high, 0))
