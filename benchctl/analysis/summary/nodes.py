@@ -83,18 +83,20 @@ class MetricByNode:
     def differing(self) -> tuple[NodeRow, ...]:
         """The nodes that differ from the others beyond chance, the farthest first.
 
-        Those farther away do not count among the others of one that is nearer: a single node that differs would
-        make all the others differ from what it pulls towards itself.
+        They differ from all others, and from those that are nearer as well: a single node that differs pulls the
+        mean of all towards itself, and the others would differ from that.
         """
-        alpha, apart = 1 - self.confidence, list[int]()
-        tested = [(row.p_value, i) for i, row in enumerate(self.rows) if row.p_value is not None]
-        below = [i for p, i in tested if p < alpha]
-        for i in sorted(below, key=lambda i: -abs(math.log(self.rows[i].against_others or 1.0))):
-            others = [j for j in range(len(self.rows)) if j != i and j not in apart]
-            difference = self.effects.against(i, others) if apart and others else None
-            if not apart or (difference is not None and difference.p_value() * self.num_tests < alpha):
-                apart.append(i)
-        return tuple(self.rows[i] for i in apart)
+        alpha = 1 - self.confidence
+        farthest = sorted(range(len(self.rows)), key=lambda i: -abs(math.log(self.rows[i].against_others or 1.0)))
+        differing = []
+        for rank, i in enumerate(farthest):
+            p, nearer = self.rows[i].p_value, farthest[rank + 1 :]
+            if p is None or p >= alpha or not nearer:
+                continue
+            difference = self.effects.against(i, nearer) if rank else None
+            if rank == 0 or (difference is not None and difference.p_value() * self.num_tests < alpha):
+                differing.append(self.rows[i])
+        return tuple(differing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,7 @@ def results_by_node(
         if len(set(node_of_block.values())) > 1:
             variant = paired.pair.b.variant
             metrics += _metrics_of(paired, names, node_of_block, confidence, estimator)
-    return _corrected(variant, metrics, confidence) if metrics else None
+    return correct_for_all_nodes(variant, metrics, confidence) if metrics else None
 
 
 def node_sentence(results: NodeResults) -> str | None:
@@ -199,14 +201,17 @@ def _metrics_of(
         effects = ratio_by_node(ratio, nodes, paired.a.slopes_within_nodes.get(name))
         if effects is None or len(effects.nodes) < 2:
             continue
-        yield MetricByNode(
-            label=paired.pair.label,
-            metric=name,
-            over_blocks=ratio.estimate,
-            effects=effects,
-            rows=tuple(_row(node, confidence) for node in effects.nodes),
-            confidence=confidence,
-        )
+        yield metric_by_node(paired.pair.label, name, ratio.estimate, effects, confidence)
+
+
+def metric_by_node(
+    label: str, name: str, over_blocks: RatioEstimate, effects: NodeEffects, confidence: float
+) -> MetricByNode:
+    """One metric with its intervals, without p-values."""
+    rows = tuple(_row(node, confidence) for node in effects.nodes)
+    return MetricByNode(
+        label=label, metric=name, over_blocks=over_blocks, effects=effects, rows=rows, confidence=confidence
+    )
 
 
 def _row(node: NodeMean, confidence: float) -> NodeRow:
@@ -227,7 +232,7 @@ def _ratios(estimate: StudentT, confidence: float) -> tuple[float, float] | None
     return None if ends is None else (math.exp(ends[0]), math.exp(ends[1]))
 
 
-def _corrected(variant: str, metrics: Sequence[MetricByNode], confidence: float) -> NodeResults:
+def correct_for_all_nodes(variant: str, metrics: Sequence[MetricByNode], confidence: float) -> NodeResults:
     """The metrics with the p-values of their nodes, corrected together; a screening is not tested.
 
     Two nodes are one test: each is the other's others.
