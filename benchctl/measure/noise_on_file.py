@@ -16,9 +16,11 @@ from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
 from benchctl.records.manifest import GpuInfo
+from benchctl.records.neighbours import CHECK_NOTE
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.record import ResultWarning
-from benchctl.records.stores.noise_store import NoiseKey, newest_of_each, noise_directory, store_noise, stored_noise
+from benchctl.records.stores.file_store import newest_of_each
+from benchctl.records.stores.noise_store import NoiseKey, noise_directory, store_noise, stored_noise
 
 _NOT_OF_NOISE: Final = {"--blocks", "--label", "--output", "-o", "--step-time-model", "--until-precision"}
 """Options of ``run``, with a value each, that an A/A experiment does not take over."""
@@ -50,14 +52,7 @@ def noise_on_file(
     """
     if len(arms(profile)) == 1 or is_repeated_baseline(profile):
         return NoiseOnFile(None, ())
-    devices = gpu_inventory() if gpus is None else gpus
-    key = NoiseKey(
-        host=platform.node(),
-        gpus=tuple(gpu.name for gpu in devices),
-        engine=profile.engine.kind,
-        engine_sha256=engine_sha256(profile),
-        model=profile.model,
-    )
+    key = _key_of_server(profile, gpus)
     entries = stored_noise(noise_directory(), key)
     newest = newest_of_each(entries)
     warnings = [ResultWarning(code="noise-unreadable", message=entry.problem) for entry in entries if entry.problem]
@@ -68,6 +63,23 @@ def noise_on_file(
     noise = newest[0].content
     now = dt.datetime.now(dt.UTC).isoformat() if begins_at is None else begins_at
     return NoiseOnFile(noise, (*warnings, *noise_warnings(noise, request_set_sha256, now)))
+
+
+def noise_of_server(profile: Profile, gpus: Sequence[GpuInfo] | None = None) -> NoiseFloor | None:
+    """The newest noise on file for the baseline's server on this machine, whatever ``profile`` compares."""
+    newest = newest_of_each(stored_noise(noise_directory(), _key_of_server(profile, gpus)))
+    return newest[0].content if newest else None
+
+
+def _key_of_server(profile: Profile, gpus: Sequence[GpuInfo] | None) -> NoiseKey:
+    devices = gpu_inventory() if gpus is None else gpus
+    return NoiseKey(
+        host=platform.node(),
+        gpus=tuple(gpu.name for gpu in devices),
+        engine=profile.engine.kind,
+        engine_sha256=engine_sha256(profile),
+        model=profile.model,
+    )
 
 
 def _command_of_noise(command: Sequence[str]) -> str | None:
@@ -107,7 +119,13 @@ def sound_noise(experiment: Experiment) -> NoiseFloor:
     Raises NotComparableError if one of its runs is not done, or if it is another experiment, and UsageError below
     six blocks.
     """
-    results, noise = experiment.results, noise_of_experiment(experiment)
+    results = experiment.results
+    if any(warning.code == CHECK_NOTE for warning in results.manifest.warnings):
+        raise NotComparableError(
+            f"{results.path} is a check of neighbours: one of its arms ran beside others, so its scatter is not "
+            "the noise of the machine alone. 'benchctl run NAME --aa' measures that"
+        )
+    noise = noise_of_experiment(experiment)
     states = {run.record.run_id: run.record.state for run in results.runs}
     unsound = [run.run_id for run in results.plan.runs if states.get(run.run_id) != "done"]
     if unsound:

@@ -14,6 +14,7 @@ from benchctl.records.claims.lease import Lease
 from benchctl.records.integrity.block_digests import BlockDigests
 from benchctl.records.integrity.digests import DirectoryDigests
 from benchctl.records.manifest import Manifest, Plan
+from benchctl.records.neighbours import NeighbourCheck
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.peaks import MeasuredPeaks
 from benchctl.records.record import Record
@@ -42,6 +43,12 @@ _EXPERIMENT_FILES: Final = (
         "requests.jsonl", "The prepared request set, byte-identical for the same profile and seed.", PreparedRequest
     ),
     _File("noise.json", "The noise floor on file for this machine, server and model at the start.", NoiseFloor),
+    _File(
+        "neighbours.json",
+        "Whether blocks that run at the same time disturb each other: the check on file for this host, server and "
+        "model, where several ran; in the directory of a check its own result.",
+        NeighbourCheck,
+    ),
     _File(
         "peaks.json",
         "The measured peaks of its device on file at the start, in place of its data sheet.",

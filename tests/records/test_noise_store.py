@@ -23,15 +23,8 @@ from benchctl.profile.load import load_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.noise import MetricNoise, NoiseFloor
 from benchctl.records.record import ResultWarning
-from benchctl.records.stores.noise_store import (
-    STORE_VARIABLE,
-    find_noise,
-    key_of,
-    newest_of_each,
-    remove_noise,
-    store_noise,
-    stored_noise,
-)
+from benchctl.records.stores.file_store import newest_of_each, remove_files
+from benchctl.records.stores.noise_store import STORE_VARIABLE, find_noise, key_of, store_noise, stored_noise
 
 SCATTER = (0.01, -0.012, 0.004, -0.007, 0.013, -0.008, 0.002, 0.006)
 SAME_SERVER = PROFILE_YAML.split("variants:", maxsplit=1)[0] + "variants:\n  baseline: {}\n  guided: {}\n"
@@ -115,9 +108,9 @@ def test_a_key_can_be_named_by_its_beginning_unless_several_begin_so(store: Path
 
 def test_removing_one_measurement_leaves_the_others(store: Path) -> None:
     first, second = (store_noise(store, floor(measured_at=f"2026-11-0{day}T12:00:00Z")) for day in (1, 2))
-    assert remove_noise(find_noise(store, f"{second.parent.name}/{second.stem}")) == 1
+    assert remove_files(find_noise(store, f"{second.parent.name}/{second.stem}")) == 1
     assert first.exists()
-    assert remove_noise(find_noise(store, first.parent.name)) == 1
+    assert remove_files(find_noise(store, first.parent.name)) == 1
     assert list(store.iterdir()) == []
 
 

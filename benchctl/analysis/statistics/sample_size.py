@@ -45,12 +45,13 @@ def blocks_to_detect(
     *,
     num_tests: int = 1,
     margin_frac: float = 0.0,
+    confidence: float = 0.95,
     estimator: Estimator = DEFAULT_ESTIMATOR,
 ) -> int | None:
     """The fewest blocks that detect ``change_frac``; None where a thousand do not suffice."""
     for n in range(MIN_PAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1):
         effect = minimum_detectable_effect(
-            log_sd, n, num_tests=num_tests, margin_frac=margin_frac, estimator=estimator
+            log_sd, n, num_tests=num_tests, margin_frac=margin_frac, confidence=confidence, estimator=estimator
         )
         if effect is not None and effect <= change_frac:
             return n
@@ -64,16 +65,23 @@ def blocks_for_verdict(estimate: RatioEstimate, margins: Margins, confidence: fl
     margin that it has to clear. None where that is more than a thousand, where a single block has no scatter, and
     where the ratio is between equivalence and change margin, where no number of blocks decides.
     """
+    away = abs(estimate.log_ratio)
+    distance = max(margins.log_equivalence - away, away - margins.log_change)
+    return blocks_for_distance(estimate, distance, estimate.confidence if confidence is None else confidence)
+
+
+def blocks_for_distance(estimate: RatioEstimate, distance: float, confidence: float) -> int | None:
+    """The least number of blocks, from 6 on (4 unpaired), whose half t-interval does not exceed ``distance``, a
+    logarithm, if the scatter stays as it is.
+
+    None for more than a thousand, for a distance that is not positive, and for a single block.
+    """
     se, df = estimate.standard_error, estimate.degrees_of_freedom
-    if se is None or df is None:
+    if se is None or df is None or distance <= 0:
         return None
     sd = se * math.sqrt(estimate.num_blocks)
     df_lost = estimate.num_blocks - df if estimate.is_paired else 1
-    away = abs(estimate.log_ratio)
-    distance = max(margins.log_equivalence - away, away - margins.log_change)
-    if distance <= 0:
-        return None
-    upper = 1 - (1 - (estimate.confidence if confidence is None else confidence)) / 2
+    upper = 1 - (1 - confidence) / 2
 
     def is_enough(n: int) -> bool:
         return t_quantile(upper, n - df_lost) * sd / math.sqrt(n) <= distance

@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from benchctl.cli.commands.noise_neighbours import neighbours
 from benchctl.errors import RecordError, UsageError
 from benchctl.formats import percentage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchctl.records.neighbours import NeighbourCheck
     from benchctl.records.noise import NoiseFloor
+    from benchctl.records.stores.file_store import RecordT, StoredFile
     from benchctl.records.stores.noise_store import StoredNoise
 
 app = typer.Typer(
-    no_args_is_help=True, help="List, show and store noise floors of this machine, from A/A experiments."
+    no_args_is_help=True,
+    help="List, show and store noise floors of this machine, from A/A experiments, and measure whether blocks that "
+    "run at the same time disturb each other.",
 )
+app.command("neighbours")(neighbours)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 
@@ -28,19 +34,41 @@ def list_noise(
     history: Annotated[bool, typer.Option("--history", help="Also list older measurements of each key.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the stored noise by host, engine and model; the newest measurement of each key applies."""
-    from benchctl.records.stores.noise_store import newest_of_each, noise_directory, stored_noise
+    """List the stored noise by host, engine and model, and the checks of neighbours; the newest measurement of each
+    key applies.
+    """
+    from benchctl.cli.cluster.neighbours import check_document, print_checks
+    from benchctl.records.stores.neighbour_store import neighbours_directory, stored_checks
+    from benchctl.records.stores.noise_store import noise_directory, stored_noise
 
-    store = noise_directory()
-    entries = stored_noise(store)
-    unreadable = tuple(entry for entry in entries if entry.content is None)
-    listed = entries if history else (*newest_of_each(entries), *unreadable)
+    store, store_of_checks = noise_directory(), neighbours_directory()
+    listed = _listed(stored_noise(store), history=history)
+    checks = _listed(stored_checks(store_of_checks), history=history)
     if as_json:
-        print(json.dumps({"store": str(store), "noise": [_document(entry) for entry in listed]}, indent=1))
-    elif listed:
+        documents = {
+            "store": str(store),
+            "noise": [_document(entry) for entry in listed],
+            "neighbours_store": str(store_of_checks),
+            "neighbours": [check_document(entry) for entry in checks],
+        }
+        print(json.dumps(documents, indent=1))
+        return
+    if listed:
         _print_list(store, listed)
     else:
         print(f"{store} contains no noise yet; 'benchctl run NAME --aa' measures it")
+    if checks:
+        print()
+        print_checks(checks)
+        print(f"checks of neighbours: {store_of_checks}")
+
+
+def _listed(entries: "tuple[StoredFile[RecordT], ...]", *, history: bool) -> "tuple[StoredFile[RecordT], ...]":
+    """All of a store, or what counts of it and what cannot be read."""
+    from benchctl.records.stores.file_store import newest_of_each
+
+    unreadable = tuple(entry for entry in entries if entry.content is None)
+    return entries if history else (*newest_of_each(entries), *unreadable)
 
 
 @app.command("show")
@@ -49,13 +77,18 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show noise floor and standard deviation of each metric: of a key, of an A/A experiment, or those a result
-    used.
+    used. Of a check of neighbours: what it found.
     """
-    source, noise = _look_up(what)
-    if as_json:
-        print(json.dumps({"from": source, **_values(noise)}, indent=1))
+    from benchctl.cli.cluster.neighbours import show_check
+    from benchctl.records.neighbours import NeighbourCheck
+
+    source, measured = _look_up(what)
+    if isinstance(measured, NeighbourCheck):
+        show_check(source, measured, as_json=as_json)
+    elif as_json:
+        print(json.dumps({"from": source, **_values(measured)}, indent=1))
     else:
-        _print_noise(source, noise)
+        _print_noise(source, measured)
 
 
 @app.command("add")
@@ -79,26 +112,57 @@ def remove(
         str, typer.Argument(metavar="KEY", help="Key with its whole history, or KEY/TIME for one measurement.")
     ],
 ) -> None:
-    """Delete noise from the store; result directories keep their copies."""
-    from benchctl.records.stores.noise_store import find_noise, noise_directory, remove_noise
+    """Delete noise, or a check of neighbours, from its store; result directories keep their copies."""
+    from benchctl.records.stores.file_store import remove_files
+    from benchctl.records.stores.neighbour_store import find_checks, neighbours_directory
+    from benchctl.records.stores.noise_store import find_noise, noise_directory
 
-    entries = find_noise(noise_directory(), key)
-    number = remove_noise(entries)
-    print(f"removed {number} measurement{'' if number == 1 else 's'} of {entries[0].key}")
+    if _is_of_check(key):
+        checks = find_checks(neighbours_directory(), key)
+        name, number = checks[0].key, remove_files(checks)
+    else:
+        entries = find_noise(noise_directory(), key)
+        name, number = entries[0].key, remove_files(entries)
+    print(f"removed {number} measurement{'' if number == 1 else 's'} of {name}")
 
 
-def _look_up(what: str) -> "tuple[str, NoiseFloor]":
-    """The noise of a directory or key, with its source; a directory takes precedence over a key of its name."""
+def _is_of_check(key: str) -> bool:
+    """True where checks of neighbours have such a key, and noise has not."""
+    from benchctl.records.stores.neighbour_store import neighbours_directory, stored_checks
+    from benchctl.records.stores.noise_store import noise_directory, stored_noise
+
+    has_noise = any(entry.name.startswith(key) for entry in stored_noise(noise_directory()))
+    return not has_noise and any(entry.name.startswith(key) for entry in stored_checks(neighbours_directory()))
+
+
+def _look_up(what: str) -> "tuple[str, NoiseFloor | NeighbourCheck]":
+    """The noise or check of a directory or key, with its source; a directory takes precedence over a key of its
+    name.
+    """
     from benchctl.records.archive.opening import is_archive
+    from benchctl.records.stores.neighbour_store import find_checks, neighbours_directory
     from benchctl.records.stores.noise_store import find_noise, noise_directory
 
     if Path(what).is_dir() or is_archive(Path(what)):
-        return what, _noise_of_directory(Path(what))
-    entries = find_noise(noise_directory(), what)
+        return what, _of_directory(Path(what))
+    entries = (
+        find_checks(neighbours_directory(), what) if _is_of_check(what) else find_noise(noise_directory(), what)
+    )
     for entry in entries:
         if entry.content is not None:
             return entry.name, entry.content
     raise RecordError("\n".join(entry.problem or "" for entry in entries))
+
+
+def _of_directory(path: Path) -> "NoiseFloor | NeighbourCheck":
+    """Of a check its own result, of any other directory its noise."""
+    from benchctl.cluster.neighbours.check import is_check
+    from benchctl.records.directory import open_results
+    from benchctl.records.neighbours import load_neighbours
+
+    results = open_results(path)
+    check = load_neighbours(results.path) if is_check(results) else None
+    return _noise_of_directory(path) if check is None else check
 
 
 def _noise_of_directory(path: Path) -> "NoiseFloor":

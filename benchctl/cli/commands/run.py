@@ -351,6 +351,7 @@ def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manne
     from benchctl.measure.result_directory import reopen_experiment
 
     reopened = reopen_experiment(path, profile)
+    _refuse_check(reopened.results)
     extension = None if num_blocks is None else extend_experiment(reopened, num_blocks)
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
         print(f"continuing {path}", flush=True)
@@ -367,6 +368,17 @@ def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manne
     check_machine(stored, reopened.requests, path, is_plan=is_elsewhere)
     check_block_time(stored, reopened.requests, manner.distribution)
     _measure_and_report(reopened.results, stored, reopened.requests, manner)
+
+
+def _refuse_check(results: "ResultDirectory") -> None:
+    """Raise UsageError for a check of neighbours, of which this command starts none."""
+    from benchctl.cluster.neighbours.check import is_check
+
+    if is_check(results):
+        path = shlex.quote(str(results.path))
+        raise UsageError(
+            f"{results.path} is a check of neighbours; continue it with 'benchctl noise neighbours --resume {path}'"
+        )
 
 
 def _measure_and_report(

@@ -9,6 +9,7 @@ counts where that is not the newest, is up to the kind of measurement.
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,3 +88,41 @@ def _stored_file(path: Path, read: Callable[[Path], RecordT]) -> StoredFile[Reco
         return StoredFile(path=path, content=read(path))
     except InvalidDataError as error:
         return StoredFile(path=path, content=None, problem=str(error))
+
+
+def newest_of_each(entries: Iterable[StoredFile[RecordT]]) -> tuple[StoredFile[RecordT], ...]:
+    """The measurements that count: the first of each key in the order of ``stored_files`` that can be read."""
+    newest: dict[str, StoredFile[RecordT]] = {}
+    for entry in entries:
+        if entry.content is not None:
+            newest.setdefault(entry.key, entry)
+    return tuple(newest.values())
+
+
+def find_files(
+    entries: tuple[StoredFile[RecordT], ...], name: str, missing: str
+) -> tuple[StoredFile[RecordT], ...]:
+    """The measurements of ``name``: a key, one measurement of it, or the beginning of a single key.
+
+    Raises UsageError when there is none, which ``missing`` says behind a "no", or when several keys begin so.
+    """
+    exact = tuple(entry for entry in entries if name in {entry.key, entry.name})
+    matches = exact or tuple(entry for entry in entries if entry.name.startswith(name))
+    keys = sorted({entry.key for entry in matches})
+    if not matches:
+        stored_keys = ", ".join(sorted({entry.key for entry in entries})) or "nothing is on file"
+        raise UsageError(f"no {missing}; known keys: {stored_keys}")
+    if len(keys) > 1:
+        raise UsageError(f"{name!r} begins several keys: {', '.join(keys)}; write one of them out")
+    return matches
+
+
+def remove_files(entries: Iterable[StoredFile[RecordT]]) -> int:
+    """Delete files of the store, and keys that hold no more; returns how many files."""
+    removed = 0
+    for entry in entries:
+        entry.path.unlink(missing_ok=True)
+        removed += 1
+        if not any(entry.path.parent.glob("*.json")):
+            shutil.rmtree(entry.path.parent, ignore_errors=True)
+    return removed

@@ -6,18 +6,16 @@ The store belongs to the user. A new result directory gets a copy of the noise t
 and readers of results never use the store. The newest measurement of a key counts; older ones stay as history.
 """
 
-import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from benchctl.errors import UsageError
 from benchctl.records.noise import NoiseFloor, read_noise, write_noise
 from benchctl.records.stores.file_store import (
     StoredFile,
     file_measurement,
+    find_files,
     key_name,
     path_of,
     store_directory,
@@ -68,38 +66,9 @@ def stored_noise(store: Path, key: NoiseKey | None = None) -> tuple[StoredNoise,
     return stored_files(store, read_noise, None if key is None else key.name)
 
 
-def newest_of_each(entries: Iterable[StoredNoise]) -> tuple[StoredNoise, ...]:
-    """The measurements that count: the first of each key in the order of ``stored_noise`` that can be read."""
-    newest: dict[str, StoredNoise] = {}
-    for entry in entries:
-        if entry.content is not None:
-            newest.setdefault(entry.key, entry)
-    return tuple(newest.values())
-
-
 def find_noise(store: Path, name: str) -> tuple[StoredNoise, ...]:
     """The measurements of ``name``: a key, one measurement of it, or the beginning of a single key.
 
     Raises UsageError when there is none, or when several keys begin so.
     """
-    entries = stored_noise(store)
-    exact = tuple(entry for entry in entries if name in {entry.key, entry.name})
-    matches = exact or tuple(entry for entry in entries if entry.name.startswith(name))
-    keys = sorted({entry.key for entry in matches})
-    if not matches:
-        stored_keys = ", ".join(sorted({entry.key for entry in entries})) or "nothing is on file"
-        raise UsageError(f"no noise is filed under {name!r} in {store}; known keys: {stored_keys}")
-    if len(keys) > 1:
-        raise UsageError(f"{name!r} begins several keys: {', '.join(keys)}; write one of them out")
-    return matches
-
-
-def remove_noise(entries: Iterable[StoredNoise]) -> int:
-    """Delete files of the store, and keys that hold no more; returns how many files."""
-    removed = 0
-    for entry in entries:
-        entry.path.unlink(missing_ok=True)
-        removed += 1
-        if not any(entry.path.parent.glob("*.json")):
-            shutil.rmtree(entry.path.parent, ignore_errors=True)
-    return removed
+    return find_files(stored_noise(store), name, f"noise is filed under {name!r} in {store}")
