@@ -11,6 +11,7 @@ from benchctl.cluster.snapshot import SnapshotReader
 from benchctl.errors import BenchctlError, UsageError
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.stores.duration_store import durations_directory, stored_durations
+from benchctl.records.submission import read_submissions
 from benchctl.untrusted.files import is_there
 
 _RECENT_S: Final = 60.0
@@ -49,25 +50,25 @@ class Watcher:
                 raise
             self._check_there()
             return self.latest
-        progress = self._progress(snapshot)
-        self._note_width(progress)
-        self.latest = progress
-        return progress
+        self.latest = self._progress(snapshot)
+        return self.latest
 
     def _progress(self, snapshot: Snapshot) -> Progress:
-        now_s = self._clock()
-        recent = [count for when_s, count in self._running if now_s - when_s <= _RECENT_S]
-        width = max(recent, default=0) or self._width
+        width = self._recent_width(sum(claim.is_alive for claim in snapshot.claims.values())) or self._width
+        if not width and snapshot.is_shared:
+            width = submitted_width(self._results)
         has_ended = any(record.state in {"done", "suspect"} for record in snapshot.records.values())
         if not has_ended and self._earlier_s is None:
             self._earlier_s = earlier_durations_s(self._results)
         return progress_of(snapshot, width=width, earlier_s=self._earlier_s)
 
-    def _note_width(self, progress: Progress) -> None:
+    def _recent_width(self, num_running: int) -> int:
+        """The largest number of blocks that were measured at a time of late, now included."""
         now_s = self._clock()
-        self._running.append((now_s, progress.block_states["running"]))
+        self._running.append((now_s, num_running))
         while now_s - self._running[0][0] > _RECENT_S:
             self._running.popleft()
+        return max(count for _, count in self._running)
 
     def _check_there(self) -> None:
         path = self._results.path
@@ -77,6 +78,16 @@ class Watcher:
         if path.exists() and any(path.iterdir()):
             return  # a document that is being replaced, or a network that does not answer
         raise UsageError(f"{path} is not there any more: it was moved or deleted while it was watched")
+
+
+def submitted_width(results: ResultDirectory) -> int | None:
+    """Blocks at a time that the newest submission to a scheduler allows; None without any."""
+    submissions = read_submissions(results.path)
+    if not submissions:
+        return None
+    parallel = submissions[-1].cluster.get("parallel")
+    num_tasks = len(submissions[-1].tasks)
+    return min(parallel, num_tasks) if isinstance(parallel, int) and parallel > 0 else num_tasks or None
 
 
 def earlier_durations_s(results: ResultDirectory) -> Mapping[str, float]:

@@ -18,6 +18,7 @@ from benchctl.errors import UsageError
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import ResultWarning
 from benchctl.records.run import RunFailure
+from benchctl.records.submission import Submission, write_submission
 
 OUT_OF_MEMORY = RunFailure(cause="out-of-memory", message="the server ran out of memory")
 LATE = ResultWarning(code="client-late", message="requests were sent late")
@@ -162,6 +163,26 @@ def test_a_half_written_or_missing_file_keeps_the_last_progress(tmp_path):
     (results.path / "manifest.json").write_bytes(manifest)
     running.write_bytes(content.replace(b'"running"', b'"done"'))
     assert [block.num_ended for block in watcher.look().blocks] == [3, 0]
+
+
+def test_while_all_tasks_are_queued_the_submission_says_how_many_blocks_will_be_measured_at_a_time(tmp_path):
+    results = plant_shared(tmp_path, 9)
+    plant_block(results, 0, num_ended=6)
+    assert Watcher(results).look().time_left is None
+    folder = tmp_path / "submissions" / "20260102T030405Z"
+    folder.mkdir(parents=True)
+    submission = Submission(
+        schema_version=3,
+        job="17",
+        tasks={f"17_{block}": block for block in range(1, 9)},
+        submitted_at="2026-01-02T03:04:05Z",
+        argv=("benchctl", "run"),
+        cluster={"parallel": 4},
+    )
+    write_submission(tmp_path, folder, submission)
+    assert Watcher(results).look().time_left.num_at_a_time == 4
+    plant_block(results, 1, num_ended=1, is_running=True)
+    assert Watcher(results).look().time_left.num_at_a_time == 1  # what the cluster gives counts
 
 
 def test_a_directory_that_vanishes_is_an_error_that_names_it(tmp_path):
