@@ -125,6 +125,11 @@ def measure_on_slots(
             print(f"interrupted; results until now are kept. Continue with: {command}", file=sys.stderr)
             raise
     _tell_left(results, blocks)
+    if pending and len(blocks.of_others) == len({planned.block for planned in pending}):
+        raise UsageError(
+            f"{results.path}: every block that is left is being measured by other processes; 'benchctl watch "
+            f"{shlex.quote(str(results.path))}' shows them"
+        )
     return _outcome(results, pending, blocks.of_others)
 
 
