@@ -82,7 +82,7 @@ def _tell_slots(profile: "Profile", requests: "tuple[PreparedRequest, ...]", slo
     print(f"{count_of(len(slots), 'block')} at a time on this host:")
     for slot in slots:
         print(f"  slot {slot.index}: {slot_text(slot)}")
-    estimate = estimate_plan(profile, requests)
+    estimate = estimate_plan(profile, requests, visible=",".join(slots[0].gpus))
     if estimate.run_s:
         block_s = sum(
             estimate.run_s[arm_label(run.variant, run.cell)] for run in plan_runs(profile).runs if run.block == 0

@@ -37,17 +37,22 @@ class PlanEstimate:
 
 
 def estimate_plan(
-    profile: "Profile", requests: "Sequence[PreparedRequest]", model: "Path | None" = None
+    profile: "Profile",
+    requests: "Sequence[PreparedRequest]",
+    model: "Path | None" = None,
+    *,
+    visible: str | None = None,
 ) -> PlanEstimate:
     """Durations by the step-time model that is named, else from earlier runs here, else by the roofline.
 
-    Raises UsageError for a step-time model that is damaged or of another hardware.
+    ``visible`` names the devices of the servers, where CUDA_VISIBLE_DEVICES is another one for them. Raises
+    UsageError for a step-time model that is damaged or of another hardware.
     """
     from benchctl.measure.durations import AROUND_S, earlier_overhead_s, estimate_durations
     from benchctl.measure.telemetry.gpu import gpu_inventory
     from benchctl.sim.prediction.plan_prediction import predict_plan
 
-    gpus = [gpu.name for gpu in gpu_inventory()]
+    gpus = [gpu.name for gpu in gpu_inventory(visible)]
     predicted = predict_plan(profile, requests, gpus, model)
     prediction = None if isinstance(predicted, str) else predicted
     is_named = model is not None or profile.step_time_model is not None
