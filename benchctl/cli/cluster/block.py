@@ -22,18 +22,23 @@ def measure_block(
     check_gpu(profile)
     check_machine(profile, requests, path)
     num_runs = len(block_runs(results, block))
-    with experiment_progress(num_runs, num_runs, is_quiet=is_quiet or bool(os.environ.get("CI"))) as listener:
-        outcome = run_block(
-            results,
-            profile,
-            requests,
-            block,
-            listener,
-            time_left=_time_left(time_left_s),
-            keeps_raw_logs=keeps_raw_logs,
-            lease_s=profile.cluster.lease_s,
-            on_wait=_tell,
-        )
+    is_quiet = is_quiet or bool(os.environ.get("CI"))
+    try:
+        with experiment_progress(num_runs, num_runs, is_quiet=is_quiet) as listener:
+            outcome = run_block(
+                results,
+                profile,
+                requests,
+                block,
+                listener,
+                time_left=_time_left(time_left_s),
+                keeps_raw_logs=keeps_raw_logs,
+                lease_s=profile.cluster.lease_s,
+                on_wait=_tell,
+            )
+    except KeyboardInterrupt:
+        _tell(f"block {block} was interrupted; what was measured is kept, and its task may run again")
+        raise
     counts = {
         "done": outcome.num_done,
         "suspect": outcome.num_suspect,
