@@ -260,3 +260,22 @@ def test_a_real_ssh_server_serves_a_pull(remote, tmp_path):
     gone = benchctl("pull", f"loopback:{remote}", tmp_path / "copy", "--ssh", ssh)
     assert gone.returncode == 2
     assert "cannot be reached" in gone.stderr
+
+
+@pytest.mark.slow
+def test_an_experiment_can_be_pulled_again_and_again_while_it_is_measured(pull, tmp_path):
+    argv = [sys.executable, "-m", "benchctl", "run", "ci-smoke", "--blocks", "2", "--quiet", "-o", "live"]
+    settings = [*argv, "--set", "workload.num_prompts=4", "--set", "workload.output_len=16"]
+    process = subprocess.Popen(settings, cwd=tmp_path / "remote", stdout=subprocess.DEVNULL)
+    partly = 0
+    while process.poll() is None:
+        if (tmp_path / "remote" / "live" / "manifest.json").exists():
+            done = pull("h:live", "copy")
+            assert done.returncode == 0, done.stdout + done.stderr
+            partly += "still being measured" in done.stdout
+    assert process.returncode == 0
+    assert partly
+    done = pull("h:live", "copy")
+    assert done.returncode == 0, done.stderr
+    assert "still being measured" not in done.stdout
+    assert contents(tmp_path / "here" / "copy") == contents(tmp_path / "remote" / "live")

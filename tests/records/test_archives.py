@@ -173,6 +173,12 @@ def test_commands_say_of_an_archive_what_they_say_of_its_directory(directory, tm
         ]
         assert texts[0] == texts[1], command
         assert said[0].returncode == said[1].returncode
+
+
+@pytest.mark.slow
+def test_the_report_of_an_archive_is_that_of_its_directory(directory, tmp_path):
+    archive = tmp_path / "copy.tar.zst"
+    export(directory, archive)
     written = [tmp_path / "of-directory", tmp_path / "of-archive"]
     for path, out in zip((directory, archive), written, strict=True):
         assert benchctl("report", path, "-o", out).returncode == 0
@@ -339,9 +345,10 @@ def test_a_file_that_is_no_archive_is_wrong_usage_and_a_damaged_one_is_invalid(t
 
 def test_an_experiment_is_not_continued_inside_an_archive(directory, tmp_path):
     export(directory, tmp_path / "x.tar.zst")
-    done = benchctl("run", "--resume", tmp_path / "x.tar.zst")
-    assert done.returncode == 2
-    assert f"benchctl import archive {tmp_path / 'x.tar.zst'}" in done.stderr
+    for options in (["--resume"], ["--block", "0", "--into"]):
+        done = benchctl("run", *options, tmp_path / "x.tar.zst")
+        assert done.returncode == 2
+        assert f"benchctl import archive {tmp_path / 'x.tar.zst'}" in done.stderr
     imported = benchctl("import", "archive", tmp_path / "x.tar.zst", cwd=tmp_path)
     assert imported.returncode == 0, imported.stderr
     profile = open_results(directory).manifest().profile

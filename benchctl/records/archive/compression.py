@@ -31,7 +31,7 @@ _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _TAR_MAGIC: Final = b"ustar"
 _TAR_MAGIC_AT: Final = 257
-_ZSTD_LEVEL: Final = 6
+_ZSTD_LEVEL: Final = 3  # request logs, which are most of it, gain nothing from higher ones
 _GZIP_LEVEL: Final = 6
 
 

@@ -28,6 +28,8 @@ from benchctl.untrusted.text import visible_line
 
 _DAMAGE: Final[tuple[type[Exception], ...]] = (tarfile.TarError, *STREAM_ERRORS)
 _PIECE_BYTES: Final = 1 << 20
+_AHEAD_BYTES: Final = 1 << 18
+"""Piece in which ``tarfile`` reads a stream."""
 _BLOCK_BYTES: Final = tarfile.BLOCKSIZE
 _END_BYTES: Final = 2 * _BLOCK_BYTES
 """Zeros behind the last file of every archive, by which a whole one is known."""
@@ -62,7 +64,7 @@ def refuse(archive: Path, problem: str) -> NoReturn:
 
 def _opened(source: "_Source") -> tarfile.TarFile:
     try:
-        return tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|", errors="strict")
+        return tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|", bufsize=_AHEAD_BYTES, errors="strict")
     except _DAMAGE as error:
         refuse(source.archive, f"is damaged: {decoding_problem(error)}")
 
@@ -93,7 +95,7 @@ class _Source:
 
     def read(self, size: int) -> bytes:
         data = self._read(size)
-        if self._num_read > self._limit + tarfile.RECORDSIZE:  # tarfile reads ahead by a record
+        if self._num_read > self._limit + _AHEAD_BYTES:
             refuse(self.archive, f"is damaged: a header has more than {ARCHIVE_HEADER_BYTES:,} bytes")
         return data
 
