@@ -20,6 +20,10 @@ from support.local_commands import (
 )
 from support.nvidia_smi import FakeSmi, devices
 
+from benchctl.measure.shared.here import this_owner
+from benchctl.records.claims.shared import claimed_block
+from benchctl.records.directory import ResultDirectory
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes cannot be bound to cores"),
@@ -157,6 +161,20 @@ def test_a_block_that_its_process_refuses_ends_the_command_with_what_it_said(tmp
     assert "could not be measured, and no other was begun after it" in error
     assert "requests.jsonl was changed" in error
     assert not (begun.results / "logs/b001-1.log").exists() or not (begun.results / "logs/b000-1.log").read_text()
+
+
+def test_a_block_that_another_process_measures_is_left_to_it_and_named(tmp_path: Path) -> None:
+    assert benchctl(*SMALL, "--blocks", "2", "--prepare", "--output", "experiment", cwd=tmp_path).returncode == 0
+    resume = ("run", "--resume", "experiment", "--on", "local", "--parallel", "1", "--quiet")
+    results = ResultDirectory(tmp_path / "experiment")
+    with claimed_block(results, 0, this_owner()):
+        done = benchctl(*resume, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "block 0 is measured by another process" in done.stderr
+        assert all("-b1-" in run for run in states(results.path))
+        again = benchctl(*resume, cwd=tmp_path)
+        assert again.returncode == 2
+        assert "every block that is left is being measured by other processes" in again.stderr
 
 
 @pytest.mark.parametrize(
