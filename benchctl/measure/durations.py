@@ -15,11 +15,13 @@ from statistics import median
 from typing import Any, Final
 
 from benchctl.measure.journal import utc_now
+from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.profile.sections.workload import Arrival
 from benchctl.records.directory import arm_label
 from benchctl.records.jsonl import encode
+from benchctl.records.manifest import Manifest
 from benchctl.records.request import PreparedRequest
 from benchctl.records.run import RunRecord
 from benchctl.records.stores.duration_store import (
@@ -47,6 +49,12 @@ class DurationEstimate:
     num_runs: int
     around_s: float = 0.0
     """Seconds of an experiment outside its runs."""
+
+
+def gpu_names_here(manifest: Manifest) -> tuple[str, ...]:
+    """Names of the devices of this machine, where an experiment of another one may be continued."""
+    is_here = manifest.host.hostname == platform.node()
+    return tuple(gpu.name for gpu in (manifest.gpus if is_here else gpu_inventory()))
 
 
 def remember_duration(

@@ -19,7 +19,7 @@ from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.stopping import take_look
 from benchctl.analysis.validity.noise_floor_fit import version_warning
 from benchctl.errors import BenchctlError, RecordError, RequestRefusedError, UsageError
-from benchctl.measure.durations import remember_duration
+from benchctl.measure.durations import gpu_names_here, remember_duration
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.noise_on_file import noise_on_file
 from benchctl.measure.peaks_on_file import peaks_on_file
@@ -242,7 +242,7 @@ def _run_pending(
     refused: dict[str, RunRecord] = {}
     num_arms = len(arms(profile))
     looks = Looks(results, profile, listener.on_look)
-    noise, gpus = load_noise(results.path), [gpu.name for gpu in results.manifest().gpus]
+    noise, gpus = load_noise(results.path), gpu_names_here(results.manifest())
     try:
         for planned in pending:
             looks.take(planned.block, infeasible)

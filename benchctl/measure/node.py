@@ -46,7 +46,7 @@ def this_node(gpus: Sequence[NodeGpu] = (), build: Mapping[str, str] = _NO_BUILD
 
 @cache
 def _machine() -> NodeInfo:
-    """What stays the same while this process lives."""
+    """The part that stays the same while this process lives."""
     return NodeInfo(
         name=platform.node(),
         hostname=platform.node(),

@@ -395,6 +395,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
         "noise-of-another-version": _warning(
             "The noise floor was measured with another version of the engine.", _MEASURE_NOISE
         ),
+        "noise-of-another-machine": _warning(
+            "The noise floor is that of a machine that measured no run, and is left out.",
+            "Run the A/A experiment ('benchctl run NAME --aa') on the machine that measures.",
+        ),
         "noise-of-another-server": _note(
             "Noise is on file for this machine, but for another engine, model or other options of the server.",
             "Run the command that the message names: it measures the noise of this server.",

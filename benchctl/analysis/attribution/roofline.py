@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from benchctl.analysis.attribution.drafter import drafter_of
+from benchctl.analysis.validity.comparability.machines import Machine, gpu_names, machines_of
 from benchctl.costs.guided_floor import LOGIT_BYTES
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.costs.roofline import PassTime, pass_time
@@ -27,7 +28,7 @@ from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.records.columns.step_columns import Flags, Floats, StepColumns
-from benchctl.records.manifest import Manifest
+from benchctl.records.loaded import LoadedResults
 from benchctl.records.peaks import MeasuredPeaks, hardware_of
 from benchctl.records.record import ResultWarning
 
@@ -88,21 +89,22 @@ class Floor:
 
 
 def peaks_of(
-    profile: Profile, manifest: Manifest, measured: MeasuredPeaks | None = None
+    profile: Profile, results: LoadedResults, measured: MeasuredPeaks | None = None
 ) -> tuple[Hardware | None, tuple[ResultWarning, ...]]:
     """The device that FLOP/s are compared with, and warnings about it.
 
-    A simulated server has the device of the profile. Any other ran on the machine's own GPU: without one, or with
-    another than the profile's, nothing is compared. A GPU that is not in the table counts as the profile's.
-    ``measured`` are the peaks in the result directory, which stand for its device's data sheet; a profile that
-    names measured peaks itself is taken at its word.
+    A simulated server has the device of the profile. Any other ran on the GPU of the machine that measured: without
+    one, or with another than the profile's, nothing is compared. A GPU that is not in the table counts as the
+    profile's. ``measured`` are the peaks in the result directory, which stand for its device's data sheet if they
+    are those of such a machine; a profile that names measured peaks itself is taken at its word.
     """
     named = hardware_or_none(profile.hardware)
-    if manifest.engine == "sim" or (named is not None and named.measured_at is not None):
+    if results.manifest.engine == "sim" or (named is not None and named.measured_at is not None):
         return named, ()
-    if measured is not None:
+    machines = machines_of(results)
+    if measured is not None and _are_of(measured, machines):
         return hardware_of(measured), ()
-    devices = {gpu.name: hardware_or_none(gpu.name) for gpu in manifest.gpus}
+    devices = {name: hardware_or_none(name) for name in gpu_names(machines)}
     if not devices or named is None:
         return None, ()
     others = [f"{name} ({device.name})" for name, device in devices.items() if device and device != named]
@@ -118,6 +120,13 @@ def peaks_of(
         "as the profile says"
     )
     return named, (ResultWarning(code="hardware-unknown", message=message, where="hardware"),) if unknown else ()
+
+
+def _are_of(measured: MeasuredPeaks, machines: Sequence[Machine]) -> bool:
+    """True for peaks of one of the machines, or of a device as one of them has it; for older results always."""
+    if not any(machine.blocks for machine in machines):
+        return True
+    return measured.device in gpu_names(machines) or any(measured.host == machine.hostname for machine in machines)
 
 
 def work_model(settings: VariantSettings | None, hardware: Hardware | None) -> WorkModel | str:

@@ -41,6 +41,7 @@ from benchctl.analysis.validity.comparability.differences import (
 )
 from benchctl.analysis.validity.comparability.hardware import hardware_differences
 from benchctl.analysis.validity.integrity import require_intact
+from benchctl.analysis.validity.noise_floor_fit import other_machine_warning
 from benchctl.errors import UsageError
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.records.noise import MetricNoise, load_noise
@@ -120,11 +121,12 @@ def compare_experiments(
     altered, allowed = _require_comparable((a, b), pairs, options)
     num_looks = num_looks_of(a.results.manifest, b.results.manifest)
     confidence = 1 - (1 - options.confidence) / num_looks
+    noise, misfits = noise_of(a, b) if options.noise is None else (options.noise, ())
     rules = Rules(
         margin_frac=options.margin_frac,
         confidence=confidence,
         is_paired=pairs[0].pairing != "unpaired",
-        noise=noise_of(a, b) if options.noise is None else options.noise,
+        noise=noise,
         equivalence_margin_frac=options.equivalence_margin_frac,
         estimator=options.estimator or a.estimator,
     )
@@ -159,6 +161,7 @@ def compare_experiments(
         warnings=(
             *altered,
             *suspects,
+            *misfits,
             *measurement_warnings(a.results, b.results, paired_runs),
             *statistical_warnings(cells),
             *node_warnings(nodes),
@@ -201,15 +204,24 @@ def _declared_between(pair: CellPair, sides: tuple[Experiment, Experiment]) -> f
     return of_profiles[0] & of_profiles[1]
 
 
-def noise_of(a: Experiment, b: Experiment) -> dict[str, MetricNoise]:
-    """The noise on file in the directories; of two, the larger floor of each metric."""
+def noise_of(a: Experiment, b: Experiment) -> tuple[dict[str, MetricNoise], tuple[ResultWarning, ...]]:
+    """The noise on file in the directories; of two, the larger floor of each metric. With a warning for each noise
+    that is left out because its machine measured no run.
+    """
     noise_by_metric: dict[str, MetricNoise] = {}
+    warnings: list[ResultWarning] = []
     for experiment in (a,) if a is b else (a, b):
         floor = load_noise(experiment.path)
-        for name, noise in floor.metrics.items() if floor is not None else ():
+        if floor is None:
+            continue
+        misfit = other_machine_warning(floor, experiment.results)
+        if misfit is not None:
+            warnings.append(misfit)
+            continue
+        for name, noise in floor.metrics.items():
             if name not in noise_by_metric or noise.floor_frac > noise_by_metric[name].floor_frac:
                 noise_by_metric[name] = noise
-    return noise_by_metric
+    return noise_by_metric, tuple(warnings)
 
 
 def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from benchctl.analysis.experiment.pairing import CellPair, unmatched_arms
 from benchctl.analysis.quality.divergence import Divergence
 from benchctl.analysis.statistics.fisher import Share, fisher_one_sided
 from benchctl.analysis.summary.nodes import NodeResults, node_sentence
-from benchctl.analysis.validity.comparability.differences import machine_warnings
+from benchctl.analysis.validity.comparability.machines import machine_warnings
 from benchctl.analysis.validity.prefix_hits import prefix_warnings
 from benchctl.analysis.validity.usability import decisive_warnings
 from benchctl.records.loaded import LoadedResults, LoadedRun

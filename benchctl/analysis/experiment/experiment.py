@@ -24,7 +24,7 @@ from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.table import CLIENT_TIMED, POSITION_ADJUSTED
 from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, Estimator, PooledSlope
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
-from benchctl.analysis.validity.comparability.places import Place, place_of, scattered_blocks
+from benchctl.analysis.validity.comparability.sites import Site, scattered_blocks, site_of
 from benchctl.analysis.validity.prompt_tokens import unreported_prompt_warnings
 from benchctl.analysis.validity.reconcile import Check, expected_of, reconcile
 from benchctl.analysis.validity.redactions import redaction_warnings
@@ -162,28 +162,28 @@ class Experiment:
 
     @cached_property
     def scattered_blocks(self) -> Mapping[int, str]:
-        """The blocks of which runs that count were measured in several places, which are left out, with reasons."""
-        places = {id(run): self._place(run.record) for run in self.results.runs}
-        suspected = scattered_blocks((run.record, places[id(run)]) for run in self.results.runs)
+        """The blocks of which runs that count were measured at several sites, which are left out, with reasons."""
+        sites = {id(run): self._site(run.record) for run in self.results.runs}
+        suspected = scattered_blocks((run.record, sites[id(run)]) for run in self.results.runs)
         runs = [run for run in self.results.runs if run.record.block in suspected]
         return scattered_blocks(
-            (run.record, places[id(run)]) for run in runs if self._usability_alone(run).is_usable
+            (run.record, sites[id(run)]) for run in runs if self._usability_alone(run).is_usable
         )
 
     @property
     def block_warnings(self) -> tuple[ResultWarning, ...]:
-        """A warning for each block that is left out for the places of its runs."""
+        """A warning for each block that is left out for the sites of its runs."""
         return tuple(
             ResultWarning(code="block-on-several-nodes", message=f"block {block} is left out: {reason}")
             for block, reason in self.scattered_blocks.items()
         )
 
-    def _place(self, record: RunRecord) -> Place | None:
+    def _site(self, record: RunRecord) -> Site | None:
         if record.node is None:
             return None
         settings = self.settings(record)
         own = {} if settings is None else getattr(settings.server, "env", {})
-        return place_of(record, chooses_devices="CUDA_VISIBLE_DEVICES" in own)
+        return site_of(record, chooses_devices="CUDA_VISIBLE_DEVICES" in own)
 
     @_derive_once
     def _usability_alone(self, run: LoadedRun) -> Usability:
@@ -321,7 +321,7 @@ def experiment_of(results: LoadedResults, *, allow_suspect: bool = False) -> Exp
             allow_suspect=allow_suspect,
         )
     measured, peak_warnings = _measured_peaks(results.path)
-    hardware, warnings = peaks_of(profile, results.manifest, measured)
+    hardware, warnings = peaks_of(profile, results, measured)
     return Experiment(
         results=results,
         profile_or_none=profile,

@@ -18,12 +18,12 @@ from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.planning.stopping_rule import ALPHA
 from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR
 from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
+from benchctl.analysis.validity.comparability.machines import Machine, gpu_names, machines_of, machines_text
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.identity import NOT_MEASURED
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.records.loaded import LoadedResults
-from benchctl.records.manifest import Manifest
 from benchctl.records.noise import MetricNoise, NoiseFloor
 from benchctl.records.schema import SCHEMA_VERSION
 
@@ -33,7 +33,8 @@ _BLOCKS_OF_A_FLOOR: Final = 8
 def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
     """The noise of every metric with a better direction, from an A/A experiment.
 
-    Raises NotComparableError where the variants are not all the same, UsageError below six usable blocks.
+    Raises NotComparableError where the variants are not all the same or several machines measured, UsageError below
+    six usable blocks.
     """
     profile, results = experiment.profile, experiment.results
     if not is_repeated_baseline(profile):
@@ -50,14 +51,15 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
             f"{results.source} has {fewest} usable blocks: a noise floor needs at least {MIN_PAIRED_BLOCKS}. "
             "Measure it again with more --blocks"
         )
+    machine = _only_machine(results)
     confidence = 1 - ALPHA / num_looks_of(results.manifest, results.manifest)
     noise_of_pairs = [_noise_of_pair(PairedRuns.of(pair, (experiment, experiment)), confidence) for pair in pairs]
     return NoiseFloor(
         schema_version=SCHEMA_VERSION,
         measured_at=results.manifest.created_at,
         source=str(results.source.resolve()),
-        host=results.manifest.host.hostname,
-        gpus=gpu_names(results.manifest),
+        host=machine.hostname,
+        gpus=gpu_names([machine]),
         engine=profile.engine.kind,
         engine_sha256=engine_sha256(profile),
         engine_version=engine_version(results),
@@ -70,6 +72,17 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
             for name in {name: None for noise in noise_of_pairs for name in noise}
         },
     )
+
+
+def _only_machine(results: LoadedResults) -> Machine:
+    """The machine that measured; that of a simulator, whose noise is its own, may be any of several."""
+    machines = machines_of(results)
+    if len(machines) > 1 and results.manifest.engine != "sim":
+        raise NotComparableError(
+            f"{results.source} was measured on {machines_text(machines)}: a noise floor is that of one machine. "
+            "Measure the A/A experiment on one"
+        )
+    return machines[0]
 
 
 def is_repeated_baseline(profile: Profile) -> bool:
@@ -114,11 +127,6 @@ def engine_version(results: LoadedResults) -> str | None:
     """The version that all servers reported; None where one did not, or they differ."""
     versions = {run.record.engine_version for run in results.runs}
     return versions.pop() if len(versions) == 1 else None
-
-
-def gpu_names(manifest: Manifest) -> tuple[str, ...]:
-    """Names of the devices of the machine."""
-    return tuple(gpu.name for gpu in manifest.gpus)
 
 
 def _settings(profile: Profile, variant: str) -> dict[str, object]:

@@ -20,8 +20,10 @@ from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.analysis.statistics.side_ratio import level_interval
 from benchctl.analysis.summary.runs import CellSummary
+from benchctl.analysis.validity.comparability.machines import gpu_names, machines_of
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.profile.choices import NO_REQUESTS
+from benchctl.records.loaded import LoadedResults
 from benchctl.records.manifest import Manifest
 from benchctl.units import ms_from_ns, us_from_ms
 
@@ -89,14 +91,14 @@ def has_requests(manifest: Manifest) -> bool:
     return manifest.dataset != NO_REQUESTS
 
 
-def floor_peaks(passes: Passes, manifest: Manifest, hardware: Hardware | None) -> str | None:
+def floor_peaks(passes: Passes, results: LoadedResults, hardware: Hardware | None) -> str | None:
     """The peaks that floors were computed with, in words; None where no floor is known.
 
     ``hardware`` are the experiment's own: measured ones, where the device has no data sheet.
     """
     if all(times.floor_ms is None for times in passes.times):
         return None
-    sheet = next((hardware_or_none(gpu.name) for gpu in manifest.gpus), None)
+    sheet = next((hardware_or_none(name) for name in gpu_names(machines_of(results))), None)
     if sheet is not None:
         return f"{sheet.name}, {sheet.source}"
     return None if hardware is None else f"the fastest rounds of {hardware.title}, less a margin"

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from benchctl.analysis.validity.comparability.machines import machines_of, machines_text
 from benchctl.formats import first_of
+from benchctl.records.loaded import LoadedResults
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.record import ResultWarning
 from benchctl.records.stores.noise_store import NoiseKey
@@ -30,6 +32,26 @@ def noise_warnings(noise: NoiseFloor, request_set_sha256: str | None, begins_at:
         message = f"the noise floor is {days} days older than this experiment; {_REMEDY}"
         warnings.append(ResultWarning(code="noise-old", message=message))
     return tuple(warnings)
+
+
+def other_machine_warning(noise: NoiseFloor, results: LoadedResults) -> ResultWarning | None:
+    """The warning that the noise in a result directory is that of a machine which measured none of its runs.
+
+    None where it is that of one of them, for older runs, and for a simulator, whose noise depends on no machine.
+    """
+    machines = machines_of(results)
+    are_recorded = any(machine.blocks for machine in machines)
+    if (
+        results.manifest.engine == "sim"
+        or not are_recorded
+        or any(noise.host == machine.hostname for machine in machines)
+    ):
+        return None
+    message = (
+        f"the noise floor is that of {noise.host}, and the runs were measured on {machines_text(machines)}: it is "
+        f"left out; {_REMEDY}, on that machine"
+    )
+    return ResultWarning(code="noise-of-another-machine", message=message, where=str(results.source))
 
 
 def other_server_warning(key: NoiseKey, on_file: Sequence[NoiseFloor], command: str | None) -> ResultWarning | None:

@@ -11,6 +11,7 @@ from benchctl.analysis.statistics.block_ratio import RatioEstimate
 from benchctl.analysis.summary.flops_bridge import flops_bridge
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.analysis.summary.sweep import SweepRow
+from benchctl.analysis.validity.comparability.machines import machines_of
 from benchctl.costs.hardware import Hardware
 from benchctl.interop.writers.vllm import bounds_document
 from benchctl.records.schema import SCHEMA_VERSION
@@ -23,7 +24,8 @@ from benchctl.report.documents.nodes import nodes_document
 def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
     """``summary.json``: every run, every cell over its blocks, findings and all warnings.
 
-    ``bonus`` is there for experiments that compare ways of backfill, ``nodes`` where blocks ran on more than one.
+    ``machines`` are those that measured the runs. ``bonus`` is there for experiments that compare ways of backfill,
+    ``nodes`` where blocks ran on more than one.
     """
     manifest = analysis.results.manifest
     return {
@@ -31,6 +33,7 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         "profile": manifest.profile,
         "state": manifest.state,
         "baseline": manifest.baseline,
+        "machines": msgspec.to_builtins(machines_of(analysis.results)),
         "runs": [dict(run.values) for run in analysis.runs],
         "bounds": {run.record.run_id: bounds_document(run.bounds) for run in analysis.runs if run.bounds},
         "cells": [_cell(cell) for cell in analysis.cells],

@@ -14,7 +14,7 @@ def passes_table(analysis: AnalyzedExperiment) -> Table | None:
     if analysis.passes is None or not analysis.passes.times:
         return None
     title = "Forward passes, ms: median with its 95 % interval over blocks, p5 to p95 of all replays"
-    peaks = floor_peaks(analysis.passes, analysis.results.manifest, analysis.experiment.hardware)
+    peaks = floor_peaks(analysis.passes, analysis.results, analysis.experiment.hardware)
     title += "" if peaks is None else f"\nFloor at the peaks of {peaks}"
     columns = ["blocks", "replays", "median", "interval", "p5", "p95", "floor", "times floor"]
     table = plain_table(title, ["pass"], columns)

@@ -12,6 +12,7 @@ from benchctl.analysis.compare.warnings import WarningKind, warning_kind
 from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.summary.flops_bridge import flops_bridge
 from benchctl.analysis.summary.runs import CellSummary, Spread
+from benchctl.analysis.validity.comparability.machines import machines_of, machines_text
 from benchctl.costs.hardware import Hardware
 from benchctl.formats import (
     UNKNOWN,
@@ -64,7 +65,6 @@ def headline(analysis: AnalyzedExperiment) -> str:
     code = f"benchctl {manifest.benchctl_version}"
     if manifest.git is not None:
         code += f" ({manifest.git.sha[:10]}{', work tree changed' if manifest.git.is_dirty else ''})"
-    devices = ", ".join(gpu.name for gpu in manifest.gpus) or "no GPU"
     label = f" · {manifest.label}" if manifest.label else ""
     work = _requests_text(analysis) if analysis.passes is None else passes_text(analysis)
     baseline = "" if manifest.baseline == "baseline" else f" · baseline {manifest.baseline}"
@@ -79,7 +79,7 @@ def headline(analysis: AnalyzedExperiment) -> str:
     lines = (
         f"{manifest.profile}{label} · {manifest.state} · {done} · {blocks_text(manifest)}{baseline}",
         f"engine {manifest.engine} · {work} · seed {manifest.seed}",
-        f"{manifest.created_at} · {code} · {manifest.host.hostname}, {devices}",
+        f"{manifest.created_at} · {code} · {machines_text(machines_of(analysis.results))}",
     )
     return "\n".join(map(visible_line, lines))
 

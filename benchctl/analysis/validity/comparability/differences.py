@@ -17,12 +17,10 @@ import msgspec
 from benchctl.analysis.validity.comparability.declared import chooses_build, is_declared
 from benchctl.analysis.validity.comparability.kv_sizes import alike_sizes
 from benchctl.analysis.validity.comparability.launch import is_flag, launch_settings
-from benchctl.analysis.validity.comparability.places import has_one_host, have_same_cores, num_cores
+from benchctl.analysis.validity.comparability.sites import has_one_host, have_same_cores, num_cores
 from benchctl.errors import NotComparableError
 from benchctl.profile.planning.plan import allowed_difference
 from benchctl.records.loaded import LoadedResults, LoadedRun
-from benchctl.records.manifest import Manifest
-from benchctl.records.record import ResultWarning
 from benchctl.records.request import ESTIMATE, PreparedRequest
 from benchctl.records.run import RunRecord
 
@@ -93,11 +91,11 @@ def configuration_differences(
     several: where all runs had one host, paths are compared whole, and where they had the same cores, these.
     """
     records = [run.record for sides in cells.values() for side in sides for run in side]
-    sites = _Sites.of(records, hostname)
+    ground = _CommonGround.of(records, hostname)
     cells_of: dict[tuple[str, str, str, bool], list[str]] = {}
     names: dict[str, tuple[str, ...]] = {"server.version": ("engine_version",)}
     for cell, sides in cells.items():
-        a, b = ([_settings_of(run.record, names, sites) for run in runs] for runs in sides)
+        a, b = ([_settings_of(run.record, names, ground) for run in runs] for runs in sides)
         for key in sorted({key for settings in (*a, *b) for key in settings}):
             left, right = alike_sizes(key, (_values(a, key), _values(b, key)), (*a, *b))
             # of a flag that sets a reported setting, only the reported value counts
@@ -122,7 +120,7 @@ def _is_set(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sites:
+class _CommonGround:
     """The part of the machines that all compared runs have in common."""
 
     has_one_host: bool
@@ -131,7 +129,7 @@ class _Sites:
     """Every run records its node, and with it the devices that its server could see."""
 
     @classmethod
-    def of(cls, records: Sequence[RunRecord], hostname: str | None) -> "_Sites":
+    def of(cls, records: Sequence[RunRecord], hostname: str | None) -> "_CommonGround":
         is_one = has_one_host(records, hostname)
         return cls(
             has_one_host=is_one,
@@ -140,12 +138,12 @@ class _Sites:
         )
 
 
-def _settings_of(record: RunRecord, names: dict[str, tuple[str, ...]], sites: _Sites) -> dict[str, str]:
+def _settings_of(record: RunRecord, names: dict[str, tuple[str, ...]], ground: _CommonGround) -> dict[str, str]:
     """Every setting of a run as text, reported or launched; ``names`` receives the other names of each."""
-    launch = launch_settings(record, has_one_host=sites.has_one_host, has_node=sites.have_nodes)
+    launch = launch_settings(record, has_one_host=ground.has_one_host, has_node=ground.have_nodes)
     names |= {key: setting.names for key, setting in launch.items()}
     reported = {key: _as_json(value) for key, value in record.effective_config.items()}
-    if not sites.have_same_cores and _CORES in reported:
+    if not ground.have_same_cores and _CORES in reported:
         # only the number of cores for the client: which ones, and how many are left, depends on the machine
         client, _, _ = reported[_CORES].partition(", server on ")
         reported[_CORES] = _as_json(f"{num_cores(client)} of its own for the client")
@@ -240,47 +238,3 @@ def refusal(differences: Sequence[str], words: str) -> str:
         + "\nNever allowed: "
         + ", ".join(sorted(NEVER_ALLOWED))
     )
-
-
-def machine_warnings(a: LoadedResults, b: LoadedResults) -> tuple[ResultWarning, ...]:
-    """Warnings about two experiments that were measured on different machines or with different software."""
-    pairs = {
-        "host": (_host(a.manifest), _host(b.manifest)),
-        "GPUs": (_gpus(a.manifest), _gpus(b.manifest)),
-        "engine version": (_engine_versions(a), _engine_versions(b)),
-        "benchctl version": (a.manifest.benchctl_version, b.manifest.benchctl_version),
-        "git commit": (_commit(a.manifest), _commit(b.manifest)),
-    }
-    priorities = _client_priorities(a), _client_priorities(b)
-    if all(priorities):  # older results do not record them
-        pairs["priority of the load client"] = priorities
-    return tuple(
-        ResultWarning(code="machines-differ", message=f"{name} differs: {left} against {right}", where=name)
-        for name, (left, right) in pairs.items()
-        if left != right
-    )
-
-
-def _host(manifest: Manifest) -> str:
-    host = manifest.host
-    return f"{host.hostname} ({host.cpu_model or 'unknown CPU'}, {host.num_cores} cores, {host.platform})"
-
-
-def _gpus(manifest: Manifest) -> str:
-    return ", ".join(f"{gpu.name} driver {gpu.driver or 'unknown'}" for gpu in manifest.gpus) or "none"
-
-
-def _engine_versions(results: LoadedResults) -> str:
-    return ", ".join(sorted({run.record.engine_version or "unknown" for run in results.runs})) or "unknown"
-
-
-def _client_priorities(results: LoadedResults) -> str:
-    """Priorities without their reasons; empty if no run records one."""
-    priorities = (run.record.client_priority for run in results.runs)
-    return ", ".join(sorted({priority.partition(" (")[0] for priority in priorities if priority is not None}))
-
-
-def _commit(manifest: Manifest) -> str:
-    if manifest.git is None:
-        return "unknown"
-    return manifest.git.sha[:12] + (" with changes" if manifest.git.is_dirty else "")

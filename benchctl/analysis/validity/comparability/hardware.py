@@ -1,7 +1,7 @@
 """Hardware of runs: what of machine, devices and engine build can change a number.
 
 Blocks that ran on other machines are pooled where these have the same hardware. What only identifies, such as the
-name of a node or a device, is no difference. Two arms may differ by what the profile sets, so that each is held
+name of a node or a device, makes no difference. Two arms may differ by what the profile sets, so that each is held
 against its own runs in other blocks.
 """
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchctl.analysis.validity.comparability.differences import ABSENT, Cells, Difference
-from benchctl.analysis.validity.comparability.places import num_cores
+from benchctl.analysis.validity.comparability.sites import num_cores
 from benchctl.formats import first_of, in_a_row
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.node import NodeGpu, NodeInfo

@@ -8,6 +8,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from benchctl.analysis.summary.runs import RunSummary
+from benchctl.analysis.validity.comparability.machines import gpu_names, machines_of
 from benchctl.records.samples import GpuSample, HostSample
 from benchctl.report.charts.arms import ArmStyle, arm_styles, runs_by_block
 from benchctl.report.page.charts import figure
@@ -59,7 +60,9 @@ def draw_gpu(source: figure.ChartSource) -> figure.Chart:
     sampled = [run for arm in arms for run in arm.cell.runs if _inside(run.run.gpu, run)]
     blocks = runs_by_block(arms, sampled)
     if not blocks:
-        had_gpus = source.analysis.results.manifest.gpus or any(run.run.gpu for run in source.analysis.runs)
+        had_gpus = gpu_names(machines_of(source.analysis.results)) or any(
+            run.run.gpu for run in source.analysis.runs
+        )
         reason = "no GPU sample was taken during the load" if had_gpus else "the measuring machine showed no GPU"
         return figure.no_chart(chart_id, title, reason)
     samples = {

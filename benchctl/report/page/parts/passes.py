@@ -15,7 +15,7 @@ def passes_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
     return {
         "name": analysis.results.path.resolve().name,
         "baseline": analysis.results.manifest.baseline,
-        "peaks": floor_peaks(analysis.passes, analysis.results.manifest, analysis.experiment.hardware),
+        "peaks": floor_peaks(analysis.passes, analysis.results, analysis.experiment.hardware),
         "times": [_times_row(times) for times in analysis.passes.times],
         "launches": [_launch_row(cost) for cost in analysis.passes.launches],
     }

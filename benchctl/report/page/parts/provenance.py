@@ -4,7 +4,8 @@ import shlex
 from typing import Any
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.formats import gib
+from benchctl.analysis.validity.comparability.machines import Machine, machines_of
+from benchctl.formats import count_of, gib
 from benchctl.report.page.verdict import PageVerdict
 from benchctl.report.text.prompt_lengths import prompt_lengths_text
 from benchctl.report.text.tables import blocks_text, passes_text
@@ -27,13 +28,9 @@ def directory_values(analysis: AnalyzedExperiment) -> dict[str, Any]:
 
 def _facts(analysis: AnalyzedExperiment) -> dict[str, str | list[str] | None]:
     manifest = analysis.results.manifest
-    host, git = manifest.host, manifest.git
+    git = manifest.git
     commit = "unknown" if git is None else f"{git.sha}{' with uncommitted changes' if git.is_dirty else ''}"
     versions = sorted({run.record.engine_version for run in analysis.runs if run.record.engine_version is not None})
-    gpus = [
-        f"{gpu.name}, {gib(gpu.memory_bytes)}, driver {gpu.driver or 'unknown'}, {gpu.uuid or 'no UUID'}"
-        for gpu in manifest.gpus
-    ]
     return {
         "directory": analysis.results.path.resolve().name,
         "label": manifest.label,
@@ -44,12 +41,45 @@ def _facts(analysis: AnalyzedExperiment) -> dict[str, str | list[str] | None]:
         **_work(analysis),
         "profile": manifest.profile,
         "seed, blocks": f"{manifest.seed}, {blocks_text(manifest)}",
-        "host": f"{host.hostname}: {host.cpu_model or 'unknown CPU'}, {host.num_cores or 'unknown'} cores, "
-        f"{gib(host.memory_bytes)}, {host.platform}, Python {host.python}",
-        "GPUs": gpus or "none",
+        **_machine_facts(analysis),
         "benchctl": f"{manifest.benchctl_version}, commit {commit}",
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
+
+
+def _machine_facts(analysis: AnalyzedExperiment) -> dict[str, str | list[str] | None]:
+    """The machines that measured, and the one on which the experiment was created, where that is another."""
+    machines, host = machines_of(analysis.results), analysis.results.manifest.host
+    is_here = any(machine.hostname == host.hostname for machine in machines)
+    if len(machines) == 1:
+        python = f", Python {host.python}" if is_here else ""
+        facts: dict[str, str | list[str] | None] = {"host": f"{_machine_text(machines[0])}{python}"}
+    else:
+        facts = {
+            f"{len(machines)} nodes": [
+                f"{_machine_text(machine)}; {count_of(len(machine.blocks), 'block')}" for machine in machines
+            ]
+        }
+    facts["GPUs"] = [
+        text for machine in machines for text in _gpu_texts(machine, has_node=len(machines) > 1)
+    ] or "none"
+    return facts if is_here else {**facts, "created on": f"{host.hostname}, Python {host.python}"}
+
+
+def _machine_text(machine: Machine) -> str:
+    cores = machine.num_cores or "unknown"
+    return (
+        f"{machine.node}: {machine.cpu_model or 'unknown CPU'}, {cores} cores, {gib(machine.memory_bytes)}, "
+        f"{machine.platform or 'unknown system'}"
+    )
+
+
+def _gpu_texts(machine: Machine, *, has_node: bool) -> list[str]:
+    node = f"{machine.node}: " if has_node else ""
+    return [
+        f"{node}{gpu.name}, {gib(gpu.memory_bytes)}, driver {gpu.driver or 'unknown'}, {gpu.uuid or 'no UUID'}"
+        for gpu in machine.gpus
+    ]
 
 
 def _work(analysis: AnalyzedExperiment) -> dict[str, str]:

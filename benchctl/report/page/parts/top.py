@@ -14,6 +14,7 @@ from benchctl.analysis.compare.text import (
     threshold_text,
     unrecorded_lines,
 )
+from benchctl.analysis.validity.comparability.machines import gpu_names, machines_of
 from benchctl.formats import first_of, minus_in_numbers, percentage, range_of
 from benchctl.report.page.verdict import PageVerdict
 from benchctl.report.text.comparison_table import correction_text
@@ -82,7 +83,9 @@ def _subject(analyses: Sequence[AnalyzedExperiment]) -> str:
     for analysis in analyses:
         manifest = analysis.results.manifest
         label = f" ({manifest.label})" if manifest.label else ""
-        device = ", ".join(dict.fromkeys(gpu.name for gpu in manifest.gpus)) or "no GPU"
+        machines = machines_of(analysis.results)
+        device = ", ".join(dict.fromkeys(gpu_names(machines))) or "no GPU"
+        device = device if len(machines) == 1 else f"{len(machines)} nodes, {device}"
         device = device_of_passes(analysis) or device
         parts.append(f"{manifest.profile}{label} · {manifest.engine} · {device} · {manifest.created_at[:10]}")
     return "  |  ".join(dict.fromkeys(parts))

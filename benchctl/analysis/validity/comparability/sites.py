@@ -1,8 +1,8 @@
-"""Places of runs: the machine and the devices on which each was measured.
+"""Sites of runs: the machine and the devices on which each was measured.
 
 Arms are compared within blocks because there they met the same machine. A block of which some runs were measured
 elsewhere compares machines with one another, and is left out. The numbers of a simulator with its own clock do not
-depend on the place.
+depend on it.
 """
 
 import re
@@ -17,7 +17,7 @@ _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Site:
     """A machine with the devices that a server could see."""
 
     node: str
@@ -29,34 +29,34 @@ class Place:
         return f"{self.node}{devices}"
 
 
-def place_of(record: RunRecord, *, chooses_devices: bool = False) -> Place | None:
-    """The place of a run; None where its numbers do not depend on one, or none is recorded."""
+def site_of(record: RunRecord, *, chooses_devices: bool = False) -> Site | None:
+    """The site of a run; None where its numbers do not depend on one, or none is recorded."""
     if record.node is None or record.clock == "virtual":
         return None
     devices = frozenset(gpu.uuid or f"GPU {gpu.index}" for gpu in record.node.gpus)
-    return Place(node=record.node.name, devices=None if chooses_devices else devices)
+    return Site(node=record.node.name, devices=None if chooses_devices else devices)
 
 
-def scattered_blocks(places: Iterable[tuple[RunRecord, Place | None]]) -> Mapping[int, str]:
-    """The blocks whose runs were measured in several places, with the sentence that says which were."""
-    by_block: dict[int, list[tuple[RunRecord, Place]]] = {}
-    for record, place in places:
-        if place is not None:
-            by_block.setdefault(record.block, []).append((record, place))
+def scattered_blocks(sites: Iterable[tuple[RunRecord, Site | None]]) -> Mapping[int, str]:
+    """The blocks whose runs were measured at several sites, with the sentence that says which were."""
+    by_block: dict[int, list[tuple[RunRecord, Site]]] = {}
+    for record, site in sites:
+        if site is not None:
+            by_block.setdefault(record.block, []).append((record, site))
     return {block: _sentence(placed) for block, placed in sorted(by_block.items()) if _is_scattered(placed)}
 
 
-def _is_scattered(placed: list[tuple[RunRecord, Place]]) -> bool:
-    nodes = {place.node for _, place in placed}
-    devices = {place.devices for _, place in placed if place.devices is not None}
+def _is_scattered(placed: list[tuple[RunRecord, Site]]) -> bool:
+    nodes = {site.node for _, site in placed}
+    devices = {site.devices for _, site in placed if site.devices is not None}
     return len(nodes) > 1 or len(devices) > 1
 
 
-def _sentence(placed: list[tuple[RunRecord, Place]]) -> str:
-    has_one_node = len({place.node for _, place in placed}) == 1
+def _sentence(placed: list[tuple[RunRecord, Site]]) -> str:
+    has_one_node = len({site.node for _, site in placed}) == 1
     runs_at: dict[str, list[str]] = {}
-    for record, place in placed:
-        runs_at.setdefault(str(place) if has_one_node else place.node, []).append(record.run_id)
+    for record, site in placed:
+        runs_at.setdefault(str(site) if has_one_node else site.node, []).append(record.run_id)
     described = [f"{where} ({', '.join(run_ids)})" for where, run_ids in runs_at.items()]
     what = "devices" if has_one_node else "nodes"
     return f"its runs were measured on several {what}: {in_a_row(described)}"
