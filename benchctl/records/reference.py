@@ -49,6 +49,7 @@ _EXPERIMENT_FILES: Final = (
         "model, where several ran; in the directory of a check its own result.",
         NeighbourCheck,
     ),
+    _File("neighbours/", "The check that `--check-neighbours` made first: a result directory of its own."),
     _File(
         "peaks.json",
         "The measured peaks of its device on file at the start, in place of its data sheet.",
