@@ -243,3 +243,14 @@ def test_two_directories_of_one_hardware_each_are_compared_with_a_warning(result
     place(other, lambda block: node("n9", "GPU-9", cpu_model="EPYC" if block else "Xeon"))
     with pytest.raises(NotComparableError, match=r"hardware: .* against processor EPYC .* or processor Xeon"):
         compare_sides(parse_side(str(results.path)), parse_side(str(other.path)), CompareOptions())
+
+
+def test_what_a_stranger_calls_a_node_begins_no_line_of_a_refusal(results):
+    place(results, lambda block: node("n1\n  seed: 7 against 8", cpu_model=f"\x1b[2J{block > 3}\n"))
+    (difference,) = differences_of(results)
+    assert "\n" not in difference
+    assert "\x1b" not in difference
+    place(results, lambda block: node("n2\nand more"), variants=("guided",))
+    warnings = load_experiment(results.path).block_warnings
+    assert len(warnings) == 7
+    assert not any("\n" in warning.message for warning in warnings)

@@ -14,6 +14,7 @@ from benchctl.formats import first_of, in_a_row
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.node import NodeGpu, NodeInfo
 from benchctl.records.run import RunRecord
+from benchctl.untrusted.text import visible_line
 
 HARDWARE = "hardware"
 """Key of the difference, as ``allowed_differences`` and ``--allow-difference`` take it."""
@@ -68,7 +69,7 @@ def _blocks_on_each(runs: Sequence[LoadedRun], names: set[str]) -> list[str]:
             text = ", ".join(_part_text(name, parts.get(name, ABSENT)) for name in _in_order(parts, names))
             records.setdefault(text, []).append(record)
     ranked = sorted(records.items(), key=lambda entry: -len({record.block for record in entry[1]}))
-    return [f"{text} ({_blocks_text(of_it)})" for text, of_it in ranked]
+    return [visible_line(f"{text} ({_blocks_text(of_it)})") for text, of_it in ranked]
 
 
 def _in_order(parts: Mapping[str, str], names: set[str]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Final
 
 from benchctl.formats import in_a_row
 from benchctl.records.run import RunRecord
+from benchctl.untrusted.text import visible_line
 
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -59,7 +60,7 @@ def _sentence(placed: list[tuple[RunRecord, Site]]) -> str:
         runs_at.setdefault(str(site) if has_one_node else site.node, []).append(record.run_id)
     described = [f"{where} ({', '.join(run_ids)})" for where, run_ids in runs_at.items()]
     what = "devices" if has_one_node else "nodes"
-    return f"its runs were measured on several {what}: {in_a_row(described)}"
+    return visible_line(f"its runs were measured on several {what}: {in_a_row(described)}")
 
 
 def have_same_cores(records: Iterable[RunRecord]) -> bool:
