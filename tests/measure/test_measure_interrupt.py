@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
-from benchctl.errors import UsageError
-from benchctl.measure.interrupt import interruptible, run_interruptible
+from benchctl.errors import RunError, UsageError
+from benchctl.measure.interrupt import await_signal, interruptible, run_interruptible, warned_by_scheduler
 from benchctl.records.claims.lock import sole_writer
 
 
@@ -86,3 +88,40 @@ def test_a_directory_is_measured_into_by_one_process_at_a_time_and_free_when_tha
         holder.wait()
     with sole_writer(tmp_path):
         assert not list(tmp_path.iterdir())
+
+
+def test_what_fails_after_a_signal_fails_by_the_signal():
+    """A job system signals a server, too: its end is not the news then."""
+
+    async def work():
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.sleep(10)
+        finally:
+            raise RunError("the server died")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptible(work())
+
+
+def test_a_task_is_ended_by_the_signals_of_schedulers_and_other_code_is_not():
+    async def work():
+        os.kill(os.getpid(), signal.SIGUSR2)
+        await asyncio.sleep(10)
+
+    before = signal.getsignal(signal.SIGUSR2)
+    with warned_by_scheduler():
+        with pytest.raises(KeyboardInterrupt):
+            run_interruptible(work())
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert signal.getsignal(signal.SIGUSR2) == before
+
+
+def test_a_failure_of_a_task_waits_a_moment_for_a_signal_and_of_other_code_does_not():
+    began_s = time.monotonic()
+    await_signal()
+    assert time.monotonic() - began_s < 0.5
+    with warned_by_scheduler():
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(KeyboardInterrupt):
+            await_signal()

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -21,7 +21,7 @@ from benchctl.measure.measured_run import ignore
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.shared.assembly import assemble
 from benchctl.measure.shared.here import Here, is_same_node, this_owner
-from benchctl.measure.shared.time_needed import needed_s
+from benchctl.measure.shared.time_needed import seconds_by_arm
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
 from benchctl.records.claims.held import HeldBlock
@@ -29,9 +29,9 @@ from benchctl.records.claims.lease import LEASE_S
 from benchctl.records.claims.lock import settled
 from benchctl.records.claims.shared import claimed_block, is_shared
 from benchctl.records.claims.watch import LeaseWatch
-from benchctl.records.directory import ResultDirectory
+from benchctl.records.directory import ResultDirectory, arm_label
 from benchctl.records.integrity.block_digests import BlockDigests, write_block_digests
-from benchctl.records.integrity.digests import digest_of, read_digests, run_record_path
+from benchctl.records.integrity.digests import digest_of, files_of_block, run_record_path
 from benchctl.records.manifest import PlannedRun
 from benchctl.records.record import RunState
 from benchctl.records.request import PreparedRequest
@@ -106,9 +106,8 @@ def _num_done(results: ResultDirectory, block: int, here: Here) -> int | None:
     runs = block_runs(results, block)
     if pending_in_block(results, runs, here):
         return None
-    digests = read_digests(results.path)
-    is_recorded = digests is not None and all(run_record_path(run.run_id) in digests.files for run in runs)
-    return len(runs) if is_recorded else None
+    recorded = files_of_block(results.path, block, (run.run_id for run in runs))
+    return len(runs) if len(recorded) == len(runs) else None
 
 
 def block_runs(results: ResultDirectory, block: int) -> tuple[PlannedRun, ...]:
@@ -174,6 +173,7 @@ class _Block:
         self._time_left = time_left
         self._here = here
         self._runs = block_runs(results, held.block)
+        self._arm_s: Mapping[str, float] | None = None
 
     def measure(self, listener: Listener, measure: MeasureRun) -> Outcome:
         pending = pending_in_block(self._results, self._runs, self._here)
@@ -214,14 +214,14 @@ class _Block:
                     run = self._results.run(planned.run_id, fence=self._held.check)
                     if run.is_begun() and (record := run.read()).state == "running":
                         run.write(settled(record))
-            recorded = read_digests(self._results.path)
-            earlier = {} if recorded is None else recorded.files
+            run_ids = tuple(planned.run_id for planned in self._runs)
+            earlier = files_of_block(self._results.path, self._held.block, run_ids)
             self._digests = BlockDigests(
                 schema_version=SCHEMA_VERSION,
                 block=self._held.block,
                 generation=self._held.generation,
-                runs=tuple(planned.run_id for planned in self._runs),
-                files={name: earlier[name] for name in self._record_names() if name in earlier},
+                runs=run_ids,
+                files=earlier,
             )
             for planned in self._runs:
                 if run_record_path(planned.run_id) not in earlier:
@@ -231,16 +231,16 @@ class _Block:
             remedy = "free space, or correct the permissions, and run the task again"
             raise as_usage_error(error, self._results.path, remedy=remedy) from error
 
-    def _record_names(self) -> list[str]:
-        return [run_record_path(planned.run_id) for planned in self._runs]
-
     def _check_time(self, pending: Sequence[PlannedRun]) -> None:
         """Raise OutOfTimeError where the time left is known to be too short for the rest of the block."""
         left_s = self._time_left()
         if left_s is None:
             return
-        profile, requests = self._context.profile, self._context.requests
-        rest_s = needed_s(self._results, profile, requests, pending, self._here.gpu_names)
+        labels = [arm_label(planned.variant, planned.cell) for planned in pending]
+        if self._arm_s is None:
+            profile, requests = self._context.profile, self._context.requests
+            self._arm_s = seconds_by_arm(self._results, profile, requests, labels, self._here.gpu_names)
+        rest_s = sum(self._arm_s[label] for label in labels) if set(labels) <= self._arm_s.keys() else None
         if rest_s is not None and rest_s > left_s:
             num_runs = f"{len(pending)} {'run' if len(pending) == 1 else 'runs'}"
             raise OutOfTimeError(

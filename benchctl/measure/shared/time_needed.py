@@ -1,6 +1,6 @@
-"""Seconds that the rest of a block needs, by earlier runs of the same arms."""
+"""Seconds that a run of an arm takes, by earlier ones, so that no block is begun that would not end in time."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -8,7 +8,6 @@ from benchctl.errors import RecordError
 from benchctl.measure.durations import estimate_durations
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory, arm_label
-from benchctl.records.manifest import PlannedRun
 from benchctl.records.request import PreparedRequest
 from benchctl.records.run import RunRecord
 from benchctl.units import s_from_ns
@@ -19,23 +18,22 @@ _AROUND_RUN_S: Final = 1.0
 """Of a run outside its server's life: preparation, the end of its processes, checks of its records."""
 
 
-def needed_s(
+def seconds_by_arm(
     results: ResultDirectory,
     profile: Profile,
     requests: Sequence[PreparedRequest],
-    runs: Iterable[PlannedRun],
+    arms: Collection[str],
     gpus: Sequence[str],
-) -> float | None:
-    """Seconds that ``runs`` will take; None if nothing is known of one of them.
+) -> dict[str, float]:
+    """Seconds that a run of each of these arms will take, by the arm's label; absent where nothing is known.
 
     The longest of an arm's earlier runs in this experiment counts, or else what runs on this machine took.
     """
-    arms = [arm_label(run.variant, run.cell) for run in runs]
     took = _took_s(results, set(arms))
-    if any(arm not in took for arm in arms):
-        estimate = estimate_durations(profile, requests, gpus)
-        took = {**({} if estimate is None else estimate.run_s), **took}
-    return sum(took[arm] for arm in arms) if all(arm in took for arm in arms) else None
+    if all(arm in took for arm in arms):
+        return took
+    estimate = estimate_durations(profile, requests, gpus)
+    return {**({} if estimate is None else estimate.run_s), **took}
 
 
 def _took_s(results: ResultDirectory, arms: set[str]) -> dict[str, float]:

@@ -49,16 +49,17 @@ def write_block_digests(directory: Path, digests: BlockDigests, fence: Fence | N
     write_json_atomic(path, digests, within=directory, fence=fence)
 
 
-def newest_block_digests(directory: Path) -> Mapping[int, BlockDigests]:
-    """The digests of the newest claim of each block that has some, by block; empty for an ordinary directory.
+def newest_block_digests(directory: Path, only: int | None = None) -> Mapping[int, BlockDigests]:
+    """The digests of the newest claim of each block that has some, or of the block ``only``, by block.
 
-    Raises RecordError when they cannot be read.
+    Empty for an ordinary directory. Raises RecordError when they cannot be read.
     """
     newest: dict[int, tuple[int, str]] = {}
     for name in _names(directory):
         if match := _NAME.fullmatch(name):
             block, generation = int(match[1]), int(match[2])
-            newest[block] = max(newest.get(block, (0, "")), (generation, name))
+            if only is None or only == block:
+                newest[block] = max(newest.get(block, (0, "")), (generation, name))
     return {block: _read(directory, block, *newest[block]) for block in sorted(newest)}
 
 

@@ -7,6 +7,7 @@ the manifest. They find mistakes and carelessness; a forger who rewrites the dig
 
 import hashlib
 import os
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ import benchctl
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.documents import document_of, record_of
 from benchctl.records.files import check_name, is_name, read_document, read_if_there
-from benchctl.records.integrity.block_digests import newest_block_digests
+from benchctl.records.integrity.block_digests import BlockDigests, newest_block_digests
 from benchctl.records.jsonl import document_bytes, encode, write_bytes_atomic, write_json_atomic
 from benchctl.records.record import Record
 from benchctl.records.run import FileDigest
@@ -83,6 +84,23 @@ def read_digests(directory: Path) -> DirectoryDigests | None:
 
     Raises RecordError when it cannot be read.
     """
+    digests = digests_as_written(directory)
+    if digests is None or not (of_blocks := newest_block_digests(directory)):
+        return digests
+    return _with_blocks(digests, of_blocks.values())
+
+
+def files_of_block(directory: Path, block: int, run_ids: Iterable[str]) -> dict[str, FileDigest]:
+    """Digests of the records of one block's runs, by path below the directory, as ``read_digests`` has them."""
+    digests = digests_as_written(directory)
+    if digests is None:
+        return {}
+    files = _with_blocks(digests, newest_block_digests(directory, block).values()).files
+    return {name: files[name] for name in map(run_record_path, run_ids) if name in files}
+
+
+def digests_as_written(directory: Path) -> DirectoryDigests | None:
+    """``digests.json`` alone; None without one. Raises RecordError when it cannot be read."""
     path = directory / DIGESTS_FILE
     content = read_if_there(path, within=directory)
     if content is None:
@@ -91,11 +109,14 @@ def read_digests(directory: Path) -> DirectoryDigests | None:
     for file in digests.files:
         for part in file.split("/"):
             check_name(part, path, f"the file {file[:80]!r}")
-    if not (of_blocks := newest_block_digests(directory)):
-        return digests
-    theirs = {run_record_path(run_id) for block in of_blocks.values() for run_id in block.runs}
+    return digests
+
+
+def _with_blocks(digests: DirectoryDigests, of_blocks: Collection[BlockDigests]) -> DirectoryDigests:
+    """``digests`` with those of blocks in place of what they say of the runs of these blocks."""
+    theirs = {run_record_path(run_id) for block in of_blocks for run_id in block.runs}
     files = {name: digest for name, digest in digests.files.items() if name not in theirs}
-    for block in of_blocks.values():
+    for block in of_blocks:
         files |= block.files
     return msgspec.structs.replace(digests, files=files)
 
