@@ -1,0 +1,134 @@
+"""A machine without Slurm: the exit code and the names of what is missing."""
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from support.cli import benchctl
+from support.slurm import write_profile
+
+from benchctl.cluster.slurm.missing import require_slurm, slurm_checks
+from benchctl.cluster.slurm.time_left import slurm_time_left_s, time_left_in_job
+from benchctl.errors import MissingPackageError, ProfileError, UsageError
+from benchctl.profile.cluster_file import load_cluster
+
+
+def programs(directory: Path, **answers: str) -> None:
+    """Programs that print these texts; one whose text begins with ``!`` fails with the rest."""
+    directory.mkdir(exist_ok=True)
+    for name, answer in answers.items():
+        path = directory / name
+        failing = answer.startswith("!")
+        path.write_text(f"#!/bin/sh\necho '{answer.removeprefix('!')}'{' >&2; exit 1' if failing else ''}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An own PATH with nothing but the shell."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", f"{directory}:/nowhere")
+    os.symlink("/bin/sh", directory / "sh")
+    return directory
+
+
+def test_without_its_programs_the_command_ends_with_2_and_names_them(tmp_path: Path):
+    profile = write_profile(tmp_path / "p.yaml", blocks=2, tokens=8)
+    path = f"{Path(sys.executable).parent}:/nowhere"
+    ended = benchctl("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path, PATH=path)
+    assert ended.returncode == 2
+    assert "sbatch, srun, squeue are not on PATH" in ended.stderr
+    assert "'--on local' uses the GPUs of this host" in ended.stderr
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_plan_of_such_a_machine_is_a_warning_and_shows_the_script(tmp_path: Path):
+    profile = write_profile(tmp_path / "p.yaml", blocks=2, tokens=8)
+    path = f"{Path(sys.executable).parent}:/nowhere"
+    ended = benchctl("run", profile, "--on", "slurm", "--dry-run", cwd=tmp_path, PATH=path)
+    assert ended.returncode == 0
+    assert "warning: --on slurm cannot be used here: sbatch" in ended.stderr
+    assert "#SBATCH --array=0-1%2" in ended.stdout
+    assert "#SBATCH --gres=gpu:1" in ended.stdout
+    assert "array index 1: block 1" in ended.stdout
+
+
+def test_a_controller_that_does_not_answer_is_named_with_its_own_words(path: Path):
+    programs(path, sbatch="", srun="", squeue="", sinfo="!Unable to contact slurm controller (connect failure)")
+    with pytest.raises(UsageError, match="does not answer: Unable to contact slurm controller"):
+        require_slurm()
+    (check,) = slurm_checks()
+    assert (check.state, check.name, check.is_needed) == ("missing", "slurm controller", False)
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(path: Path, monkeypatch: pytest.MonkeyPatch):
+    programs(path, sbatch="", srun="", squeue="", sinfo="main*")
+    monkeypatch.setattr("benchctl.cluster.slurm.missing.find_spec", lambda _name: None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'benchctl\[slurm\]'"):
+        require_slurm()
+
+
+def test_a_cluster_that_answers_is_shown_with_its_partitions(path: Path):
+    programs(path, sbatch="", srun="", squeue="", sinfo="main* long")
+    require_slurm()
+    (check,) = slurm_checks()
+    assert check.state == "ok"
+    assert check.facts["partitions"] == ("main", "long")
+
+
+@pytest.mark.parametrize(("answer", "seconds"), [("9:30", 570.0), ("1-00:00:00", 86_400.0), ("UNLIMITED", None)])
+def test_the_time_left_is_asked_of_the_controller(path: Path, answer: str, seconds: float | None):
+    programs(path, squeue=answer)
+    assert slurm_time_left_s({"SLURM_JOB_ID": "7"}) == seconds
+    assert slurm_time_left_s({}) is None
+
+
+def test_without_a_controller_the_time_left_is_the_length_of_the_job_less_the_time_since(path: Path):
+    programs(path, squeue="!down")
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_START_TIME": "5000", "SLURM_JOB_END_TIME": "5600"}
+    left_s = time_left_in_job(environment)()
+    assert left_s is not None
+    assert 590 < left_s <= 600
+    assert time_left_in_job({"SLURM_JOB_ID": "7"})() is None
+
+
+def test_a_file_of_cluster_settings_is_refused_with_its_lines(tmp_path: Path):
+    (tmp_path / "c.yaml").write_text("partition: long\ntime: 2h\nnodes: 3\n")
+    with pytest.raises(ProfileError) as error:
+        load_cluster(tmp_path / "c.yaml")
+    assert "c.yaml:2: time" in str(error.value)
+    assert "c.yaml:3: nodes: unknown key" in str(error.value)
+    (tmp_path / "c.yaml").write_text("partition: long\ntime: 2:00:00\n")
+    assert load_cluster(tmp_path / "c.yaml").time_s == 7200
+
+
+def test_a_time_limit_below_the_duration_of_a_block_is_refused_with_both(slurm_programs: str, tmp_path: Path):
+    profile = write_profile(tmp_path / "p.yaml", blocks=2, tokens=20_000, time="0:30")
+    ended = benchctl("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path, PATH=slurm_programs)
+    assert ended.returncode == 2, ended.stderr
+    assert "cluster.time is 0:30, 30 s, and one block of 2 runs needs about" in ended.stderr
+    assert not (tmp_path / "d").exists()
+
+
+def test_an_engine_that_may_do_without_a_gpu_needs_their_number(slurm_programs: str, tmp_path: Path):
+    arguments = ("run", "ci-smoke", "--engine", "vllm-cpu", "--on", "slurm", "-o", "d")
+    ended = benchctl(*arguments, cwd=tmp_path, PATH=slurm_programs)
+    assert ended.returncode == 2
+    assert "set cluster.gpus_per_block to their number" in ended.stderr
+
+
+def test_lengths_are_not_measured_on_the_machine_that_submits(slurm_programs: str, tmp_path: Path):
+    arguments = ("run", "natural", "--set", "stop=replay-natural", "--on", "slurm", "-o", "d")
+    ended = benchctl(*arguments, cwd=tmp_path, PATH=slurm_programs)
+    assert ended.returncode == 2
+    assert "--set workload.lengths_from=DIR" in ended.stderr
+
+
+@pytest.fixture(name="slurm_programs")
+def _slurm_programs(tmp_path: Path) -> str:
+    """A PATH on which Slurm's programs answer, and submit nothing."""
+    programs(tmp_path / "bin", sbatch="!refused", srun="", squeue="", sinfo="main*")
+    return f"{tmp_path / 'bin'}:{os.environ['PATH']}"
