@@ -87,9 +87,11 @@ class Slurm:
         return [
             process
             for process in psutil.process_iter()
-            if _environment_of(process).get("SLURMD_NODENAME") == node
-            and _environment_of(process).get("SLURM_CONF") == self.environment["SLURM_CONF"]
+            if _environment_of(process).get("SLURMD_NODENAME") == node and self._is_ours(process)
         ]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        return _environment_of(process).get("SLURM_CONF") == self.environment["SLURM_CONF"]
 
     def measuring(self, block: int) -> psutil.Process:
         """The process that measures a block, once there is one."""
@@ -98,7 +100,7 @@ class Slurm:
         def found() -> psutil.Process | None:
             for process in psutil.process_iter(["cmdline"]):
                 line = process.info["cmdline"] or []
-                if any(line[i : i + 3] == words for i in range(len(line))):
+                if any(line[i : i + 3] == words for i in range(len(line))) and self._is_ours(process):
                     return process
             return None
 

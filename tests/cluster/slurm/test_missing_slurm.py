@@ -31,7 +31,7 @@ def _path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "bin"
     directory.mkdir()
     monkeypatch.setenv("PATH", f"{directory}:/nowhere")
-    os.symlink("/bin/sh", directory / "sh")
+    (directory / "sh").symlink_to("/bin/sh")
     return directory
 
 

@@ -1,5 +1,6 @@
 """Blocks as tasks of a real Slurm: where they run, what they inherit, and how they are submitted."""
 
+import json
 import re
 from pathlib import Path
 
@@ -29,3 +30,36 @@ def test_blocks_are_measured_by_tasks_with_a_gpu_each(slurm: Slurm, tmp_path: Pa
     shown = slurm.benchctl("run", profile, "--on", "slurm", "--dry-run", cwd=tmp_path).stdout
     folder = str(next(directory.glob("submissions/*")))
     assert script.replace(folder, "DIR/submissions/UTC") in shown
+
+
+def test_a_sweep_over_two_nodes_is_the_same_experiment_as_on_one_machine(slurm: Slurm, tmp_path: Path):
+    arguments = ("run", "topk-sweep", "--engine", "sim-exact", "--seed", "5", "--set", "workload.num_prompts=2")
+    small = (*arguments, "--set", "workload.output_len=24", "--set", "sweep.top_k=[1, 3]")
+    here = slurm.benchctl(*small, "-o", "here", cwd=tmp_path)
+    assert here.returncode == 0, here.stderr
+    # Two cores of a node's four: two tasks fill a node, and the others go to the second.
+    options = ("--set", "cluster.gpus_per_block=1", "--set", "cluster.cpus=2", "--set", "cluster.time=10")
+    there = slurm.benchctl(*small, "--on", "slurm", *options, "-o", "there", cwd=tmp_path)
+    assert there.returncode == 0, there.stdout + there.stderr
+    for name in ("plan.json", "requests.jsonl"):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
+    steps = sorted(path.relative_to(tmp_path / "here") for path in tmp_path.glob("here/runs/*/steps.jsonl"))
+    assert len(steps) == 18
+    for path in steps:
+        assert (tmp_path / "here" / path).read_bytes() == (tmp_path / "there" / path).read_bytes()
+    records = [json.loads(path.read_text()) for path in tmp_path.glob("there/runs/*/run.json")]
+    assert {record["node"]["name"] for record in records} == {"node0", "node1"}
+    verdicts = [verdict_of(slurm, tmp_path, name) for name in ("here", "there")]
+    assert verdicts[0] == verdicts[1]
+
+
+def verdict_of(slurm: Slurm, path: Path, name: str) -> object:
+    """Exit code, verdict and step-time ratios, which are exact; times of the client are those of a busy machine."""
+    compared = slurm.benchctl("compare", name, "--json", cwd=path)
+    document = json.loads(compared.stdout)
+    metrics = [
+        metric for arm in document["comparisons"] for metric in arm["metrics"] if metric["name"] == "step_ms"
+    ]
+    assert metrics
+    ratios = [(metric["cell"], metric["ratio"], metric["verdict"], metric["blocks"]) for metric in metrics]
+    return compared.returncode, document["verdict"], ratios
