@@ -34,7 +34,7 @@ def test_blocks_are_measured_by_tasks_with_a_gpu_each(slurm: Slurm, tmp_path: Pa
 
 def test_a_sweep_over_two_nodes_is_the_same_experiment_as_on_one_machine(slurm: Slurm, tmp_path: Path):
     arguments = ("run", "topk-sweep", "--engine", "sim-exact", "--seed", "5", "--set", "workload.num_prompts=2")
-    small = (*arguments, "--set", "workload.output_len=24", "--set", "sweep.top_k=[1, 3]")
+    small = (*arguments, "--set", "workload.output_len=24", "--set", "sweep.top_k=[3]")
     here = slurm.benchctl(*small, "-o", "here", cwd=tmp_path)
     assert here.returncode == 0, here.stderr
     # Two cores of a node's four: two tasks fill a node, and the others go to the second.
@@ -44,7 +44,7 @@ def test_a_sweep_over_two_nodes_is_the_same_experiment_as_on_one_machine(slurm: 
     for name in ("plan.json", "requests.jsonl"):
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
     steps = sorted(path.relative_to(tmp_path / "here") for path in tmp_path.glob("here/runs/*/steps.jsonl"))
-    assert len(steps) == 18
+    assert len(steps) == 12
     for path in steps:
         assert (tmp_path / "here" / path).read_bytes() == (tmp_path / "there" / path).read_bytes()
     records = [json.loads(path.read_text()) for path in tmp_path.glob("there/runs/*/run.json")]
