@@ -37,6 +37,7 @@ _AT_LEAST: Final = 1.25
 """An arm without an ended run is taken to last this many times as long as the longest of its runs has by now."""
 _LEAST_REST_FRAC: Final = 0.02
 """A run that has gone on for longer than all others is about to end: this fraction of its duration is left."""
+_LARGEST_LOG: Final = 50.0
 _LONGEST_GAP_S: Final = 60.0
 """A longer time from one run of a block to the next lay between two processes, which no later run will wait for."""
 
@@ -218,7 +219,7 @@ def _drawn_s(work: Sequence[BlockWork], law: _Law, width: int, generator: random
     """The end of all work in one draw: each block that waits goes to the first of ``width`` that is free."""
     weight = law.weight
     sd = law.sd * math.sqrt(weight / (2 * generator.gammavariate(weight / 2, 1)))  # sd of an unknown normal law
-    run_s = {arm: seconds * math.exp(generator.gauss(0, law.error_sd[arm])) for arm, seconds in law.run_s.items()}
+    run_s = {arm: seconds * _factor(generator.gauss(0, law.error_sd[arm])) for arm, seconds in law.run_s.items()}
     running = [block for block in work if block.is_running]
     free: list[tuple[float, float]] = []  # when, and the factor of the node
     for block in running:
@@ -233,6 +234,11 @@ def _drawn_s(work: Sequence[BlockWork], law: _Law, width: int, generator: random
     return max((end_s for end_s, _ in free), default=0.0)
 
 
+def _factor(logarithm: float) -> float:
+    """``exp``, within what a float holds whatever a record says."""
+    return math.exp(max(-_LARGEST_LOG, min(logarithm, _LARGEST_LOG)))
+
+
 def _node_factor(residuals: Sequence[float], sd: float, generator: random.Random) -> float:
     """Factor of a node's durations in one draw.
 
@@ -240,7 +246,7 @@ def _node_factor(residuals: Sequence[float], sd: float, generator: random.Random
     vary as much as the runs of one node do.
     """
     shrunk = sum(residuals) / (len(residuals) + 1)
-    return math.exp(shrunk + generator.gauss(0, sd * math.sqrt(_NODE_SHARE / (len(residuals) + 1))))
+    return _factor(shrunk + generator.gauss(0, sd * math.sqrt(_NODE_SHARE / (len(residuals) + 1))))
 
 
 def _block_s(
@@ -250,7 +256,7 @@ def _block_s(
     if not block.arms:
         return 0.0
     own_sd = sd * math.sqrt((1 - _NODE_SHARE) / len(block.arms))
-    factor = node_factor * math.exp(generator.gauss(0, own_sd))
+    factor = node_factor * _factor(generator.gauss(0, own_sd))
     first_s = run_s[block.arms[0]] * factor
     rest_s = sum(run_s[arm] for arm in block.arms[1:]) * factor
     return max(first_s - block.elapsed_s, _LEAST_REST_FRAC * first_s) + rest_s

@@ -163,3 +163,9 @@ def test_a_run_that_goes_on_for_longer_than_all_others_is_about_to_end():
     work = [BlockWork(arms=("a",), is_running=True, elapsed_s=500.0)]
     left = time_left(work, ended, arm_durations(("a",), ended), 1)
     assert 0 < left.s < 5
+
+
+def test_durations_that_no_run_has_give_numbers_all_the_same():
+    ended = [record(0, 0, "a", 0, 1e-9), record(1, 0, "a", 0, 4e9), record(2, 0, "a", 0, 3e9)]
+    left = time_left([BlockWork(arms=("a",))] * 5, ended, arm_durations(("a",), ended), 2)
+    assert 0 <= left.low_s <= left.s <= left.high_s < math.inf

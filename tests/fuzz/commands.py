@@ -33,6 +33,7 @@ def commands_of(directory: Path, draw: random.Random) -> list[list[str]]:
         ["show", path, *draw.choice(([], ["--json"]))],
         ["list", str(directory.parent), *draw.choice(([], ["--json"]))],
         ["verify", path],
+        ["watch", path, "--once", *draw.choice(([], ["--json"]))],
         ["compare", *draw.choice(([path], [f"{path}:baseline", f"{path}:guided"], [path, path]))],
         ["export", path, "--format", form, "-o", "exported"],
         ["run", "--resume", path, "--dry-run"],

@@ -160,6 +160,7 @@ def test_commands_say_of_an_archive_what_they_say_of_its_directory(directory, tm
         ["verify"],
         ["verify", "--json"],
         ["list", "--json"],
+        ["watch"],
         ["compare", f"{{}}:baseline {{}}:{variant}"],
     ):
         sides = command[1].split() if "{}" in command[-1] else ["{}"]

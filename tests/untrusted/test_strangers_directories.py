@@ -27,6 +27,7 @@ COMMANDS = {
     "compare": ["compare", "{}"],
     "compare of two": ["compare", "{}:baseline", "{}:guided"],
     "list": ["list", "{}/.."],
+    "watch": ["watch", "{}", "--once"],
     "verify": ["verify", "{}"],
     "export": ["export", "{}", "--format", "vllm"],
     "report": ["report", "{}"],
