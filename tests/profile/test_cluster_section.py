@@ -53,6 +53,7 @@ def test_a_time_is_text_or_minutes():
         ("lease_s", "0.5", "at least 1"),
         ("container_runtime", "docker", "allowed are apptainer, pyxis"),
         ("setup", '["a\\nb"]', "control characters"),
+        ("setup", "[export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345]", "looks like a secret"),
         ("nodes", "2", "unknown key"),
     ],
 )

@@ -18,6 +18,7 @@ from benchctl.profile.sections.quantities import (
 )
 from benchctl.profile.sections.section import Section
 from benchctl.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_MINUTE
+from benchctl.untrusted.secrets import holds_key
 
 MAX_SETUP_LINES: Final = 200
 ContainerRuntime = Literal["apptainer", "pyxis"]
@@ -76,7 +77,8 @@ class ClusterSettings(Section):
     exclude: Nodes | None = None
     """Nodes that no block may have, such as ``node[3,7-9]``."""
     python: str | None = None
-    """Interpreter with benchctl on the nodes, or in the container; null: the one that submits."""
+    """Interpreter with benchctl on the nodes, or in the container; null: the one that submits, in a container
+    ``python3``."""
     setup: tuple[str, ...] = Field(default=(), max_length=MAX_SETUP_LINES)
     """Lines of shell before the block, such as ``module load cuda``."""
     container: str | None = None
@@ -100,6 +102,17 @@ class ClusterSettings(Section):
         if isinstance(value, str) and not scheduler_seconds(value):
             raise ValueError(f"is {value!r}; write HH:MM:SS, D-HH:MM:SS, or minutes, above 0")
         return value
+
+    @field_validator("setup")
+    @classmethod
+    def _has_no_secrets(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        for line in lines:
+            if holds_key(line):
+                raise ValueError(
+                    "holds what looks like a secret, which profiles and results must not hold; set it in the shell "
+                    "that submits, whose variables tasks inherit"
+                )
+        return lines
 
     @property
     def time_s(self) -> int | None:

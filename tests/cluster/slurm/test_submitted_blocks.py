@@ -2,18 +2,22 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from support.slurm import Slurm, attempts, generations, states, submissions, write_profile
 
 pytestmark = pytest.mark.slow
+SECRET = "hf_abcdefghijklmnopqrstuvwxyz012345"
 
 
 def test_blocks_are_measured_by_tasks_with_a_gpu_each(slurm: Slurm, tmp_path: Path):
     setup = [f"env > {tmp_path}/env-$SLURM_ARRAY_TASK_ID"]
     profile = write_profile(tmp_path / "p.yaml", blocks=3, tokens=8, setup=setup, parallel=2)
-    ended = slurm.benchctl("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path, DISPLAY=":9", SLURM_NTASKS="7")
+    of_login = {"DISPLAY": ":9", "SLURM_NTASKS": "7", "HF_TOKEN": SECRET}
+    ended = slurm.benchctl("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path, **of_login)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     directory = tmp_path / "d"
     assert states(directory) == {"done"}
@@ -23,6 +27,8 @@ def test_blocks_are_measured_by_tasks_with_a_gpu_each(slurm: Slurm, tmp_path: Pa
     assert list(tasks.values()) == [0, 1, 2]
     environment = (tmp_path / "env-0").read_text()
     assert re.search(r"^CUDA_VISIBLE_DEVICES=[01]$", environment, re.MULTILINE)
+    assert f"HF_TOKEN={SECRET}" in environment
+    assert not [path for path in directory.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     assert "DISPLAY=" not in environment
     assert "SLURM_NTASKS=7" not in environment
     script = next(directory.glob("submissions/*/*submission.sh")).read_text()
@@ -63,3 +69,31 @@ def verdict_of(slurm: Slurm, path: Path, name: str) -> object:
     assert metrics
     ratios = [(metric["cell"], metric["ratio"], metric["verdict"], metric["blocks"]) for metric in metrics]
     return compared.returncode, document["verdict"], ratios
+
+
+def test_a_detached_command_leaves_nothing_behind_and_resume_reports(slurm: Slurm, tmp_path: Path):
+    profile = write_profile(tmp_path / "p.yaml", blocks=2, tokens=8)
+    command = slurm.start("run", profile, "--on", "slurm", "--detach", "-o", "d", cwd=tmp_path)
+    output = command.communicate(timeout=60)[0]
+    assert command.returncode == 0, output
+    assert "progress: benchctl watch d" in output
+    assert not [process for process in psutil.process_iter(["cmdline"]) if str(profile) in process.info["cmdline"]]
+    watched = slurm.benchctl("watch", "d", cwd=tmp_path)
+    assert watched.returncode == 0, watched.stderr
+    reported = slurm.benchctl("run", "--resume", "d", "--on", "slurm", cwd=tmp_path)
+    assert reported.returncode == 0, reported.stderr
+    assert "submitted as job" not in reported.stdout
+    assert "runs: " in reported.stdout
+
+
+def test_ctrl_c_ends_the_waiting_and_not_the_tasks(slurm: Slurm, tmp_path: Path):
+    profile = write_profile(tmp_path / "p.yaml", blocks=1, tokens=200)
+    command = slurm.start("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path)
+    slurm.measuring(0)
+    command.send_signal(signal.SIGINT)
+    output = command.communicate(timeout=60)[0]
+    assert command.returncode == 130, output
+    assert "the tasks go on without this command" in output
+    assert "cancel: scancel " in output
+    slurm.wait_empty()
+    assert states(tmp_path / "d") == {"done"}
