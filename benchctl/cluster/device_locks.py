@@ -11,6 +11,7 @@ import platform
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import platformdirs
+import psutil
 
 from benchctl.errors import UsageError
 from benchctl.untrusted.known_secrets import redacted
@@ -25,7 +27,11 @@ from benchctl.untrusted.text import visible_line
 
 STORE_VARIABLE: Final = "BENCHCTL_LOCKS_DIR"
 _ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_PID: Final = re.compile(r"process (\d{1,9}) ")
 _HOLDER_BYTES: Final = 1_000
+_ENDING_S: Final = 30.0
+"""Time for a server to end that was told to because the process which handed out its block was killed."""
+_POLL_S: Final = 0.1
 _CORE: Final = "core-"
 
 
@@ -55,6 +61,7 @@ def locks_directory() -> Path:
 def locked(names: Sequence[str]) -> Iterator[Locks]:
     """Hold all of ``names`` inside, or none where another process has one of them.
 
+    Where the process that took a lock has ended, those that measured for it are ending, too: they are waited for.
     Raises UsageError where the directory of locks cannot be written.
     """
     with ExitStack() as stack:
@@ -62,7 +69,7 @@ def locked(names: Sequence[str]) -> Iterator[Locks]:
         for name in names:
             handle = _opened(name)
             stack.callback(os.close, handle)
-            if not _is_granted(handle):
+            if not _is_granted(handle, name):
                 stack.close()
                 yield Locks(refused=name, holder=_holder(name))
                 return
@@ -88,14 +95,20 @@ def _path(name: str) -> Path:
     return locks_directory() / f"{_ODD.sub('_', platform.node())}-{_ODD.sub('_', name)}.lock"
 
 
-def _is_granted(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks leaves it to the user
-    return True
+def _is_granted(handle: int, name: str) -> bool:
+    deadline = time.monotonic() + _ENDING_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = _PID.match(_holder(name))
+            if pid is None or psutil.pid_exists(int(pid[1])) or time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        except OSError:
+            return True  # a file system without locks leaves it to the user
+        else:
+            return True
 
 
 def _sign(handle: int) -> None:

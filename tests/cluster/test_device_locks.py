@@ -2,12 +2,18 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
 from benchctl.cluster.device_locks import core_names, locked
 from benchctl.errors import UsageError
 
+LEAVE = (
+    "import subprocess, sys; from benchctl.cluster.device_locks import locked\n"
+    "heir = [sys.executable, '-c', 'import time; time.sleep(1.5)']\n"
+    "with locked(['GPU-a']) as locks: subprocess.Popen(heir, pass_fds=locks.handles); print('left', flush=True)"
+)
 HOLD = (
     "import sys; from benchctl.cluster.device_locks import locked\n"
     "with locked(sys.argv[1:]) as locks: print(locks.refused, flush=True); sys.stdin.read()"
@@ -65,6 +71,14 @@ def test_a_device_stays_held_while_a_process_that_inherited_it_lives():
     end(heir)
     with locked(["GPU-a"]) as locks:
         assert locks.refused is None
+
+
+def test_the_heirs_of_a_process_that_has_ended_are_waited_for():
+    began_s = time.monotonic()
+    subprocess.run([sys.executable, "-c", LEAVE], check=True, stdout=subprocess.DEVNULL)
+    with locked(["GPU-a"]) as locks:
+        assert locks.refused is None
+    assert time.monotonic() - began_s > 1.5
 
 
 def test_a_file_where_the_directory_of_locks_should_be_is_refused(monkeypatch, tmp_path):
