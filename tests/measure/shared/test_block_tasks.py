@@ -148,13 +148,13 @@ def wait_for_claim(path, name, limit_s=30.0):
 
 @pytest.mark.slow
 def test_a_stopped_owner_that_was_taken_over_writes_nothing_when_it_goes_on_and_ends_with_an_error(tmp_path):
-    path = prepared_directory(tmp_path, *SLOWLY, blocks=1, lease_s=6.0, output_len=LONG_OUTPUT)
+    path = prepared_directory(tmp_path, *SLOWLY, blocks=1, lease_s=10.0, output_len=LONG_OUTPUT)
     with task_in_mid_run(path, 0) as stopped:
         stopped.send_signal(signal.SIGSTOP)
         began_s = time.monotonic()
         with task(path, 0) as second:
             wait_for_claim(path, "b000-2.json")
-            assert time.monotonic() - began_s >= 6.0, "the lease of the first owner was waited for"
+            assert time.monotonic() - began_s >= 10.0, "the lease of the first owner was waited for"
             wait_for_second_attempt(path)
             stopped.send_signal(signal.SIGCONT)
             said = stopped.communicate(timeout=60)

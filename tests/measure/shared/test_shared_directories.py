@@ -128,8 +128,8 @@ def test_a_node_whose_clock_is_an_hour_off_neither_takes_a_living_block_nor_keep
 
 
 def test_resume_measures_what_is_free_and_names_whom_it_left_alone(tmp_path):
-    path = prepared_directory(tmp_path, blocks=2, lease_s=6.0)
-    with living_owner(path, 1, 6.0):
+    path = prepared_directory(tmp_path, blocks=2, lease_s=10.0)
+    with living_owner(path, 1, 10.0):
         resumed = benchctl("run", "--resume", path, cwd=tmp_path, CI="1")
         assert resumed.returncode == 0, resumed.stderr
         assert "block 1 is being measured by process 4711 on n9 (slurm 17_3)" in resumed.stderr
