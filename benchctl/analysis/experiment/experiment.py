@@ -28,6 +28,7 @@ from benchctl.analysis.validity.comparability.sites import Site, scattered_block
 from benchctl.analysis.validity.prompt_tokens import unreported_prompt_warnings
 from benchctl.analysis.validity.reconcile import Check, expected_of, reconcile
 from benchctl.analysis.validity.redactions import redaction_warnings
+from benchctl.analysis.validity.side_by_side import side_by_side_warning
 from benchctl.analysis.validity.usability import Usability, usability_of
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import shape_for
@@ -39,9 +40,11 @@ from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
 from benchctl.records.manifest import PlannedRun
+from benchctl.records.neighbours import NEIGHBOURS_FILE
 from benchctl.records.peaks import PEAKS_FILE, MeasuredPeaks, load_peaks
 from benchctl.records.record import ResultWarning
 from benchctl.records.run import RunRecord
+from benchctl.untrusted.files import is_there
 
 Metrics = Mapping[str, float | None]
 T = TypeVar("T")
@@ -172,11 +175,17 @@ class Experiment:
 
     @property
     def block_warnings(self) -> tuple[ResultWarning, ...]:
-        """A warning for each block that is left out for the sites of its runs."""
-        return tuple(
+        """A warning for each block that is left out for the sites of its runs, and one of unchecked neighbours."""
+        scattered = tuple(
             ResultWarning(code="block-on-several-nodes", message=f"block {block} is left out: {reason}")
             for block, reason in self.scattered_blocks.items()
         )
+        # A check of neighbours on file speaks for itself, by the warnings of the manifest.
+        is_told = any(warning.code.startswith("neighbour") for warning in self.results.manifest.warnings)
+        if is_told or is_there(self.results.path / NEIGHBOURS_FILE, within=self.results.path):
+            return scattered
+        beside = side_by_side_warning(run.record for run in self.results.runs)
+        return scattered if beside is None else (*scattered, beside)
 
     def _site(self, record: RunRecord) -> Site | None:
         if record.node is None:

@@ -49,6 +49,7 @@ def script_parameters(
         "mem": None if settings.mem is None else str(settings.mem),
         "constraint": settings.constraint,
         "exclude": settings.exclude,
+        "exclusive": settings.exclusive or None,
         "gres": f"gpu:{num_gpus}" if num_gpus else None,
     }
     return {

@@ -69,6 +69,8 @@ class ClusterSettings(Section):
     """Processor cores of one block, for the server and the client together."""
     mem: Memory | Annotated[int, Field(ge=1, le=1 << 40)] | None = None
     """Memory of one block, such as ``64G``; a number alone is in MB, as Slurm has it."""
+    exclusive: bool = False
+    """True: a block has its node to itself, so that no other job disturbs it. Its other GPUs are then idle."""
     time: str | Annotated[int, Field(ge=1, le=5_256_000)] | None = None
     """Time limit of one block, as Slurm writes it: ``HH:MM:SS``, ``D-HH:MM:SS`` or minutes. A block that needs
     longer is refused."""

@@ -35,5 +35,8 @@ def write_on_nodes(
     runs = results.plan().runs
     set_positions(results, {run.run_id: orders[run.block][run.index % 3] for run in runs})
     for run in runs:
-        edit_run(results, run.run_id, node=NodeInfo(name=nodes[run.block], hostname=nodes[run.block]))
+        node = NodeInfo(name=nodes[run.block], hostname=nodes[run.block])
+        edit_run(
+            results, run.run_id, node=node, started_at=f"2026-01-01T{run.index // 60:02d}:{run.index % 60:02d}:00Z"
+        )
     return results
