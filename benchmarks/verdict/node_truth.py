@@ -27,7 +27,7 @@ from benchmarks.verdict.shares import COVERS, SELDOM, Demand, Row, row
 
 SCATTER: Final = 0.02
 BAD_NOISE: Final = "outliers, 10 % by 30 %"
-LAYOUTS: Final = ((4, 4, 4), (2, 3, 7), (3,) * 6, (1, 2, 3, 4, 5, 6), (2,) * 12, (2,) * 11 + (14,))
+LAYOUTS: Final = ((4, 4, 4), (2, 3, 7), (1, 1, 10), (3,) * 6, (1, 2, 3, 4, 5, 6), (2,) * 12, (2,) * 11 + (14,))
 """Blocks of each node."""
 _OVER: Final = Demand(low=0.93, high=0.98)
 """With very unequal nodes and no scatter between them the interval is cautious."""

@@ -8,13 +8,15 @@ from rich.table import Table
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.nodes import MetricByNode, NodeResults, NodeRow
-from benchctl.formats import UNKNOWN, change_in_interval, count_of, p_value, percentage
+from benchctl.formats import UNKNOWN, change_in_interval, count_of, p_value, percentage, shortened_inside
 from benchctl.report.text.plain_table import plain_table
 from benchctl.untrusted.text import visible_line
 
 TITLE: Final = "Results by node"
 OVER_BLOCKS: Final = "over blocks"
 OVER_NODES: Final = "over nodes"
+NODE_CHARACTERS: Final = 40
+"""Of the name of a node in a table; longer ones are cut inside."""
 _MOST_NODES: Final = 12
 """Rows of one metric in a terminal: those of the nodes that are farthest from the others."""
 _UNTOLD: Final = {
@@ -98,7 +100,7 @@ def foremost(metrics: Sequence[MetricByNode]) -> list[MetricByNode]:
 
 def _row(row: NodeRow) -> tuple[str, ...]:
     return (
-        visible_line(row.node),
+        visible_line(shortened_inside(row.node, NODE_CHARACTERS)),
         str(row.num_blocks),
         change_in_interval(row.ratio, row.interval),
         change_in_interval(row.against_others, row.against_interval),

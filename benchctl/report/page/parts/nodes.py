@@ -1,22 +1,16 @@
 """Results by node as values for strips of SVG and for a table."""
 
+from itertools import zip_longest
 from typing import Any, Final
 
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.summary.nodes import MetricByNode
-from benchctl.formats import capitalized, change_in_interval, count_of
+from benchctl.formats import capitalized, change_in_interval, count_of, shortened_inside
 from benchctl.report.charts.nodes import NodePlot, NodePoint, node_plots
 from benchctl.report.charts.scale import LogScale
 from benchctl.report.page.parts.forest import MOST_LABEL_CH, ends_of
 from benchctl.report.page.parts.shapes import svg_length
-from benchctl.report.text.node_table import (
-    OVER_BLOCKS,
-    OVER_NODES,
-    foremost,
-    metric_rows,
-    node_headings,
-    node_lines,
-)
+from benchctl.report.text.node_table import NODE_CHARACTERS, foremost, metric_rows, node_headings, node_lines
 
 _MOST_PLOTTED: Final = 24
 """Nodes of a plot; more are in the table only."""
@@ -67,7 +61,7 @@ def _plot_values(plot: NodePlot, scale: LogScale) -> dict[str, Any]:
 
 def _row(point: NodePoint, scale: LogScale, note: str, change: str, *, is_summary: bool = False) -> dict[str, Any]:
     return {
-        "label": point.label,
+        "label": shortened_inside(point.label, NODE_CHARACTERS),
         "note": note,
         "change": change,
         "is_summary": is_summary,
@@ -84,7 +78,7 @@ def _body(metric: MetricByNode) -> dict[str, Any]:
         "label": metric.label,
         "metric": metric.metric,
         "rows": [
-            {"cells": row, "is_summary": row[0] in {OVER_BLOCKS, OVER_NODES}, "differs": row[0] in differing}
-            for row in metric_rows(metric)
+            {"cells": cells, "is_summary": row is None, "differs": row is not None and row.node in differing}
+            for cells, row in zip_longest(metric_rows(metric), metric.rows)
         ],
     }
