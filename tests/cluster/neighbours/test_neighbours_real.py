@@ -6,6 +6,7 @@ makes another slower, or they sleep, so that none disturbs any.
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -17,16 +18,21 @@ from support.servers.busy_engine import busy_profile
 from support.servers.stubborn_engine import processes_of, wait_until
 
 from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.planning.noise_floor import engine_sha256
 from benchctl.cli.cluster.neighbours import CheckOutcome, begin_check, continue_check, note_neighbours, plan_check
 from benchctl.cli.experiment import create, prepare_experiment
 from benchctl.cluster.neighbours.check import conclude_check
+from benchctl.cluster.neighbours.on_file import check_command
 from benchctl.cluster.slots import Slot
 from benchctl.errors import NotComparableError
 from benchctl.measure.noise_on_file import sound_noise
+from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.neighbours import NeighbourCheck, load_neighbours
+from benchctl.records.noise import MetricNoise, NoiseFloor
+from benchctl.records.stores.noise_store import store_noise
 
 pytestmark = [
     pytest.mark.slow,
@@ -153,6 +159,52 @@ def test_a_neighbour_on_another_core_that_sleeps_is_not_claimed(tmp_path: Path) 
     assert processes_of(str(tmp_path)) == []
 
 
+def test_an_experiment_checks_its_neighbours_first_and_carries_the_result(tmp_path: Path) -> None:
+    profile, store = busy(tmp_path), tmp_path / "noise"
+    metric = MetricNoise(log_sd=0.002, num_blocks=8, floor_frac=0.004)
+    noise = NoiseFloor(
+        schema_version=3,
+        measured_at="2026-11-23T10:00:00Z",
+        source="aa",
+        host=platform.node(),
+        gpus=tuple(gpu.name for gpu in gpu_inventory()),
+        engine="vllm",
+        engine_sha256=engine_sha256(profile),
+        model=profile.model,
+        request_set_sha256="1" * 64,
+        metrics={"wall_s": metric},
+    )
+    store_noise(store, noise)
+    options = (
+        "--on",
+        "local",
+        "--parallel",
+        "2",
+        "--check-neighbours",
+        "--blocks",
+        "2",
+        "--output",
+        "r",
+        "--quiet",
+    )
+    done = benchctl(
+        "run", tmp_path / "busy.yaml", *options, cwd=tmp_path, timeout_s=300, BENCHCTL_NOISE_DIR=str(store)
+    )
+    assert done.returncode in {0, 4}, done.stderr
+    assert (
+        "6 blocks, alone and beside neighbours in each: at a scatter of 0.2% between blocks (measured)"
+        in done.stdout
+    )
+    measured = load_neighbours(tmp_path / "r" / "neighbours")
+    assert measured is not None
+    runs = ResultDirectory(tmp_path / "r" / "neighbours").runs()
+    assert {run.read().state for run in runs} <= {"done", "suspect"}
+    assert load_neighbours(tmp_path / "r") == (measured if measured.is_done else None)
+    codes = {warning.code for warning in ResultDirectory(tmp_path / "r").manifest().warnings}
+    assert ("neighbours-unchecked" in codes) == (not measured.is_done)
+    assert processes_of(str(tmp_path)) == []
+
+
 def test_a_run_that_loses_its_neighbour_does_not_count(tmp_path: Path) -> None:
     profile = busy(tmp_path, BUSY_DIES_AFTER=60, BUSY_ONLY_ON_CORE=CORES[1])
     outcome = check(tmp_path, profile, APART, 1)
@@ -207,3 +259,19 @@ def test_servers_of_others_have_no_neighbours_of_ours(tmp_path: Path) -> None:
     done = benchctl("noise", "neighbours", "ci-smoke", "--parallel", "2", *options, cwd=tmp_path)
     assert done.returncode == 2
     assert "no neighbours can be put beside it" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (
+            "run topk-sweep --engine vllm --set model=m --on local --parallel 4 --blocks 8 --quiet --output r",
+            "topk-sweep --engine vllm --set model=m --parallel 4",
+        ),
+        ("run --quick -p aa --engine=vllm --on local --parallel=4", "-p aa --engine=vllm --parallel 4"),
+        ("run --resume r --on local --parallel 4 --engine vllm", "r/profile.yaml --parallel 4"),
+    ],
+)
+def test_the_command_that_checks_says_what_is_measured_and_nothing_else(argv: str, command: str) -> None:
+    results = ResultDirectory(Path("r"))
+    assert check_command(results, 4, argv.split()) == f"benchctl noise neighbours {command}"
