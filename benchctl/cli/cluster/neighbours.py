@@ -75,10 +75,18 @@ def _check_before(
     is_quiet: bool,
 ) -> "NeighbourCheck | None":
     """The check of an experiment that is about to begin, with its request set, in a folder of its directory."""
+    from benchctl.cluster.neighbours.check import slots_of_check
+    from benchctl.errors import UsageError
+    from benchctl.records.directory import open_results
     from benchctl.workload.prepare import PreparedSet
 
     path = results.path / CHECK_DIRECTORY
     if path.is_dir() and any(path.iterdir()):
+        if slots_of_check(open_results(path)) != slots:
+            raise UsageError(
+                f"{path} is a check that was begun on other slots than those that are free now; free them, or "
+                "leave out --check-neighbours"
+            )
         return continue_check(path, None, is_quiet=is_quiet, stores=True).check
     manifest = results.manifest()
     prepared = PreparedSet(

@@ -162,6 +162,11 @@ def _of_directory(path: Path) -> "NoiseFloor | NeighbourCheck":
 
     results = open_results(path)
     check = load_neighbours(results.path) if is_check(results) else None
+    if check is not None and not check.is_done:
+        raise UsageError(
+            f"{path} is a check of neighbours without a result yet; continue it with 'benchctl noise neighbours "
+            f"--resume {path}'"
+        )
     return _noise_of_directory(path) if check is None else check
 
 

@@ -216,6 +216,9 @@ def test_a_run_that_loses_its_neighbour_does_not_count(tmp_path: Path) -> None:
     assert "slot-1.log" in lost.message
     with pytest.raises(NotComparableError, match="lacked a neighbour"):
         conclude_check(outcome.results)
+    shown = benchctl("noise", "show", outcome.results.path)
+    assert shown.returncode == 2
+    assert "without a result yet" in shown.stderr
 
 
 def test_a_neighbour_that_never_loads_is_a_failed_run_and_the_rest_is_measured(tmp_path: Path) -> None:
