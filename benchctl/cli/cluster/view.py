@@ -63,7 +63,7 @@ def progress_view(stream: "TextIO | None" = None, *, is_quiet: bool = False) -> 
     is a terminal with a width, otherwise as lines of what is new.
     """
     stream = sys.stderr if stream is None else stream
-    if is_quiet or not stream.isatty() or not os.get_terminal_size(stream.fileno()).columns:
+    if is_quiet or not _can_draw(stream):
         yield ChangesInLines(stream).show
         return
     from rich.live import Live
@@ -79,6 +79,13 @@ def progress_view(stream: "TextIO | None" = None, *, is_quiet: bool = False) -> 
             live.update(picture(progress, width, max(console.height - 1, _LEAST_HEIGHT)), refresh=True)
 
         yield show
+
+
+def _can_draw(stream: "TextIO") -> bool:
+    """True for a terminal with a width whose cursor can be moved."""
+    if not stream.isatty() or os.environ.get("TERM", "").lower() in {"", "dumb", "unknown"}:
+        return False
+    return os.get_terminal_size(stream.fileno()).columns > 0
 
 
 class ChangesInLines:
