@@ -10,6 +10,7 @@ from benchctl.formats import count_of, in_a_row
 from benchctl.records.record import ResultWarning
 from benchctl.records.run import RunRecord
 from benchctl.units import s_from_ns
+from benchctl.untrusted.text import visible_line
 
 _MOST_NAMED: Final = 3
 """Nodes that the message names; of more it tells the number."""
@@ -38,7 +39,7 @@ def side_by_side_warning(records: Iterable[RunRecord]) -> ResultWarning | None:
     if not shared:
         return None
     num_runs = count_of(sum(map(len, spans.values())), "run")
-    nodes = in_a_row(sorted(shared)) if len(shared) <= _MOST_NAMED else count_of(len(shared), "node")
+    nodes = visible_line(in_a_row(sorted(shared))) if len(shared) <= _MOST_NAMED else count_of(len(shared), "node")
     message = (
         f"{sum(shared.values())} of {num_runs} were measured while a run of another block ran on the same node "
         f"({nodes}), and nobody has measured whether they disturb each other; measure it there with 'benchctl "
