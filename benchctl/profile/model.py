@@ -181,7 +181,7 @@ class Profile(Section):
     baseline."""
     allowed_differences: tuple[str, ...] = ()
     """Settings that may differ between variants although none of them sets these, as dotted paths; ``server.cb.*``
-    covers all below ``server.cb``."""
+    covers all below ``server.cb``. With ``hardware``, blocks that were measured on unlike machines are pooled."""
     primary_metrics: tuple[str, ...] = ("step_ms", "tpot_ms", "wall_s")
     """Metrics that decide the verdict of a comparison, as far as the servers of both sides record them; all others
     are exploratory."""

@@ -24,7 +24,7 @@ from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.table import CLIENT_TIMED, POSITION_ADJUSTED
 from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, Estimator, PooledSlope
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
-from benchctl.analysis.validity.comparability.sites import Site, scattered_blocks, site_of
+from benchctl.analysis.validity.comparability.sites import Site, chooses_devices, scattered_blocks, site_of
 from benchctl.analysis.validity.prompt_tokens import unreported_prompt_warnings
 from benchctl.analysis.validity.reconcile import Check, expected_of, reconcile
 from benchctl.analysis.validity.redactions import redaction_warnings
@@ -190,9 +190,7 @@ class Experiment:
     def _site(self, record: RunRecord) -> Site | None:
         if record.node is None:
             return None
-        settings = self.settings(record)
-        own = {} if settings is None else getattr(settings.server, "env", {})
-        return site_of(record, chooses_devices="CUDA_VISIBLE_DEVICES" in own)
+        return site_of(record, chooses_devices=chooses_devices(self.settings(record)))
 
     @_derive_once
     def _usability_alone(self, run: LoadedRun) -> Usability:

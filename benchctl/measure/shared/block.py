@@ -20,7 +20,7 @@ from benchctl.measure.interrupt import warned_by_scheduler
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.shared.assembly import assemble
-from benchctl.measure.shared.here import Here, is_same_node, this_owner
+from benchctl.measure.shared.here import Here, this_owner
 from benchctl.measure.shared.time_needed import seconds_by_arm
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
@@ -123,7 +123,7 @@ def pending_in_block(results: ResultDirectory, runs: Sequence[PlannedRun], here:
     """
     done = dict(_done_runs(results, runs))
     records = list(done.values())
-    is_together = all(is_same_node(records[0], record) for record in records[1:])
+    is_together = here.are_together(records)
     if len(done) == len(runs) and is_together:
         return ()
     if not is_together or not all(map(here.has_measured, records)):

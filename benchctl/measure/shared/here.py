@@ -2,8 +2,10 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from functools import cache
 
+from benchctl.analysis.validity.comparability.sites import Site, chooses_devices, scattered_blocks, site_of
 from benchctl.engines.engine import engine_for
 from benchctl.measure.node import job_name, node_name
 from benchctl.measure.telemetry.gpu import gpu_inventory
@@ -44,6 +46,17 @@ class Here:
             return record.host == platform.node()
         return record.node.name == node_name() and _uuids(record) == self._uuids_of(record)
 
+    def are_together(self, records: Sequence[RunRecord]) -> bool:
+        """True where runs of a block were measured on one node and its same devices; older ones on one host."""
+        timed = [record for record in records if record.clock != "virtual"]
+        if any(record.node is None for record in timed):
+            return len({record.host for record in timed}) <= 1
+        return not scattered_blocks((record, self._site(record)) for record in timed)
+
+    def _site(self, record: RunRecord) -> Site | None:
+        settings = variant_settings(self._profile, record.variant, record.cell)
+        return site_of(record, chooses_devices=chooses_devices(settings))
+
     def _uuids_of(self, record: RunRecord) -> frozenset[str | None]:
         """The devices that a server of the same arm would see here."""
         if not self._has_devices:
@@ -51,15 +64,6 @@ class Here:
         server = variant_settings(self._profile, record.variant, record.cell).server
         visible = getattr(server, "env", {}).get(VARIABLE, os.environ.get(VARIABLE))
         return frozenset(gpu.uuid for gpu in _inventory(visible))
-
-
-def is_same_node(first: RunRecord, second: RunRecord) -> bool:
-    """True for runs of one node and the same devices, and for those of simulators."""
-    if first.clock == "virtual":
-        return True
-    if first.node is None or second.node is None:
-        return first.host == second.host
-    return first.node.name == second.node.name and _uuids(first) == _uuids(second)
 
 
 def _uuids(record: RunRecord) -> frozenset[str | None]:

@@ -206,6 +206,20 @@ def test_a_block_that_was_begun_on_another_node_is_measured_again_as_a_whole(res
     assert pending(results) == [0, 1], "done on other devices of one node"
 
 
+def test_arms_to_which_the_profile_gives_devices_may_have_other_ones_on_one_node(results):
+    yaml = results.profile_yaml()
+    server = "{server: {env: {CUDA_VISIBLE_DEVICES: '%s'}}}\n"
+    arms = f"  baseline: {server % '0'}  guided: {server % '0,1'}"
+    begin, end = yaml.index("  baseline:"), yaml.index("sweep:")
+    results.write_profile((yaml[:begin] + arms + yaml[end:]).replace("{kind: sim}", "{kind: vllm}"))
+    for index, uuids in enumerate((("GPU-1",), ("GPU-1", "GPU-2"))):
+        gpus = tuple(NodeGpu(index=i, name="g", uuid=uuid) for i, uuid in enumerate(uuids))
+        edit(results, index, clock="host", state="done", node=NodeInfo(name="n7", hostname="n7", gpus=gpus))
+    assert pending(results) == []
+    edit(results, 1, node=NodeInfo(name="n8", hostname="n8"))
+    assert pending(results) == [0, 1]
+
+
 def test_a_simulated_block_is_continued_anywhere(results):
     edit(results, 0, clock="virtual", node=NodeInfo(name="n7", hostname="n7"))
     edit(results, 1, clock="virtual", state="failed")

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.formats import in_a_row
+from benchctl.profile.model import VariantSettings
 from benchctl.records.run import RunRecord
 from benchctl.untrusted.text import visible_line
 
+_CHOICE: Final = "CUDA_VISIBLE_DEVICES"
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
@@ -36,6 +38,11 @@ def site_of(record: RunRecord, *, chooses_devices: bool = False) -> Site | None:
         return None
     devices = frozenset(gpu.uuid or f"GPU {gpu.index}" for gpu in record.node.gpus)
     return Site(node=record.node.name, devices=None if chooses_devices else devices)
+
+
+def chooses_devices(settings: VariantSettings | None) -> bool:
+    """True where the profile itself gives devices to the servers of an arm."""
+    return settings is not None and _CHOICE in getattr(settings.server, "env", {})
 
 
 def scattered_blocks(sites: Iterable[tuple[RunRecord, Site | None]]) -> Mapping[int, str]:
