@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from benchctl.cli.options.distribution import Distribution, Place
+from benchctl.cli.options.distribution import Distribution, Scheduler
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ def measure_distributed(
     from benchctl.records.claims.shared import share
 
     share(results)
-    if distribution.on is Place.SLURM:
+    if distribution.on is Scheduler.SLURM:
         from benchctl.cli.cluster.slurm import measure_on_slurm
 
         return measure_on_slurm(results, profile, distribution, is_quiet=is_quiet, keeps_raw_logs=keeps_raw_logs)
-    if distribution.on is Place.LOCAL:
+    if distribution.on is Scheduler.LOCAL:
         from benchctl.cli.cluster.local import measure_on_slots
 
         return measure_on_slots(
@@ -53,11 +53,11 @@ def print_distribution(
     blocks: "Sequence[int] | None" = None,
 ) -> None:
     """Print for a dry run where the blocks, by default all, would be measured; nothing is written or submitted."""
-    if distribution.on is Place.SLURM:
+    if distribution.on is Scheduler.SLURM:
         from benchctl.cli.cluster.slurm import print_submission
 
         print_submission(profile, range(profile.blocks) if blocks is None else blocks)
-    elif distribution.on is Place.LOCAL:
+    elif distribution.on is Scheduler.LOCAL:
         from benchctl.cli.cluster.local import print_slots
 
         print_slots(profile, requests, distribution)
@@ -73,11 +73,11 @@ def check_distribution(profile: "Profile", distribution: Distribution, *, is_pla
             "a stopping rule looks at the blocks in their order, and here they are handed out; leave out "
             "--until-precision (stopping in the profile), or --on and --prepare"
         )
-    if distribution.on is Place.SLURM:
+    if distribution.on is Scheduler.SLURM:
         from benchctl.cli.cluster.slurm import check_slurm
 
         check_slurm(profile, is_plan=is_plan)
-    elif distribution.on is Place.LOCAL:
+    elif distribution.on is Scheduler.LOCAL:
         from benchctl.cli.cluster.local import check_slots
 
         check_slots(profile, distribution, is_plan=is_plan)
@@ -91,7 +91,7 @@ def with_cluster(profile: "Profile", distribution: Distribution, given: "Profile
     """
     from benchctl.profile.cluster_file import load_cluster
 
-    if distribution.on is not Place.SLURM:
+    if distribution.on is not Scheduler.SLURM:
         return profile
     settings = profile.cluster if given is None else given.cluster
     if distribution.cluster_file is not None:
@@ -105,7 +105,7 @@ def check_block_time(
     profile: "Profile", requests: "Sequence[PreparedRequest]", distribution: Distribution, *, is_plan: bool = False
 ) -> None:
     """Raise UsageError where a block needs longer than its task may last; of a plan it is a warning."""
-    if distribution.on is Place.SLURM:
+    if distribution.on is Scheduler.SLURM:
         from benchctl.cli.cluster.slurm import check_block_time as check
 
         check(profile, requests, is_plan=is_plan)

@@ -38,8 +38,8 @@ from benchctl.cli.options.distribution import (
     Into,
     On,
     Parallel,
-    Place,
     Prepare,
+    Scheduler,
     TimeLeft,
 )
 from benchctl.cli.options.experiment import (
@@ -227,7 +227,7 @@ def run(  # the parameters are the command line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Destination:
-    """Where a new experiment is written, and the user's remark on it."""
+    """The directory of a new experiment, and the user's remark on it."""
 
     output: Path | None
     output_dir: Path
@@ -256,7 +256,7 @@ def _begin(
     if is_plan:
         print_planned(chosen, step_time_model, destination.path, kv_plan.text, distribution)
         return
-    tokenizer = tokenizer_of(chosen, may_start_server=distribution.on is not Place.SLURM)
+    tokenizer = tokenizer_of(chosen, may_start_server=distribution.on is not Scheduler.SLURM)
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
         lengths_from = measure_lengths(
             chosen, destination.output_dir, destination.label, is_quiet=manner.is_quiet, tokenizer=tokenizer

@@ -10,15 +10,15 @@ import typer
 from benchctl.errors import UsageError
 
 
-class Place(StrEnum):
-    """Where blocks are measured, if not one after the other in this process."""
+class Scheduler(StrEnum):
+    """The program that hands out blocks, where they are not measured one after the other in this process."""
 
     SLURM = "slurm"
     LOCAL = "local"
 
 
 On = Annotated[
-    Place | None,
+    Scheduler | None,
     typer.Option(
         "--on",
         help="Hand out whole blocks: to the nodes of a cluster (slurm), or to the GPUs or cores of this host "
@@ -76,9 +76,9 @@ TimeLeft = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Where the blocks of an experiment are measured. Raises UsageError for options that do not go together."""
+    """The way in which blocks are handed out. Raises UsageError for options that do not go together."""
 
-    on: Place | None = None
+    on: Scheduler | None = None
     parallel: int | None = None
     cluster_file: Path | None = None
     is_detached: bool = False
@@ -86,17 +86,17 @@ class Distribution:
     is_prepared_only: bool = False
 
     def __post_init__(self) -> None:
-        for option, place, is_given in (
+        for option, scheduler, is_given in (
             ("--parallel", "slurm or --on local", self.parallel is not None and self.on is None),
-            ("--cluster", "slurm", self.cluster_file is not None and self.on is not Place.SLURM),
-            ("--detach", "slurm", self.is_detached and self.on is not Place.SLURM),
-            ("--check-neighbours", "local", self.checks_neighbours and self.on is not Place.LOCAL),
+            ("--cluster", "slurm", self.cluster_file is not None and self.on is not Scheduler.SLURM),
+            ("--detach", "slurm", self.is_detached and self.on is not Scheduler.SLURM),
+            ("--check-neighbours", "local", self.checks_neighbours and self.on is not Scheduler.LOCAL),
         ):
             if is_given:
-                raise UsageError(f"{option} belongs to --on {place}; add that, or leave {option} out")
+                raise UsageError(f"{option} belongs to --on {scheduler}; add that, or leave {option} out")
         if self.is_prepared_only and self.on is not None:
             raise UsageError("--prepare measures nothing, and --on measures; give one of the two")
-        if self.on is Place.LOCAL and self.parallel is None:
+        if self.on is Scheduler.LOCAL and self.parallel is None:
             raise UsageError(
                 "--on local needs --parallel N: the number of blocks at a time, such as one for each GPU"
             )
@@ -109,4 +109,4 @@ class Distribution:
     @property
     def is_elsewhere(self) -> bool:
         """True where other machines measure, whose engines and devices this one need not have."""
-        return self.on is Place.SLURM or self.is_prepared_only
+        return self.on is Scheduler.SLURM or self.is_prepared_only
