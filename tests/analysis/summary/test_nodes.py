@@ -6,7 +6,7 @@ import re
 
 import pytest
 from support import cli
-from support.results.builders import edit_run, set_positions
+from support.results.builders import edit_run
 from support.results.nodes import write_on_nodes
 
 from benchctl.analysis.analyzed import analyze_directory
@@ -87,10 +87,8 @@ def test_with_one_block_per_node_it_is_said_that_nodes_cannot_be_told_from_block
 
 
 def test_an_order_that_changes_only_with_the_node_is_told_and_no_node_is_called_different(tmp_path):
-    results = write_on_nodes(tmp_path / "r", ("n1", "n2") * 4, {"n2": 0.05})
-    orders = {0: (0, 1, 2), 1: (2, 1, 0)}
-    runs = results.plan().runs
-    set_positions(results, {run.run_id: orders[run.block % 2][run.index % 3] for run in runs})
+    orders = ((0, 1, 2), (2, 1, 0)) * 4
+    results = write_on_nodes(tmp_path / "r", ("n1", "n2") * 4, {"n2": 0.05}, orders=orders)
     assert not node_warnings(compared(results.path))
     assert "cannot be told from the order" in cli.benchctl("compare", str(results.path)).stdout
 

@@ -60,13 +60,14 @@ def _plot_values(plot: NodePlot, scale: LogScale) -> dict[str, Any]:
 
 
 def _row(point: NodePoint, scale: LogScale, note: str, change: str, *, is_summary: bool = False) -> dict[str, Any]:
+    label = shortened_inside(point.label, NODE_CHARACTERS)
     return {
-        "label": shortened_inside(point.label, NODE_CHARACTERS),
+        "label": label,
         "note": note,
         "change": change,
         "is_summary": is_summary,
         "differs": point.differs,
-        "spoken": f"{point.label}, {note}: {change}{', differs from the others' if point.differs else ''}",
+        "spoken": f"{label}, {note}: {change}{', differs from the others' if point.differs else ''}",
         "interval": ends_of(point.ends, scale),
         "at": svg_length(scale.at(point.at)),
     }
