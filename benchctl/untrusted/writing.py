@@ -46,7 +46,9 @@ def replace_file(
     same file at the same time. Raises OutsideError when a folder on the way is a link, OSError naming ``path`` as
     ``write`` and ``rename`` do, and what ``fence`` raises.
     """
-    partial = f".{path.name}.{secrets.token_hex(4)}.partial" if has_rivals else f".{path.name}.partial"
+    # Another process may be about to replace the same file: neither takes the other's part for one left by a crash.
+    is_alone = fence is None and not has_rivals
+    partial = f".{path.name}.partial" if is_alone else f".{path.name}.{secrets.token_hex(4)}.partial"
     with opened_folder(path.parent, within=within) as folder:
         try:
             with suppress(FileNotFoundError):  # left by a crash, or a stranger's link

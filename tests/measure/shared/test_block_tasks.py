@@ -160,7 +160,7 @@ def test_a_stopped_owner_that_was_taken_over_writes_nothing_when_it_goes_on_and_
             said = stopped.communicate(timeout=60)
             assert stopped.returncode == 5, said
             assert "block 0 was given up: this process could not renew its claim for" in said[1]
-            assert second.poll() is None, "the first owner ended while the second one measured"
+            assert second.poll() is None, second.communicate()
             said = second.communicate(timeout=120)
     assert second.returncode == 0, said
     assert_whole(path)

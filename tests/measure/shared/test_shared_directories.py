@@ -348,6 +348,22 @@ def test_a_write_that_was_checked_in_time_and_comes_late_lands_in_the_attempt_th
     assert json.loads((run.path / "attempt-1" / "run.json").read_text())["state"] == "suspect"
 
 
+def test_a_write_of_an_owner_that_lost_its_claim_takes_nothing_from_the_write_of_its_successor(results):
+    """The former owner writes, and is refused, just before the new one gives its file its name."""
+    former, successor = Owned(), Owned()
+    former.is_lost = True
+    run_id = results.plan().runs[0].run_id
+    record = results.run(run_id).read()
+
+    def write_in_vain():
+        with pytest.raises(LostClaimError):
+            results.run(run_id, former).write(msgspec.structs.replace(record, state="failed"))
+
+    successor.at_check = write_in_vain
+    results.run(run_id, successor).write(msgspec.structs.replace(record, attempt=9))
+    assert (results.run(run_id).read().state, results.run(run_id).read().attempt) == ("done", 9)
+
+
 def test_earlier_attempts_stay_numbered_and_a_take_over_that_was_killed_loses_none(results):
     run = results.run(results.plan().runs[0].run_id, Owned())
     for attempt in (2, 3):
