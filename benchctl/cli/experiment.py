@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -114,6 +114,25 @@ def keeping(results: "Path") -> "Iterator[None]":
             raise
         next_step = f"; {KEPT} in {results}, and 'benchctl report' writes its report"
         raise as_run_error(error, "the output", next_step=next_step) from error
+
+
+@contextmanager
+def reporting_alone(results: "Path") -> "Iterator[None]":
+    """Wait for another command that writes reports of a shared directory, as far as its file system has locks."""
+    import fcntl
+
+    from benchctl.records.claims.lease import CLAIMS, is_shared
+
+    if not is_shared(results):
+        yield
+        return
+    handle = os.open(results / CLAIMS, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def tokenizer_of(profile: "Profile", *, may_start_server: bool = True) -> "AbstractContextManager[Tokenizer]":

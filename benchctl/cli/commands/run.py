@@ -26,6 +26,7 @@ from benchctl.cli.experiment import (
     measure,
     measure_lengths,
     prepare_experiment,
+    reporting_alone,
     share_kv_memory,
     tokenizer_of,
 )
@@ -411,7 +412,7 @@ def _measure_and_report(
                     is_quiet=manner.is_quiet,
                     keeps_raw_logs=manner.keeps_raw_logs,
                 )
-        with keeping(results.path):
+        with keeping(results.path), reporting_alone(results.path):
             analysis, verdict = print_outcome(results.path, outcome)
             if manner.stores_noise and not manner.distribution.is_elsewhere:
                 store_noise(results.path, profile)

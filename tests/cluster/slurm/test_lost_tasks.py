@@ -7,10 +7,11 @@ away, or a second claim while it was done.
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -18,9 +19,6 @@ from support.set_clock import SetClock, needs_compiler
 from support.slurm import GPUS, Slurm, attempts, generations, states, until, write_profile
 
 from benchctl.records.directory import ResultDirectory
-
-if TYPE_CHECKING:
-    import subprocess
 
 pytestmark = pytest.mark.slow
 LONG = 1200
@@ -104,7 +102,8 @@ def test_the_blocks_of_a_lost_node_are_measured_on_another(slurm: Slurm, tmp_pat
         assert is_complete(tmp_path / "d")
     finally:
         psutil.Popen(restart, env=os.environ | slurm.environment).wait(timeout=30)
-        slurm.command("scontrol", "update", "NodeName=node1", "State=RESUME")
+        with suppress(subprocess.CalledProcessError):  # it may be up by itself
+            slurm.command("scontrol", "update", "NodeName=node1", "State=RESUME")
         until(
             lambda: slurm.command("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2", "both nodes to be idle"
         )
@@ -116,6 +115,7 @@ def test_a_task_that_is_warned_of_its_time_limit_goes_on_as_the_same_job(slurm: 
     slurm.measuring(0)
     until(lambda: first_done(tmp_path / "d", 0), "the first run of block 0")
     (job,) = slurm.queue()
+    time.sleep(2)  # into the second run
     slurm.command("scancel", "--signal=USR2", job)  # as Slurm does before the limit, to every process of the step
     until(lambda: slurm.queue().get(job) == "PENDING", "the job to be queued again")
     output = ended(slurm, command)
