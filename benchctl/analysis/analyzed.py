@@ -22,7 +22,8 @@ from benchctl.analysis.summary.draft_findings import draft_findings
 from benchctl.analysis.summary.finding import Finding
 from benchctl.analysis.summary.findings import collect_findings
 from benchctl.analysis.summary.floor_findings import floor_findings
-from benchctl.analysis.summary.nodes import NodeResults, node_findings
+from benchctl.analysis.summary.node_findings import node_findings
+from benchctl.analysis.summary.nodes import NodeResults
 from benchctl.analysis.summary.passes import Passes, has_requests, summarise_passes
 from benchctl.analysis.summary.runs import CellSummary, RunSummary, summarise_cells, summarise_runs
 from benchctl.analysis.summary.speculation_findings import speculation_findings

@@ -8,7 +8,7 @@ the machines that were measured. All nodes, cells and deciding metrics of one co
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchctl.analysis.experiment.nodes import node_of_run
@@ -18,7 +18,6 @@ from benchctl.analysis.statistics.intervals import StudentT
 from benchctl.analysis.statistics.multiplicity import holm_p_values
 from benchctl.analysis.statistics.node_effects import NodeEffects, NodeMean, ratio_by_node
 from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
-from benchctl.analysis.summary.finding import Finding
 from benchctl.analysis.validity.bunching import num_bunched
 from benchctl.formats import change_in_interval, count_of, first_of, in_a_row, p_value
 
@@ -158,15 +157,6 @@ def _also(results: NodeResults, foremost: MetricByNode, node: str) -> str:
         verb = "differs" if len(others) == 1 else "differ"
         text += f"; {first_of(sorted(others), _MOST_OTHERS)} {verb}, too"
     return text
-
-
-def node_findings(variants: Iterable[NodeResults]) -> Iterator[Finding]:
-    """A finding for each variant in whose comparison a node differs from the others beyond chance."""
-    for results in variants:
-        sentence, rows = node_sentence(results), [row for metric in results.metrics for row in metric.differing]
-        if sentence is not None:
-            numbers = {"num_nodes": float(len({row.node for row in rows})), "num_tests": float(results.num_tests)}
-            yield Finding(code="node-differs", sentence=f"{results.variant}: {sentence}.", numbers=numbers)
 
 
 def over_nodes_text(metric: MetricByNode) -> str:
