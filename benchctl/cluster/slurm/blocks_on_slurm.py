@@ -25,6 +25,21 @@ _LOOKS_UNTIL_GONE: Final = 2
 _INTERRUPTED: Final = "interrupted"
 """Cause of a run that ended before its time; the block is measured on."""
 _CANCELLED: Final = "CANCELLED"
+_GONE: Final = frozenset(
+    {
+        _CANCELLED,
+        "BOOT_FAIL",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+"""Slurm's states of jobs that do not run again."""
 
 
 class BlocksOnSlurm:
@@ -120,7 +135,10 @@ class BlocksOnSlurm:
         """Submit the blocks again, but for those that somebody cancelled or that were lost too often."""
         again = []
         for block, task in missing.items():
-            if state_of_task(task) == _CANCELLED:
+            state = state_of_task(task)
+            if state is not None and state not in _GONE:
+                continue  # while a job is queued again, the queue may not show it
+            if state == _CANCELLED:
                 self.cancelled.add(block)
                 self._waiting.discard(block)
             elif self._submitted[block] >= self._array.settings.resubmissions:
