@@ -125,18 +125,6 @@ def test_a_task_that_is_warned_of_its_time_limit_goes_on_as_the_same_job(slurm: 
     assert generations(tmp_path / "d") == {0: 2}
 
 
-@pytest.mark.nightly
-def test_a_block_longer_than_its_time_limit_is_measured_in_several_attempts(slurm: Slurm, tmp_path: Path):
-    profile = write_profile(tmp_path / "p.yaml", blocks=1, tokens=8000, time=1, warn_s=1)
-    began_s = time.monotonic()
-    command = slurm.start("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path)
-    output = ended(slurm, command, 300)
-    assert command.returncode == 0, output
-    assert time.monotonic() - began_s > 50
-    assert is_complete(tmp_path / "d")
-    assert generations(tmp_path / "d")[0] >= 2
-
-
 def test_a_task_that_is_queued_again_goes_on_with_its_block(slurm: Slurm, tmp_path: Path):
     profile = write_profile(tmp_path / "p.yaml", blocks=1, tokens=LONG)
     command = slurm.start("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path)
