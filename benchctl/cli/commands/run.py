@@ -5,31 +5,26 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from benchctl.cli.cluster.distributed import (
     check_block_time,
     check_distribution,
-    measure_distributed,
     with_cluster,
 )
 from benchctl.cli.experiment import (
-    A_RUN_FAILED,
-    A_RUN_IS_SUSPECT,
     check_experiment,
     check_gpu,
     check_machine,
     create,
-    keeping,
-    measure,
     measure_lengths,
     prepare_experiment,
-    reporting_alone,
     share_kv_memory,
     tokenizer_of,
 )
+from benchctl.cli.measured_experiment import Manner, measure_and_report, measure_new
 from benchctl.cli.options.distribution import (
     Block,
     CheckNeighbours,
@@ -57,91 +52,25 @@ from benchctl.cli.options.experiment import (
     Seed,
     chosen_profile,
 )
-from benchctl.cli.output.outcome import print_outcome, store_noise, warn
-from benchctl.cli.planned_runs import print_expectations, print_planned, print_runs_left
+from benchctl.cli.options.run import (
+    QUICK_BLOCKS,
+    AsJson,
+    DryRun,
+    KeepRawLogs,
+    MeasureNoise,
+    NoStoreNoise,
+    Quick,
+    ResumeDir,
+    StepTimeModel,
+    UntilPrecision,
+)
+from benchctl.cli.output.outcome import warn
+from benchctl.cli.planned_runs import print_planned, print_runs_left
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
-    from benchctl.records.request import PreparedRequest
-    from benchctl.workload.prepare import PreparedSet
-
-QUICK_BLOCKS = 2
-
-
-_UntilPrecision = Annotated[
-    str | None,
-    typer.Option(
-        "--until-precision",
-        metavar="1%",
-        help="End when every primary metric in every cell is known this precisely, at looks that are fixed in "
-        "advance; --blocks is then the maximum.",
-    ),
-]
-_Quick = Annotated[bool, typer.Option("--quick", help=f"Screening with {QUICK_BLOCKS} blocks.")]
-_DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run",
-        help="Print the ordered runs and an estimate; measure nothing. With --resume: the runs that are left.",
-    ),
-]
-_StepTimeModel = Annotated[
-    Path | None,
-    typer.Option(
-        "--step-time-model",
-        metavar="FILE",
-        help="With --dry-run: predict with this model of 'benchctl steptime fit' instead of the profile's.",
-    ),
-]
-_ResumeDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--resume",
-        metavar="DIR",
-        help="Continue DIR: measure the runs that are not done. With --blocks N, add blocks until there are N; "
-        "each addition is a look at the results and widens the intervals.",
-    ),
-]
-_MeasureNoise = Annotated[
-    bool,
-    typer.Option(
-        "--aa",
-        help="Measure the noise of this experiment instead: its baseline against itself, with the same server, "
-        "model and workload.",
-    ),
-]
-_NoStoreNoise = Annotated[
-    bool, typer.Option("--no-store-noise", help="Do not store the noise of an A/A experiment.")
-]
-_KeepRawLogs = Annotated[
-    bool,
-    typer.Option(
-        "--keep-raw-logs",
-        help="Keep each server's log with its secrets, too: server.raw.log, which only you may read. Delete it "
-        "before you share the results.",
-    ),
-]
-_AsJson = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Print one JSON document at the end: directory, page, runs by state, verdicts, warnings; all else "
-        "goes to stderr.",
-    ),
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Manner:
-    """Choices about the outcome: its form on the screen, and whether noise is stored."""
-
-    is_quiet: bool
-    stores_noise: bool
-    as_json: bool
-    keeps_raw_logs: bool
-    distribution: Distribution
 
 
 def run(  # the parameters are the command line
@@ -150,18 +79,18 @@ def run(  # the parameters are the command line
     engine: EnginePreset = None,
     overrides: Overrides = None,
     blocks: Blocks = None,
-    until_precision: _UntilPrecision = None,
-    quick: _Quick = False,
+    until_precision: UntilPrecision = None,
+    quick: Quick = False,
     seed: Seed = None,
     output: Output = None,
     output_dir: OutputDir = RESULTS,
     label: Label = None,
-    dry_run: _DryRun = False,
-    step_time_model: _StepTimeModel = None,
-    resume: _ResumeDir = None,
-    measures_noise: _MeasureNoise = False,
-    no_store_noise: _NoStoreNoise = False,
-    keep_raw_logs: _KeepRawLogs = False,
+    dry_run: DryRun = False,
+    step_time_model: StepTimeModel = None,
+    resume: ResumeDir = None,
+    measures_noise: MeasureNoise = False,
+    no_store_noise: NoStoreNoise = False,
+    keep_raw_logs: KeepRawLogs = False,
     on: On = None,
     parallel: Parallel = None,
     cluster: ClusterFile = None,
@@ -172,7 +101,7 @@ def run(  # the parameters are the command line
     into: Into = None,
     time_left: TimeLeft = None,
     quiet: Quiet = False,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure an experiment: every variant in every cell, in blocks, each run on a fresh server.
 
@@ -193,7 +122,7 @@ def run(  # the parameters are the command line
     )
     profile_name, manner = (
         chosen_profile(name, profile),
-        _Manner(
+        Manner(
             is_quiet=quiet or as_json,
             stores_noise=not no_store_noise,
             as_json=as_json,
@@ -240,7 +169,7 @@ class _Destination:
 
 
 def _begin(
-    profile: "Profile", destination: _Destination, step_time_model: Path | None, manner: _Manner, *, is_plan: bool
+    profile: "Profile", destination: _Destination, step_time_model: Path | None, manner: Manner, *, is_plan: bool
 ) -> None:
     """Measure a new experiment; of a plan, print it.
 
@@ -274,11 +203,11 @@ def _begin(
             notes=kv_plan.notes,
             is_elsewhere=distribution.is_elsewhere,
         )
-    _measure_new(results, chosen, prepared, manner)
+    measure_new(results, chosen, prepared, manner)
 
 
 def _measure_block(
-    block: int | None, into: Path | None, time_left_s: float | None, profile_name: str | None, manner: _Manner
+    block: int | None, into: Path | None, time_left_s: float | None, profile_name: str | None, manner: Manner
 ) -> int:
     """Measure one block of an experiment that others measure, too; returns the exit code."""
     if block is None or into is None:
@@ -335,18 +264,7 @@ def _baseline_against_itself(profile: "Profile", num_blocks: int | None) -> "Pro
     return repeated if num_blocks is None else repeated.model_copy(update={"blocks": num_blocks})
 
 
-def _measure_new(results: "ResultDirectory", profile: "Profile", prepared: "PreparedSet", manner: _Manner) -> None:
-    from benchctl.cli.output.plan import print_duration
-
-    with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
-        print(f"results in {results.path}", flush=True)
-        print_expectations(results, profile)
-        if not manner.distribution.is_shared:  # else so many blocks at a time decide
-            print_duration(profile, prepared.requests)
-    _measure_and_report(results, profile, prepared.requests, manner)
-
-
-def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manner: _Manner) -> None:
+def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manner: Manner) -> None:
     """Measure the runs of ``path`` that are not done, after its plan was extended to ``num_blocks`` where given."""
     from benchctl.measure.extension import extend_experiment
     from benchctl.measure.result_directory import reopen_experiment
@@ -368,7 +286,7 @@ def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manne
     check_gpu(stored, is_plan=is_elsewhere)
     check_machine(stored, reopened.requests, path, is_plan=is_elsewhere)
     check_block_time(stored, reopened.requests, manner.distribution)
-    _measure_and_report(reopened.results, stored, reopened.requests, manner)
+    measure_and_report(reopened.results, stored, reopened.requests, manner)
 
 
 def _refuse_check(results: "ResultDirectory") -> None:
@@ -380,44 +298,3 @@ def _refuse_check(results: "ResultDirectory") -> None:
         raise UsageError(
             f"{results.path} is a check of neighbours; continue it with 'benchctl noise neighbours --resume {path}'"
         )
-
-
-def _measure_and_report(
-    results: "ResultDirectory", profile: "Profile", requests: "tuple[PreparedRequest, ...]", manner: _Manner
-) -> None:
-    from benchctl.cli.output.screen import print_json
-    from benchctl.cli.output.verdicts import outcome_document
-    from benchctl.cluster.local.held_slots import held_devices
-
-    next_step = f"Continue with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
-    with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
-        if manner.distribution.is_shared:
-            outcome = measure_distributed(
-                results,
-                profile,
-                requests,
-                manner.distribution,
-                is_quiet=manner.is_quiet,
-                keeps_raw_logs=manner.keeps_raw_logs,
-            )
-            if outcome is None:
-                return
-        else:
-            with held_devices(profile):
-                outcome = measure(
-                    results,
-                    profile,
-                    requests,
-                    next_step,
-                    is_quiet=manner.is_quiet,
-                    keeps_raw_logs=manner.keeps_raw_logs,
-                )
-        with keeping(results.path), reporting_alone(results.path):
-            analysis, verdict = print_outcome(results.path, outcome)
-            if manner.stores_noise and not manner.distribution.is_elsewhere:
-                store_noise(results.path, profile)
-    code = A_RUN_FAILED if outcome.num_failed else A_RUN_IS_SUSPECT if outcome.num_suspect else 0
-    if manner.as_json:
-        print_json(outcome_document(analysis, outcome, verdict, code))
-    if code:
-        raise typer.Exit(code)
