@@ -33,19 +33,20 @@ class BlockTask:
         """Run the command and return its exit code.
 
         Signals of the scheduler reach every process of a task, so that the command ends its run by itself; we stay
-        until it has. A task that was warned of its time limit begins again, as the same job.
+        until it has. A task whose time was too short, warned of its limit or not, begins again as the same job; one
+        that Slurm ends, as it does by scancel and when another job has precedence, is Slurm's to queue again.
         """
-        is_warned = False
+        is_ended = False
 
-        def note_warning(_signum: int, _frame: FrameType | None) -> None:
-            nonlocal is_warned
-            is_warned = True
+        def note_end(_signum: int, _frame: FrameType | None) -> None:
+            nonlocal is_ended
+            is_ended = True
 
-        for each in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR1):
+        for each in (_WARNING, signal.SIGCONT, signal.SIGUSR1):
             signal.signal(each, lambda _signum, _frame: None)
-        signal.signal(_WARNING, note_warning)
+        signal.signal(signal.SIGTERM, note_end)
         code = subprocess.run(self.words, check=False).returncode
-        if code == INTERRUPTED and is_warned:
+        if code == INTERRUPTED and not is_ended:
             _requeue(self.requeues)
         if code:
             # The exit code of the task is that of the block, for those who look at the job.

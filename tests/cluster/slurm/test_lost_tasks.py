@@ -125,6 +125,17 @@ def test_a_task_that_is_warned_of_its_time_limit_goes_on_as_the_same_job(slurm: 
     assert generations(tmp_path / "d") == {0: 2}
 
 
+@pytest.mark.nightly  # three minutes: Slurm's shortest limit is one, and it warns up to a minute early
+def test_a_block_that_takes_longer_than_its_job_goes_on_in_the_next(slurm: Slurm, tmp_path: Path):
+    # Two runs of 28 s by the estimate fit into a minute; with the start of two servers they do not.
+    profile = write_profile(tmp_path / "p.yaml", blocks=1, tokens=8400, time=1, warn_s=5)
+    command = slurm.start("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path)
+    output = ended(slurm, command, patience_s=240)
+    assert command.returncode == 0, output
+    assert is_complete(tmp_path / "d")
+    assert generations(tmp_path / "d")[0] > 1
+
+
 def test_a_task_that_is_queued_again_goes_on_with_its_block(slurm: Slurm, tmp_path: Path):
     profile = write_profile(tmp_path / "p.yaml", blocks=1, tokens=LONG)
     command = slurm.start("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path)
