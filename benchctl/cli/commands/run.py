@@ -69,6 +69,7 @@ from benchctl.cli.planned_runs import print_planned, print_runs_left
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from benchctl.measure.kv_memory import KvPlan
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
 
@@ -148,11 +149,21 @@ def run(  # the parameters are the command line
     chosen = _load(profile_name, engine, changes, num_blocks, seed)
     if chosen is None:
         raise UsageError("name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them")
-    chosen = _baseline_against_itself(chosen, num_blocks) if measures_noise else chosen
     if not dry_run:
         _refuse_model(step_time_model)
     destination = _Destination(output=output, output_dir=output_dir, label=label)
-    _begin(chosen, destination, step_time_model, manner, is_plan=dry_run)
+    check_distribution(chosen := with_cluster(chosen, distribution), distribution, is_plan=dry_run)
+    is_elsewhere = dry_run or distribution.is_elsewhere
+    check_gpu(chosen, is_plan=is_elsewhere)
+    # of all arms of the experiment, also where the baseline alone is then measured
+    kv_plan = share_kv_memory(chosen, is_plan=is_elsewhere)
+    chosen = kv_plan.applied_to(chosen)
+    chosen = _baseline_against_itself(chosen, num_blocks) if measures_noise else chosen
+    if dry_run:
+        check_experiment(chosen, is_plan=True)
+        print_planned(chosen, step_time_model, destination.path, kv_plan.text, distribution)
+        return
+    _begin(chosen, destination, kv_plan, manner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,31 +179,20 @@ class _Destination:
         return self.output or self.output_dir
 
 
-def _begin(
-    profile: "Profile", destination: _Destination, step_time_model: Path | None, manner: Manner, *, is_plan: bool
-) -> None:
-    """Measure a new experiment; of a plan, print it.
+def _begin(chosen: "Profile", destination: _Destination, kv_plan: "KvPlan", manner: Manner) -> None:
+    """Create a new experiment and measure it.
 
     What only the measuring machine can have, an engine or a GPU, is not demanded where other machines measure.
     """
     distribution = manner.distribution
-    is_elsewhere = is_plan or distribution.is_elsewhere
-    profile = with_cluster(profile, distribution)
-    check_distribution(profile, distribution, is_plan=is_plan)
-    check_gpu(profile, is_plan=is_elsewhere)
-    kv_plan = share_kv_memory(profile, is_plan=is_elsewhere)
-    chosen = kv_plan.applied_to(profile)
-    check_experiment(chosen, is_plan=is_elsewhere)
-    if is_plan:
-        print_planned(chosen, step_time_model, destination.path, kv_plan.text, distribution)
-        return
+    check_experiment(chosen, is_plan=distribution.is_elsewhere)
     tokenizer = tokenizer_of(chosen, may_start_server=distribution.on is not Scheduler.SLURM)
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
         lengths_from = measure_lengths(
             chosen, destination.output_dir, destination.label, is_quiet=manner.is_quiet, tokenizer=tokenizer
         )
         prepared = prepare_experiment(chosen, lengths_from, tokenizer=tokenizer)
-        check_machine(chosen, prepared.requests, destination.path, is_plan=is_elsewhere)
+        check_machine(chosen, prepared.requests, destination.path, is_plan=distribution.is_elsewhere)
         check_block_time(chosen, prepared.requests, distribution)
         results = create(
             chosen,

@@ -242,10 +242,11 @@ class _Block:
             self._arm_s = seconds_by_arm(self._results, profile, requests, labels, self._here.gpu_names)
         rest_s = sum(self._arm_s[label] for label in labels) if set(labels) <= self._arm_s.keys() else None
         if rest_s is not None and rest_s > left_s:
-            num_runs = f"{len(pending)} {'run' if len(pending) == 1 else 'runs'}"
+            num_runs = "1 run" if len(pending) == 1 else f"{len(pending)} runs"
             raise OutOfTimeError(
-                f"{self._results.path}: {num_runs} of block {self._held.block} need about {rest_s:.0f} s, and "
-                f"{max(left_s, 0.0):.0f} s are left; nothing of that was begun: run the task again with more time"
+                f"{self._results.path}: {num_runs} of block {self._held.block} would take about {rest_s:.0f} s, "
+                f"and {max(left_s, 0.0):.0f} s are left; nothing of that was begun: run the task again with more "
+                "time"
             )
 
     @contextmanager

@@ -74,11 +74,11 @@ def test_a_stopping_rule_is_refused_before_anything_is_written(tmp_path):
 
 def test_a_block_that_does_not_fit_into_the_time_left_is_not_begun(tmp_path):
     path = prepared_directory(tmp_path)
-    assert run_task(path, 0, "--time-left", "1").returncode == 0, "nothing is known of its runs yet"
-    late = run_task(path, 1, "--time-left", "1")
+    assert run_task(path, 0, "--time-left", "600").returncode == 0
+    late = run_task(path, 1, "--time-left", "0.2")
     assert late.returncode == 130
-    assert "2 runs of block 1 need about" in late.stderr
-    assert "and 1 s are left; nothing of that was begun" in late.stderr
+    assert "2 runs of block 1 would take about" in late.stderr
+    assert "and 0 s are left; nothing of that was begun" in late.stderr
     assert records(path, 1) == []
     assert newest_leases(path)[1].state == "released"
     assert run_task(path, 1, "--time-left", "600").returncode == 0
