@@ -163,7 +163,11 @@ def _stop(directory: Path) -> None:
 
 
 def write_profile(path: Path, *, blocks: int, tokens: int, **cluster: object) -> Path:
-    """A profile of two equal arms on the exact simulator, whose answers have ``tokens`` tokens."""
+    """A profile of two equal arms on the exact simulator, whose answers have ``tokens`` tokens.
+
+    Leases are long, because a busy machine may keep a heartbeat waiting for seconds; owners that died are known at
+    once by their locks, since all nodes are one machine.
+    """
     document = {
         "name": "handed-out",
         "engine": "sim-exact",
@@ -177,7 +181,7 @@ def write_profile(path: Path, *, blocks: int, tokens: int, **cluster: object) ->
         },
         "variants": {"baseline": {}, "again": {"server": {"block_size": 32}}},
         "telemetry": {"gpu_hz": 0},
-        "cluster": {"gpus_per_block": 1, "time": 5, "lease_s": 6, **cluster},
+        "cluster": {"gpus_per_block": 1, "time": 5, "lease_s": 60, **cluster},
     }
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     return path

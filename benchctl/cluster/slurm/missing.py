@@ -54,7 +54,7 @@ def require_slurm() -> None:
     """Raise UsageError that names everything that is missing; MissingPackageError where it is only the package."""
     missing = tuple(what_is_missing())
     if [absence.name for absence in missing] == ["submitit"]:
-        raise MissingPackageError(["benchctl[slurm]"], "blocks cannot be submitted to Slurm")
+        raise MissingPackageError(["submitit"], "blocks cannot be submitted to Slurm")
     if missing:
         raise UsageError("\n".join(f"--on slurm cannot be used here: {absence}" for absence in missing))
 
@@ -87,4 +87,4 @@ def slurm_checks() -> tuple[Check, ...]:
 
 
 def _install_command() -> str:
-    return f"{sys.executable} -m pip install 'benchctl[slurm]'"
+    return f"{sys.executable} -m pip install submitit"

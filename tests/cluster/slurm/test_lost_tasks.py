@@ -63,7 +63,7 @@ def test_a_cancelled_task_is_not_submitted_again_and_resume_completes(slurm: Slu
     assert command.returncode == 130, output
     assert "block 1: the task was cancelled" in output
     assert f"submitted as job {job}" in output
-    assert output.count("submitted as job") == 1
+    assert output.count("submitted as job") == 1, output
     resumed = slurm.benchctl("run", "--resume", "d", "--on", "slurm", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert "submitted as job" in resumed.stdout
@@ -120,7 +120,7 @@ def test_a_task_that_is_warned_of_its_time_limit_goes_on_as_the_same_job(slurm: 
     until(lambda: slurm.queue().get(job) == "PENDING", "the job to be queued again")
     output = ended(slurm, command)
     assert command.returncode == 0, output
-    assert output.count("submitted as job") == 1
+    assert output.count("submitted as job") == 1, output
     assert is_complete(tmp_path / "d")
     assert generations(tmp_path / "d") == {0: 2}
 
@@ -145,7 +145,7 @@ def test_a_task_that_is_queued_again_goes_on_with_its_block(slurm: Slurm, tmp_pa
     slurm.command("scontrol", "requeue", job)
     output = ended(slurm, command)
     assert command.returncode == 0, output
-    assert output.count("submitted as job") == 1
+    assert output.count("submitted as job") == 1, output
     assert is_complete(tmp_path / "d")
     assert generations(tmp_path / "d") == {0: 2}
 

@@ -67,7 +67,7 @@ def test_a_controller_that_does_not_answer_is_named_with_its_own_words(path: Pat
 def test_a_missing_package_is_named_with_the_command_that_installs_it(path: Path, monkeypatch: pytest.MonkeyPatch):
     programs(path, sbatch="", srun="", squeue="", sinfo="main*")
     monkeypatch.setattr("benchctl.cluster.slurm.missing.find_spec", lambda _name: None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'benchctl\[slurm\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install submitit"):
         require_slurm()
 
 

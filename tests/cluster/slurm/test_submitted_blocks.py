@@ -77,7 +77,8 @@ def test_a_detached_command_leaves_nothing_behind_and_resume_reports(slurm: Slur
     output = command.communicate(timeout=60)[0]
     assert command.returncode == 0, output
     assert "progress: benchctl watch d" in output
-    assert not [process for process in psutil.process_iter(["cmdline"]) if str(profile) in process.info["cmdline"]]
+    lines = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
+    assert not [line for line in lines if str(profile) in line]
     watched = slurm.benchctl("watch", "d", cwd=tmp_path)
     assert watched.returncode == 0, watched.stderr
     reported = slurm.benchctl("run", "--resume", "d", "--on", "slurm", cwd=tmp_path)
