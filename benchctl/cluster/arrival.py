@@ -18,8 +18,7 @@ def default_destination(manifest: Manifest, name: str, root: Path) -> Path:
     Where ``name`` names no directory, such as ``latest``, it is made of time and profile. Raises RecordError for a
     manifest whose profile names none.
     """
-    made = f"{manifest.created_at.replace('-', '').replace(':', '')}-{manifest.profile_sha256[:8]}"
-    chosen = name if _names_a_directory(name) and name != "latest" else made
+    chosen = name if _names_a_directory(name) and name != "latest" else manifest.directory_name
     for part in (manifest.profile, chosen):
         if not _names_a_directory(part):
             raise RecordError(f"the manifest has {part[:60]!r}, which names no directory here; name DEST yourself")

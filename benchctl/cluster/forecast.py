@@ -97,11 +97,6 @@ def run_duration_s(record: RunRecord) -> float | None:
     return s_from_ns(stop_ns - launch_ns)
 
 
-def node_of(record: RunRecord) -> str | None:
-    """Name of the node that did a run; of the host in older records."""
-    return record.host if record.node is None else record.node.name
-
-
 def arm_durations(
     arms: Sequence[str],
     records: Iterable[RunRecord],
@@ -164,7 +159,7 @@ def _durations(records: Iterable[RunRecord]) -> dict[str, list[tuple[str | None,
     durations: dict[str, list[tuple[str | None, float]]] = defaultdict(list)
     for record in records:
         if record.state in {"done", "suspect"} and (run_s := run_duration_s(record)):
-            durations[arm_label(record.variant, record.cell)].append((node_of(record), run_s))
+            durations[arm_label(record.variant, record.cell)].append((record.node_name, run_s))
     return durations
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from benchctl.cluster.forecast import ArmDuration, BlockWork, TimeLeft, arm_durations, node_of, time_left
+from benchctl.cluster.forecast import ArmDuration, BlockWork, TimeLeft, arm_durations, time_left
 from benchctl.records.directory import arm_label
 from benchctl.records.manifest import Manifest, PlannedRun
 from benchctl.records.record import ExperimentState
@@ -266,7 +266,7 @@ def _block_progress(
     running = next((run for run in runs if is_running and _state(records.get(run.run_id)) == "running"), None)
     newest = records[running.run_id] if running else next(reversed(records.values()), None)
     node = newest.node if newest is not None else None
-    host = None if newest is None else node_of(newest)
+    host = None if newest is None else newest.node_name
     return BlockProgress(
         block=block,
         state=_block_state(runs, records, claim, is_running=is_running),

@@ -61,8 +61,7 @@ def create_results(
 
     Raises UsageError where the directory cannot be created, or where ``origin.directory`` is not empty.
     """
-    utc = manifest.created_at.replace("-", "").replace(":", "")
-    with _new_directory(origin, profile.name, f"{utc}-{manifest.profile_sha256[:8]}") as (path, finish):
+    with _new_directory(origin, profile.name, manifest.directory_name) as (path, finish):
         results = ResultDirectory(path)
         results.write_profile(dump_profile(profile))
         results.write_prepared_requests(prepared.content)

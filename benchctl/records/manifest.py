@@ -208,3 +208,9 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """None where benchctl measured. Of imported results, ``host`` and ``versions`` are unknown."""
     warnings: tuple[ResultWarning, ...] = ()
     """Limits on the use of the whole experiment."""
+
+    @property
+    def directory_name(self) -> str:
+        """Name of its result directory where nobody chose another: ``<utc>-<hash8>``."""
+        utc = self.created_at.replace("-", "").replace(":", "")
+        return f"{utc}-{self.profile_sha256[:8]}"

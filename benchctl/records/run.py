@@ -116,6 +116,11 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The other files of the run by name, as they were when it ended; empty until then and in older records."""
 
     @property
+    def node_name(self) -> str | None:
+        """Name of the node that did the run; of the host in older records, None where neither is known."""
+        return self.host if self.node is None else self.node.name
+
+    @property
     def is_simulated(self) -> bool:
         """True if neither a server nor a client ran: the requests have virtual times like the steps."""
         return self.clock == "virtual" and not self.argv

@@ -10,9 +10,7 @@ def node_of_run(record: RunRecord) -> str | None:
 
     Older records have the name of the host instead. Runs in virtual time without a server depend on no machine.
     """
-    if record.is_simulated:
-        return None
-    return record.host if record.node is None else record.node.name
+    return None if record.is_simulated else record.node_name
 
 
 def nodes_of_blocks(records: Iterable[RunRecord]) -> dict[int, tuple[str, ...]]:

@@ -153,14 +153,15 @@ def run(  # the parameters are the command line
         _refuse_model(step_time_model)
     destination = _Destination(output=output, output_dir=output_dir, label=label)
     check_distribution(chosen := with_cluster(chosen, distribution), distribution, is_plan=dry_run)
+    # A machine that does not measure needs neither engine nor GPU.
     is_elsewhere = dry_run or distribution.is_elsewhere
     check_gpu(chosen, is_plan=is_elsewhere)
     # of all arms of the experiment, also where the baseline alone is then measured
     kv_plan = share_kv_memory(chosen, is_plan=is_elsewhere)
     chosen = kv_plan.applied_to(chosen)
     chosen = _baseline_against_itself(chosen, num_blocks) if measures_noise else chosen
+    check_experiment(chosen, is_plan=is_elsewhere)
     if dry_run:
-        check_experiment(chosen, is_plan=True)
         print_planned(chosen, step_time_model, destination.path, kv_plan.text, distribution)
         return
     _begin(chosen, destination, kv_plan, manner)
@@ -180,12 +181,8 @@ class _Destination:
 
 
 def _begin(chosen: "Profile", destination: _Destination, kv_plan: "KvPlan", manner: Manner) -> None:
-    """Create a new experiment and measure it.
-
-    What only the measuring machine can have, an engine or a GPU, is not demanded where other machines measure.
-    """
+    """Create a new experiment and measure it."""
     distribution = manner.distribution
-    check_experiment(chosen, is_plan=distribution.is_elsewhere)
     tokenizer = tokenizer_of(chosen, may_start_server=distribution.on is not Scheduler.SLURM)
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
         lengths_from = measure_lengths(

@@ -75,8 +75,7 @@ def import_lenvm(
     revision = revisions[0] if len(revisions) == 1 else None
     profile = profile_of_arms(f"lenvm-{variant_name(source.resolve().name)}", arms, models, revision)
     manifest = _manifest(source, arms, profile, models, argv)
-    utc = manifest.created_at.replace("-", "").replace(":", "")
-    path = out or Path("results") / profile.name / f"{utc}-{manifest.profile_sha256[:8]}"
+    path = out or Path("results") / profile.name / manifest.directory_name
     if path.exists():
         raise UsageError(f"{path} exists; name another directory with -o, or remove it")
     unfinished = path.parent / f".{path.name}.{os.getpid()}.partial"
