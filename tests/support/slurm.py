@@ -1,5 +1,6 @@
 """A real Slurm of two nodes with two fake GPUs each on this machine, and experiments that it measures."""
 
+import datetime as dt
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ _SCRIPT = _ROOT.parent / "shared" / "tools" / "slurm_local.sh"
 T = TypeVar("T")
 NODES, GPUS = 2, 2
 PATIENCE_S = 90.0
+_SOON = dt.timedelta(seconds=10)
 
 
 def missing_slurm() -> str | None:
@@ -72,13 +74,21 @@ class Slurm:
         """Wait until no task is queued or runs."""
         until(lambda: not self.queue(), "the queue to be empty")
 
-    def begin_now(self) -> None:
-        """Let tasks begin that Slurm holds back for two minutes after they were queued again."""
-        for task in self.queue():
+    def begin_soon(self) -> None:
+        """Let tasks begin in three seconds that Slurm holds back for two minutes after they were queued again.
+
+        Not at once: a node refuses the credential of a job that was made in the second in which it ended the job's
+        last attempt, and the job fails.
+        """
+        waiting = self.command("squeue", "--noheader", "--array", "--states=PENDING", "--format", "%i %S")
+        soon = dt.datetime.now().astimezone() + _SOON
+        for task, begins_at in (line.split() for line in waiting.splitlines()):
+            if begins_at == "N/A" or dt.datetime.fromisoformat(begins_at).astimezone() < soon:
+                continue
             subprocess.run(
-                ["scontrol", "update", f"JobId={task}", "StartTime=now"],
+                ["scontrol", "update", f"JobId={task}", "StartTime=now+3"],
                 env=os.environ | self.environment,
-                check=False,
+                check=False,  # it may begin meanwhile
                 capture_output=True,
             )
 

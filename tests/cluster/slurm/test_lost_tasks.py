@@ -39,8 +39,8 @@ def is_complete(directory: Path) -> bool:
 
 
 def ended(slurm: Slurm, command: "subprocess.Popen[str]", patience_s: float = 120) -> str:
-    """The output of a command that ends by itself, while tasks that wait begin at once."""
-    until(lambda: slurm.begin_now() or command.poll() is not None, "the command to end", patience_s)
+    """The output of a command that ends by itself, while tasks that were queued again begin soon."""
+    until(lambda: slurm.begin_soon() or command.poll() is not None, "the command to end", patience_s)
     return command.communicate(timeout=10)[0]
 
 
