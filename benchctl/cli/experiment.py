@@ -250,16 +250,21 @@ def measure(
     keeps_raw_logs: bool = False,
 ) -> "Outcome":
     """Measure, or ``simulate``, the runs that are not done; ``next_step`` is advice for after an interrupt."""
+    from benchctl.cli.output.plan import warn_of_repeats
     from benchctl.cli.output.progress import experiment_progress
-    from benchctl.measure.experiment import pending_runs, run_experiment
+    from benchctl.measure.experiment import run_experiment
+    from benchctl.measure.resume.here import Here
+    from benchctl.measure.resume.pending import pending_runs
     from benchctl.measure.run import measure_run
     from benchctl.measure.shared.free_blocks import run_free_blocks
     from benchctl.profile.planning.plan import arms
     from benchctl.records.claims.shared import is_shared
 
     is_quiet = is_quiet or bool(os.environ.get("CI"))
+    pending = pending_runs(results, Here(profile))
+    warn_of_repeats(results, pending)
     try:
-        with experiment_progress(len(pending_runs(results)), len(arms(profile)), is_quiet=is_quiet) as listener:
+        with experiment_progress(len(pending), len(arms(profile)), is_quiet=is_quiet) as listener:
             do_run = simulate or measure_run
             if is_shared(results.path):
                 return run_free_blocks(

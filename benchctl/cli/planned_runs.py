@@ -72,17 +72,19 @@ def print_runs_left(
     distribution: "Distribution",
 ) -> None:
     """Print the runs that would be measured; nothing is written."""
-    from benchctl.cli.output.plan import print_rest
-    from benchctl.measure.experiment import pending_runs
-    from benchctl.measure.extension import extended_plan
+    from benchctl.cli.output.plan import print_rest, warn_of_repeats
     from benchctl.measure.result_directory import reopen_experiment
+    from benchctl.measure.resume.extension import extended_plan
+    from benchctl.measure.resume.here import Here
+    from benchctl.measure.resume.pending import pending_runs
 
     reopened = reopen_experiment(path, profile)
     results = reopened.results
     plan = results.due_plan() if num_blocks is None else extended_plan(reopened, num_blocks)
     check_gpu(reopened.profile, is_plan=True)
     check_machine(reopened.profile, reopened.requests, path, is_plan=True)
-    pending = pending_runs(results, plan)
+    pending = pending_runs(results, Here(reopened.profile), plan)
+    warn_of_repeats(results, pending)
     print_rest(reopened.profile, reopened.requests, pending, len(plan.runs), step_time_model)
     elsewhere = with_cluster(reopened.profile, distribution, given=profile)
     print_distribution(elsewhere, reopened.requests, distribution, sorted({planned.block for planned in pending}))

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
@@ -18,13 +18,15 @@ from benchctl.analysis.compare.metric_comparison import roles_of
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.stopping import take_look
 from benchctl.analysis.validity.noise_floor_fit import version_warning
-from benchctl.errors import BenchctlError, RecordError, RequestRefusedError, UsageError
+from benchctl.errors import BenchctlError, RequestRefusedError, UsageError
 from benchctl.measure.durations import gpu_names_here, remember_duration
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.noise_on_file import noise_on_file
 from benchctl.measure.peaks_on_file import peaks_on_file
 from benchctl.measure.provenance import new_manifest
 from benchctl.measure.result_directory import Origin, create_results, set_state
+from benchctl.measure.resume.here import Here
+from benchctl.measure.resume.pending import pending_runs
 from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
@@ -33,7 +35,7 @@ from benchctl.records.claims.lease import is_shared
 from benchctl.records.claims.lock import settle_runs, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity.digests import begin_digests, forget_run, record_run
-from benchctl.records.manifest import Look, Plan, PlannedRun, StoppingRecord
+from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
 from benchctl.records.noise import NoiseFloor, load_noise
 from benchctl.records.record import ResultWarning, RunState
 from benchctl.records.request import PreparedRequest
@@ -166,15 +168,6 @@ def create_simulation(profile: Profile, prepared: PreparedSet, origin: Origin) -
     return create_results(profile, prepared, origin, manifest, peaks=peaks_on_file(profile, ()))
 
 
-def pending_runs(results: ResultDirectory, plan: Plan | None = None) -> tuple[PlannedRun, ...]:
-    """The runs of ``plan`` that are not done, in its order.
-
-    By default it is that of ``results`` without blocks that a stopping rule made unnecessary.
-    """
-    runs = (plan or results.due_plan()).runs
-    return tuple(planned for planned in runs if not _is_done(results.run(planned.run_id)))
-
-
 def run_experiment(
     results: ResultDirectory,
     profile: Profile,
@@ -235,32 +228,31 @@ def _run_pending(
         on_log_line=listener.on_log_line,
         keeps_raw_logs=keeps_raw_logs,
     )
-    pending = pending_runs(results)
+    pending = pending_runs(results, Here(profile))
     num_skipped = len(results.due_plan().runs) - len(pending)
     states = Counter[RunState]()
-    infeasible: dict[str, RunRecord] = {}
-    refused: dict[str, RunRecord] = {}
+    failed_arms = FailedArms()
     num_arms = len(arms(profile))
     looks = Looks(results, profile, listener.on_look)
     noise, gpus = load_noise(results.path), gpu_names_here(results.manifest())
     try:
         for planned in pending:
-            looks.take(planned.block, infeasible)
+            looks.take(planned.block, failed_arms.infeasible)
             if looks.is_needless(planned.block):
                 break
             listener.on_run_start(planned, len(requests))
             began_s = time.monotonic()
             with _recording_end(results, planned):
                 directory = results.run(planned.run_id)
-                record = measure_feasible(measure, context, planned, directory, infeasible, refused)
+                record = measure_feasible(measure, context, planned, directory, failed_arms)
             remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
             states[record.state] += 1
             _warn_of_version(results, noise, record)
             listener.on_run_end(planned, record)
-            if len(refused) == num_arms:
+            if len(failed_arms.refused) == num_arms:
                 break
         else:
-            looks.take(results.manifest().blocks, infeasible)
+            looks.take(results.manifest().blocks, failed_arms.infeasible)
     except BaseException as error:
         with suppress(OSError, MemoryError):  # a full disk is reported as the failure of the run
             set_state(results, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
@@ -283,35 +275,44 @@ def _recording_end(results: ResultDirectory, planned: PlannedRun) -> Iterator[No
             record_run(results, planned.run_id)
 
 
+@dataclass(frozen=True, slots=True)
+class FailedArms:
+    """The first run of each arm, by its name, that failed by the arm's settings: a further one would, too."""
+
+    infeasible: dict[str, RunRecord] = field(default_factory=dict)
+    """Runs that ran out of memory."""
+    refused: dict[str, RunRecord] = field(default_factory=dict)
+    """Runs whose requests the server refused."""
+
+    def note(self, arm: str, record: RunRecord) -> None:
+        """Remember a run that failed by its settings; any other is ignored."""
+        if record.failure is not None:
+            if record.failure.cause == OUT_OF_MEMORY:
+                self.infeasible[arm] = record
+            elif record.failure.cause == RequestRefusedError.CAUSE:
+                self.refused[arm] = record
+
+
 def measure_feasible(
     measure: MeasureRun,
     context: RunContext,
     planned: PlannedRun,
     directory: RunDirectory,
-    infeasible: dict[str, RunRecord],
-    refused: dict[str, RunRecord],
+    failed_arms: FailedArms,
 ) -> RunRecord:
-    """Measure a run, unless an earlier one of its arm failed by its settings: with the same ones it would, too.
-
-    ``infeasible`` holds the first run of each arm that ran out of memory, by the arm's name; ``refused`` the first
-    whose requests the server refused.
-    """
+    """Measure a run, unless an earlier one of its arm failed by its settings, and note whether it did."""
     arm = arm_label(planned.variant, planned.cell)
-    if first := refused.get(arm):
+    if first := failed_arms.refused.get(arm):
         message = f"not tried, because the server refused the same requests in {first.run_id}"
         failure = RunFailure(cause=RequestRefusedError.CAUSE, message=message)
         return decline_run(context, planned, directory, failure)
-    if first := infeasible.get(arm):
+    if first := failed_arms.infeasible.get(arm):
         message = (
             f"not tried, because {first.run_id} ran out of memory with the same settings; --resume tries it again"
         )
         return decline_run(context, planned, directory, RunFailure(cause="infeasible", message=message))
     record = measure(context, planned, directory)
-    if record.failure is not None:
-        if record.failure.cause == OUT_OF_MEMORY:
-            infeasible[arm] = record
-        elif record.failure.cause == RequestRefusedError.CAUSE:
-            refused[arm] = record
+    failed_arms.note(arm, record)
     return record
 
 
@@ -321,11 +322,3 @@ def _warn_of_version(results: ResultDirectory, noise: NoiseFloor | None, record:
     manifest = results.manifest()
     if warning is not None and warning not in manifest.warnings:
         results.write_manifest(msgspec.structs.replace(manifest, warnings=(*manifest.warnings, warning)))
-
-
-def _is_done(directory: RunDirectory) -> bool:
-    """True when its record says so; a run with an unreadable ``run.json`` is measured again."""
-    try:
-        return directory.is_begun() and directory.read().state == "done"
-    except RecordError:
-        return False

@@ -9,9 +9,9 @@ import msgspec
 
 from benchctl.errors import BenchctlError
 from benchctl.load.tally import LoadSummary
-from benchctl.measure.attempts import begin_attempt
 from benchctl.measure.interrupt import interruptible
 from benchctl.measure.redaction import redacted_tree
+from benchctl.measure.resume.attempts import begin_attempt
 from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity.digests import digests_of_run
 from benchctl.records.record import ResultWarning, RunState

@@ -24,7 +24,7 @@ from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.records.directory import arm_label
-from benchctl.records.manifest import GpuInfo
+from benchctl.records.node import GpuInfo
 from benchctl.records.record import ResultWarning
 from benchctl.units import GIB
 

@@ -15,8 +15,8 @@ from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
-from benchctl.records.manifest import GpuInfo
 from benchctl.records.neighbours import CHECK_NOTE
+from benchctl.records.node import GpuInfo
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.record import ResultWarning
 from benchctl.records.stores.file_store import newest_of_each

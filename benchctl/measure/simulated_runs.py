@@ -11,7 +11,8 @@ from functools import partial
 from typing import Final
 
 from benchctl.errors import RunError
-from benchctl.measure.experiment import MeasureRun, pending_runs
+from benchctl.measure.experiment import MeasureRun
+from benchctl.measure.resume.pending import undone_runs
 from benchctl.measure.run import RunContext
 from benchctl.measure.simulated_run import Kept, simulate_run
 from benchctl.profile.model import Profile
@@ -34,7 +35,7 @@ def simulated_runs(
     Without ``jobs``, as many as there are cores if that pays. Runs in progress when this ends early are recorded as
     interrupted.
     """
-    pending = pending_runs(results)
+    pending = undone_runs(results)
     num_tokens = sum(request.n * request.max_tokens for request in requests) * len(pending)
     jobs = min(jobs or (os.cpu_count() if num_tokens >= _MANY_TOKENS else 1) or 1, len(pending))
     if jobs <= 1:

@@ -35,7 +35,8 @@ from benchctl.micro.workers_of_blocks import PassWorker, WorkersOfBlocks, visibl
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory
-from benchctl.records.manifest import GpuInfo, PlannedRun
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.node import GpuInfo
 from benchctl.records.peaks import MeasuredPeaks, load_peaks
 from benchctl.records.record import ResultWarning
 from benchctl.records.run import RunRecord

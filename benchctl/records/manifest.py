@@ -5,6 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from benchctl.records.node import GpuInfo
 from benchctl.records.record import Amount, Cell, Count, ExperimentState, Record, ResultWarning, Size
 
 StopMode: TypeAlias = Literal["forced", "natural", "replay-natural"]
@@ -65,21 +66,6 @@ class HostInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Processor cores."""
     memory_bytes: Size | None = None
     """Main memory."""
-
-
-class GpuInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One visible device at the start of the experiment."""
-
-    index: Count
-    """Number of the device."""
-    name: str
-    """Name of the device."""
-    uuid: str | None = None
-    """Identity of the device."""
-    memory_bytes: Size | None = None
-    """Device memory."""
-    driver: str | None = None
-    """Version of the driver."""
 
 
 class HalfWidth(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -3,8 +3,8 @@
 from benchctl.records.record import Count, Record, Size
 
 
-class NodeGpu(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One device that the run's server could see."""
+class GpuInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One visible device."""
 
     index: Count
     """Number of the device on its host."""
@@ -16,6 +16,11 @@ class NodeGpu(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Device memory."""
     driver: str | None = None
     """Version of the driver."""
+
+
+class NodeGpu(GpuInfo, frozen=True, kw_only=True, omit_defaults=True):
+    """One device that the run's server could see, with what limits its speed."""
+
     max_sm_clock_mhz: Count | None = None
     """Highest clock of the multiprocessors."""
     max_memory_clock_mhz: Count | None = None

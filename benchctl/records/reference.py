@@ -157,7 +157,9 @@ def _record_sections(record: type[Record], described: set[type[Record]], *, is_n
     if is_nested:
         yield f"### `{record.__name__}`\n"
     yield inspect.cleandoc(record.__doc__ or "").replace("``", "`") + "\n"
-    fields, meanings = msgspec.structs.fields(record), attribute_docstrings(record)
+    fields = msgspec.structs.fields(record)
+    declaring = [each for each in reversed(record.__mro__) if issubclass(each, Record)]
+    meanings = {name: text for each in declaring for name, text in attribute_docstrings(each).items()}
     rows = [_row(field, meanings[field.name]) for field in fields]
     yield "\n".join(["| field | type | unit | default | meaning |", "|---|---|---|---|---|", *rows]) + "\n"
     for nested in (nested for field in fields for nested in _records_in(field.type)):

@@ -14,7 +14,8 @@ from benchctl.cli.commands import list_results, report, show
 from benchctl.cli.output.screen import in_one_row, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.records.claims.lock import sole_writer
-from benchctl.records.manifest import GitState, GpuInfo
+from benchctl.records.manifest import GitState
+from benchctl.records.node import GpuInfo
 from benchctl.records.record import ResultWarning
 from benchctl.report.text.client_table import client_table
 from benchctl.report.text.tables import breakdown_table, cells_table, flops_table, runs_table, sweep_table

@@ -5,7 +5,7 @@ from support.results.builders import edit_manifest, write_results
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.records.loaded import load_results
-from benchctl.records.manifest import GpuInfo
+from benchctl.records.node import GpuInfo
 
 
 def hardware_of(tmp_path, engine, *names):

@@ -7,8 +7,9 @@ import pytest
 from support.cli import benchctl, only_result
 
 from benchctl.cli.output.progress import experiment_progress
-from benchctl.measure.experiment import Listener, create_experiment, pending_runs, run_experiment
+from benchctl.measure.experiment import Listener, create_experiment, run_experiment
 from benchctl.measure.result_directory import Origin, reopen_experiment
+from benchctl.measure.resume.pending import undone_runs
 from benchctl.profile.load import load_profile
 from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
 from benchctl.records.run import RunRecord
@@ -100,7 +101,7 @@ def test_an_interrupted_experiment_goes_on_under_the_same_rule(tmp_path: Path) -
     with pytest.raises(KeyboardInterrupt):
         run_experiment(results, profile, prepared.requests, listener(interrupt))
     assert seen == []
-    assert len(pending_runs(results)) == 5
+    assert len(undone_runs(results)) == 5
     reopened = reopen_experiment(results.path, profile)
     outcome = run_experiment(
         reopened.results, reopened.profile, reopened.requests, listener(lambda _planned, _record: None)
@@ -108,7 +109,7 @@ def test_an_interrupted_experiment_goes_on_under_the_same_rule(tmp_path: Path) -
     assert seen == [(6, True)]
     assert (outcome.num_done, outcome.num_skipped) == (1, 11)
     assert results.manifest().state == "done"
-    assert pending_runs(results) == ()
+    assert undone_runs(results) == ()
 
 
 def test_a_run_that_failed_is_done_again_after_the_rule_has_ended_the_rest(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_run_that_failed_is_done_again_after_the_rule_has_ended_the_rest(tmp_p
     assert results.manifest().stopping is not None
     first = results.run(results.plan().runs[2].run_id)
     (first.path / "run.json").unlink()
-    assert [planned.index for planned in pending_runs(results)] == [2]
+    assert [planned.index for planned in undone_runs(results)] == [2]
     with experiment_progress(1, 1, is_quiet=True) as listener:
         outcome = run_experiment(results, profile, prepared.requests, listener)
     assert (outcome.num_done, outcome.num_skipped) == (1, 11)

@@ -12,7 +12,7 @@ from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.errors import ProfileError, UsageError
 from benchctl.measure.peaks_on_file import peaks_on_file
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
-from benchctl.records.manifest import GpuInfo
+from benchctl.records.node import GpuInfo
 from benchctl.records.peaks import PEAKS_FILE, hardware_of, write_peaks
 from benchctl.records.record import ResultWarning
 from benchctl.records.stores.peaks_store import (

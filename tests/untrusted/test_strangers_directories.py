@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from benchctl.cli.app import app
 from benchctl.errors import BenchctlError, RecordError
-from benchctl.measure.attempts import begin_attempt
 from benchctl.measure.result_directory import reopen_experiment
+from benchctl.measure.resume.attempts import begin_attempt
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import parse_profile
 from benchctl.records.directory import ResultDirectory

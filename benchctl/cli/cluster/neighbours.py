@@ -139,8 +139,8 @@ def begin_check(
 def continue_check(path: Path, num_blocks: int | None, *, is_quiet: bool, stores: bool) -> CheckOutcome:
     """Measure what is left of a check, on its slots, after blocks were added to it until it has ``num_blocks``."""
     from benchctl.cluster.neighbours.check import slots_of_check
-    from benchctl.measure.extension import extend_experiment
     from benchctl.measure.result_directory import reopen_experiment
+    from benchctl.measure.resume.extension import extend_experiment
 
     reopened = reopen_experiment(path, None)
     slots = slots_of_check(reopened.results)

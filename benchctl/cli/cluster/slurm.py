@@ -131,9 +131,9 @@ def measure_on_slurm(
     """Submit the blocks that are not done; returns their outcome, None when detached."""
     from benchctl.cluster.slurm.blocks_on_slurm import BlocksOnSlurm
     from benchctl.cluster.slurm.submission import active_tasks, queued_blocks, submit_blocks
-    from benchctl.measure.experiment import pending_runs
+    from benchctl.measure.resume.pending import undone_runs
 
-    pending = pending_runs(results)
+    pending = undone_runs(results)
     array = _array_job(results.path.resolve(), profile, keeps_raw_logs=keeps_raw_logs)
     tasks = queued_blocks(array.directory, active_tasks())
     blocks = sorted({planned.block for planned in pending} - set(tasks.values()))

@@ -263,8 +263,8 @@ def _baseline_against_itself(profile: "Profile", num_blocks: int | None) -> "Pro
 
 def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manner: Manner) -> None:
     """Measure the runs of ``path`` that are not done, after its plan was extended to ``num_blocks`` where given."""
-    from benchctl.measure.extension import extend_experiment
     from benchctl.measure.result_directory import reopen_experiment
+    from benchctl.measure.resume.extension import extend_experiment
 
     reopened = reopen_experiment(path, profile)
     _refuse_check(reopened.results)

@@ -140,13 +140,13 @@ def measure_micro(
 
 def resume_micro(path: Path, *, is_quiet: bool) -> "MicroOutcome":
     """Measure the runs of an earlier experiment that are not done."""
-    from benchctl.measure.experiment import pending_runs
     from benchctl.measure.result_directory import reopen_experiment
+    from benchctl.measure.resume.pending import undone_runs
     from benchctl.micro.experiment import resume_forward
 
     reopened = reopen_experiment(path, None)
     print(f"continuing {path}", flush=True)
-    pending = pending_runs(reopened.results)
+    pending = undone_runs(reopened.results)
     with _progress(len(pending), reopened.profile, is_quiet=is_quiet) as listener, _advice([path]):
         return resume_forward(reopened, listener)
 

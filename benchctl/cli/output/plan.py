@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from benchctl.profile.model import Profile
     from benchctl.profile.planning.imbalance import Imbalance
+    from benchctl.records.directory import ResultDirectory
     from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
     from benchctl.records.noise import NoiseFloor
     from benchctl.records.request import PreparedRequest
@@ -60,6 +61,23 @@ def print_rest(
     total_s = sum(estimate.run_s.get(arm_label(run.variant, run.cell), 0.0) for run in runs)
     lasting = f"; estimated duration {total_s:.0f} s" if runs and estimate.run_s else ""
     print(f"{len(runs)} of {count_of(num_planned, 'run')} left to measure{lasting}")
+
+
+def warn_of_repeats(results: "ResultDirectory", pending: "Sequence[PlannedRun]") -> None:
+    """Name the blocks of which a part was measured elsewhere, so that all their runs are measured again here."""
+    from benchctl.cli.output.outcome import warn
+    from benchctl.measure.node import node_name
+    from benchctl.measure.resume.pending import repeated_runs
+
+    nodes_by_block: dict[int, set[str]] = {}
+    for record in repeated_runs(results, pending):
+        nodes_by_block.setdefault(record.block, set()).add(record.node_name or "another machine")
+    for block, nodes in nodes_by_block.items():
+        elsewhere = " and ".join(sorted(nodes - {node_name()})) or "other devices of this node"
+        warn(
+            f"block {block} was begun on {elsewhere}; all its runs are measured again here, because runs of a "
+            "block are compared (earlier attempts are kept in each run's directory)"
+        )
 
 
 def _print_runs(runs: "Sequence[PlannedRun]", durations_s: "Mapping[str, float]") -> None:

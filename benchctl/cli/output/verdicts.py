@@ -118,7 +118,7 @@ def _has_verdicts(analysis: "AnalyzedExperiment", verdict: "PageVerdict") -> boo
 def _can_grow(analysis: "AnalyzedExperiment") -> bool:
     """True where blocks can be added; an A/A experiment measures noise and has nothing to settle."""
     from benchctl.analysis.planning.noise_floor import is_repeated_baseline
-    from benchctl.measure.extension import why_not_extended
+    from benchctl.measure.resume.extension import why_not_extended
 
     if analysis.profile is not None and is_repeated_baseline(analysis.profile):
         return False

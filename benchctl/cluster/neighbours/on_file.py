@@ -17,8 +17,8 @@ from benchctl.errors import UsageError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.manifest import GpuInfo
 from benchctl.records.neighbours import NEIGHBOURS_FILE, NeighbourCheck, NeighbourSlot, write_neighbours
+from benchctl.records.node import GpuInfo
 from benchctl.records.record import ResultWarning
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.stores.neighbour_store import key_of, neighbours_directory, stored_checks

@@ -15,12 +15,13 @@ import msgspec
 
 from benchctl.errors import BenchctlError, OutOfTimeError, RecordError, UsageError
 from benchctl.measure.durations import remember_duration
-from benchctl.measure.experiment import Listener, MeasureRun, Outcome, measure_feasible
+from benchctl.measure.experiment import FailedArms, Listener, MeasureRun, Outcome, measure_feasible
 from benchctl.measure.interrupt import warned_by_scheduler
 from benchctl.measure.measured_run import ignore
+from benchctl.measure.resume.here import Here, this_owner
+from benchctl.measure.resume.pending import pending_in_block
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.shared.assembly import assemble
-from benchctl.measure.shared.here import Here, this_owner
 from benchctl.measure.shared.time_needed import seconds_by_arm
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
@@ -35,7 +36,6 @@ from benchctl.records.integrity.digests import digest_of, files_of_block, run_re
 from benchctl.records.manifest import PlannedRun
 from benchctl.records.record import RunState
 from benchctl.records.request import PreparedRequest
-from benchctl.records.run import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.system_errors import KEPT, as_run_error, as_usage_error, is_of_the_system
 
@@ -115,30 +115,6 @@ def block_runs(results: ResultDirectory, block: int) -> tuple[PlannedRun, ...]:
     return tuple(run for run in results.due_plan().runs if run.block == block)
 
 
-def pending_in_block(results: ResultDirectory, runs: Sequence[PlannedRun], here: Here) -> tuple[PlannedRun, ...]:
-    """The runs of one block that are to be measured here: those that are not done.
-
-    They are all of them where some were done on another node or other devices, because runs of a block are
-    compared.
-    """
-    done = dict(_done_runs(results, runs))
-    records = list(done.values())
-    is_together = here.are_together(records)
-    if len(done) == len(runs) and is_together:
-        return ()
-    if not is_together or not all(map(here.has_measured, records)):
-        return tuple(runs)
-    return tuple(planned for planned in runs if planned.run_id not in done)
-
-
-def _done_runs(results: ResultDirectory, runs: Sequence[PlannedRun]) -> Iterator[tuple[str, RunRecord]]:
-    for planned in runs:
-        with suppress(RecordError):  # a run with an unreadable record is measured again
-            directory = results.run(planned.run_id)
-            if directory.is_begun() and (record := directory.read()).state == "done":
-                yield planned.run_id, record
-
-
 def _interrupt_ourselves() -> None:
     """End the run in progress; called by another thread."""
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -179,8 +155,7 @@ class _Block:
         pending = pending_in_block(self._results, self._runs, self._here)
         states, num_skipped = Counter[RunState](), len(self._runs) - len(pending)
         self._begin(pending)
-        infeasible: dict[str, RunRecord] = {}
-        refused: dict[str, RunRecord] = {}
+        failed_arms = FailedArms()
         requests, profile = self._context.requests, self._context.profile
         num_arms = len(arms(profile))
         for number, planned in enumerate(pending):
@@ -190,11 +165,11 @@ class _Block:
             began_s = time.monotonic()
             directory = self._results.run(planned.run_id, fence=self._held.check)
             with self._recording_end(planned):
-                record = measure_feasible(measure, self._context, planned, directory, infeasible, refused)
+                record = measure_feasible(measure, self._context, planned, directory, failed_arms)
             remember_duration(profile, requests, record, time.monotonic() - began_s, self._here.gpu_names)
             states[record.state] += 1
             listener.on_run_end(planned, record)
-            if len(refused) == num_arms:
+            if len(failed_arms.refused) == num_arms:
                 break
         return Outcome(
             num_done=states["done"],

@@ -7,10 +7,11 @@ from typing import Final
 from benchctl.errors import ClaimedError
 from benchctl.measure.experiment import Listener, MeasureRun, Outcome
 from benchctl.measure.measured_run import ignore
+from benchctl.measure.resume.here import Here
+from benchctl.measure.resume.pending import pending_in_block
 from benchctl.measure.run import measure_run
 from benchctl.measure.shared.assembly import assemble
-from benchctl.measure.shared.block import block_runs, pending_in_block, run_block
-from benchctl.measure.shared.here import Here
+from benchctl.measure.shared.block import block_runs, run_block
 from benchctl.profile.model import Profile
 from benchctl.records.claims.lease import LEASE_S
 from benchctl.records.claims.watch import LeaseWatch

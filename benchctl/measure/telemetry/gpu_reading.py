@@ -8,8 +8,7 @@ from typing import Final, Protocol, TypeAlias
 
 import psutil
 
-from benchctl.records.manifest import GpuInfo
-from benchctl.records.node import NodeGpu
+from benchctl.records.node import GpuInfo, NodeGpu
 from benchctl.records.record import GPU_LOST, GPU_UNREADABLE, ResultWarning
 from benchctl.records.samples import GpuSample
 from benchctl.units import s_from_ns

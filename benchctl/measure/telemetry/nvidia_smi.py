@@ -31,8 +31,7 @@ from benchctl.measure.telemetry.smi_program import (
     number,
 )
 from benchctl.measure.telemetry.visible_devices import names_mig, visible_devices
-from benchctl.records.manifest import GpuInfo
-from benchctl.records.node import NodeGpu
+from benchctl.records.node import GpuInfo, NodeGpu
 from benchctl.records.record import GPU_UNREADABLE, ResultWarning
 from benchctl.records.samples import GpuSample
 from benchctl.units import HZ_PER_MHZ, MIB

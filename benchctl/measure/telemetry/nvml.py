@@ -23,8 +23,7 @@ from benchctl.measure.telemetry.gpu_reading import (
     unreadable_device,
 )
 from benchctl.measure.telemetry.visible_devices import VisibleDevices, names_mig, visible_devices
-from benchctl.records.manifest import GpuInfo
-from benchctl.records.node import NodeGpu
+from benchctl.records.node import GpuInfo, NodeGpu
 from benchctl.records.record import ResultWarning
 from benchctl.records.samples import GpuSample
 from benchctl.units import HZ_PER_MHZ, MILLI_PER_UNIT

@@ -15,7 +15,8 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides, par
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
 from benchctl.records.claims.lock import sole_writer
 from benchctl.records.jsonl import encode
-from benchctl.records.manifest import GitState, GpuInfo
+from benchctl.records.manifest import GitState
+from benchctl.records.node import GpuInfo
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import RequestError
 from benchctl.records.run import RunFailure

@@ -14,8 +14,7 @@ from benchctl.errors import NotComparableError
 from benchctl.measure.durations import gpu_names_here
 from benchctl.records.jsonl import write_json_atomic
 from benchctl.records.loaded import load_results
-from benchctl.records.manifest import GpuInfo
-from benchctl.records.node import NodeGpu, NodeInfo
+from benchctl.records.node import GpuInfo, NodeGpu, NodeInfo
 from benchctl.records.noise import NOISE_FILE, MetricNoise, NoiseFloor
 from benchctl.records.peaks import PEAKS_FILE
 from benchctl.report.documents.experiment import show_document

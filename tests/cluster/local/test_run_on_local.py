@@ -20,7 +20,7 @@ from support.local_commands import (
 )
 from support.nvidia_smi import FakeSmi, devices
 
-from benchctl.measure.shared.here import this_owner
+from benchctl.measure.resume.here import this_owner
 from benchctl.records.claims.shared import claimed_block
 from benchctl.records.directory import ResultDirectory
 

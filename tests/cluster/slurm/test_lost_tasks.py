@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -85,14 +86,28 @@ def test_the_block_of_a_killed_process_is_submitted_again(slurm: Slurm, tmp_path
     assert generations(tmp_path / "d") == {0: 2, 1: 1}
 
 
+@contextmanager
+def node_that_comes_back(slurm: Slurm, name: str) -> Iterator[psutil.Process]:
+    """The daemon of a node, which is started again afterwards."""
+    daemon = psutil.Process(int((slurm.directory / f"slurmd-{name}.pid").read_text()))
+    restart = daemon.cmdline()
+    try:
+        yield daemon
+    finally:
+        psutil.Popen(restart, env=os.environ | slurm.environment).wait(timeout=30)
+        with suppress(subprocess.CalledProcessError):  # it may be up by itself
+            slurm.command("scontrol", "update", f"NodeName={name}", "State=RESUME")
+        until(
+            lambda: slurm.command("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2", "both nodes to be idle"
+        )
+
+
 def test_the_blocks_of_a_lost_node_are_measured_on_another(slurm: Slurm, tmp_path: Path):
     profile = write_profile(tmp_path / "p.yaml", blocks=4, tokens=LONG)
     command = slurm.start("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path)
     until(lambda: "node1" in slurm.command("squeue", "--noheader", "--format", "%N"), "a task on node1")
     until(lambda: slurm.processes_on("node1"), "processes on node1")
-    daemon = psutil.Process(int((slurm.directory / "slurmd-node1.pid").read_text()))
-    restart = daemon.cmdline()
-    try:
+    with node_that_comes_back(slurm, "node1") as daemon:
         for process in (daemon, *slurm.processes_on("node1")):
             if process.is_running():
                 process.send_signal(signal.SIGKILL)
@@ -100,13 +115,25 @@ def test_the_blocks_of_a_lost_node_are_measured_on_another(slurm: Slurm, tmp_pat
         output = ended(slurm, command)
         assert command.returncode == 0, output
         assert is_complete(tmp_path / "d")
-    finally:
-        psutil.Popen(restart, env=os.environ | slurm.environment).wait(timeout=30)
-        with suppress(subprocess.CalledProcessError):  # it may be up by itself
-            slurm.command("scontrol", "update", "NodeName=node1", "State=RESUME")
-        until(
-            lambda: slurm.command("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2", "both nodes to be idle"
-        )
+
+
+def test_a_node_that_only_lost_its_daemon_goes_on_measuring_and_nobody_measures_its_block_twice(
+    slurm: Slurm, tmp_path: Path
+):
+    profile = write_profile(tmp_path / "p.yaml", blocks=1, tokens=LONG)
+    command = slurm.start("run", profile, "--on", "slurm", "-o", "d", cwd=tmp_path)
+    measuring = slurm.measuring(0)
+    node = measuring.environ()["SLURMD_NODENAME"]
+    with node_that_comes_back(slurm, node) as daemon:
+        daemon.kill()
+        slurm.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+        until(lambda: "PENDING" in slurm.queue().values(), "the job to be queued again")
+        assert measuring.is_running()
+        output = ended(slurm, command)
+        assert command.returncode == 0, output
+        assert is_complete(tmp_path / "d")
+        assert set(attempts(tmp_path / "d").values()) == {1}
+        assert {run.read().node_name for run in ResultDirectory(tmp_path / "d").runs()} == {node}
 
 
 def test_a_task_that_is_warned_of_its_time_limit_goes_on_as_the_same_job(slurm: Slurm, tmp_path: Path):

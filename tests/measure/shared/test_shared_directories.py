@@ -26,13 +26,14 @@ from support.shared_directory import (
 )
 
 from benchctl.errors import InvalidDataError, LostClaimError, UsageError
-from benchctl.measure.attempts import begin_attempt
-from benchctl.measure.extension import extend_experiment
 from benchctl.measure.node import node_name
 from benchctl.measure.result_directory import reopen_experiment
+from benchctl.measure.resume.attempts import begin_attempt
+from benchctl.measure.resume.extension import extend_experiment
+from benchctl.measure.resume.here import Here
+from benchctl.measure.resume.pending import pending_in_block
 from benchctl.measure.shared.assembly import assemble
-from benchctl.measure.shared.block import block_runs, pending_in_block
-from benchctl.measure.shared.here import Here
+from benchctl.measure.shared.block import block_runs
 from benchctl.profile.load import stored_profile
 from benchctl.records.claims.held import create_lease
 from benchctl.records.claims.lease import Owner, newest_leases

@@ -11,7 +11,7 @@ from support.results.builders import T0_NS, edit_manifest, edit_requests, edit_r
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
-from benchctl.records.manifest import GpuInfo
+from benchctl.records.node import GpuInfo
 from benchctl.records.noise import MetricNoise
 from benchctl.records.request import RequestError
 from benchctl.records.samples import GpuSample, HostSample

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 from support.results import builders
 
-from benchctl.records.manifest import GitState, GpuInfo
+from benchctl.records.manifest import GitState
+from benchctl.records.node import GpuInfo
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import RequestError
 from benchctl.records.run import RunFailure

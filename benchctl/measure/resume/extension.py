@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import UsageError
-from benchctl.measure.experiment import pending_runs
 from benchctl.measure.result_directory import ReopenedExperiment
+from benchctl.measure.resume.pending import undone_runs
 from benchctl.profile.checks import MAX_RUNS
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.planning.plan import extend_plan
@@ -81,7 +81,7 @@ def extend_experiment(reopened: ReopenedExperiment, num_blocks: int) -> Extensio
             extended_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
             from_blocks=manifest.blocks,
             to_blocks=num_blocks,
-            num_done=len(plan.runs) - len(pending_runs(results, plan)),
+            num_done=len(plan.runs) - len(undone_runs(results, plan)),
             num_looks=len(manifest.extensions) + 2,
         )
         extended = msgspec.structs.replace(

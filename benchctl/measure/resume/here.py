@@ -13,7 +13,7 @@ from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.claims.lease import Owner, boot_id
-from benchctl.records.manifest import GpuInfo
+from benchctl.records.node import GpuInfo
 from benchctl.records.run import RunRecord
 
 
