@@ -151,20 +151,35 @@ def run(  # the parameters are the command line
         raise UsageError("name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them")
     if not dry_run:
         _refuse_model(step_time_model)
+    chosen, kv_plan = _completed(chosen, num_blocks, distribution, measures_noise=measures_noise, is_plan=dry_run)
     destination = _Destination(output=output, output_dir=output_dir, label=label)
-    check_distribution(chosen := with_cluster(chosen, distribution), distribution, is_plan=dry_run)
+    if dry_run:
+        print_planned(chosen, step_time_model, destination.path, kv_plan.text, distribution)
+    else:
+        _begin(chosen, destination, kv_plan, manner)
+
+
+def _completed(
+    chosen: "Profile",
+    num_blocks: int | None,
+    distribution: Distribution,
+    *,
+    measures_noise: bool,
+    is_plan: bool,
+) -> "tuple[Profile, KvPlan]":
+    """The profile of a new experiment as this machine measures it, checked, and the plan of its KV cache."""
+    chosen = with_cluster(chosen, distribution)
+    check_distribution(chosen, distribution, is_plan=is_plan)
     # A machine that does not measure needs neither engine nor GPU.
-    is_elsewhere = dry_run or distribution.is_elsewhere
+    is_elsewhere = is_plan or distribution.is_elsewhere
     check_gpu(chosen, is_plan=is_elsewhere)
     # of all arms of the experiment, also where the baseline alone is then measured
     kv_plan = share_kv_memory(chosen, is_plan=is_elsewhere)
     chosen = kv_plan.applied_to(chosen)
-    chosen = _baseline_against_itself(chosen, num_blocks) if measures_noise else chosen
+    if measures_noise:
+        chosen = _baseline_against_itself(chosen, num_blocks)
     check_experiment(chosen, is_plan=is_elsewhere)
-    if dry_run:
-        print_planned(chosen, step_time_model, destination.path, kv_plan.text, distribution)
-        return
-    _begin(chosen, destination, kv_plan, manner)
+    return chosen, kv_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
