@@ -103,6 +103,7 @@ def test_the_gate_stores_compares_and_refreshes_on_the_simulator(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_what_decides_nothing_passes_or_fails_as_the_gate_is_told(tmp_path):
     baseline = str(tmp_path / "baseline")
     assert smoke(tmp_path, "--cpu", *STEADY, BASELINE=baseline, BLOCKS="1").returncode == 0

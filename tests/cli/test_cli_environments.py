@@ -63,6 +63,8 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str | None], dict[str, str | None]]] = {
 }
 THOROUGH = ("c-locale", "1-column", "no-streams", "both-full")
 """Environments in which the commands that take long are tried as well."""
+ALWAYS = ("c-locale", "both-full")
+"""Environments in which all commands are tried at every change; the others every night."""
 TAKE_LONG = {"report", "run", "compare-files", "export", "doctor", "steptime"}
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -162,7 +164,7 @@ def test_commands_that_read_do_the_same_in_an_unusual_environment(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in THOROUGH else pytest.mark.nightly) for name in ENVIRONMENTS]
+    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.nightly) for name in ENVIRONMENTS]
 )
 def test_every_command_does_the_same_in_every_environment(
     name: str, prepared: Path, plain: dict[str, tuple[int, bytes, bytes]], tmp_path: Path

@@ -206,8 +206,17 @@ def test_a_killed_server_fails_its_run_and_the_sweep_goes_on_and_resume_complete
     assert json.loads((results / "manifest.json").read_text())["state"] == "done"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["start-up", "load", "second run"])
+@pytest.mark.parametrize(
+    ("moment", "signum"),
+    [
+        ("start-up", signal.SIGINT),
+        ("load", signal.SIGTERM),
+        ("second run", signal.SIGINT),
+        pytest.param("start-up", signal.SIGTERM, marks=pytest.mark.nightly),
+        pytest.param("load", signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param("second run", signal.SIGTERM, marks=pytest.mark.nightly),
+    ],
+)
 def test_an_interrupt_at_any_moment_ends_with_130_and_leaves_a_directory_that_resumes(
     tmp_path: Path, signum: signal.Signals, moment: str
 ) -> None:

@@ -69,7 +69,9 @@ def test_a_current_directory_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed", [*(pytest.param(each, marks=pytest.mark.nightly) for each in ("<&-", ">&-", "2>&-")), "<&- >&- 2>&-"]
+)
 def test_an_experiment_runs_with_closed_streams(tmp_path: Path, closed: str) -> None:
     done = in_shell(f"$benchctl {' '.join(TINY)} {closed}", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -82,7 +82,7 @@ def until(condition):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ending", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_a_call_that_is_interrupted_goes_on_with_the_part_that_it_was_in(tmp_path, ending):
     options = ("--quick", "--only", "kernels,fields")
     argv = [sys.executable, SCRIPTS / "measure_all.py", "--tiny", "--device", "cpu", *options, tmp_path]

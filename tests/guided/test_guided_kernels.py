@@ -39,7 +39,12 @@ def output_of(program, *given, **variables):
 @pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize(
-    ("dtype", "norm", "head_dim"), [("float32", "normed", 16), ("float32", "plain", 24), ("float16", "normed", 16)]
+    ("dtype", "norm", "head_dim"),
+    [
+        ("float32", "normed", 16),
+        pytest.param("float32", "plain", 24, marks=pytest.mark.nightly),
+        pytest.param("float16", "normed", 16, marks=pytest.mark.nightly),
+    ],
 )
 def test_every_kernel_gives_what_torch_gives(dtype, norm, head_dim):
     by_name = differences(dtype, norm, head_dim)
@@ -49,7 +54,7 @@ def test_every_kernel_gives_what_torch_gives(dtype, norm, head_dim):
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.parametrize("spoilt", ["tree_attention", "tilt_candidates"])
+@pytest.mark.parametrize("spoilt", [pytest.param("tree_attention", marks=pytest.mark.nightly), "tilt_candidates"])
 def test_a_kernel_that_computes_something_else_is_noticed(spoilt):
     by_name = differences("float32", spoilt=spoilt)
     assert by_name[spoilt] > 10 * tolerance(spoilt, torch.float32)
@@ -59,7 +64,11 @@ def test_a_kernel_that_computes_something_else_is_noticed(spoilt):
 @needs_triton
 @pytest.mark.parametrize(
     ("target", "model", "dtype"),
-    [("80", "qwen2.5-7b", "bfloat16"), ("89", "qwen3-0.6b", "float32"), ("90", "qwen2.5-1.5b", "float16")],
+    [
+        ("80", "qwen2.5-7b", "bfloat16"),
+        pytest.param("89", "qwen3-0.6b", "float32", marks=pytest.mark.nightly),
+        pytest.param("90", "qwen2.5-1.5b", "float16", marks=pytest.mark.nightly),
+    ],
 )
 def test_every_kernel_is_compiled_for_gpus_before_the_first_request_and_never_after(tmp_path, target, model, dtype):
     compiled = output_of("compiled_kernels.py", target, model, dtype, TRITON_CACHE_DIR=str(tmp_path))

@@ -112,6 +112,7 @@ def test_an_interrupted_experiment_goes_on_under_the_same_rule(tmp_path: Path) -
     assert undone_runs(results) == ()
 
 
+@pytest.mark.nightly
 def test_a_run_that_failed_is_done_again_after_the_rule_has_ended_the_rest(tmp_path: Path) -> None:
     overrides = [*SMALL, "primary_metrics=[step_ms]", "stopping.precision=0.01", "stopping.looks=2"]
     profile = load_profile("ci-smoke", engine="sim-exact", blocks=7, overrides=overrides)

@@ -21,9 +21,10 @@ from support.cli import preloaded_directory
 
 ROOT = Path(__file__).parent.parent.parent
 TASKS = sorted(f"docs/tasks/{path.name}" for path in (ROOT / "docs" / "tasks").glob("*.md"))
-LONGEST = "docs/comparing.md"
+LONGEST = ("docs/comparing.md", "docs/tasks/divide-a-cost.md", "docs/tasks/micro-benchmarks.md")
+"""Pages that are tried every night: half a minute to two minutes each."""
 """Its commands measure a hundred runs, which takes two minutes."""
-DOCUMENTS = ["README.md", LONGEST, *TASKS]
+DOCUMENTS = ["README.md", "docs/comparing.md", *TASKS]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STANDS_FOR = {"scripts/demo": "benchctl run --profile topk-sweep", "scripts/test": ""}
 """Scripts that make an environment of their own, and what they run in it. The tests do not run themselves."""
@@ -107,7 +108,7 @@ def test_a_share_that_noise_forbids_reads_like_one_that_it_allows() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.nightly if name == LONGEST else ())
+        pytest.param(name, marks=pytest.mark.nightly if name in LONGEST else ())
         for name in sorted(DOCUMENTS)
         if commands_of(ROOT / name)
     ],

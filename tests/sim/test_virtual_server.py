@@ -74,19 +74,33 @@ def what_was_said(requests):
     ("arrival", "options", "variant"),
     [
         pytest.param(CLOSED, "", "baseline", id="closed loop"),
-        pytest.param(CLOSED, "", "guided", id="guided"),
+        pytest.param(CLOSED, "", "guided", id="guided", marks=pytest.mark.nightly),
         pytest.param(CAPPED, "", "baseline", id="open loop with a cap"),
-        pytest.param("{kind: burst, launch_rate_limit: 30}", "", "baseline", id="launches limited"),
+        pytest.param(
+            "{kind: burst, launch_rate_limit: 30}", "", "baseline", id="launches limited", marks=pytest.mark.nightly
+        ),
         pytest.param(
             "{kind: closed-loop, max_concurrency: 3, launch_rate_limit: 30}", "", "baseline", id="slots and limit"
         ),
-        pytest.param("{kind: poisson, request_rate: 90, launch_rate_limit: 30}", "", "baseline", id="held back"),
+        pytest.param(
+            "{kind: poisson, request_rate: 90, launch_rate_limit: 30}",
+            "",
+            "baseline",
+            id="held back",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param("{kind: burst}", PREEMPTING, "baseline", id="preemption and prefix cache"),
         pytest.param(CLOSED, CHUNKED, "baseline", id="several tokens in a chunk"),
-        pytest.param(CLOSED, MOCK, "baseline", id="closing step"),
+        pytest.param(CLOSED, MOCK, "baseline", id="closing step", marks=pytest.mark.nightly),
         pytest.param(CAPPED, DRAFTING, "baseline", id="speculation"),
         pytest.param("{kind: burst}", DRAFTING + PREEMPTING, "baseline", id="speculation that preempts"),
-        pytest.param(CLOSED, DRAFTING + ", tokens_per_chunk: 5", "baseline", id="speculation in larger chunks"),
+        pytest.param(
+            CLOSED,
+            DRAFTING + ", tokens_per_chunk: 5",
+            "baseline",
+            id="speculation in larger chunks",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_simulated_run_has_the_steps_and_the_tokens_of_the_same_run_over_http(

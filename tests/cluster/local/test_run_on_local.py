@@ -82,7 +82,7 @@ def test_two_at_a_time_give_the_plan_requests_steps_and_verdict_of_one(tmp_path:
     assert benchctl("verify", str(beside), cwd=tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_a_signal_ends_all_blocks_with_130_and_resume_completes_them(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -163,6 +163,7 @@ def test_a_block_that_its_process_refuses_ends_the_command_with_what_it_said(tmp
     assert not (begun.results / "logs/b001-1.log").exists() or not (begun.results / "logs/b000-1.log").read_text()
 
 
+@pytest.mark.nightly
 def test_a_block_that_another_process_measures_is_left_to_it_and_named(tmp_path: Path) -> None:
     assert benchctl(*SMALL, "--blocks", "2", "--prepare", "--output", "experiment", cwd=tmp_path).returncode == 0
     resume = ("run", "--resume", "experiment", "--on", "local", "--parallel", "1", "--quiet")

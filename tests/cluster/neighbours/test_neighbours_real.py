@@ -232,7 +232,10 @@ def test_a_neighbour_that_never_loads_is_a_failed_run_and_the_rest_is_measured(t
     assert "the neighbour on slot 1 ended" in failure.message
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "ending",
+    [*(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
+)
 def test_whatever_ends_a_check_no_neighbour_is_left(tmp_path: Path, ending: signal.Signals) -> None:
     busy_profile(tmp_path, BUSY_MS=20)
     output = tmp_path / "check"

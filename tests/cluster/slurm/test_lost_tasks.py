@@ -117,6 +117,7 @@ def test_the_blocks_of_a_lost_node_are_measured_on_another(slurm: Slurm, tmp_pat
         assert is_complete(tmp_path / "d")
 
 
+@pytest.mark.nightly
 def test_a_node_that_only_lost_its_daemon_goes_on_measuring_and_nobody_measures_its_block_twice(
     slurm: Slurm, tmp_path: Path
 ):

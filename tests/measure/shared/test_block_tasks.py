@@ -120,6 +120,7 @@ def test_a_signal_in_the_first_moments_of_a_task_ends_it_in_silence(tmp_path, nu
     assert "Traceback" not in said[1]
 
 
+@pytest.mark.nightly  # by default on Slurm and on one host
 def test_a_task_that_is_killed_in_mid_run_is_taken_over_at_once_on_the_same_machine(tmp_path):
     path = prepared_directory(tmp_path, *SLOWLY, blocks=1, output_len=LONG_OUTPUT)
     with task_in_mid_run(path, 0) as process:
@@ -177,7 +178,7 @@ def wait_for_second_attempt(path, limit_s=30.0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_tasks", [2, 8])
+@pytest.mark.parametrize("num_tasks", [pytest.param(2, marks=pytest.mark.nightly), 8])
 def test_of_many_who_claim_one_block_at_once_one_measures_it(tmp_path, num_tasks):
     path = prepared_directory(tmp_path, *SLOWLY, blocks=1, lease_s=30.0, output_len=100)
     tasks = [task(path, 0) for _ in range(num_tasks)]

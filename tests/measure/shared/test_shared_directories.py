@@ -110,6 +110,7 @@ def test_the_block_of_a_dead_owner_on_another_host_is_taken_over_after_its_lease
 
 @pytest.mark.slow
 @needs_compiler
+@pytest.mark.nightly  # by default on Slurm
 def test_a_node_whose_clock_is_an_hour_off_neither_takes_a_living_block_nor_keeps_a_dead_one(tmp_path):
     path = prepared_directory(tmp_path, *SLOWLY, blocks=1, lease_s=12.0, output_len=LONG_OUTPUT)
     clock = SetClock(tmp_path)

@@ -20,7 +20,8 @@ from benchctl.measure.server.shared_memory import Segments
 
 FRONT_END = "front end"
 MOMENTS = ("start", "warm-up", "load", "stop")
-NUM_REQUESTS = 24
+NUM_REQUESTS = 96
+"""So many that a blow under load falls into the load, also where other work keeps this process from the processor."""
 _PROFILE = f"""\
 name: killing
 blocks: 1
