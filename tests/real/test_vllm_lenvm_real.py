@@ -123,7 +123,7 @@ class Guided:
         return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_preemptions_total"))
 
 
-@pytest.fixture(name="guided", scope="module", params=SWITCHES)
+@pytest.fixture(name="guided", scope="module", params=["on", pytest.param("off", marks=pytest.mark.nightly)])
 def _guided(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("guided")
     with served(directory, **SWITCHES[request.param]) as client:

