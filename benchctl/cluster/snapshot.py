@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from contextlib import suppress
 from typing import Final
 
-from benchctl.cluster.progress import BlockClaim, Snapshot, by_block
+from benchctl.cluster.block_progress import BlockClaim, Snapshot, by_block
 from benchctl.errors import RecordError
 from benchctl.records.claims.lease import Lease, boot_s, generations, is_shared
 from benchctl.records.claims.lock import is_claimed

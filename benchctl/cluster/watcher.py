@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from benchctl.cluster.progress import Progress, Snapshot, progress_of
+from benchctl.cluster.block_progress import Snapshot
+from benchctl.cluster.progress import Progress, progress_of
 from benchctl.cluster.snapshot import SnapshotReader
 from benchctl.errors import BenchctlError, UsageError
 from benchctl.records.directory import ResultDirectory

@@ -15,7 +15,7 @@ from benchctl.measure.resume.attempts import begin_attempt
 from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity.digests import digests_of_run
 from benchctl.records.record import ResultWarning, RunState
-from benchctl.records.run import RunFailure, RunRecord
+from benchctl.records.run import INTERRUPTED, RunFailure, RunRecord
 from benchctl.records.warning_codes import by_severity
 from benchctl.system_errors import KEPT, as_run_error, is_of_the_system
 from benchctl.untrusted.known_secrets import environment_redactor
@@ -68,7 +68,7 @@ class Journal:
                 self.begin()
                 yield
             except KeyboardInterrupt:
-                fail_unless_closed("interrupted", "the run was interrupted by a signal")
+                fail_unless_closed(INTERRUPTED, "the run was interrupted by a signal")
                 raise
             except BenchctlError as error:
                 fail_unless_closed(getattr(error, "cause", type(error).__name__), str(error))

@@ -1,12 +1,17 @@
 """The record of one run: one fresh server and one workload."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from benchctl.records.node import NodeInfo
 from benchctl.records.record import Cell, Count, Int64, MomentNs, Record, ResultWarning, RunState, Size
 from benchctl.records.step import Clock
+
+ENDED: Final[frozenset[RunState]] = frozenset({"done", "failed", "suspect"})
+"""States of runs to which nothing more is written, unless they are measured again."""
+INTERRUPTED: Final = "interrupted"
+"""Cause of the failure of a run that a signal, or the death of its process, cut off; it is measured again."""
 
 
 class RunTimes(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -114,6 +119,11 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Secrets that were replaced in what the server wrote, by name of the variable or kind of the key."""
     files: dict[str, FileDigest] = {}
     """The other files of the run by name, as they were when it ended; empty until then and in older records."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it came to its own end, for better or worse; a run that was cut off is measured again."""
+        return self.state in ENDED and (self.failure is None or self.failure.cause != INTERRUPTED)
 
     @property
     def node_name(self) -> str | None:

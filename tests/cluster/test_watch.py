@@ -21,7 +21,8 @@ from support.results.builders import edit_run, write_results
 from support.results.planted_progress import plant_block, plant_shared
 
 from benchctl.cli.cluster.progress_text import picture
-from benchctl.cluster.progress import STATES, progress_of
+from benchctl.cluster.block_progress import STATES
+from benchctl.cluster.progress import progress_of
 from benchctl.cluster.snapshot import SnapshotReader
 from benchctl.cluster.watcher import Watcher
 from benchctl.records.directory import ResultDirectory

@@ -158,7 +158,7 @@ def _require_whole(experiment: Experiment) -> None:
         record = records.get(planned.run_id)
         codes = set() if record is None else {warning.code for warning in record.warnings}
         cause = None if record is None or record.failure is None else record.failure.cause
-        if record is None or record.state not in {"done", "suspect", "failed"} or cause == "interrupted":
+        if record is None or not record.has_ended:
             unsound.append(f"{planned.run_id} is not done")
         elif NEIGHBOUR_LOST in {cause, *codes}:
             unsound.append(f"{planned.run_id} lacked a neighbour")

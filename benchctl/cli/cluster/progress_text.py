@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from benchctl.cluster.progress import STATES
+from benchctl.cluster.block_progress import STATES
 from benchctl.formats import count_of, duration, first_of, shortened
 from benchctl.untrusted.text import visible_line
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from benchctl.cluster.progress import BlockProgress, Problem, Progress
+    from benchctl.cluster.block_progress import BlockProgress
+    from benchctl.cluster.progress import Problem, Progress
 
 _COLOURS: Final = {
     "running": "cyan",

@@ -6,8 +6,9 @@ from typing import Final, Literal, TypeAlias
 from benchctl.cluster.local.block_process import BlockProcess
 from benchctl.errors import InvalidDataError, RecordError, RunError, UsageError
 from benchctl.records.claims.lease import newest_leases
-from benchctl.records.claims.lock import ENDED, state_of
+from benchctl.records.claims.lock import state_of
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.run import ENDED
 
 Fate: TypeAlias = Literal["ended", "of others", "refused", "died"]
 """All runs of the block have ended; another process measures it; its process refused it, as others would; that

@@ -13,7 +13,6 @@ from benchctl.cluster.slurm.commands import SlurmCommandError
 from benchctl.cluster.slurm.submission import ArrayJob, active_tasks, state_of_task, submit_blocks
 from benchctl.errors import RecordError
 from benchctl.profile.sections.cluster import ClusterSettings
-from benchctl.records.claims.lock import ENDED
 from benchctl.records.claims.watch import LeaseWatch
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.submission import Submission
@@ -22,8 +21,6 @@ POLL_S: Final = 5.0
 """Seconds between two questions to the controller."""
 _LOOKS_UNTIL_GONE: Final = 2
 """Looks at which a task is absent before it counts as gone: files of its node may appear late."""
-_INTERRUPTED: Final = "interrupted"
-"""Cause of a run that ended before its time; the block is measured on."""
 _CANCELLED: Final = "CANCELLED"
 _GONE: Final = frozenset(
     {
@@ -161,9 +158,6 @@ class BlocksOnSlurm:
 
 def _has_ended(run: RunDirectory) -> bool:
     try:
-        record = run.read() if run.is_begun() else None
+        return run.is_begun() and run.read().has_ended
     except RecordError:
         return False
-    if record is None or record.state not in ENDED:
-        return False
-    return record.failure is None or record.failure.cause != _INTERRUPTED

@@ -19,10 +19,11 @@ from benchctl.profile.checks import MAX_RUNS
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.planning.plan import extend_plan
 from benchctl.records.claims.lease import newest_leases
-from benchctl.records.claims.lock import ENDED, sole_writer, state_of
+from benchctl.records.claims.lock import sole_writer, state_of
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import renew_digests
 from benchctl.records.manifest import Extension, Manifest, Plan
+from benchctl.records.run import ENDED
 
 _SIMULATED: Final = "simulated"
 """Code of the note in the manifest of an experiment in virtual time."""

@@ -4,12 +4,13 @@ import msgspec
 
 from benchctl.analysis.validity.noise_floor_fit import version_warning
 from benchctl.errors import RecordError
-from benchctl.records.claims.lock import ENDED, state_of
+from benchctl.records.claims.lock import state_of
 from benchctl.records.claims.shared import is_shared
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import assemble_digests
 from benchctl.records.noise import load_noise
 from benchctl.records.record import ResultWarning
+from benchctl.records.run import ENDED
 
 
 def assemble(results: ResultDirectory) -> bool:

@@ -21,15 +21,13 @@ from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.integrity.digests import record_run
 from benchctl.records.manifest import Manifest
 from benchctl.records.record import ExperimentState, RunState
-from benchctl.records.run import RunFailure, RunRecord
+from benchctl.records.run import ENDED, INTERRUPTED, RunFailure, RunRecord
 
 _TRIES: Final = 20
 _RETRY_S: Final = 0.01
 """A reader that looks whether a directory is claimed holds the lock for some microseconds."""
-ENDED: Final[frozenset[RunState]] = frozenset({"done", "failed", "suspect"})
-"""States of runs to which nothing more is written, unless they are measured again."""
 _ABANDONED: Final = RunFailure(
-    cause="interrupted", message="the process that measured this run ended before it could record the run's end"
+    cause=INTERRUPTED, message="the process that measured this run ended before it could record the run's end"
 )
 
 

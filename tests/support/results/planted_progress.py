@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchctl.cluster.progress import by_block
+from benchctl.cluster.block_progress import by_block
 from benchctl.profile.load import dump_profile, load_profile
 from benchctl.profile.planning.plan import plan_runs
 from benchctl.records.claims.lease import Lease, lease_bytes, lease_path
