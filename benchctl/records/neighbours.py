@@ -12,6 +12,7 @@ import msgspec
 from benchctl.records.documents import record_of
 from benchctl.records.files import read_document
 from benchctl.records.jsonl import write_json_atomic
+from benchctl.records.machine_measurement import MachineMeasurement
 from benchctl.records.record import Amount, Count, Record
 from benchctl.untrusted.files import is_there
 
@@ -62,29 +63,9 @@ class NeighbourReading(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the interval of their ratio excludes 1, at the confidence of the check."""
 
 
-class NeighbourCheck(Record, frozen=True, kw_only=True, omit_defaults=True):
+class NeighbourCheck(MachineMeasurement, frozen=True, kw_only=True, omit_defaults=True):
     """The mutual disturbance of blocks that run at the same time, for one host, engine, model and set of slots."""
 
-    schema_version: int
-    """Version of the result format."""
-    measured_at: str
-    """UTC, ISO 8601."""
-    source: str
-    """Result directory that it was measured in."""
-    host: str
-    """Name of the machine."""
-    gpus: tuple[str, ...] = ()
-    """Names of its devices."""
-    engine: str
-    """Kind of server software."""
-    engine_sha256: str
-    """SHA-256 of the engine options that all variants share."""
-    engine_version: str | None = None
-    """Version that the server reported."""
-    model: str
-    """Model that was served."""
-    request_set_sha256: str
-    """SHA-256 of the request set."""
     slots: Annotated[tuple[NeighbourSlot, ...], msgspec.Meta(min_length=2)]
     """Slots, of which the first was measured and the others were its neighbours."""
     confidence: Annotated[float, msgspec.Meta(gt=0, lt=1)]

@@ -10,6 +10,7 @@ from typing import Final
 from benchctl.records.documents import record_of
 from benchctl.records.files import read_document
 from benchctl.records.jsonl import write_json_atomic
+from benchctl.records.machine_measurement import MachineMeasurement
 from benchctl.records.record import Amount, Count, Record
 from benchctl.untrusted.files import is_there
 
@@ -28,29 +29,9 @@ class MetricNoise(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The change that identical servers could not rule out: exp(the end of their interval farther from 0) - 1."""
 
 
-class NoiseFloor(Record, frozen=True, kw_only=True, omit_defaults=True):
+class NoiseFloor(MachineMeasurement, frozen=True, kw_only=True, omit_defaults=True):
     """The noise of one host, engine and model, by metric."""
 
-    schema_version: int
-    """Version of the result format."""
-    measured_at: str
-    """UTC, ISO 8601."""
-    source: str
-    """Result directory that it was measured in."""
-    host: str
-    """Name of the machine."""
-    gpus: tuple[str, ...] = ()
-    """Names of its devices."""
-    engine: str
-    """Kind of server software."""
-    engine_sha256: str
-    """SHA-256 of the engine options that all variants share."""
-    engine_version: str | None = None
-    """Version that the server reported."""
-    model: str
-    """Model that was served."""
-    request_set_sha256: str
-    """SHA-256 of the request set."""
     metrics: dict[str, MetricNoise]
     """Noise of each metric."""
 

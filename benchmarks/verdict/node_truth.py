@@ -6,7 +6,6 @@ interval of Clopper and Pearson; a demand that is refuted ends the program with 
 time.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ from benchctl.analysis.statistics.node_effects import OWN_SCATTER_BLOCKS, NodeEf
 from benchctl.analysis.statistics.position_effect import PositionEffects
 from benchctl.analysis.statistics.side_ratio import BlockDesign, metric_ratio
 from benchctl.analysis.summary.nodes import NodeResults, correct_for_all_nodes, metric_by_node
-from benchmarks.common.table import show
 from benchmarks.verdict.known_truth import CONFIDENCE, METRICS, Experiment, Made, make, named_stream, slopes_of
+from benchmarks.verdict.sections import run_sections
 from benchmarks.verdict.shares import COVERS, SELDOM, Demand, Row, row
 
 SCATTER: Final = 0.02
@@ -185,22 +184,5 @@ SECTIONS: Final = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiments", type=int, default=1000, metavar="N", help="per condition")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="NAME")
-    asked = parser.parse_args()
-    print(f"{asked.experiments} experiments for each row; shares in % with their 95 % interval")
-    failures = 0
-    for name in asked.sections:
-        section, title = SECTIONS[name]
-        rows = list(section(asked.experiments))
-        show([one.cells() for one in rows], f"{name}: {title}")
-        sys.stdout.flush()
-        failures += sum(len(one.failures) for one in rows)
-    print(f"\n{failures} demands are refuted" if failures else "\nno demand is refuted")
-    return 1 if failures else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_sections(__doc__, SECTIONS, num_experiments=1000))

@@ -6,7 +6,6 @@ a demand is refuted: when the observed share lies so far outside of it that this
 hundred repetitions if the truth lay on its edge. The same output every time.
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from benchctl.analysis.planning.stopping_rule import ALPHA, look_blocks
 from benchctl.analysis.statistics.block_ratio import estimate_paired, log_ratios
 from benchctl.analysis.statistics.margins import decision_alpha, margins_of, verdict_of
 from benchctl.analysis.statistics.multiplicity import holm_levels
-from benchmarks.common.table import show
 from benchmarks.verdict.known_truth import (
     BLOCK_LOG_SD,
     CONFIDENCE,
@@ -35,6 +33,7 @@ from benchmarks.verdict.known_truth import (
 )
 from benchmarks.verdict.named_noise import ALL, BAD_MACHINES, NOISES
 from benchmarks.verdict.rivals import rivals
+from benchmarks.verdict.sections import run_sections
 from benchmarks.verdict.shares import COVERS, COVERS_AT_LEAST, MISSES, NEARLY_ALWAYS, SELDOM, Demand, Row, row
 
 CHANGES: Final = frozenset({"regression", "improvement"})
@@ -331,22 +330,5 @@ SECTIONS: Final[Mapping[str, tuple[Callable[[int], Iterator[Row]], str]]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiments", type=int, default=2000, metavar="N", help="per condition")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="NAME")
-    asked = parser.parse_args()
-    print(f"{asked.experiments} experiments for each row; shares in % with their 95 % interval")
-    failures = 0
-    for name in asked.sections:
-        section, title = SECTIONS[name]
-        rows = list(section(asked.experiments))
-        show([one.cells() for one in rows], f"{name}: {title}")
-        sys.stdout.flush()
-        failures += sum(len(one.failures) for one in rows)
-    print(f"\n{failures} demands are refuted" if failures else "\nno demand is refuted")
-    return 1 if failures else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_sections(__doc__, SECTIONS, num_experiments=2000))

@@ -2,7 +2,6 @@
 
 import sys
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 from benchctl.cli.options.experiment import (
     RESULTS,
     Blocks,
+    Destination,
     EnginePreset,
     Label,
     Output,
@@ -94,7 +94,7 @@ def neighbours(  # the parameters are the command line
             chosen = load_profile(
                 profile_name, engine=engine, overrides=overrides or [], seed=seed, is_to_send=True
             )
-            destination = _Destination(output, output_dir, label)
+            destination = Destination(output=output, output_dir=output_dir, label=label)
             begun = _begin(
                 chosen,
                 parallel,
@@ -115,20 +115,11 @@ def neighbours(  # the parameters are the command line
     _exit(outcome)
 
 
-@dataclass(frozen=True, slots=True)
-class _Destination:
-    """Directory of a new check, and the user's remark on it."""
-
-    output: Path | None
-    output_dir: Path
-    label: str | None
-
-
 def _begin(
     profile: "Profile",
     parallel: int,
     num_blocks: int | None,
-    destination: _Destination,
+    destination: Destination,
     *,
     stores: bool,
     is_quiet: bool,
@@ -170,7 +161,7 @@ def _begin(
             planned, destination.output_dir, destination.label, is_quiet=is_quiet, tokenizer=tokenizer
         )
         prepared = prepare_experiment(planned, lengths_from, tokenizer=tokenizer)
-        check_machine(planned, prepared.requests, destination.output or destination.output_dir)
+        check_machine(planned, prepared.requests, destination.path)
         return begin_check(
             planned,
             prepared,

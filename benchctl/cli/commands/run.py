@@ -3,7 +3,6 @@
 import shlex
 import sys
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +40,7 @@ from benchctl.cli.options.distribution import (
 from benchctl.cli.options.experiment import (
     RESULTS,
     Blocks,
+    Destination,
     EnginePreset,
     Label,
     Output,
@@ -139,12 +139,12 @@ def run(  # the parameters are the command line
             raise UsageError(
                 f"--resume continues {resume} as it was begun: leave out --aa, --label, --output and --output-dir"
             )
-        given = _load(profile_name, engine, changes, None, seed)
+        changed = _load(profile_name, engine, changes, None, seed)
         if dry_run:
-            print_runs_left(resume, given, num_blocks, step_time_model, distribution)
+            print_runs_left(resume, changed, num_blocks, step_time_model, distribution)
         else:
             _refuse_model(step_time_model)
-            _resume(resume, given, num_blocks, manner)
+            _resume(resume, changed, num_blocks, manner)
         return
     chosen = _load(profile_name, engine, changes, num_blocks, seed)
     if chosen is None:
@@ -152,7 +152,7 @@ def run(  # the parameters are the command line
     if not dry_run:
         _refuse_model(step_time_model)
     chosen, kv_plan = _completed(chosen, num_blocks, distribution, measures_noise=measures_noise, is_plan=dry_run)
-    destination = _Destination(output=output, output_dir=output_dir, label=label)
+    destination = Destination(output=output, output_dir=output_dir, label=label)
     if dry_run:
         print_planned(chosen, step_time_model, destination.path, kv_plan.text, distribution)
     else:
@@ -182,20 +182,7 @@ def _completed(
     return chosen, kv_plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Destination:
-    """The directory of a new experiment, and the user's remark on it."""
-
-    output: Path | None
-    output_dir: Path
-    label: str | None
-
-    @property
-    def path(self) -> Path:
-        return self.output or self.output_dir
-
-
-def _begin(chosen: "Profile", destination: _Destination, kv_plan: "KvPlan", manner: Manner) -> None:
+def _begin(chosen: "Profile", destination: Destination, kv_plan: "KvPlan", manner: Manner) -> None:
     """Create a new experiment and measure it."""
     distribution = manner.distribution
     tokenizer = tokenizer_of(chosen, may_start_server=distribution.on is not Scheduler.SLURM)

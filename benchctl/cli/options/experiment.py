@@ -1,6 +1,7 @@
 """Options of the commands that take a profile."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +61,21 @@ OutputDir = Annotated[Path, typer.Option("--output-dir", help="Parent of new res
 Label = Annotated[str | None, typer.Option("--label", help="Remark for the manifest.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="One line per run instead of bars, for CI.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """The directory of a new experiment, and the user's remark on it."""
+
+    output: Path | None
+    """The directory itself; None for a new one below ``output_dir``."""
+    output_dir: Path
+    label: str | None
+
+    @property
+    def path(self) -> Path:
+        """The directory, or its parent where it has no name yet."""
+        return self.output or self.output_dir
 
 
 def chosen_profile(name: str | None, option: str | None) -> str | None:

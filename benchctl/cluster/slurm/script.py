@@ -41,7 +41,7 @@ def script_parameters(
 ) -> dict[str, Any]:
     """The parameters of submitit for an array of ``num_blocks`` blocks with ``num_gpus`` each."""
     limit_s = settings.time_s
-    given = {
+    options = {
         "partition": settings.partition,
         "account": settings.account,
         "qos": settings.qos,
@@ -53,7 +53,7 @@ def script_parameters(
         "gres": f"gpu:{num_gpus}" if num_gpus else None,
     }
     return {
-        **{key: value for key, value in given.items() if value is not None},
+        **{key: value for key, value in options.items() if value is not None},
         "job_name": f"benchctl-{name}"[:MAX_JOB_NAME],
         "time": None if limit_s is None else math.ceil(limit_s / SECONDS_PER_MINUTE),
         "wckey": None,
