@@ -10,11 +10,13 @@ import platform
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.cli import benchctl
 from support.servers.busy_engine import busy_profile
+from support.servers.real_engines import turn_of
 from support.servers.stubborn_engine import processes_of, wait_until
 
 from benchctl.analysis.experiment.experiment import load_experiment
@@ -54,12 +56,20 @@ def check(directory: Path, profile: Profile, slots: tuple[Slot, ...], num_blocks
     return begin_check(planned, prepared, slots, noise, output_dir=directory / "results", is_quiet=True)
 
 
+@pytest.fixture(autouse=True)
+def _others_wait() -> Iterator[None]:
+    """Tests of this file in other processes, which would be neighbours of these, too."""
+    with turn_of("neighbours", is_alone=True):
+        yield
+
+
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Profile, CheckOutcome]:
     """A check whose neighbours compute on the core of the measured server."""
     directory = tmp_path_factory.mktemp("planted")
     profile = busy(directory, BUSY_WORK=1)
-    return directory, profile, check(directory, profile, SHARING, 8)
+    with turn_of("neighbours", is_alone=True):
+        return directory, profile, check(directory, profile, SHARING, 8)
 
 
 def result(outcome: CheckOutcome) -> NeighbourCheck:
