@@ -10,15 +10,22 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Final
 
 import numpy as np
 
+from benchctl.analysis.attribution.estimate import PairDesign
+from benchctl.analysis.attribution.factors import WallSplit, split_wall
+from benchctl.analysis.attribution.run_time import RunTimeBreakdown
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.planning.stopping_rule import ALPHA, look_blocks
-from benchctl.analysis.statistics.block_ratio import estimate_paired, log_ratios
+from benchctl.analysis.statistics.block_ratio import PooledSlope, estimate_paired, log_ratios
 from benchctl.analysis.statistics.margins import decision_alpha, margins_of, verdict_of
 from benchctl.analysis.statistics.multiplicity import holm_levels
+from benchctl.analysis.statistics.side_ratio import BlockDesign, metric_ratio
+from benchctl.records.columns.step_table import PHASES
+from benchctl.records.manifest import StopMode
 from benchmarks.verdict.known_truth import (
     BLOCK_LOG_SD,
     CONFIDENCE,
@@ -40,6 +47,8 @@ CHANGES: Final = frozenset({"regression", "improvement"})
 NUM_LOOKS: Final = 4
 MOST_BLOCKS: Final = 20
 PRECISION_FRAC: Final = 0.009
+BAD_NOISE: Final = "outliers, 10 % by 30 %"
+STOPS: Final[tuple[StopMode, ...]] = ("natural", "forced")
 
 
 def no_change(n: int) -> Iterator[Row]:
@@ -294,6 +303,62 @@ def others(n: int) -> Iterator[Row]:
             yield Row(condition={"noise": noise, "way of deciding": name}, shares=shares, demands=demands)
 
 
+def remainder(n: int) -> Iterator[Row]:
+    for stop, noise, num_blocks in product(STOPS, ("gaussian", BAD_NOISE), (6, 12)):
+        made = Made(noise=noise, num_blocks=num_blocks, num_metrics=3)
+        stream = named_stream("remainder", stop, made)
+        found = (divide(make(made, stream), stop).factors[-1] for _ in range(n))
+        events = (
+            {"covers": holds(one.estimate.log_interval, 0.0), "told from 1": one.is_significant} for one in found
+        )
+        demands = {"covers": COVERS_AT_LEAST, "told from 1": MISSES}
+        yield row({"stop": stop, "noise": noise, "blocks": num_blocks}, events, demands)
+
+
+def divide(experiment: Experiment, stop: StopMode) -> WallSplit:
+    """An A/A experiment divided as ``compare`` divides it: with natural ends the number of steps scatters as well,
+    and hardly the remainder.
+    """
+    own_share = 0.15 if stop == "forced" else 0.005
+    sides = [[_run(values, stop, own_share) for values in arm] for arm in experiment.arms]
+    positions = tuple(np.subtract(experiment.positions[1], experiment.positions[0]).tolist())
+    design = BlockDesign(tuple(range(len(positions))), positions)
+    counts: dict[str, PooledSlope] = {}
+    slopes = {"wall_s": None, "step_ms": None, "num_steps": counts, "output_tokens": counts}
+    ratios = {}
+    for name, value_of in _VALUES.items():
+        a, b = ([value_of(run) for run in side] for side in sides)
+        ratio = metric_ratio(name, a, b, design, slopes[name])
+        ratios |= {} if ratio is None else {name: ratio}
+    paired = PairDesign(is_paired=True, positions=positions, has_own_wall=True)
+    return split_wall(sides[0], sides[1], paired, stop, ratios)
+
+
+_VALUES: Final[Mapping[str, Callable[[RunTimeBreakdown], float | None]]] = {
+    "wall_s": lambda run: run.wall_s,
+    "step_ms": lambda run: run.step_s / run.num_steps,
+    "num_steps": lambda run: run.num_steps,
+    "output_tokens": lambda run: run.output_tokens,
+}
+
+
+def _run(values: Mapping[str, float], stop: StopMode, own_share: float) -> RunTimeBreakdown:
+    """A run of about a million steps of the time that was made; two other metrics make its steps and remainder."""
+    num_steps = 10**6 if stop == "forced" else round(10**6 * values["tpot_ms"])
+    step_s = num_steps * values["step_ms"]
+    return RunTimeBreakdown(
+        run_id="made",
+        wall_s=step_s * values["wall_s"] ** own_share,
+        output_tokens=10**7,
+        num_steps=num_steps,
+        step_s=step_s,
+        phase_s=dict.fromkeys(PHASES, 0.0) | {"decode": step_s},
+        sizes={},
+        breakdown=None,
+        floor="no floor",
+    )
+
+
 def verdicts(made: Made, n: int) -> Iterator[dict[str, bool]]:
     for _, (compared,) in experiments(made, n):
         yield {
@@ -325,6 +390,7 @@ SECTIONS: Final[Mapping[str, tuple[Callable[[int], Iterator[Row]], str]]] = {
     "power": (power, "true +5 %, 8 blocks, margin 1 %, three metrics that say nearly the same"),
     "floor": (floors, "true change outside the threshold of 1 %, beside a noise floor; 8 blocks"),
     "unpaired": (unpaired, "two experiments without common blocks, scatter 2 % and 5 % between blocks"),
+    "remainder": (remainder, "A/A, wall time = steps * time per step * remainder, which holds 1"),
     "stopping": (stopping, "until a half-width of 0.9 % at one of four looks, scatter 1 %; interval of 98.75 %"),
     "others": (others, "other ways of deciding on the same 8 blocks, scatter 2 %, 1,000 requests per run"),
 }

@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -118,6 +119,40 @@ def test_the_table_of_compare_its_markdown_and_its_csv_are_of_one_set_of_numbers
             assert percent == pytest.approx((metric[key] - 1) * 100, abs=0.0501)
         assert metric["b"] / metric["a"] == pytest.approx(metric["ratio"], rel=1e-9)
     assert seen >= 16
+
+
+RATE_LIMITED = """
+blocks: 6
+stop: forced
+engine: sim
+model: qwen2.5-7b
+workload:
+  dataset: synthetic
+  num_prompts: 24
+  input_len: 64
+  output_len: 32
+  arrival: {kind: poisson, request_rate: 12}
+variants:
+  baseline: {}
+  few: {server: {max_num_seqs: 4}}
+allowed_differences: [server.max_num_seqs]
+"""
+
+
+def test_factors_of_the_wall_time_are_the_ratios_of_the_metrics_that_they_are(tmp_path):
+    """On a load whose number of steps varies, where outlying blocks of the three metrics are others."""
+    (tmp_path / "limited.yaml").write_text(RATE_LIMITED)
+    done = cli.benchctl("simulate", "--profile", "limited.yaml", "--quiet", "--output", "r", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    compared = json.loads(cli.benchctl("compare", "r:baseline", "r:few", "--json", cwd=tmp_path).stdout)
+    metrics = {metric["name"]: metric for metric in compared["metrics"]}
+    wall = compared["cells"][0]["decomposition"]["wall"]
+    factors = {factor["name"]: factor for factor in wall["factors"]}
+    assert len({tuple(metrics[name]["block_weights"]) for name in ("wall_s", "num_steps", "step_ms")}) == 3
+    for factor, name in ((wall, "wall_s"), (factors["steps"], "num_steps"), (factors["time per step"], "step_ms")):
+        for key in ("ratio", "ci_low", "ci_high"):
+            assert factor[key] == metrics[name][key], (name, key)
+    assert math.prod(factor["ratio"] for factor in factors.values()) == pytest.approx(wall["ratio"], rel=1e-12)
 
 
 def test_tables_of_show_and_exported_files_have_the_ratios_of_compare(path, truth):

@@ -11,13 +11,14 @@ over the blocks, all else arithmetic means: a product needs the former, a sum th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from types import MappingProxyType
 from typing import Final
 
 from benchctl.analysis.attribution.estimate import PairDesign, select_known_runs
-from benchctl.analysis.attribution.factors import NO_RATIOS, Ratios, WallSplit, split_wall
+from benchctl.analysis.attribution.factors import WallSplit, split_wall
 from benchctl.analysis.attribution.latency import LatencySplit, split_latency
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.attribution.step_time_model import ModelledRun, ModelSplit, SourcedModel, split_by_model
@@ -66,12 +67,13 @@ def decompose(
     b: Sequence[RunTimeBreakdown],
     design: PairDesign,
     stop: StopMode,
-    ratios: Ratios = NO_RATIOS,
+    ratios: Mapping[str, SideRatio] = MappingProxyType({}),
     model: SourcedModel | str = NO_MODEL,
 ) -> Decomposition | None:
     """The decomposition of B against A; None if neither wall times nor steps are known on both sides.
 
-    If paired, both sequences have the same blocks in the same order. ``ratios`` are those of the comparison.
+    If paired, both sequences have the same blocks in the same order. ``ratios`` are those of the comparison,
+    by metric.
     """
     timed_a, timed_b, timed = select_known_runs(
         a, b, design.of_times("wall"), lambda run: bool(run.wall_s and run.wall_s > 0)
@@ -80,10 +82,10 @@ def decompose(
     has_steps = bool(a and b) and all(run.has_steps for run in (*a, *b))
     if not has_wall and not has_steps:
         return None
-    of_steps = design.of_times("step")
+    of_steps, step = design.of_times("step"), ratios.get("step_ms")
     if has_steps:
-        a, b = steps_at_level(a, b, ratios.step)
-    work, missing = compare_work(a, b, of_steps, ratios.step)
+        a, b = steps_at_level(a, b, step)
+    work, missing = compare_work(a, b, of_steps, step)
     explained = _explain(model, a, b, of_steps) if has_steps else "the steps of a side are not known"
     return Decomposition(
         label=label,

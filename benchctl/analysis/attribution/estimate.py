@@ -144,13 +144,6 @@ def _of_all_pairs(pairs: NDArray[np.float64], confidence: float) -> RatioEstimat
     return replace(estimate, uncertainty=StudentT(centre, float(np.sqrt(squared)), df))
 
 
-def recentre(estimate: RatioEstimate, centre: float) -> RatioEstimate:
-    """The estimate around another centre, with the same width."""
-    uncertainty = estimate.uncertainty
-    shifted = None if uncertainty is None else uncertainty.shift_by(centre - estimate.log_ratio)
-    return replace(estimate, log_ratio=centre, uncertainty=shifted)
-
-
 def estimate_contributions(
     names: Sequence[str],
     a: Sequence[Run],

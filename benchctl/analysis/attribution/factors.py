@@ -17,14 +17,19 @@ time, is time without a step: before the first and after the last, scheduling be
 overlapping steps make it smaller than 1. Without a step log it is not distinguishable from the steps.
 
 The factors of a block are exact. ln B - ln A is averaged over the blocks with the same weights for all factors, so
-they multiply to the ratio of the wall times.
+they multiply to the ratio of the wall times. A factor that the comparison has a metric for is that metric's ratio,
+with weights of its own; the last factor is what then remains, and its interval allows for that.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from types import MappingProxyType
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchctl.analysis.attribution.estimate import (
     Contribution,
@@ -32,10 +37,10 @@ from benchctl.analysis.attribution.estimate import (
     estimate_levels,
     estimate_terms,
     excludes_zero,
-    recentre,
 )
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
+from benchctl.analysis.statistics.intervals import StudentT
 from benchctl.analysis.statistics.side_ratio import SideRatio
 from benchctl.records.columns.step_table import PHASES
 from benchctl.records.manifest import StopMode
@@ -49,6 +54,9 @@ PASSES: Final = "passes"
 PASSES_EACH: Final = "passes per token"
 BATCHING: Final = "steps per pass"
 TIME_EACH: Final = "time per token"
+
+METRIC_OF: Final = {TOKENS: "output_tokens", STEPS: "num_steps", TIME_PER_STEP: "step_ms"}
+"""The metric that is the same quantity as a factor, so that both have one value."""
 
 MEANING: Final = {
     STEPS: "number of steps",
@@ -137,31 +145,21 @@ class WallSplit:
     """None without a step log."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ratios:
-    """Ratios of the comparison of the two sides; None if it has none."""
-
-    wall: SideRatio | None = None
-    step: SideRatio | None = None
-
-
-NO_RATIOS: Final = Ratios()
-
-
 def split_wall(
     a: Sequence[RunTimeBreakdown],
     b: Sequence[RunTimeBreakdown],
     design: PairDesign,
     stop: StopMode,
-    ratios: Ratios = NO_RATIOS,
+    ratios: Mapping[str, SideRatio] = MappingProxyType({}),
 ) -> WallSplit:
     """Factors of the wall time; all runs of both sides have one, and positive factors if any.
 
-    The factors are those that every run has the records for. The whole and the time per step are those of the
-    comparison if ``ratios`` has them; the remainder is what then remains.
+    The factors are those that every run has the records for. ``ratios`` are those of the comparison, by metric: the
+    whole and the factors of ``METRIC_OF`` are theirs, as far as they are over the same blocks.
     """
-    if ratios.wall is not None:
-        design = replace(design, evidence=ratios.wall.evidence)
+    wall = ratios.get("wall_s")
+    if wall is not None:
+        design = replace(design, evidence=wall.evidence)
     runs = (*a, *b)
     has_steps, has_tokens = all(run.has_steps for run in runs), all(run.output_tokens for run in runs)
     use_tokens = has_tokens and (stop != "forced" or not has_steps)
@@ -178,9 +176,12 @@ def split_wall(
     total, *parts = estimate_terms(a, b, logs, design)
     middle = (fmean(math.log(_wall_s(run)) for run in a) + fmean(math.log(_wall_s(run)) for run in b)) / 2
     a_s, b_s = (math.exp(middle + sign * total.log_ratio / 2) for sign in (-1, 1))
-    if ratios.wall is not None:
-        total, a_s, b_s = ratios.wall.estimate, ratios.wall.a, ratios.wall.b
-    parts = _with_step_ratio(dict(zip(names, parts, strict=True)), total, ratios.step)
+    if wall is not None:
+        total, a_s, b_s = wall.estimate, wall.a, wall.b
+        same_blocks = {
+            name: ratio.estimate for name, ratio in ratios.items() if ratio.design.blocks == wall.design.blocks
+        }
+        parts = _as_compared(names, parts, same_blocks)
     per_log = logarithmic_mean(a_s, b_s)
     return WallSplit(
         a_s=a_s,
@@ -193,15 +194,32 @@ def split_wall(
     )
 
 
-def _with_step_ratio(
-    parts: Mapping[str, RatioEstimate], total: RatioEstimate, step: SideRatio | None
+def _as_compared(
+    names: Sequence[str], parts: Sequence[RatioEstimate], compared: Mapping[str, RatioEstimate]
 ) -> list[RatioEstimate]:
-    """The factors with the comparison's time per step, and a remainder that makes them add up to the whole."""
-    if step is None or TIME_PER_STEP not in parts or step.estimate.num_blocks != total.num_blocks:
-        return list(parts.values())
-    exact = {**parts, TIME_PER_STEP: step.estimate}
-    others = math.fsum(estimate.log_ratio for name, estimate in exact.items() if name != REMAINDER)
-    return list({**exact, REMAINDER: recentre(exact[REMAINDER], total.log_ratio - others)}.values())
+    """The factors with the ratios that were ``compared``; the last one takes up what these differ by.
+
+    What it takes up is a sum over the blocks of weight * residual, of both estimates of a factor: its variance is
+    n / df times the sum of the squares, and adds to that of the last factor.
+    """
+    if not parts:
+        return []
+    *others, rest = parts
+    exact = [compared.get(METRIC_OF.get(name, ""), part) for name, part in zip(names[:-1], others, strict=True)]
+    centre = rest.log_ratio + math.fsum(
+        part.log_ratio - own.log_ratio for part, own in zip(others, exact, strict=True)
+    )
+    moved = np.sum([_scores(part) - _scores(own) for part, own in zip(others, exact, strict=True)], axis=0)
+    if rest.uncertainty is None or not np.any(moved):
+        return [*exact, rest]
+    df = rest.uncertainty.degrees_of_freedom
+    error = math.hypot(rest.uncertainty.standard_error, math.sqrt(rest.num_blocks / df * float(moved @ moved)))
+    return [*exact, replace(rest, log_ratio=centre, method="t", uncertainty=StudentT(centre, error, df))]
+
+
+def _scores(estimate: RatioEstimate) -> NDArray[np.float64]:
+    """The contribution of each block to the error of an estimate."""
+    return np.multiply(estimate.block_weights, estimate.residuals)
 
 
 def _at_level(runs: Sequence[RunTimeBreakdown], wall_s: float) -> list[RunTimeBreakdown]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from benchctl.analysis.attribution.decomposition import NO_MODEL, compare_work, decompose, steps_at_level
 from benchctl.analysis.attribution.estimate import PairDesign
-from benchctl.analysis.attribution.factors import Ratios
+from benchctl.analysis.attribution.factors import METRIC_OF
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.attribution.step_time_model import SourcedModel
 from benchctl.analysis.attribution.steps import SectionSplit, split_sections
@@ -33,7 +33,8 @@ def with_decompositions(
     decomposed = []
     for cell, paired in zip(cells, pairs, strict=True):
         a, b = _break_down_runs(paired, has_latencies=True, model=model)
-        ratios = Ratios(*(_ratio(paired, name, confidence, estimator) for name in ("wall_s", "step_ms")))
+        compared = {name: _ratio(paired, name, confidence, estimator) for name in ("wall_s", *METRIC_OF.values())}
+        ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
         design, stop = _pair_design(paired, confidence), paired.a.results.manifest.stop
         decomposed.append(replace(cell, decomposition=decompose(cell.label, a, b, design, stop, ratios, model)))
     return tuple(decomposed)

@@ -6,7 +6,7 @@ several tests needs, comes from the same evidence.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -37,9 +37,6 @@ class Uncertainty(Protocol):
     def p_value(self) -> float:
         """The least alpha at which the interval of 1 - alpha excludes 0: the test that the interval inverts."""
 
-    def shift_by(self, offset: float) -> "Uncertainty":
-        """The same uncertainty of a log-ratio that is larger by ``offset``."""
-
 
 def t_quantile(probability: float, degrees_of_freedom: float) -> float:
     """Quantile of Student's t distribution."""
@@ -63,9 +60,6 @@ class StudentT:
         if self.standard_error == 0:
             return float(self.centre == 0)
         return 2 * float(stdtr(self.degrees_of_freedom, -abs(self.centre) / self.standard_error))
-
-    def shift_by(self, offset: float) -> "StudentT":
-        return replace(self, centre=self.centre + offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +92,6 @@ class BlockBootstrap:
         low, high = (self.centre + self.inflation * (bound - self.centre) for bound in bounds)
         half = t * self.standard_error
         return min(low, self.centre - half), max(high, self.centre + half)
-
-    def shift_by(self, offset: float) -> "BlockBootstrap":
-        return replace(self, centre=self.centre + offset, differences=tuple(d + offset for d in self.differences))
 
     def p_value(self) -> float:
         """Bisection over alpha: intervals of higher confidence contain those of lower."""

@@ -7,7 +7,7 @@ say (``benchmarks/verdict/robust_calibration.py`` prints the table).
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -80,9 +80,6 @@ class OutlierMixture:
         """The least alpha at which the interval excludes 0."""
         below = self.below(0.0)
         return alpha_of(2 * min(below, 1 - below), self.calibration)
-
-    def shift_by(self, offset: float) -> "OutlierMixture":
-        return replace(self, centres=tuple(centre + offset for centre in self.centres))
 
     def below(self, value: float) -> float:
         """The share of the mixture below a value."""

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Final
@@ -35,9 +35,6 @@ class PairwiseShifts:
     def interval(self, confidence: float) -> Interval | None:
         k = _rank_below(self.sizes, (1 - confidence) / 2)
         return None if k is None else (self.shifts[k - 1], self.shifts[-k])
-
-    def shift_by(self, offset: float) -> "PairwiseShifts":
-        return replace(self, shifts=tuple(shift + offset for shift in self.shifts))
 
     def p_value(self) -> float:
         """The Mann-Whitney test of "no shift": 2 P(U <= u), u the smaller number of shifts on one side of 0.

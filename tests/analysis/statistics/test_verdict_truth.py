@@ -36,6 +36,12 @@ def test_the_interval_covers_the_truth_and_equal_servers_are_told_apart_seldom(n
     assert shares.SELDOM.is_met(rates["any change"])
 
 
+def test_the_remainder_of_equal_servers_covers_1_whether_answers_end_naturally_or_are_forced():
+    rows = list(verdict_truth.remainder(100))
+    assert {row.condition["stop"] for row in rows} == {"natural", "forced"}
+    assert all(not row.failures for row in rows), [row.cells() for row in rows if row.failures]
+
+
 @pytest.mark.parametrize("noise", ["gaussian", "linear drift"])
 def test_fifteen_corrected_tests_are_all_right_nearly_always(noise):
     rates = verdict_shares(100, noise=noise, num_arms=6, num_metrics=3, margin_frac=0.0)
