@@ -100,7 +100,7 @@ def mark_bounded(metric: MetricComparison, cell: PairedRuns) -> MetricComparison
         f"{num_a + num_b} of {len(cell.runs)} runs know it between bounds only, because the client read late, and "
         "do not count for it; free processors for the client and measure again"
     )
-    return replace(_prepend_reason(metric, reason), num_bounded=(num_a, num_b))
+    return replace(_limited(metric, reason), num_bounded=(num_a, num_b))
 
 
 def explain_client_exclusions(metric: MetricComparison, pair: CellPair) -> MetricComparison:
@@ -108,15 +108,16 @@ def explain_client_exclusions(metric: MetricComparison, pair: CellPair) -> Metri
     num_excluded = len(pair.a.client_excluded) + len(pair.b.client_excluded)
     if not num_excluded or metric.metric.name not in CLIENT_TIMED:
         return metric
-    return _prepend_reason(
+    return _limited(
         metric,
         f"the client's times of {num_excluded} of {len(pair.a.runs) + len(pair.b.runs)} runs do not count; metrics "
         "that the server measured do (step_ms), and --allow-suspect counts all",
     )
 
 
-def _prepend_reason(metric: MetricComparison, reason: str) -> MetricComparison:
-    """A metric without a verdict with one more reason for that; any other as it is."""
+def _limited(metric: MetricComparison, limit: str) -> MetricComparison:
+    """A metric with one more limit, which comes first in the reason where it has no verdict."""
+    limited = replace(metric, limits=(limit, *metric.limits))
     if metric.verdict not in {"inconclusive", "unknown"}:
-        return metric
-    return replace(metric, reason=f"{reason}; {metric.reason}" if metric.reason else reason)
+        return limited
+    return replace(limited, reason=f"{limit}; {metric.reason}" if metric.reason else limit)

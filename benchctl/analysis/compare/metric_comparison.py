@@ -80,6 +80,8 @@ class MetricComparison:
     b_blocks: tuple[float | None, ...]
     estimate: RatioEstimate | None = None
     reason: str | None = None
+    limits: tuple[str, ...] = ()
+    """What limits its values; comes first in the reason wherever there is no verdict."""
     blocks: tuple[int, ...] = ()
     """Those of the estimate, in order; empty where the sides share none."""
     margins: Margins = NO_MARGINS
@@ -227,7 +229,9 @@ def judge_metric(comparison: MetricComparison, confidence: float) -> MetricCompa
     verdict: Verdict = "inconclusive"
     if not comparison.is_screening:
         verdict = verdict_of(comparison.estimate, comparison.margins, comparison.metric.direction, confidence)
-    reason = why_inconclusive(comparison, confidence) if verdict == "inconclusive" else None
+    reason = None
+    if verdict == "inconclusive":
+        reason = "; ".join((*comparison.limits, why_inconclusive(comparison, confidence)))
     return replace(comparison, verdict=verdict, reason=reason, judged_confidence=confidence)
 
 

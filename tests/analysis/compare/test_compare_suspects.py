@@ -76,6 +76,16 @@ def test_where_the_client_is_in_doubt_its_times_do_not_count_and_those_of_the_se
     assert messages(left_out, "excluded-block") == messages(counted, "client-times-excluded") == []
 
 
+def test_that_times_of_the_client_do_not_count_is_the_first_reason_where_they_decide_nothing(tmp_path):
+    shaken = tuple({"baseline": 1.0 + 0.05 * (i % 3), "guided": (1 + 0.07 * (i * i % 4)) / 1.55} for i in range(7))
+    results = write_results(tmp_path / "r", block_factors=shaken)
+    suspect(results, GUIDED, "arrival-times-unreliable")
+    reasons = {metric.metric.name: metric.reason for metric in compare(results).cells[0].deciding}
+    assert reasons["wall_s"].startswith("the client's times of 1 of 14 runs do not count; ")
+    assert "; the interval reaches across the margin of 1%" in reasons["wall_s"]
+    assert reasons["step_ms"].startswith("the interval reaches across the margin of 1%")
+
+
 def test_tables_and_comparison_count_the_same_blocks_where_the_client_is_in_doubt(results):
     suspect(results, GUIDED, "arrival-times-unreliable")
     (row,), cell = analyze_directory(results.path).sweep, compare(results).cells[0]
