@@ -3,7 +3,7 @@
 A half-finished or damaged one yields everything that is readable and a list of the damage.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,10 +121,14 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
     Raises UsageError when ``path`` is not one, SchemaVersionError when its schema is newer; all other damage
     is reported in ``damage``.
     """
-    directory = open_results(path)
-    results, damage = _load(directory)
-    experiment = experiment_of(results, allow_suspect=allow_suspect)
-    manifest = results.manifest
+    results, damage = _load(open_results(path))
+    return analyze(experiment_of(results, allow_suspect=allow_suspect), damage)
+
+
+def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExperiment:
+    """Analyse an experiment that is loaded already."""
+    results = experiment.results
+    manifest, directory = results.manifest, ResultDirectory(results.path, archive=results.archive)
     runs = summarise_runs(experiment)
     confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
     pairs = [PairedRuns.of(pair, (experiment, experiment)) for pair in baseline_pairs(experiment)]

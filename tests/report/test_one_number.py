@@ -9,9 +9,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
 from support import cli
 from support.results.builders import edit_run, set_positions, write_results
 from support.results.nodes import write_on_nodes
+from typer.testing import CliRunner
 
 import benchctl.analysis.experiment.experiment
 import benchctl.profile.load
@@ -322,6 +324,32 @@ def test_a_directory_is_analysed_with_its_profile_parsed_once(path, monkeypatch)
     parsed.clear()
     compare_sides(Side(path, "baseline"), Side(path, "guided"), CompareOptions())
     assert len(parsed) == 1
+
+
+def test_a_page_of_two_directories_is_written_from_one_loading_and_one_judgement(tmp_path, monkeypatch):
+    from benchctl.analysis.compare import compare
+    from benchctl.cli.commands.compare import compare as command
+
+    a, b = (write_results(tmp_path / name, block_factors=FACTORS[:6]).path for name in ("a", "b"))
+    calls = []
+
+    def count_calls(module, name):
+        original = getattr(module, name)
+
+        def counted(*args, **options):
+            calls.append(name)
+            return original(*args, **options)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count_calls(benchctl.analysis.experiment.experiment, "parse_profile")
+    count_calls(compare, "match_cells")
+    app = typer.Typer()
+    app.command()(command)
+    done = CliRunner().invoke(app, [f"{a}:baseline", f"{b}:guided", "-o", str(tmp_path / "x.html")])
+    assert done.exit_code in {0, 1, 3}, done.output
+    assert sorted(calls) == ["match_cells", "parse_profile", "parse_profile"]
+    assert "<html" in (tmp_path / "x.html").read_text()
 
 
 def test_a_run_prints_what_show_and_compare_print_of_it(tmp_path):

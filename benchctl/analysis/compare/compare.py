@@ -48,7 +48,14 @@ from benchctl.records.noise import MetricNoise, load_noise
 from benchctl.records.record import ResultWarning
 from benchctl.records.schema import current_metric_name
 
-__all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "parse_side"]
+__all__ = [
+    "CompareOptions",
+    "Side",
+    "compare_experiments",
+    "compare_sides",
+    "load_sides",
+    "parse_side",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +109,17 @@ def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Compar
     altered after they were measured, RecordError where results are damaged, UsageError for a variant or metric that
     does not exist.
     """
+    return compare_experiments(*load_sides(a_side, b_side, options), options)
+
+
+def load_sides(
+    a_side: Side, b_side: Side, options: CompareOptions
+) -> tuple[tuple[Experiment, Side], tuple[Experiment, Side]]:
+    """The experiments of two sides, that of one directory once."""
     a = load_experiment(a_side.path, allow_suspect=options.allow_suspect)
     is_one = b_side.path.resolve() == a_side.path.resolve()
     b = a if is_one else load_experiment(b_side.path, allow_suspect=options.allow_suspect)
-    return compare_experiments((a, a_side), (b, b_side), options)
+    return (a, a_side), (b, b_side)
 
 
 def compare_experiments(

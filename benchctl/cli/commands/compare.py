@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from benchctl.analysis.compare.compare import CompareOptions
     from benchctl.analysis.compare.result import Comparison
+    from benchctl.analysis.experiment.experiment import Experiment
     from benchctl.analysis.statistics.block_ratio import Estimator
     from benchctl.records.noise import MetricNoise
 
@@ -208,10 +209,10 @@ def compare(
     if b is None:
         form = "json" if as_json else "markdown" if as_markdown else "table"
         raise typer.Exit(compare_directory(Path(a), options, outputs, summary, form=form, show_all=show_all))
-    comparison = _compare_or_write_refusal(a, b, options, outputs, summary, as_json=as_json)
+    comparison, loaded = _compare_or_write_refusal(a, b, options, outputs, summary, as_json=as_json)
     for path in outputs:
         if path.suffix == PAGE:
-            write_page(a, b, options, path, comparison)
+            write_page(a, b, options, path, comparison, loaded)
         else:
             write_comparison(comparison, path, show_all=show_all)
     if summary is not None:
@@ -222,14 +223,22 @@ def compare(
 
 def _compare_or_write_refusal(
     a: str, b: str, options: "CompareOptions", outputs: tuple[Path, ...], summary: Path | None, *, as_json: bool
-) -> "Comparison":
-    """Compare the sides. If they cannot be compared, write the reason to all outputs and raise InvalidDataError."""
+) -> "tuple[Comparison, tuple[Experiment, ...]]":
+    """Compare the sides; also returns the experiments of directories.
+
+    If they cannot be compared, writes the reason to all outputs and raises InvalidDataError.
+    """
+    from benchctl.analysis.compare.compare import compare_experiments, load_sides, parse_side
     from benchctl.analysis.compare.unpaired import compare_paths
+    from benchctl.analysis.compare.unpaired_sides import is_unpaired
     from benchctl.cli.output.comparison import write_refusal
     from benchctl.report.documents.comparison import refusal_document
 
     try:
-        return compare_paths(a, b, options)
+        if is_unpaired(a, b):
+            return compare_paths(a, b, options), ()
+        sides = load_sides(parse_side(a), parse_side(b), options)
+        return compare_experiments(*sides, options), tuple(experiment for experiment, _ in sides)
     except InvalidDataError as error:
         write_refusal(error, outputs, summary)
         if as_json:

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
@@ -12,7 +12,8 @@ from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import verdict_sentence
 from benchctl.analysis.compare.unpaired_sides import is_unpaired
-from benchctl.analysis.experiment.pairing import parse_side
+from benchctl.analysis.experiment.experiment import Experiment
+from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.cli.output.screen import verdict_text, wide_console
 from benchctl.cli.pictures import drawable
 from benchctl.errors import InvalidDataError, UsageError
@@ -26,6 +27,9 @@ from benchctl.report.text.markdown import fenced, markdown_text
 from benchctl.report.text.node_table import TITLE as NODES_TITLE
 from benchctl.report.text.node_table import node_headings, node_rows
 from benchctl.untrusted.text import visible_line
+
+if TYPE_CHECKING:
+    from benchctl.analysis.analyzed import AnalyzedExperiment
 
 PAGE: Final = ".html"
 SUFFIXES: Final = (".json", ".md", ".csv", ".png", PAGE)
@@ -65,27 +69,38 @@ def write_comparison(comparison: Comparison, path: Path, *, show_all: bool) -> N
 
 
 def write_page(
-    a: str, b: str, options: CompareOptions, path: Path, comparison: Comparison | None = None
+    a: str,
+    b: str,
+    options: CompareOptions,
+    path: Path,
+    comparison: Comparison | None = None,
+    loaded: Sequence[Experiment] = (),
 ) -> tuple[str, ...]:
     """Replace ``path`` with the page on two sides; returns descriptions of damaged files.
 
-    ``comparison`` is that of the sides where it was already made: the page of result files of other tools shows it.
+    ``comparison`` is that of the sides where it was already made, ``loaded`` their experiments where it was of
+    directories.
     """
     if is_unpaired(a, b):
         _write_files_page(a, b, options, path, comparison)
         return ()
-    from benchctl.analysis.analyzed import analyze_directory
+    from benchctl.analysis.analyzed import analyze, analyze_directory
     from benchctl.report.page.build import sides_page
 
+    def analysis_of(index: int, side: Side) -> "AnalyzedExperiment":
+        return (
+            analyze(loaded[index]) if loaded else analyze_directory(side.path, allow_suspect=options.allow_suspect)
+        )
+
     a_side, b_side = parse_side(a), parse_side(b)
-    a_analysis = analyze_directory(a_side.path, allow_suspect=options.allow_suspect)
+    a_analysis = analysis_of(0, a_side)
     is_one = a_side.path.resolve() == b_side.path.resolve()
-    b_analysis = a_analysis if is_one else analyze_directory(b_side.path, allow_suspect=options.allow_suspect)
+    b_analysis = a_analysis if is_one else analysis_of(1, b_side)
     for side, analysis in ((a_side, a_analysis), (b_side, b_analysis)):
         variants = dict.fromkeys(planned.variant for planned in analysis.results.plan.runs)
         if variants and side.variant not in {None, *variants}:
             raise UsageError(f"{side.path} has no variant {side.variant!r}; it has {', '.join(variants)}")
-    write_bytes_atomic(path, sides_page((a_analysis, a_side), (b_analysis, b_side), options).encode())
+    write_bytes_atomic(path, sides_page((a_analysis, a_side), (b_analysis, b_side), options, comparison).encode())
     return tuple(dict.fromkeys((*a_analysis.damage, *b_analysis.damage)))
 
 

@@ -35,9 +35,14 @@ def directory_page(
     return render(title, (analysis,), verdict, _charts(analysis, verdict), is_inside=is_inside)
 
 
-def sides_page(a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None = None) -> str:
-    """The page of two sides. Charts are those of each directory; of one directory, once."""
-    verdict = sides_verdict(a, b, options)
+def sides_page(
+    a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None = None, comparison: Comparison | None = None
+) -> str:
+    """The page of two sides. Charts are those of each directory; of one directory, once.
+
+    ``comparison`` is theirs where it was already made.
+    """
+    verdict = sides_verdict(a, b, options, comparison)
     (side_verdict,) = verdict.deciding
     analyses = (a[0],) if a[0] is b[0] else (a[0], b[0])
     charts = _charts(analyses[0], verdict) if len(analyses) == 1 else _charts_of_each(analyses)

@@ -99,17 +99,27 @@ def directory_verdict(analysis: AnalyzedExperiment, options: CompareOptions | No
     return whole if analysis.bonus is None else _on_backfill(whole, analysis.bonus)
 
 
-def sides_verdict(a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None = None) -> PageVerdict:
-    """Two sides, as ``benchctl compare`` judges them; of one directory, the same analysis twice."""
-    verdict = _compare(a, b, options or CompareOptions())
+def sides_verdict(
+    a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None = None, comparison: Comparison | None = None
+) -> PageVerdict:
+    """Two sides, as ``benchctl compare`` judges them; of one directory, the same analysis twice.
+
+    ``comparison`` is theirs where it was already made.
+    """
+    verdict = _compare(a, b, options or CompareOptions()) if comparison is None else _made(comparison)
     analyses = [a[0]] if a[0] is b[0] else [a[0], b[0]]
     return _whole([verdict], verdict.a_name, _notes(analyses))
 
 
 def unpaired_verdict(comparison: Comparison) -> PageVerdict:
     """The verdict of a comparison that was already made, of sides that share no blocks."""
-    verdict = ComparisonVerdict(a_name=comparison.a_name, b_name=comparison.b_name, comparison=comparison)
-    return _whole([verdict], verdict.a_name, ())
+    return _whole([_made(comparison)], comparison.a_name, ())
+
+
+def _made(comparison: Comparison, *, is_control: bool = False) -> ComparisonVerdict:
+    return ComparisonVerdict(
+        a_name=comparison.a_name, b_name=comparison.b_name, comparison=comparison, is_control=is_control
+    )
 
 
 def _compare(
@@ -129,9 +139,7 @@ def _compare(
             problem_word="not comparable" if isinstance(error, NotComparableError) else "invalid",
             problem_exit_code=error.exit_code,
         )
-    return ComparisonVerdict(
-        a_name=comparison.a_name, b_name=comparison.b_name, comparison=comparison, is_control=is_control
-    )
+    return _made(comparison, is_control=is_control)
 
 
 def _whole(verdicts: Sequence[ComparisonVerdict], baseline: str, notes: tuple[str, ...]) -> PageVerdict:
