@@ -2,7 +2,7 @@
 
     forced lengths    wall = steps * time per step * remainder
     natural lengths   wall = output tokens * steps per token * time per step * remainder
-    without steps     wall = output tokens * time per token
+    without steps     wall = output tokens * wall time per token
 
 Where a side drafts tokens, the steps are divided once more, because a sequence then gains several tokens in a step:
 
@@ -18,7 +18,8 @@ overlapping steps make it smaller than 1. Without a step log it is not distingui
 
 The factors of a block are exact. ln B - ln A is averaged over the blocks with the same weights for all factors, so
 they multiply to the ratio of the wall times. A factor that the comparison has a metric for is that metric's ratio,
-with weights of its own; the last factor is what then remains, and its interval allows for that.
+with weights of its own; the last factor is what then remains, and its interval allows for that. So it is with
+sides that share no blocks, where the parts are means over all pairs and the metrics have their own shift.
 """
 
 import math
@@ -28,10 +29,8 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from benchctl.analysis.attribution.estimate import (
+    MIN_DIFFERENCE,
     Contribution,
     PairDesign,
     estimate_levels,
@@ -53,7 +52,7 @@ STEPS_EACH: Final = "steps per token"
 PASSES: Final = "passes"
 PASSES_EACH: Final = "passes per token"
 BATCHING: Final = "steps per pass"
-TIME_EACH: Final = "time per token"
+TIME_EACH: Final = "wall time per token"
 
 METRIC_OF: Final = {TOKENS: "output_tokens", STEPS: "num_steps", TIME_PER_STEP: "step_ms"}
 """The metric that is the same quantity as a factor, so that both have one value."""
@@ -69,7 +68,7 @@ MEANING: Final = {
     PASSES_EACH: "sequences summed over the steps / output tokens: the inverse of the tokens that a sequence gains "
     "in one step, prompts included",
     BATCHING: "number of steps / sequences summed over them: the inverse of the mean batch size",
-    TIME_EACH: "wall time / output tokens",
+    TIME_EACH: "wall time / output tokens, the inverse of output_throughput; not tpot_ms, which is a request's own",
 }
 
 
@@ -177,11 +176,13 @@ def split_wall(
     middle = (fmean(math.log(_wall_s(run)) for run in a) + fmean(math.log(_wall_s(run)) for run in b)) / 2
     a_s, b_s = (math.exp(middle + sign * total.log_ratio / 2) for sign in (-1, 1))
     if wall is not None:
-        total, a_s, b_s = wall.estimate, wall.a, wall.b
         same_blocks = {
-            name: ratio.estimate for name, ratio in ratios.items() if ratio.design.blocks == wall.design.blocks
+            name: ratio.estimate
+            for name, ratio in ratios.items()
+            if (ratio.design.blocks, ratio.estimate.num_blocks) == (wall.design.blocks, wall.estimate.num_blocks)
         }
-        parts = _as_compared(names, parts, same_blocks)
+        total, a_s, b_s = wall.estimate, wall.a, wall.b
+        parts = _as_compared(total, names, parts, same_blocks)
     per_log = logarithmic_mean(a_s, b_s)
     return WallSplit(
         a_s=a_s,
@@ -195,31 +196,26 @@ def split_wall(
 
 
 def _as_compared(
-    names: Sequence[str], parts: Sequence[RatioEstimate], compared: Mapping[str, RatioEstimate]
+    total: RatioEstimate,
+    names: Sequence[str],
+    parts: Sequence[RatioEstimate],
+    compared: Mapping[str, RatioEstimate],
 ) -> list[RatioEstimate]:
-    """The factors with the ratios that were ``compared``; the last one takes up what these differ by.
+    """The factors with the ratios that were ``compared``; the last one is what these leave of ``total``.
 
-    What it takes up is a sum over the blocks of weight * residual, of both estimates of a factor: its variance is
-    n / df times the sum of the squares, and adds to that of the last factor.
+    What moves it from its own value has no expectation, and its size as standard error, which adds to its own. The
+    interval then holds its own value, too.
     """
     if not parts:
         return []
     *others, rest = parts
     exact = [compared.get(METRIC_OF.get(name, ""), part) for name, part in zip(names[:-1], others, strict=True)]
-    centre = rest.log_ratio + math.fsum(
-        part.log_ratio - own.log_ratio for part, own in zip(others, exact, strict=True)
-    )
-    moved = np.sum([_scores(part) - _scores(own) for part, own in zip(others, exact, strict=True)], axis=0)
-    if rest.uncertainty is None or not np.any(moved):
-        return [*exact, rest]
-    df = rest.uncertainty.degrees_of_freedom
-    error = math.hypot(rest.uncertainty.standard_error, math.sqrt(rest.num_blocks / df * float(moved @ moved)))
-    return [*exact, replace(rest, log_ratio=centre, method="t", uncertainty=StudentT(centre, error, df))]
-
-
-def _scores(estimate: RatioEstimate) -> NDArray[np.float64]:
-    """The contribution of each block to the error of an estimate."""
-    return np.multiply(estimate.block_weights, estimate.residuals)
+    centre = total.log_ratio - math.fsum(factor.log_ratio for factor in exact)
+    uncertainty, moved = rest.uncertainty, centre - rest.log_ratio
+    if uncertainty is not None and abs(moved) > MIN_DIFFERENCE:
+        error = math.hypot(uncertainty.standard_error, moved)
+        uncertainty = StudentT(centre, error, uncertainty.degrees_of_freedom)
+    return [*exact, replace(rest, log_ratio=centre, uncertainty=uncertainty)]
 
 
 def _at_level(runs: Sequence[RunTimeBreakdown], wall_s: float) -> list[RunTimeBreakdown]:

@@ -14,7 +14,7 @@ from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.statistics.block_ratio import Estimator
-from benchctl.analysis.statistics.side_ratio import SideRatio
+from benchctl.analysis.statistics.side_ratio import SideRatio, unpaired_ratio
 from benchctl.analysis.step_time.explain import modelled_run
 from benchctl.records.loaded import LoadedRun
 
@@ -66,7 +66,10 @@ def step_floor(paired: PairedRuns, confidence: float) -> StepFloor | str | None:
 
 
 def _ratio(paired: PairedRuns, name: str, confidence: float, estimator: Estimator) -> SideRatio | None:
-    return None if paired.pair.pairing == "unpaired" else paired.ratio(name, confidence, estimator)
+    if paired.pair.pairing != "unpaired":
+        return paired.ratio(name, confidence, estimator)
+    a, b = ([metrics[name] for metrics in side] for side in paired.metrics())
+    return unpaired_ratio(a, b, confidence)
 
 
 def _pair_design(paired: PairedRuns, confidence: float) -> PairDesign:

@@ -13,13 +13,14 @@ from benchctl.formats import percentage, percentage_change
 
 
 def change_text(metric: MetricComparison) -> str:
-    """``+14.3% [+13.1%, +15.4%]``; of one block without an interval."""
+    """``+14.3% [+13.1%, +15.4%]``; the reason where there is no interval."""
     estimate = metric.estimate
     if estimate is None or metric.verdict == "equal":
         return {"equal": "=", "different": "differs"}.get(metric.verdict, "?")
     change = percentage_change(estimate.ratio - 1)
     if estimate.ci_low is None or estimate.ci_high is None:
-        return f"{change} [one block]"
+        num_a, num_b = (sum(value is not None for value in side) for side in (metric.a_blocks, metric.b_blocks))
+        return f"{change} [{'one block' if estimate.is_paired else f'no interval: {num_a} against {num_b} runs'}]"
     return f"{change} [{percentage_change(estimate.ci_low - 1)}, {percentage_change(estimate.ci_high - 1)}]"
 
 

@@ -7,6 +7,7 @@ one answer.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import TypeAlias
 
 from benchctl.analysis.metrics.table import POSITION_ADJUSTED
@@ -16,6 +17,7 @@ from benchctl.analysis.statistics.block_ratio import (
     PooledSlope,
     RatioEstimate,
     estimate_paired,
+    estimate_unpaired,
     log_ratios,
 )
 from benchctl.analysis.statistics.intervals import Interval
@@ -122,6 +124,17 @@ def side_ratio(
     estimate = estimate_paired(differences, confidence, design.positions, slope=slope, estimator=estimator)
     level = _weighted_level(a_values, design.a_offsets, estimate)
     return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=design, slope=slope)
+
+
+def unpaired_ratio(a: Values, b: Values, confidence: float = 0.95) -> SideRatio | None:
+    """The shift of sides that share no blocks; None where a side has no value, or one that is not positive."""
+    a_values, b_values = (tuple(value for value in side if value is not None) for side in (a, b))
+    if min((*a_values, *b_values), default=0.0) <= 0 or not a_values or not b_values:
+        return None
+    estimate = estimate_unpaired(a_values, b_values, confidence)
+    return SideRatio(
+        a=geometric_mean(a_values), estimate=estimate, a_values=a_values, b_values=b_values, design=UNORDERED
+    )
 
 
 def level_interval(

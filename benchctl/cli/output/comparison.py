@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rich.table import Table
 
@@ -13,7 +13,7 @@ from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import verdict_sentence
 from benchctl.analysis.compare.unpaired_sides import is_unpaired
 from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.pairing import Side, parse_side
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.cli.output.screen import verdict_text, wide_console
 from benchctl.cli.pictures import drawable
 from benchctl.errors import InvalidDataError, UsageError
@@ -27,9 +27,6 @@ from benchctl.report.text.markdown import fenced, markdown_text
 from benchctl.report.text.node_table import TITLE as NODES_TITLE
 from benchctl.report.text.node_table import node_headings, node_rows
 from benchctl.untrusted.text import visible_line
-
-if TYPE_CHECKING:
-    from benchctl.analysis.analyzed import AnalyzedExperiment
 
 PAGE: Final = ".html"
 SUFFIXES: Final = (".json", ".md", ".csv", ".png", PAGE)
@@ -87,15 +84,13 @@ def write_page(
     from benchctl.analysis.analyzed import analyze, analyze_directory
     from benchctl.report.page.build import sides_page
 
-    def analysis_of(index: int, side: Side) -> "AnalyzedExperiment":
-        return (
-            analyze(loaded[index]) if loaded else analyze_directory(side.path, allow_suspect=options.allow_suspect)
-        )
-
     a_side, b_side = parse_side(a), parse_side(b)
-    a_analysis = analysis_of(0, a_side)
     is_one = a_side.path.resolve() == b_side.path.resolve()
-    b_analysis = a_analysis if is_one else analysis_of(1, b_side)
+    analyses = [
+        analyze(loaded[i]) if loaded else analyze_directory(side.path, allow_suspect=options.allow_suspect)
+        for i, side in enumerate((a_side,) if is_one else (a_side, b_side))
+    ]
+    a_analysis, b_analysis = analyses[0], analyses[-1]
     for side, analysis in ((a_side, a_analysis), (b_side, b_analysis)):
         variants = dict.fromkeys(planned.variant for planned in analysis.results.plan.runs)
         if variants and side.variant not in {None, *variants}:

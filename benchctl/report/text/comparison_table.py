@@ -132,7 +132,10 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
     yield f"{threshold_text(comparison)} · {correction_text(comparison)}"
     estimators = {m.estimate.estimator for c in comparison.cells for m in c.deciding if m.estimate is not None}
     if comparison.pairing == "unpaired":
-        yield "means are as measured; a change is the Hodges-Lehmann shift of the logarithms, not their quotient"
+        yield (
+            "means are geometric means of the runs as measured, each counting the same; a change is the "
+            "Hodges-Lehmann shift of the logarithms, not their quotient"
+        )
     if "robust" in estimators:
         yield "estimator: robust; outlying blocks count little"
     elif "mean" in estimators:

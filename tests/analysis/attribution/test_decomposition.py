@@ -23,6 +23,7 @@ from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.text import batch_line, latency_line, sentence, wall_line
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.compare.result import CellComparison
+from benchctl.analysis.compare.text import change_text
 from benchctl.analysis.statistics.block_ratio import Estimator
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.request import RequestRecord
@@ -248,10 +249,25 @@ def test_sides_without_common_blocks_multiply_and_add_up_too(tmp_path: Path) -> 
     found = cell.decomposition
     assert found is not None
     assert_exact(found)
-    wall = next(metric for metric in cell.metrics if metric.metric.name == "wall_s")
+    metrics = {metric.metric.name: metric.estimate for metric in cell.metrics}
+    factors = {factor.name: factor.estimate for factor in found.wall.factors}
     assert not found.wall.total.is_paired
-    assert found.wall.total.ratio == pytest.approx((wall.b or 0) / (wall.a or 1))
+    assert found.wall.total == metrics["wall_s"]
+    assert (factors["steps"], factors["time per step"]) == (metrics["num_steps"], metrics["step_ms"])
     assert found.wall.total.log_interval is not None
+    assert found.wall.a_s == pytest.approx(next(m.a for m in cell.metrics if m.metric.name == "wall_s"))
+
+
+def test_sides_without_common_blocks_and_with_too_few_for_an_interval_say_so(tmp_path: Path) -> None:
+    path = write_results(tmp_path / "r", block_factors=SHAKEN).path
+    other = write_results(tmp_path / "other", block_factors=SHAKEN[:2]).path
+    cell = cell_of(f"{path}:baseline", f"{other}:guided")
+    wall = next(metric for metric in cell.metrics if metric.metric.name == "wall_s")
+    change = change_text(wall)
+    assert change.endswith(f"% [no interval: {len(SHAKEN)} against 2 runs]")
+    assert cell.decomposition is not None
+    assert cell.decomposition.wall.total == wall.estimate
+    assert " over too few runs for an interval" in sentence(cell.decomposition)
 
 
 def test_scatter_alone_names_no_factor(tmp_path: Path) -> None:
@@ -278,7 +294,7 @@ def test_without_a_step_log_the_tokens_are_what_is_left_to_divide_by(tmp_path: P
     for planned in results.plan().runs:
         (results.run(planned.run_id).path / "steps.jsonl").unlink()
     found = within(results)
-    assert set(ratios(found)) == {"output tokens", "time per token"}
+    assert set(ratios(found)) == {"output tokens", "wall time per token"}
     assert (found.sections, found.batches, found.work) == (None, None, None)
     assert found.work_missing == "there is no step log"
     assert found.latency is not None
