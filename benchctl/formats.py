@@ -106,9 +106,9 @@ def change_in_interval(ratio: float | None, interval: tuple[float, float] | None
     return f"{percentage_change(ratio - 1)} [{low}, {high}]"
 
 
-def scatter(cv_frac: float | None) -> str:
+def scatter(scatter_frac: float | None) -> str:
     """Relative scatter over blocks as ``± 0.6%``; empty where it is zero or unknown."""
-    return f"± {cv_frac * 100:.1f}%" if cv_frac else ""
+    return f"± {scatter_frac * 100:.1f}%" if scatter_frac else ""
 
 
 def p_value(probability: float) -> str:

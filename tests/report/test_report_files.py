@@ -63,7 +63,7 @@ def test_the_exported_tables_agree_with_the_reading(tmp_path):
     analysis = analyze_directory(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_bytes())
     assert summary["runs"] == json.loads(msgspec.json.encode([dict(run.values) for run in analysis.runs]))
-    assert summary["cells"][1]["columns"]["step_ms"]["mean"] == pytest.approx(15.5)
+    assert summary["cells"][1]["columns"]["step_ms"]["centre"] == pytest.approx(15.5)
     assert summary["definitions"]["step_ms"] == "Σ step time / num_steps [ms]"
     assert [finding["code"] for finding in summary["findings"]] == [finding.code for finding in analysis.findings]
     sweep = json.loads((tmp_path / "sweep_summary.json").read_bytes())

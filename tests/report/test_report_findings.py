@@ -196,8 +196,8 @@ def test_a_baseline_noisier_than_the_cells_warns_of_single_ratios(tmp_path):
     builders.write_results(tmp_path, block_factors=NOISY_BASELINE)
     finding = findings(tmp_path)["noisy-baseline"]
     assert "a ratio to any single baseline run includes that scatter and misleads" in finding.sentence
-    assert finding.numbers["baseline_cv_frac"] > 0.1
-    assert finding.numbers["others_cv_frac"] < 0.03
+    assert finding.numbers["baseline_scatter_frac"] > 0.1
+    assert finding.numbers["others_scatter_frac"] < 0.03
     assert finding.numbers["num_blocks"] == 5
 
 

@@ -133,7 +133,7 @@ class PhaseSplit:
 class WallSplit:
     """Invariants: the factors multiply to ``total.ratio`` and add up to b_s - a_s; b_s / a_s is ``total.ratio``.
 
-    ``a_s`` and ``b_s`` are geometric means over the blocks, at equal positions if adjusted for the order.
+    ``a_s`` and ``b_s`` are the centres over the blocks, at equal positions if adjusted for the order.
     """
 
     a_s: float

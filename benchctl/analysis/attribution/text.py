@@ -57,8 +57,11 @@ def sentence(decomposition: Decomposition) -> str:
     if not wall.factors:
         return f"the wall time changes by {whole}; neither steps nor tokens are known to explain it"
     if wall.total.log_interval is None:
-        where = "in one block" if wall.total.is_paired else "over too few runs for an interval"
-        return f"the wall time changes by {whole} {where}, which tells no factor from 1"
+        return (
+            f"the wall time changes by {whole} "
+            f"{'in one block' if wall.total.is_paired else 'over too few runs for an interval'}, which tells no "
+            "factor from 1"
+        )
     significant = sorted((f for f in wall.factors if f.is_significant), key=lambda factor: -abs(factor.log_ratio))
     if not significant:
         return f"no factor can be told from 1 ({whole} in all)"

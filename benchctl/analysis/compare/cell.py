@@ -117,7 +117,6 @@ def explain_client_exclusions(metric: MetricComparison, pair: CellPair) -> Metri
 
 def _limited(metric: MetricComparison, limit: str) -> MetricComparison:
     """A metric with one more limit, which comes first in the reason where it has no verdict."""
-    limited = replace(metric, limits=(limit, *metric.limits))
-    if metric.verdict not in {"inconclusive", "unknown"}:
-        return limited
-    return replace(limited, reason=f"{limit}; {metric.reason}" if metric.reason else limit)
+    is_open = metric.verdict in {"inconclusive", "unknown"}
+    reason = "; ".join(filter(None, (limit, metric.reason))) if is_open else metric.reason
+    return replace(metric, limits=(limit, *metric.limits), reason=reason)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, geometric_mean, stdev
+from statistics import fmean, geometric_mean
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.metrics.table import METRICS, Metric
@@ -18,7 +18,14 @@ from benchctl.analysis.statistics.block_ratio import (
 from benchctl.analysis.statistics.margins import Margins, Verdict, margins_of, verdict_of
 from benchctl.analysis.statistics.sample_size import MAX_BLOCKS_NEEDED, blocks_for_verdict
 from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS, MIN_UNPAIRED_BLOCKS
-from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign, SideRatio, metric_ratio, side_ratio
+from benchctl.analysis.statistics.side_ratio import (
+    UNORDERED,
+    BlockDesign,
+    SideRatio,
+    metric_ratio,
+    scatter_of,
+    side_ratio,
+)
 from benchctl.formats import percentage
 from benchctl.records.noise import MetricNoise
 
@@ -68,9 +75,9 @@ NO_MARGINS: Final = Margins(0.0, 0.0)
 class MetricComparison:
     """One metric of both sides with its estimate and verdict.
 
-    Of paired sides, ``a`` and ``b`` are geometric means over the blocks that both know, at the middle of the block,
-    so that b / a is the ratio. Of unpaired sides, and without an estimate, they are means of the values as
-    measured, geometric where all are positive.
+    Of paired sides, ``a`` and ``b`` are the centres of the blocks that both know, so that b / a is the ratio. Of
+    unpaired sides, and without an estimate, they are means of the values as measured, geometric where all are
+    positive.
     """
 
     metric: Metric
@@ -100,7 +107,7 @@ class MetricComparison:
     num_bounded: tuple[int, int] = (0, 0)
     """Runs of each side that know it only between bounds and do not count for it."""
     a_level: float | None = None
-    """Of paired sides: the mean of A that the estimate belongs to."""
+    """Of paired sides: the centre of A that the estimate belongs to."""
 
     @property
     def margin_frac(self) -> float:
@@ -126,10 +133,13 @@ def mean_of_blocks(values: Sequence[float | None]) -> float | None:
     return geometric_mean(numbers) if min(numbers) > 0 else fmean(numbers)
 
 
-def spread_of_blocks(values: Sequence[float | None]) -> float | None:
-    """Relative scatter over blocks: standard deviation of the logarithms, None below two positive values."""
-    numbers = [value for value in values if value is not None]
-    return stdev(math.log(value) for value in numbers) if len(numbers) > 1 and min(numbers) > 0 else None
+def scatters_of(metric: MetricComparison) -> tuple[float | None, ...]:
+    """The scatter of each side around its centre, over the same blocks and with the same weights."""
+    sides, weights = (metric.a_blocks, metric.b_blocks), metric.estimate.block_weights if metric.estimate else ()
+    shared = (
+        zip(*(pair for pair in zip(*sides, strict=True) if None not in pair), strict=True) if weights else sides
+    )
+    return tuple(scatter_of([value for value in side if value is not None], weights) for side in shared)
 
 
 def roles_of(deciding: Sequence[str], *, is_forced: bool) -> dict[str, Role]:
@@ -229,9 +239,11 @@ def judge_metric(comparison: MetricComparison, confidence: float) -> MetricCompa
     verdict: Verdict = "inconclusive"
     if not comparison.is_screening:
         verdict = verdict_of(comparison.estimate, comparison.margins, comparison.metric.direction, confidence)
-    reason = None
-    if verdict == "inconclusive":
-        reason = "; ".join((*comparison.limits, why_inconclusive(comparison, confidence)))
+    reason = (
+        "; ".join((*comparison.limits, why_inconclusive(comparison, confidence)))
+        if verdict == "inconclusive"
+        else None
+    )
     return replace(comparison, verdict=verdict, reason=reason, judged_confidence=confidence)
 
 

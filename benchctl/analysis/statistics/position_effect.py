@@ -79,15 +79,16 @@ def adjusted_level(
     offsets: Sequence[float] | None,
     slope: PooledSlope | None,
     estimator: Estimator = DEFAULT_ESTIMATOR,
-) -> float:
-    """The centre of one arm's values at the middle of a block: exp of the centre of ln y - β offset.
+) -> tuple[float, tuple[float, ...]]:
+    """The centre of one arm's values at the middle of a block, exp of that of ln y - β offset, and their weights.
 
     The centre is that of the ``estimator``: the mean, or one in which outliers count little. ``offsets`` are the
     positions of its runs minus the middle; without them or a slope nothing is adjusted.
     """
     if len(set(values)) == 1 and (slope is None or slope.log_per_position == 0):
-        return values[0]
+        return values[0], ()
     per_position = 0.0 if slope is None else slope.log_per_position
     shifts = [0.0] * len(values) if offsets is None else [per_position * offset for offset in offsets]
     logs = [math.log(value) - shift for value, shift in zip(values, shifts, strict=True)]
-    return math.exp(estimate_paired(logs, estimator=estimator).log_ratio)
+    estimate = estimate_paired(logs, estimator=estimator)
+    return math.exp(estimate.log_ratio), estimate.block_weights

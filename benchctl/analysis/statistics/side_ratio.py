@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import TypeAlias
 
+import numpy as np
+
 from benchctl.analysis.metrics.table import POSITION_ADJUSTED
 from benchctl.analysis.statistics.block_ratio import (
     DEFAULT_ESTIMATOR,
@@ -56,8 +58,8 @@ UNORDERED = BlockDesign(())
 class SideRatio:
     """The estimate of B over A over the blocks in which both are known.
 
-    ``a`` is the geometric mean of A over these blocks, at the middle of the block and with the weights of the
-    estimate; ``b`` is that of B, so that b / a is the ratio.
+    ``a`` is the centre of A: exp of the mean of its logarithms over these blocks, at the middle of the block and
+    with the weights of the estimate; ``b`` is that of B, so that b / a is the ratio.
     """
 
     a: float
@@ -137,6 +139,17 @@ def unpaired_ratio(a: Values, b: Values, confidence: float = 0.95) -> SideRatio 
     )
 
 
+def scatter_of(values: Sequence[float], weights: Sequence[float] = ()) -> float | None:
+    """Relative scatter of blocks: standard deviation of the logarithms, weighted as their centre.
+
+    With equal weights, or none, that of a sample. None below two positive values.
+    """
+    if len(values) < 2 or min(values) <= 0:
+        return None
+    variance = np.cov(np.log(values), aweights=np.abs(weights) if weights else None)
+    return math.sqrt(variance) if len(set(values)) > 1 else 0.0
+
+
 def level_interval(
     values: Values, level: float, confidence: float = 0.95, estimator: Estimator = DEFAULT_ESTIMATOR
 ) -> Interval | None:
@@ -171,7 +184,7 @@ def metric_ratio(
 
 
 def _weighted_level(a: Sequence[float], offsets: Sequence[float] | None, estimate: RatioEstimate) -> float:
-    """Geometric mean of A at the middle of the block, each block weighted as in the estimate."""
+    """Centre of A at the middle of the block, each block weighted as in the estimate."""
     if len(set(a)) == 1 and not estimate.position_effect:
         return a[0]
     weights = estimate.block_weights or [1 / len(a)] * len(a)

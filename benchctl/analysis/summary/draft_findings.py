@@ -20,7 +20,7 @@ def draft_findings(runs: Sequence[RunSummary], cells: Sequence[CellSummary]) -> 
         cell, drafts = by_label.get(label), arm_drafts([run.run for run in of_arm])
         if drafts is None:
             yield from _never_drafted(label, of_arm)
-        elif cell is not None and (tokens := cell.mean("tokens_per_step")) is not None:
+        elif cell is not None and (tokens := cell.centre("tokens_per_step")) is not None:
             yield from _cannot_win(cell, tokens, drafts)
 
 

@@ -25,7 +25,7 @@ FLAT_MARGIN_FRAC: Final = 0.10
 """Flat: over the whole range of the factor, the interval of the change stays within ten percent."""
 SLOWDOWN_FRAC: Final = 0.05
 """A slowdown is analyzed if its whole interval is above five percent."""
-NOISY_CV_FRAC: Final = 0.03
+NOISY_SCATTER_FRAC: Final = 0.03
 NOISIER_FACTOR: Final = 2.0
 """The baseline is noisy if its scatter is at least three percent and twice that of the others."""
 MIN_BLOCKS_FOR_SCATTER: Final = 3
@@ -81,7 +81,7 @@ def _is_greedy_by_request(run: RunSummary) -> bool:
 
 def _greedy_path(cell: CellSummary) -> Finding:
     steps = sum(run.number("num_steps") or 0 for run in cell.runs)
-    charged, total = cell.mean("lvm_pflops_total"), cell.mean("theoretical_pflops_total")
+    charged, total = cell.centre("lvm_pflops_total"), cell.centre("theoretical_pflops_total")
     reason = "left one candidate" if any(map(_is_greedy_by_request, cell.runs)) else "were greedy"
     num_runs = count_of(len(cell.runs), "run")
     sentence = (
@@ -216,17 +216,21 @@ def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy_labels: 
         if cell.variant != baseline and cell.label not in greedy_labels
         if (spread := cell.spreads.get("wall_s")) is not None and spread.n >= MIN_BLOCKS_FOR_SCATTER
     ]
-    if base is None or base.cv_frac is None or base.n < MIN_BLOCKS_FOR_SCATTER or not others:
+    if base is None or base.scatter_frac is None or base.n < MIN_BLOCKS_FOR_SCATTER or not others:
         return None
-    pooled = math.sqrt(fmean((spread.cv_frac or 0.0) ** 2 for spread in others))
-    if base.cv_frac < max(NOISY_CV_FRAC, NOISIER_FACTOR * pooled):
+    pooled = math.sqrt(fmean((spread.scatter_frac or 0.0) ** 2 for spread in others))
+    if base.scatter_frac < max(NOISY_SCATTER_FRAC, NOISIER_FACTOR * pooled):
         return None
     sentence = (
-        f"Wall times of the baseline scatter by {base.cv_frac:.1%} over {base.n} blocks, those of the other cells "
-        f"by {pooled:.1%}: a ratio to any single baseline run includes that scatter and misleads. Use ratios over "
-        "all blocks with their interval, or absolute times."
+        f"Wall times of the baseline scatter by {base.scatter_frac:.1%} over {base.n} blocks, those of the other "
+        f"cells by {pooled:.1%}: a ratio to any single baseline run includes that scatter and misleads. Use ratios "
+        "over all blocks with their interval, or absolute times."
     )
-    numbers = {"baseline_cv_frac": base.cv_frac, "others_cv_frac": pooled, "num_blocks": float(base.n)}
+    numbers = {
+        "baseline_scatter_frac": base.scatter_frac,
+        "others_scatter_frac": pooled,
+        "num_blocks": float(base.n),
+    }
     return Finding(code="noisy-baseline", sentence=sentence, numbers=numbers)
 
 

@@ -1,6 +1,6 @@
 """Latencies of the requests of an arm: all values for a distribution, and percentiles with their intervals.
 
-The percentile of an arm is the geometric mean over blocks of each block's percentile, as in a comparison; the
+The percentile of an arm is the centre over blocks of each block's percentile, as in a comparison; the
 blocks, not the requests, are the units of its interval. The percentiles of a block are its metrics, such as
 ``p95_ttft_ms``, and unknown where too few requests support them.
 """
@@ -52,7 +52,7 @@ def percentile_levels(cell: CellSummary, latency: str, confidence: float) -> tup
     for percent in PERCENTS:
         name = percentile_name(latency, percent)
         values = [run.counted(name) for run in cell.runs]
-        levels.append(level_of_blocks(values, cell.mean(name), percent, confidence))
+        levels.append(level_of_blocks(values, cell.centre(name), percent, confidence))
     return tuple(levels)
 
 

@@ -1,6 +1,6 @@
 """Forward passes of a micro-benchmark: the time of one pass by point and mode, and the cost of its launches.
 
-The level of a point is its median as a comparison has it: the geometric mean over blocks of each block's median.
+The level of a point is its median as a comparison has it: the centre over blocks of each block's median.
 Its interval is that of the blocks, each of which is a process of its own; p5 and p95 are those of all replays.
 
 launch cost = eager - graph: what the host adds by launching every kernel. Its interval is that of the ratio of
@@ -126,7 +126,7 @@ def _by_phase(items: Sequence[T], arm_of: Callable[[T], Arm | CellSummary]) -> l
 
 
 def _times(cell: CellSummary, confidence: float) -> PassTimes | None:
-    level = cell.mean(LEVEL)
+    level = cell.centre(LEVEL)
     if level is None:
         return None
     durations = np.concatenate([run.run.columns.dur_ns for run in cell.runs])

@@ -1,6 +1,5 @@
-"""Every run as one row of numbers, and every variant and cell as the mean over its blocks."""
+"""Every run as one row of numbers, and every variant and cell as the centre of its blocks."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from benchctl.analysis.metrics.bounds import TIMES_BOUNDED, Bounds, bounds_warni
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
 from benchctl.analysis.statistics.block_ratio import PooledSlope
 from benchctl.analysis.statistics.position_effect import adjusted_level
-from benchctl.analysis.statistics.side_ratio import SideRatio
+from benchctl.analysis.statistics.side_ratio import SideRatio, scatter_of
 from benchctl.analysis.summary.arm_drafts import ArmDrafts, arm_drafts
 from benchctl.analysis.summary.columns import (
     CLIENT_COLUMNS,
@@ -33,7 +32,7 @@ from benchctl.records.record import Cell, ResultWarning
 from benchctl.records.run import RunRecord
 
 _OF_COMPARISONS: Final = METRICS.keys() | CLIENT_COLUMNS
-"""Columns whose means are those of a comparison."""
+"""Columns whose centres are those of a comparison."""
 _TIME_COLUMNS: Final = POSITION_ADJUSTED | (CLIENT_COLUMNS - CLIENT_TIMED)
 """Columns that drift within a block changes."""
 INFEASIBLE_CAUSES: Final = frozenset({"out-of-memory", "infeasible"})
@@ -101,17 +100,18 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Mean and scatter of a value over blocks; scatter is None for one block.
+    """Centre and scatter of a value over blocks; scatter is None for one block.
 
-    Metrics that are positive in every block have the mean of a comparison: geometric, at the middle of the block,
-    by the estimator of the profile; ``cv_frac`` is then the standard deviation of the logarithms. Other columns
-    have the arithmetic mean, and ``cv_frac`` is sd / mean. ``sd`` is that of the values as measured (n - 1).
+    Metrics that are positive in every block have the centre of a comparison: exp of the mean of the logarithms, at
+    the middle of the block, weighted by the estimator of the profile. ``scatter_frac`` is then the standard
+    deviation of the logarithms with the same weights. Other columns have the arithmetic mean, and ``scatter_frac``
+    is sd / mean. ``sd`` is that of the values as measured (n - 1), in which every block counts the same.
     """
 
-    mean: float
+    centre: float
     n: int
     sd: float | None = None
-    cv_frac: float | None = None
+    scatter_frac: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +137,9 @@ class CellSummary:
         settings = next((run.settings for run in self.runs if run.settings is not None), None)
         return None if settings is None else settings.server.speculates
 
-    def mean(self, column: str) -> float | None:
+    def centre(self, column: str) -> float | None:
         spread = self.spreads.get(column)
-        return None if spread is None else spread.mean
+        return None if spread is None else spread.centre
 
     def drafts(self) -> ArmDrafts | None:
         """Its speculative decoding; None where no token was drafted."""
@@ -150,7 +150,7 @@ class CellSummary:
 
         None without steps.
         """
-        level_ms = self.mean("step_ms")
+        level_ms = self.centre("step_ms")
         arithmetic_ms = [time_ms * run.step_scale for run in self.runs if (time_ms := run.number("step_ms"))]
         to_level = level_ms / fmean(arithmetic_ms) if level_ms and arithmetic_ms else 1.0
         return mean_breakdown((run.tally, run.step_scale * to_level) for run in self.runs)
@@ -189,7 +189,7 @@ def summarise_cells(
 ) -> tuple[CellSummary, ...]:
     """Each variant and cell over its blocks: the baseline first, then by variant and factor values.
 
-    Arms that are compared with the baseline in ``pairs`` have the means whose quotient is the ratio.
+    Arms that are compared with the baseline in ``pairs`` have the centres whose quotient is the ratio.
     """
     baseline = experiment.results.manifest.baseline
     ordered = sorted(runs, key=lambda run: arm_order(run.record, baseline))
@@ -217,7 +217,7 @@ def _counted(summaries: Mapping[int, RunSummary], column: str, run: LoadedRun) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cells:
-    """Computes the means of all cells."""
+    """Computes the centres of all cells."""
 
     experiment: Experiment
     slopes: Mapping[str, PooledSlope | None]
@@ -248,12 +248,12 @@ class _Cells:
             return _spread(list(numbers.values()))
         ratio = self._ratio(label, column)
         if ratio is not None and label in self.pairs:
-            return _geometric_spread(ratio.b, ratio.b_values)
+            return _weighted_spread(ratio.b_values, ratio.b, ratio.estimate.block_weights)
         if ratio is not None and len(ratio.a_values) == len(numbers):
-            return _geometric_spread(ratio.a, ratio.a_values)
+            return _weighted_spread(ratio.a_values, ratio.a, ratio.estimate.block_weights)
         offsets, values = [self.experiment.offset(run.run) for run in numbers], list(numbers.values())
         slope = self.slopes.get(column)
-        return _geometric_spread(adjusted_level(values, offsets, slope, self.experiment.estimator), values)
+        return _weighted_spread(values, *adjusted_level(values, offsets, slope, self.experiment.estimator))
 
     def _ratio(self, label: str, column: str) -> SideRatio | None:
         """The ratio to the baseline as in a comparison; for the baseline itself, that of the only arm compared with
@@ -268,12 +268,17 @@ class _Cells:
         return paired.ratio_of(partial(_counted, self.summaries, column), is_time=column in _TIME_COLUMNS)
 
 
-def _geometric_spread(level: float, values: Sequence[float]) -> Spread:
-    if len(values) < 2:
-        return Spread(mean=level, n=len(values))
-    return Spread(mean=level, n=len(values), sd=stdev(values), cv_frac=stdev(map(math.log, values)))
+def _weighted_spread(values: Sequence[float], centre: float, weights: Sequence[float]) -> Spread:
+    return Spread(
+        centre=centre,
+        n=len(values),
+        sd=stdev(values) if len(values) > 1 else None,
+        scatter_frac=scatter_of(values, weights),
+    )
 
 
 def _spread(numbers: Sequence[float]) -> Spread:
     mean, sd = fmean(numbers), stdev(numbers) if len(numbers) > 1 else None
-    return Spread(mean=mean, n=len(numbers), sd=sd, cv_frac=sd / abs(mean) if sd is not None and mean else None)
+    return Spread(
+        centre=mean, n=len(numbers), sd=sd, scatter_frac=sd / abs(mean) if sd is not None and mean else None
+    )

@@ -42,7 +42,7 @@ def _conclusion(
 ) -> tuple[str, dict[str, float]]:
     """The sentence, and the numbers of the cell that deviates the most."""
     ratio, low, high = (most.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
-    tokens, step_ratio = speculating[most.label].mean("tokens_per_step"), most.number("step_ms_ratio")
+    tokens, step_ratio = speculating[most.label].centre("tokens_per_step"), most.number("step_ms_ratio")
     numbers = {"wall_ratio": ratio, "wall_ratio_ci_low": low, "wall_ratio_ci_high": high}
     subject = f", the most at {most.label}" if len(rows) > 1 else ""
     sentence = (

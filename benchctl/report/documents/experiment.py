@@ -90,7 +90,7 @@ def _cell(cell: CellSummary) -> dict[str, Any]:
         "num_unusable": cell.num_unusable,
         "infeasible": cell.infeasible,
         "columns": {
-            column: {"mean": spread.mean, "sd": spread.sd, "cv_frac": spread.cv_frac, "n": spread.n}
+            column: {"centre": spread.centre, "scatter_frac": spread.scatter_frac, "sd": spread.sd, "n": spread.n}
             for column, spread in cell.spreads.items()
         },
         "drafts": drafts_document(cell.drafts()),

@@ -165,6 +165,6 @@ def _ladder_waterfalls(analysis: AnalyzedExperiment) -> Iterator[Waterfall]:
     for ladder in analysis.ladders:
         base = cells.get(ladder.whole.lower)
         for quantity, unit in _LADDER_QUANTITIES.items():
-            fall = from_ladder(ladder, base.mean(quantity) if base is not None else None, quantity, unit)
+            fall = from_ladder(ladder, base.centre(quantity) if base is not None else None, quantity, unit)
             if fall is not None:
                 yield fall

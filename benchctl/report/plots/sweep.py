@@ -102,7 +102,7 @@ def _draw_wall(
         linestyle="-" if is_line else "none",
         marker="o",
         color=BLUE,
-        label="wall time, geometric mean",
+        label="wall time, estimate over blocks",
     )
     blocks = [(at, ratio) for at, point in zip(x, points, strict=True) for _, ratio in point.blocks]
     axes.scatter(

@@ -8,7 +8,7 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.formats import UNKNOWN
 from benchctl.report.text.plain_table import plain_table
 
-_TITLE: Final = "The client, ms of its own clock; of a cell the mean over blocks"
+_TITLE: Final = "The client, ms of its own clock; of a cell the centre over blocks"
 _COLUMNS: Final = {
     "load": "offered_load_frac",
     "slots idle": "slot_idle_frac",
@@ -27,14 +27,14 @@ _COLUMNS: Final = {
 
 
 def client_table(analysis: AnalyzedExperiment) -> Table | None:
-    """Every cell as the mean over its blocks, then every run; None where nothing was sent."""
+    """Every cell as the centre over its blocks, then every run; None where nothing was sent."""
     cells = [cell for cell in analysis.cells if "max_send_lag_ms" in cell.spreads]
     runs = [run for run in analysis.runs if run.values["max_send_lag_ms"] is not None]
     if not runs:
         return None
     table = plain_table(_TITLE, ["cell, run"], list(_COLUMNS))
     for cell in cells:
-        table.add_row(cell.label, *(_text(column, cell.mean(column)) for column in _COLUMNS.values()))
+        table.add_row(cell.label, *(_text(column, cell.centre(column)) for column in _COLUMNS.values()))
     for run in runs:
         table.add_row(
             f"  {run.record.run_id}", *(_text(column, run.number(column)) for column in _COLUMNS.values())

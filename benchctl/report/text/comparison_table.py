@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from benchctl.analysis.attribution.text import floor_line, sentence, wall_line
-from benchctl.analysis.compare.metric_comparison import MetricComparison, spread_of_blocks
+from benchctl.analysis.compare.metric_comparison import MetricComparison, scatters_of
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import (
     change_text,
@@ -65,21 +65,22 @@ def _row(metric: MetricComparison) -> tuple[str, ...]:
     probability = metric.estimate.p_value if metric.estimate and metric.verdict != "equal" else None
     exact = "exact" if metric.role == "exact" else ""
     verdict = f"({metric.verdict})" if metric.role == "exploratory" else metric.verdict
+    a_scatter, b_scatter = scatters_of(metric)
     return (
         metric.metric.name,
-        marked(_value(metric.a, metric.a_blocks), metric.num_bounded[0]),
-        marked(_value(metric.b, metric.b_blocks), metric.num_bounded[1]),
+        marked(_value(metric.a, a_scatter), metric.num_bounded[0]),
+        marked(_value(metric.b, b_scatter), metric.num_bounded[1]),
         change_text(metric),
         exact if probability is None else p_value(probability),
         verdict,
     )
 
 
-def _value(mean: float | None, blocks: tuple[float | None, ...]) -> str:
-    if mean is None:
+def _value(centre: float | None, scatter_frac: float | None) -> str:
+    if centre is None:
         return NOT_AVAILABLE
-    text = f"{mean:,.0f}" if abs(mean) >= 10_000 else f"{mean:.4g}"
-    return f"{text} {scatter(spread_of_blocks(blocks))}".rstrip()
+    text = f"{centre:,.0f}" if abs(centre) >= 10_000 else f"{centre:.4g}"
+    return f"{text} {scatter(scatter_frac)}".rstrip()
 
 
 def footnotes_of(comparison: Comparison) -> Iterator[str]:
@@ -137,9 +138,9 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
             "Hodges-Lehmann shift of the logarithms, not their quotient"
         )
     if "robust" in estimators:
-        yield "estimator: robust; outlying blocks count little"
+        yield "estimator: robust; outlying blocks count little, in centres and their scatter (±) as in the change"
     elif "mean" in estimators:
-        yield "estimator: mean; every block counts the same"
+        yield "estimator: mean; every block counts the same, in centres and their scatter (±) as in the change"
     if not comparison.noise:
         others = [warning.message for warning in comparison.warnings if warning.code == _OTHER_SERVER]
         nothing = "no A/A experiment of this machine is on file (benchctl run NAME --aa)"

@@ -169,7 +169,7 @@ def run_columns(analysis: AnalyzedExperiment) -> Mapping[str, str]:
 
 
 def cells_table(analysis: AnalyzedExperiment) -> Table | None:
-    """Every variant and cell as mean and scatter over blocks; None without a finished run or an infeasible cell.
+    """Every variant and cell as centre and scatter over blocks; None without a finished run or an infeasible cell.
 
     Forward passes have a table of their own.
     """
@@ -178,7 +178,10 @@ def cells_table(analysis: AnalyzedExperiment) -> Table | None:
     cells = [cell for cell in analysis.cells if cell.runs or cell.infeasible]
     if not cells:
         return None
-    title = "Cells, mean ± scatter over blocks (geometric mean, standard deviation of the logarithms)"
+    title = (
+        "Cells, centre ± scatter over blocks (mean and standard deviation of the logarithms, weighted by the "
+        f"estimator {analysis.experiment.estimator})"
+    )
     table = plain_table(title, ["cell", "blocks"], [*_RUN_COLUMNS, "failed"])
     for cell in cells:
         if cell.infeasible:
@@ -187,7 +190,7 @@ def cells_table(analysis: AnalyzedExperiment) -> Table | None:
         spreads = [_spread(cell.spreads.get(column)) for column in _RUN_COLUMNS.values()]
         left_out = f" ({cell.num_unusable} left out)" if cell.num_unusable else ""
         failed = cell.spreads.get("num_failed")
-        num_failed = whole(None if failed is None else failed.mean * failed.n)
+        num_failed = whole(None if failed is None else failed.centre * failed.n)
         table.add_row(cell.label, f"{len(cell.runs)}{left_out}", *spreads, num_failed)
     return table
 
@@ -301,4 +304,4 @@ def _mentions(warnings: Sequence[ResultWarning], note: ResultWarning) -> bool:
 def _spread(spread: Spread | None) -> str:
     if spread is None:
         return UNKNOWN
-    return four_digits(spread.mean) + ("" if spread.cv_frac is None else f" ± {spread.cv_frac:.1%}")
+    return four_digits(spread.centre) + ("" if spread.scatter_frac is None else f" ± {spread.scatter_frac:.1%}")

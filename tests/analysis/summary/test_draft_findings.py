@@ -76,7 +76,7 @@ def test_acceptance_of_an_arm_is_that_of_all_its_runs_with_an_interval_over_them
     assert [at.pooled.conditional for at in drafts.positions] == pytest.approx([15 / 18, 12 / 15, 9 / 12])
     assert drafts.acceptance_length == 1 + 36 / 18
     assert all(at.survival_interval == pytest.approx((at.pooled.survival,) * 2) for at in drafts.positions)
-    assert cell.mean("tokens_per_step") == pytest.approx(drafts.acceptance_length)
+    assert cell.centre("tokens_per_step") == pytest.approx(drafts.acceptance_length)
     assert analysis.cells[0].drafts() is None
 
 

@@ -156,20 +156,20 @@ def test_cells_are_geometric_means_over_blocks_with_sample_deviation(tmp_path):
     walls = [0.08 * factor["baseline"] for factor in factors]
     spread = baseline.spreads["wall_s"]
     assert (baseline.label, guided.label) == ("baseline", "guided top_k=5")
-    assert spread.mean == pytest.approx(statistics.geometric_mean(walls))
+    assert spread.centre == pytest.approx(statistics.geometric_mean(walls))
     assert spread.sd == pytest.approx(statistics.stdev(walls))
-    assert spread.cv_frac == pytest.approx(statistics.stdev(map(math.log, walls)))
+    assert spread.scatter_frac == pytest.approx(statistics.stdev(map(math.log, walls)))
     assert spread.n == 3
-    assert baseline.mean("wall_s") == spread.mean
-    assert baseline.mean("t_lvm_forward_ms_mean") is None
+    assert baseline.centre("wall_s") == spread.centre
+    assert baseline.centre("t_lvm_forward_ms_mean") is None
     assert "block" not in baseline.spreads
-    assert guided.spreads["num_failed"].cv_frac is None  # a mean of zero has no relative scatter
+    assert guided.spreads["num_failed"].scatter_frac is None  # a mean of zero has no relative scatter
 
 
 def test_one_block_has_a_mean_and_no_scatter(tmp_path):
     builders.write_results(tmp_path, block_factors=({"baseline": 1.0, "guided": 1.0},))
     spread = cells_of(tmp_path)[0].spreads["step_ms"]
-    assert (spread.n, spread.sd, spread.cv_frac) == (1, None, None)
+    assert (spread.n, spread.sd, spread.scatter_frac) == (1, None, None)
 
 
 def test_runs_that_failed_or_are_damaged_stay_rows_and_leave_the_means(tmp_path):

@@ -119,7 +119,7 @@ def test_a_number_tells_what_it_is_under_the_pointer_a_finger_and_the_keyboard(b
     with opened(browser, path, PHONE, has_touch=True) as page:
         page.locator("td.value .term").first.tap()
         tip = page.locator("#tip")
-        assert "Geometric mean over 6 blocks" in tip.inner_text()
+        assert "Centre ± scatter of 6 blocks" in tip.inner_text()
         box = tip.bounding_box()
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= PHONE["width"]

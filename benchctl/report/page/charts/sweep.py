@@ -65,7 +65,7 @@ def draw_sweep(source: figure.ChartSource) -> figure.Chart:
         figure.layout(height, **figure.panels(_x_axis(rows, factor), y_axes), shapes=shapes),
         caption=_caption(rows, source.noise, is_cut=any(reach.is_cut for reach in reaches)),
         definition=(
-            "Ratio to the baseline of the same block, geometric mean over the blocks, with its interval; open "
+            "Ratio to the baseline of the same block, as compare estimates it, with its interval; open "
             "circles are single blocks. Above 1 the cell is slower than the baseline."
         ),
     )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchctl.analysis.compare.metric_comparison import MetricComparison, spread_of_blocks
+from benchctl.analysis.compare.metric_comparison import MetricComparison, scatters_of
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.text import change_text
 from benchctl.analysis.metrics.bounds import marked
@@ -66,12 +66,14 @@ def _row(comparison: Comparison, metric: MetricComparison) -> dict[str, Any]:
         "sides": [
             {
                 "name": name,
-                "number": page_number(mean),
-                "scatter": scatter(spread_of_blocks(blocks)),
+                "number": page_number(centre),
+                "scatter": scatter(scatter_frac),
                 "mark": marked("", num_bounded),
-                "meaning": value_term(metric.metric, name, sum(value is not None for value in blocks)),
+                "meaning": value_term(metric, name, sum(value is not None for value in blocks)),
             }
-            for (name, mean, blocks), num_bounded in zip(sides, metric.num_bounded, strict=True)
+            for (name, centre, blocks), scatter_frac, num_bounded in zip(
+                sides, scatters_of(metric), metric.num_bounded, strict=True
+            )
         ],
         "change": change_text(metric),
         "change_meaning": change_term(metric),

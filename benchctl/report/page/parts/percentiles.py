@@ -39,7 +39,8 @@ def percentile_table(
         "groups": [(LATENCY_NAMES[name], group) for name, group in groups.items()],
         "num_rows": sum(map(len, groups.values())),
         "note": (
-            f"In ms: geometric mean over {unit}s of the percentile of each, in brackets its "
+            f"In ms: {'centre' if unit == 'block' else 'geometric mean'} over {unit}s of the percentile of each, "
+            "in brackets its "
             f"{percentage(confidence)} interval with {unit}s as units. "
             f"{NOT_AVAILABLE}: too few completed requests in a {unit} ({fewest})."
         ),

@@ -15,11 +15,13 @@ def metric_term(metric: Metric) -> str:
     return f"{metric.name} = {metric.formula} [{metric.unit}]{better}"
 
 
-def value_term(metric: Metric, name: str, num_blocks: int) -> str:
-    """Formula, unit, mean and scatter of the value of one side."""
+def value_term(metric: MetricComparison, name: str, num_blocks: int) -> str:
+    """Formula, unit, centre and scatter of the value of one side."""
+    is_paired = metric.estimate is not None and metric.estimate.is_paired
     return (
-        f"{metric.name} of {name}: {metric.formula} [{metric.unit}]. Geometric mean over "
-        f"{count_of(num_blocks, 'block')}, ± their relative scatter (standard deviation of the logarithms)"
+        f"{metric.metric.name} of {name}: {metric.metric.formula} [{metric.metric.unit}]. Centre ± scatter of "
+        f"{count_of(num_blocks, 'block')}: mean and standard deviation of their logarithms, "
+        f"{'weighted as in the change' if is_paired else 'each counting the same'}"
     )
 
 
