@@ -43,7 +43,7 @@ def test_the_table_opens_with_the_verdict_and_shows_change_p_and_verdict(results
     )
     assert " ".join(lines[2].split()) == "cell metric baseline guided change (95% CI) p verdict"
     assert " ".join(lines[3].split()) == (
-        "top_k=5 step_ms 10.1 ± 0.7% 15.69 ± 0.6% +55.4% [+52.9%, +57.9%] <0.001 regression"
+        "top_k=5 step_ms 10.1 ± 0.7% 15.69 ± 0.5% +55.4% [+52.9%, +57.9%] <0.001 regression"
     )
     assert "(regression)" in found.stdout
 
