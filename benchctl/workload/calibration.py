@@ -1,21 +1,22 @@
 """The workloads that a step-time model is calibrated with: W1 to W5, and V1 for models that the fit has not seen.
 
 Each determines some of the coefficients: W1 prompts alone, W2 single decoding rows after contexts of many lengths,
-W3 batches of many sizes, W4 both phases at once, W5 several devices. The profiles ``steptime-w1`` and so on ask for
-requests of these sizes; the writer of inference-perf takes them from here.
+W3 batches of many sizes, W4 both phases at once, W5 several devices. What each sends is that of its profile,
+``steptime-w1`` and so on; the writer of inference-perf takes it from here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
 from benchctl.errors import UsageError
+from benchctl.profile.load import load_profile
+from benchctl.profile.planning.plan import arms
+from benchctl.workload.prepare import prepare_requests
 
 SEED: Final = 42
-_WAVES: Final = 4
-"""Times that every open request is replaced, so that a batch is full for most of its stage."""
-_FEWEST: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,35 +31,38 @@ class CalibrationStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationWorkload:
-    """One workload: its stages, and the terms of a step that it tells apart from others."""
+    """One workload: its profile, and the terms of a step that it tells apart from others."""
 
     name: str
     profile: str
     purpose: str
-    stages: tuple[CalibrationStage, ...]
     remark: str = ""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that the profile sends in a block, without warm-up."""
+        profile = load_profile(self.profile)
+        return len(arms(profile)) * len(prepare_requests(profile).requests)
+
+    @property
+    def stages(self) -> tuple[CalibrationStage, ...]:
+        """What the profile sends to one server: the requests of each length, once for each size of the batch."""
+        profile = load_profile(self.profile)
+        lengths = [(request.prompt_tokens, request.max_tokens) for request in prepare_requests(profile).requests]
+        batches = {profile.workload.arrival.max_concurrency, *profile.sweep.get("max_num_seqs", ())}
+        return tuple(
+            CalibrationStage(
+                prompt_tokens=prompt, output_tokens=output, concurrency=batch, num_requests=num_requests
+            )
+            for (prompt, output), num_requests in Counter(lengths).items()
+            for batch in sorted(int(batch) for batch in batches if batch is not None)
+        )
 
     def by_size(self) -> Iterator[tuple[tuple[int, int], tuple[CalibrationStage, ...]]]:
         """Stages of equal lengths together: tools with one length in a file need a file for each."""
         for size, stages in groupby(self.stages, key=lambda stage: (stage.prompt_tokens, stage.output_tokens)):
             yield size, tuple(stages)
 
-
-def _stages(sizes: Sequence[tuple[int, int]], batches: Sequence[int]) -> tuple[CalibrationStage, ...]:
-    return tuple(
-        CalibrationStage(
-            prompt_tokens=prompt,
-            output_tokens=output,
-            concurrency=batch,
-            num_requests=max(_FEWEST, _WAVES * batch),
-        )
-        for prompt, output in sizes
-        for batch in batches
-    )
-
-
-_PROMPTS: Final = (128, 512, 1024, 2048, 4096, 8192)
-_BATCHES: Final = (1, 8, 32, 64, 128)
 
 WORKLOADS: Final[dict[str, CalibrationWorkload]] = {
     workload.name: workload
@@ -67,38 +71,32 @@ WORKLOADS: Final[dict[str, CalibrationWorkload]] = {
             name="W1",
             profile="steptime-w1",
             purpose="time of a prompt by its length, and of a step with nothing else in it",
-            stages=_stages([(prompt, 1) for prompt in _PROMPTS], [1]),
         ),
         CalibrationWorkload(
             name="W2",
             profile="steptime-w2",
             purpose="time of one decoding row by its context",
-            stages=_stages([(prompt, 512) for prompt in _PROMPTS], [1]),
         ),
         CalibrationWorkload(
             name="W3",
             profile="steptime-w3",
             purpose="time by the number of rows, and experts read in a batch",
-            stages=_stages([(256, 256)], _BATCHES),
         ),
         CalibrationWorkload(
             name="W4",
             profile="steptime-w4",
             purpose="prompts beside decoding rows",
-            stages=_stages([(1024, 4), (64, 1024)], [32]),
         ),
         CalibrationWorkload(
             name="W5",
             profile="steptime-w5",
             purpose="communication between devices: W3 on 1, 2 and 4 of them",
-            stages=_stages([(256, 256)], _BATCHES),
             remark="run it against a server of each tensor-parallel size",
         ),
         CalibrationWorkload(
             name="V1",
             profile="steptime-v1",
             purpose="validation on a model that the fit has not seen",
-            stages=(*_stages([(1024, 512)], [1, 64]), *_stages([(256, 256)], [1, 64])),
             remark="never fit to these runs",
         ),
     )

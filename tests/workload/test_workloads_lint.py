@@ -1,5 +1,6 @@
 """Lint of inference-perf configurations: each of the published ones that misleads, and only for its own reason."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,13 @@ from benchctl.errors import UsageError
 from benchctl.interop.readers.inference_perf import read_config
 from benchctl.interop.writers.inference_perf import write_inference_perf
 from benchctl.profile.choices import DATASETS
-from benchctl.profile.load import load_profile
+from benchctl.steptime.queueing import load_at_concurrency
+from benchctl.steptime.serving_times import RequestSize
 from benchctl.steptime.source import roofline_source
 from benchctl.steptime.work import Deployment
 from benchctl.workload.calibration import WORKLOADS
 from benchctl.workload.lint.lint import LintOptions, lint_config
 from benchctl.workload.lint.prompts import computed_tokens
-from benchctl.workload.prepare import prepare_requests
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference" / "workloads"
 H100 = LintOptions(
@@ -88,6 +89,7 @@ MISLEADING = {
     "no-token-times": [("api.streaming", None)],
     "saturated": rates("poisson", 128.0, question_len=256, output_len=256),
     "unseeded-prompts": [("data.shared_prefix.seed", None)],
+    "answers-end-early": [("server.ignore_eos", False)],
     "queue-in-server": [
         ("load.stages", [{"num_requests": 600, "concurrency_level": 300}]),
         ("data.shared_prefix.num_unique_system_prompts", 600),
@@ -101,6 +103,7 @@ KEYS = {
     "no-token-times": "api.streaming",
     "saturated": "load.stages[0].rate",
     "unseeded-prompts": "data.shared_prefix",
+    "answers-end-early": "server.ignore_eos",
     "queue-in-server": "load.stages[0].concurrency_level",
 }
 
@@ -143,6 +146,37 @@ def test_a_server_without_prefix_cache_may_get_one_prompt_many_times(tmp_path: P
     assert lint_config(path, LintOptions(has_prefix_cache=False)).findings == ()
 
 
+@pytest.mark.parametrize("users", [1, 2])
+def test_an_empty_system_prompt_adds_no_token_to_a_prompt_that_comes_again(users: int, tmp_path: Path) -> None:
+    """1,024 tokens are 64 blocks of 16, of which the last is computed again, so that a token can follow."""
+    groups = [
+        ("data.shared_prefix.num_unique_system_prompts", 1),
+        ("data.shared_prefix.num_users_per_system_prompt", users),
+    ]
+    (finding,) = lint_config(written(tmp_path, changed(*groups))).findings
+    assert "of its 1024 tokens only 16 are computed" in finding.problem
+
+
+@pytest.mark.parametrize(("users", "computed"), [(1, 8128), (2, 4128), (10, 928)])
+def test_a_system_prompt_is_computed_once_in_each_group(users: int, computed: int, tmp_path: Path) -> None:
+    """Also where it is the group's only prompt; of 8,000 + 128 tokens, the others compute the last 128."""
+    groups = [
+        ("data.shared_prefix.num_unique_system_prompts", 60 // users),
+        ("data.shared_prefix.num_users_per_system_prompt", users),
+    ]
+    lengths = [("data.shared_prefix.system_prompt_len", 8000), ("data.shared_prefix.question_len", 128)]
+    (prefixed,) = lint_config(written(tmp_path, changed(*groups, *lengths)), H100).predicted
+    assert H100.source is not None
+    size = RequestSize(prompt_tokens=8128, output_tokens=512, cached_tokens=8128 - computed)
+    expected = load_at_concurrency(1, size, H100.source.step_s, H100.source.limits)
+    assert prefixed.load.ttft_s == pytest.approx(expected.ttft_s)
+
+
+def test_answers_of_one_token_cannot_end_early(tmp_path: Path) -> None:
+    one_token = changed(("server.ignore_eos", False), ("data.shared_prefix.output_len", 1))
+    assert lint_config(written(tmp_path, one_token)).findings == ()
+
+
 def test_prompts_that_come_again_far_apart_matter_where_the_cache_holds_them(tmp_path: Path) -> None:
     stages = [{"num_requests": 5000, "concurrency_level": 64}]
     many = changed(("load.stages", stages), ("data.shared_prefix.num_unique_system_prompts", 512))
@@ -164,7 +198,9 @@ def test_the_wrapper_of_the_first_configurations_is_refused(tmp_path: Path) -> N
     wrapped = {"version": "1", "seed": 42, "inference_perf": SOUND}
     result = lint_config(written(tmp_path, wrapped))
     assert {finding.code for finding in result.findings} == {"schema"}
-    assert {finding.key for finding in result.findings} == {"version", "seed", "inference_perf"}
+    remedies = {finding.key: finding.remedy for finding in result.findings}
+    assert set(remedies) == {"version", "seed", "inference_perf"}
+    assert "move the sections below it to the top of the file" in remedies["inference_perf"]
     assert result.has_errors
 
 
@@ -223,13 +259,17 @@ def _stages_of(path: Path, name: str) -> tuple[Any, ...]:
     return dict(WORKLOADS[name].by_size())[size]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", sorted(WORKLOADS))
-def test_profiles_ask_for_the_same_sizes(name: str) -> None:
-    profile = load_profile(WORKLOADS[name].profile)
-    sizes = {(request.prompt_tokens, request.max_tokens) for request in prepare_requests(profile).requests}
-    assert sizes == {(stage.prompt_tokens, stage.output_tokens) for stage in WORKLOADS[name].stages}
-    batches = {profile.workload.arrival.max_concurrency, *profile.sweep.get("max_num_seqs", ())}
-    assert batches == {stage.concurrency for stage in WORKLOADS[name].stages}
+@pytest.mark.parametrize(("name", "num_requests"), [("W2", 12), ("V1", 256)])
+def test_the_list_counts_the_requests_that_the_profile_sends(name: str, num_requests: int, tmp_path: Path) -> None:
+    """Those of the completed requests in the results; answers are shorter here, which changes no count."""
+    listed = benchctl("workloads", "list", cwd=tmp_path).stdout.splitlines()
+    (row,) = [line.split() for line in listed if line.startswith(f"{name} ")]
+    simulated = benchctl("simulate", "--profile", row[1], "--set", "workload.output_len=1", "--quiet", cwd=tmp_path)
+    assert simulated.returncode == 0, simulated.stderr
+    table = tmp_path / "results" / row[1] / "latest" / "summary.csv"
+    with table.open(newline="") as file:
+        sent = sum(int(run["num_completed"]) for run in csv.DictReader(file))
+    assert int(row[2]) == sent == num_requests
 
 
 @pytest.mark.skipif(not REFERENCE.is_dir(), reason=f"{REFERENCE} is not on this machine")
@@ -263,7 +303,11 @@ def test_the_command_lists_and_shows_workloads_and_names_unknown_ones(tmp_path: 
     listed = benchctl("workloads", "list", cwd=tmp_path).stdout
     assert "steptime-w3" in listed
     assert all(f"\n{name} " in listed for name in DATASETS)
-    assert "outputs of 1024, 32 open" in benchctl("workloads", "show", "W4", cwd=tmp_path).stdout
+    assert "outputs of 1024, 32 open, 64 requests" in benchctl("workloads", "show", "W4", cwd=tmp_path).stdout
+    stages = benchctl("workloads", "show", "W3", cwd=tmp_path).stdout.splitlines()[2:]
+    assert [stage.strip() for stage in stages] == [
+        f"prompts of 256, outputs of 256, {size} open, 128 requests" for size in (1, 8, 32, 64, 128)
+    ]
     unknown = benchctl("workloads", "show", "W9", cwd=tmp_path)
     assert (unknown.returncode, "name one of W1" in unknown.stderr) == (2, True)
 

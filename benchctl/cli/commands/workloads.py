@@ -67,8 +67,7 @@ def list_workloads() -> None:
     for title in ("name", "profile", "requests", "determines"):
         table.add_column(title, justify="right" if title == "requests" else "left", overflow="fold")
     for workload in WORKLOADS.values():
-        num_requests = sum(stage.num_requests for stage in workload.stages)
-        table.add_row(workload.name, workload.profile, str(num_requests), workload.purpose)
+        table.add_row(workload.name, workload.profile, str(workload.num_requests), workload.purpose)
     datasets = Table(box=None, pad_edge=False)
     for title in ("dataset", "prompts"):
         datasets.add_column(title, overflow="fold")

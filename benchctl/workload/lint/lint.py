@@ -8,7 +8,7 @@ from benchctl.interop.readers.inference_perf_schema import COMMIT
 from benchctl.steptime.source import StepTimeSource
 from benchctl.workload.lint.findings import LintFinding, LintFindings, finding
 from benchctl.workload.lint.offered import prompt_set, stages_of
-from benchctl.workload.lint.prompts import missing_prompts, repeated_prompts, unseeded_prompts
+from benchctl.workload.lint.prompts import early_ends, missing_prompts, repeated_prompts, unseeded_prompts
 from benchctl.workload.lint.schedules import (
     PredictedStage,
     no_token_times,
@@ -58,6 +58,8 @@ def _in_order(findings: LintFindings) -> tuple[LintFinding, ...]:
 def _schema_findings(file: ConfigFile) -> LintFindings:
     for error in file.errors:
         remedy = f"correct it by the schema of inference-perf ({COMMIT})"
+        if error.path == ("inference_perf",):  # a whole configuration, one level too deep
+            remedy = "move the sections below it to the top of the file, and delete it"
         yield finding(file, error.path, "schema", "error", problem=error.problem, remedy=remedy)
 
 
@@ -82,6 +84,7 @@ def _findings(file: ConfigFile, options: LintOptions, predicted: tuple[Predicted
         if options.has_prefix_cache and not is_conversation:
             yield from repeated_prompts(file, prompts, stages, _kv_tokens(options))
         yield from missing_prompts(file, prompts, stages)
+        yield from early_ends(file, prompts, config.server)
     if options.source is not None:
         yield from overlapping_requests(file, predicted, options.source.words)
         yield from saturating_stages(file, predicted, options.source.words)

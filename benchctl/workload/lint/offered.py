@@ -17,20 +17,16 @@ from benchctl.interop.readers.inference_perf_schema import (
 class PromptSet:
     """Prompts of a configuration: how many differ, and their mean lengths in tokens.
 
-    ``shared_tokens`` begin every prompt of a group alike, on purpose. ``is_exhaustible`` for a generator that ends
-    after ``num_distinct`` instead of starting over.
+    ``cached_tokens`` of each begin another prompt of its group, on purpose, and were computed for the first of
+    them. ``is_exhaustible`` for a generator that ends after ``num_distinct`` instead of starting over.
     """
 
     num_distinct: int
-    question_tokens: float
+    prompt_tokens: float
     output_tokens: float
-    shared_tokens: float = 0.0
+    cached_tokens: float = 0.0
     is_exhaustible: bool = False
     key: KeyPath = ("data",)
-
-    @property
-    def prompt_tokens(self) -> float:
-        return self.shared_tokens + self.question_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +55,7 @@ def prompt_set(data: Data) -> PromptSet | None:
         return None
     return PromptSet(
         num_distinct=min(prompts.total_count, outputs.total_count),
-        question_tokens=mean_tokens(prompts),
+        prompt_tokens=mean_tokens(prompts),
         output_tokens=mean_tokens(outputs),
         is_exhaustible=True,
         key=("data", "input_distribution", "total_count"),
@@ -67,20 +63,23 @@ def prompt_set(data: Data) -> PromptSet | None:
 
 
 def _shared(prefix: SharedPrefix) -> PromptSet:
+    """Every prompt is a system prompt and a question, also where its group has no other prompt."""
+    system_tokens = mean_tokens(prefix.system_prompt_len, fewest=0)
+    question_tokens = mean_tokens(prefix.question_distribution or prefix.question_len, fewest=0)
     return PromptSet(
         num_distinct=prefix.num_groups * prefix.num_prompts_per_group,
-        question_tokens=mean_tokens(prefix.question_distribution or prefix.question_len),
+        prompt_tokens=max(1.0, system_tokens + question_tokens),
         output_tokens=mean_tokens(prefix.output_distribution or prefix.output_len),
-        shared_tokens=mean_tokens(prefix.system_prompt_len) if prefix.num_prompts_per_group > 1 else 0.0,
+        cached_tokens=system_tokens * (1 - 1 / max(1, prefix.num_prompts_per_group)),
         key=("data", "shared_prefix", "num_unique_system_prompts"),
     )
 
 
-def mean_tokens(length: int | Distribution) -> float:
-    """The mean of a length, at least 1: that of a distribution, cut to its range."""
+def mean_tokens(length: int | Distribution, *, fewest: int = 1) -> float:
+    """The mean of a length, at least ``fewest``: that of a distribution, cut to its range."""
     if isinstance(length, int):
-        return max(1.0, float(length))
-    return max(1.0, min(max(length.mean, float(length.min)), float(length.max)))
+        return float(max(fewest, length))
+    return max(float(fewest), min(max(length.mean, float(length.min)), float(length.max)))
 
 
 def stages_of(config: Config) -> tuple[Stage, ...]:

@@ -1,9 +1,9 @@
-"""Rules about prompts: repeated ones, ones without a seed, and too few of them."""
+"""Rules about prompts and their answers: repeated prompts, too few, ones without a seed, answers that end early."""
 
 from typing import Final
 
 from benchctl.interop.readers.inference_perf import ConfigFile, KeyPath
-from benchctl.interop.readers.inference_perf_schema import Data
+from benchctl.interop.readers.inference_perf_schema import Data, Server
 from benchctl.workload.lint.findings import LintFindings, finding
 from benchctl.workload.lint.offered import PromptSet, Stage
 
@@ -85,3 +85,19 @@ def unseeded_prompts(file: ConfigFile, data: Data, base_seed: int | None) -> Lin
         problem=f"{seed} is not set, so every run draws other prompts",
         remedy=f"set {seed}",
     )
+
+
+def early_ends(file: ConfigFile, prompts: PromptSet, server: Server | None) -> LintFindings:
+    """Lengths of answers that are only limits, because the model may end an answer before."""
+    if server is not None and not server.ignore_eos and prompts.output_tokens > 1:
+        yield finding(
+            file,
+            ("server", "ignore_eos"),
+            "answers-end-early",
+            "warning",
+            problem=(
+                f"ignore_eos is false: the model ends answers where it likes, and the {prompts.output_tokens:g} "
+                "output tokens are only a limit, so lengths and load differ between models and runs"
+            ),
+            remedy="set server.ignore_eos to true, unless answers of natural length are meant",
+        )

@@ -35,7 +35,7 @@ def predict_stages(
     size = RequestSize(
         prompt_tokens=prompts.prompt_tokens,
         output_tokens=prompts.output_tokens,
-        cached_tokens=prompts.shared_tokens if has_prefix_cache else 0.0,
+        cached_tokens=prompts.cached_tokens if has_prefix_cache else 0.0,
     )
     return tuple(_predicted(stage, size, source) for stage in stages)
 
