@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ from benchctl.untrusted.writing import Fence, make_folder
 
 T = TypeVar("T", bound=msgspec.Struct)
 _NAME_CHARS: Final = 200
+_Order: TypeAlias = tuple[tuple[int, float, str], ...]
 
 
 def cell_name(cell: Cell) -> str:
@@ -43,12 +44,17 @@ def arm_label(variant: str, cell: Cell) -> str:
     return f"{variant} {cell_name(cell)}".rstrip()
 
 
-def cell_order(cell: Cell) -> tuple[tuple[int, float, str], ...]:
-    """Sort key of a cell: numbers by size, before words by spelling."""
-    return tuple(
-        (1, 0.0, str(value)) if isinstance(value, str) or value is None else (0, float(value), "")
-        for value in cell.values()
-    )
+def arm_order(variant: str, cell: Cell, baseline: str | None = None) -> tuple[bool | _Order, ...]:
+    """Sort key of an arm: the baseline, then by variant and by values of the factors."""
+    return variant != baseline, _order(variant), *map(_order, cell.values())
+
+
+def _order(value: str | float | None) -> _Order:
+    """Numbers by size, before words by spelling, in which numbers go by size as well."""
+    if value is not None and not isinstance(value, str):
+        return ((0, float(value), ""),)
+    parts = enumerate(re.split(r"([0-9]+(?:\.[0-9]+)?)", str(value)))
+    return tuple((0, float(part), "") if i % 2 else (1, 0.0, part) for i, part in parts)
 
 
 def run_directory_name(index: int, block: int, variant: str, cell: Cell) -> str:

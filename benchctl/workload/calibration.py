@@ -46,7 +46,7 @@ class CalibrationWorkload:
 
     @property
     def stages(self) -> tuple[CalibrationStage, ...]:
-        """What the profile sends to one server: the requests of each length, once for each size of the batch."""
+        """Requests that the profile sends to one server: those of each length, once for each size of the batch."""
         profile = load_profile(self.profile)
         lengths = [(request.prompt_tokens, request.max_tokens) for request in prepare_requests(profile).requests]
         batches = {profile.workload.arrival.max_concurrency, *profile.sweep.get("max_num_seqs", ())}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from benchctl.analysis.validity.usability import Usability
-from benchctl.records.directory import arm_label, cell_name, cell_order
+from benchctl.records.directory import arm_label, arm_order, cell_name
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.record import Cell
 
@@ -66,6 +66,4 @@ def group_by_arm(results: LoadedResults, usability_of: Callable[[LoadedRun], Usa
             label = "" if usability.label is None else f" ({usability.label})"
             arm.client_excluded[planned.block] = f"{planned.run_id}: {usability.client_excluded}{label}"
     baseline = results.manifest.baseline
-    return tuple(
-        sorted(arms.values(), key=lambda arm: (arm.variant != baseline, arm.variant, cell_order(arm.cell)))
-    )
+    return tuple(sorted(arms.values(), key=lambda arm: arm_order(arm.variant, arm.cell, baseline)))

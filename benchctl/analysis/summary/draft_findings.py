@@ -8,6 +8,7 @@ from benchctl.analysis.summary.arm_drafts import ArmDrafts, arm_drafts
 from benchctl.analysis.summary.finding import Finding
 from benchctl.analysis.summary.runs import CellSummary, RunSummary
 from benchctl.formats import count_of
+from benchctl.records.directory import arm_order
 
 _ONE_TOKEN: Final = 1 + 1e-9
 
@@ -15,7 +16,8 @@ _ONE_TOKEN: Final = 1 + 1e-9
 def draft_findings(runs: Sequence[RunSummary], cells: Sequence[CellSummary]) -> Iterator[Finding]:
     """Findings on the drafts of each arm. ``runs`` includes suspect ones, which ``cells`` may leave out."""
     by_label = {cell.label: cell for cell in cells}
-    for label, group in groupby(sorted(runs, key=lambda run: run.label), key=lambda run: run.label):
+    ordered = sorted(runs, key=lambda run: arm_order(run.record.variant, run.record.cell))
+    for label, group in groupby(ordered, key=lambda run: run.label):
         of_arm = list(group)
         cell, drafts = by_label.get(label), arm_drafts([run.run for run in of_arm])
         if drafts is None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, stdev
-from typing import Any, Final
+from typing import Final
 
 from benchctl.analysis.attribution.flops import RunFlops
 from benchctl.analysis.attribution.sections import Breakdown, StepTally, mean_breakdown, tally_steps
@@ -26,7 +26,7 @@ from benchctl.analysis.summary.columns import (
 )
 from benchctl.analysis.validity.usability import Usability
 from benchctl.profile.model import VariantSettings
-from benchctl.records.directory import arm_label, cell_order
+from benchctl.records.directory import arm_label, arm_order
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import Cell, ResultWarning
 from benchctl.records.run import RunRecord
@@ -192,7 +192,9 @@ def summarise_cells(
     Arms that are compared with the baseline in ``pairs`` have the centres whose quotient is the ratio.
     """
     baseline = experiment.results.manifest.baseline
-    ordered = sorted(runs, key=lambda run: arm_order(run.record, baseline))
+    ordered = sorted(
+        runs, key=lambda run: (arm_order(run.record.variant, run.record.cell, baseline), run.record.block)
+    )
     groups: dict[str, list[RunSummary]] = {}
     for run in ordered:
         groups.setdefault(run.label, []).append(run)
@@ -204,11 +206,6 @@ def summarise_cells(
         pairs={paired.pair.b.label: paired for paired in pairs},
     )
     return tuple(cells.over_blocks(group) for group in groups.values())
-
-
-def arm_order(record: RunRecord, baseline: str) -> tuple[Any, ...]:
-    """Sort key: the baseline, then variant, factor values (numbers by size, words by spelling), block."""
-    return record.variant != baseline, record.variant, cell_order(record.cell), record.block
 
 
 def _counted(summaries: Mapping[int, RunSummary], column: str, run: LoadedRun) -> float | None:

@@ -13,6 +13,7 @@ from benchctl.analysis.experiment.experiment import experiment_of, load_experime
 from benchctl.analysis.metrics.run_metrics import METRICS
 from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
 from benchctl.analysis.summary.runs import arm_label, summarise_cells, summarise_runs
+from benchctl.records.directory import arm_order
 from benchctl.records.loaded import load_results
 from benchctl.report.export import csv_bytes
 
@@ -187,7 +188,8 @@ def test_runs_that_failed_or_are_damaged_stay_rows_and_leave_the_means(tmp_path)
 
 
 def test_cells_come_in_the_order_of_baseline_variant_and_factor_value(tmp_path):
-    cells = [{"top_k": 10}, {"top_k": 2}, {"value_model": "b"}, {"value_model": "a"}]
+    models = ("b-1000", "b-500", "b-1.5", "a")
+    cells = [{"top_k": 10}, {"top_k": 2}, *({"value_model": model} for model in models)]
     builders.write_results(tmp_path, cells=cells)
     labels = [cell.label for cell in cells_of(tmp_path)]
     assert labels == [
@@ -195,8 +197,12 @@ def test_cells_come_in_the_order_of_baseline_variant_and_factor_value(tmp_path):
         "guided top_k=2",
         "guided top_k=10",
         "guided value_model=a",
-        "guided value_model=b",
+        "guided value_model=b-1.5",
+        "guided value_model=b-500",
+        "guided value_model=b-1000",
     ]
+    names = ["cache-1000", "cache-500", "none"]
+    assert sorted(names, key=lambda name: arm_order(name, {}, "none")) == ["none", "cache-500", "cache-1000"]
     assert arm_label("idle", {}) == "idle"
 
 
