@@ -104,6 +104,11 @@ class SimConfig:
             if getattr(self, name) < 0:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must not be negative")
 
+    @property
+    def has_cache(self) -> bool:
+        """Prompts may be found in a cache, so that usage counts the tokens that were."""
+        return self.enable_prefix_caching or self.cached_prompts is not None
+
     def server_info(self) -> dict[str, str | int | float | bool | None]:
         """The settings that the server reports: those that two servers of one configuration share."""
         settings = {name: getattr(self, name) for name in self.__slots__ if name not in _PRIVATE}

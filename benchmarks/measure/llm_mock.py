@@ -1,6 +1,6 @@
 """llm-mock's published experiments, repeated: cache of 0 to 5,000 tokens, batch of 10 and of 20.
 
-    python -m benchmarks.measure.llm_mock [--orders 200] [--picture PNG] [--write DIR]
+    python -m benchmarks.measure.llm_mock [--orders 200] [--picture PNG]
 
 The published figures have one run per point, of 50 requests posted at once. This repeats each point for many orders
 of arrival, computes the metrics as the client of llm-mock does beside the right ones, and draws both beside the
@@ -19,10 +19,8 @@ import numpy as np
 
 from benchctl.report.charts.palette import BLUE, SLATE, VERMILION
 from benchctl.report.plots.style import legend_beside, new_figure, png_bytes, tidy
-from benchctl.workload.alphabet import alphabet_of
 from benchctl.workload.datasets.files import data_directory
 from benchctl.workload.datasets.published.sharegpt import is_usable
-from benchctl.workload.tokenizers.tokenizer import Estimate
 from benchmarks.common.table import show
 from benchmarks.measure.llm_mock_loop import cached_lengths, serve
 
@@ -74,19 +72,6 @@ def load_rows():
     rows = [json.loads(line) for line in path.read_bytes().splitlines()]
     usable = [row["input_tok_ids"] for row in rows if is_usable(row["input_toks"], row["output_toks"])]
     return [row["input_tok_ids"] for row in rows], usable[:NUM_PROMPTS]
-
-
-def write_prompts(directory, sources, prompts):
-    """Write the prompts that fill the cache and those that are served, with a word for each token."""
-    served = [
-        {"input_toks": len(ids), "output_toks": 1, "arrival_time_ns": 0, "input_tok_ids": ids} for ids in prompts
-    ]
-    alphabet = alphabet_of(Estimate().count_texts)
-    cached = [{"prompt": alphabet.text(ids)} for ids in sources]
-    for name, rows in (("served", served), ("cached", cached)):
-        path = directory / f"llm-mock-{name}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        print(path)
 
 
 def orders_of(count):
@@ -219,12 +204,8 @@ def main():
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--orders", type=int, default=200, help="orders of arrival per point")
     flags.add_argument("--picture", type=Path, help="PNG to write")
-    flags.add_argument("--write", type=Path, metavar="DIR", help="only write the prompts of profile llm-mock-cache")
     arguments = flags.parse_args()
     sources, prompts = load_rows()
-    if arguments.write is not None:
-        write_prompts(arguments.write, sources, prompts)
-        return
     orders = list(orders_of(arguments.orders))
     cached = {size: cached_lengths(prompts, sources, size) for size in CACHE_SIZES}
     points = {

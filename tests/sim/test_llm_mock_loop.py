@@ -1,10 +1,20 @@
 """llm-mock restated for its published experiments: the times of the simulator, and the best cache of a size."""
 
+import csv
 import itertools
 import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cli import benchctl
 
 from benchctl.sim.config import SimConfig
 from benchctl.sim.http.openai_api import CompletionBody, request_from
@@ -71,3 +81,62 @@ def test_a_static_cache_in_the_simulator_spares_what_it_spares_in_the_loop(promp
     order = columns.index.argsort()
     served = serve([len(prompt) for prompt in prompts], batch_size=10, cached_tokens=cached)
     assert [one.first_token_ns for one in served] == columns.first_token_ns[order].tolist()
+
+
+@pytest.fixture(scope="module", name="followed")
+def _followed(tmp_path_factory):
+    """The page on llm-mock, followed with other prompts: where it was, and the token ids of the prompts."""
+    path, stream = tmp_path_factory.mktemp("page"), random.Random(4)
+    (path / "sharegpt").mkdir()
+    prompts = [stream.choices([7, 500, 1000, 99_999], k=stream.randint(20, 60)) for _ in range(60)]
+    rows = [
+        {"input_toks": len(ids), "output_toks": 9, "arrival_time_ns": 0, "input_tok_ids": ids} for ids in prompts
+    ]
+    file = path / "sharegpt" / "sharegpt-llama-3.1-8b-300-sps10.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = (Path(__file__).parents[2] / "docs" / "tasks" / "llm-mock.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"^python - <<'END'\n(.*?)^END$", page, re.MULTILINE | re.DOTALL)
+    env = {**os.environ, "BENCHCTL_DATA_DIR": str(path)}
+    subprocess.run([sys.executable, "-c", lines], cwd=path, env=env, check=True)
+    done = benchctl("simulate", "--profile", "llm-mock-cache", "--blocks", "2", "--quiet", cwd=path)
+    assert done.returncode == 0, done.stderr
+    return path, prompts
+
+
+def rows_of(table):
+    return list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
+
+
+def test_the_page_gives_the_hits_and_the_p99_of_the_published_engine_marked_as_one_of_50(followed):
+    path, prompts = followed
+    results = path / "results" / "llm-mock-cache" / "latest"
+    rows = rows_of(results / "summary.csv")
+    for row in rows:
+        size = int(row["cell"].rpartition("=")[2] or 0)
+        cached = cached_lengths(prompts[:50], prompts, size)
+        served = serve([len(prompt) for prompt in prompts[:50]], batch_size=10, cached_tokens=cached)
+        assert int(row["cached_tokens"]) == sum(cached)
+        p99_ms = np.percentile([one.first_token_ns for one in served], 99) / 1e6
+        assert float(row["p99_ttft_ms"]) == pytest.approx(p99_ms)
+        assert (row["num_completed"], row["few_requests"]) == ("50", "p95 p99")
+    assert len({row["cached_tokens"] for row in rows}) == 4
+
+
+def test_simulate_draws_the_latencies_over_the_size_of_the_cache(followed):
+    results = followed[0] / "results" / "llm-mock-cache" / "latest"
+    assert (results / "plots" / "server_cached_prompt_tokens_sweep.png").is_file()
+    page = (results / "report.html").read_text(encoding="utf-8")
+    assert page.index("cached_prompt_tokens=500") < page.index("cached_prompt_tokens=1000")
+    assert "p99 TTFT of\\u003cbr>50 requests" in page
+
+
+def test_a_server_says_in_usage_what_its_static_cache_had(followed):
+    path, prompts = followed
+    small = ["--blocks", "1", "--set", "workload.num_prompts=4", "--output-dir", "served"]
+    done = benchctl("run", "--profile", "llm-mock-cache", *small, "--quiet", cwd=path)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(path / "served" / "llm-mock-cache" / "latest" / "summary.csv")
+    found = {row["cell"].rpartition("=")[2]: int(row["cached_tokens"]) for row in rows}
+    assert found == {
+        str(size or ""): sum(cached_lengths(prompts[:4], prompts, size)) for size in (0, 500, 1000, 5000)
+    }

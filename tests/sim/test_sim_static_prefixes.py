@@ -14,7 +14,7 @@ from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.llm_mock import mock_step_ns
 from benchctl.sim.http.openai_api import CompletionBody, request_from
-from benchctl.sim.requests.static_prefixes import StaticPrefixes
+from benchctl.sim.requests.static_prefixes import StaticPrefixes, static_prefixes
 
 prompts_strategy = st.lists(st.text("abc", max_size=6), min_size=1, max_size=12)
 
@@ -37,6 +37,13 @@ def test_a_cache_with_room_for_all_knows_every_beginning(prompts: list[str], pro
 def test_equal_counts_go_to_the_smaller_token() -> None:
     cache = StaticPrefixes(["xa", "yb"], 2)
     assert [cache.match(prompt) for prompt in ("xa", "yb")] == [2, 0]
+
+
+def test_equal_counts_of_token_ids_go_to_the_smaller_number(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"input_tok_ids": [1000, 7]}\n{"input_tok_ids": [500, 8]}\n', encoding="utf-8")
+    cache = static_prefixes(str(path), 2)
+    assert [cache.match([f"<{token_id}>" for token_id in ids]) for ids in ([1000, 7], [500, 8])] == [0, 2]
 
 
 def test_a_prompt_in_the_cache_costs_llm_mock_nothing_before_its_first_token() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchctl.analysis.metrics.device import gpu_metrics, host_metrics
 from benchctl.analysis.metrics.offered_load import load_metrics
-from benchctl.analysis.metrics.percentile import percentiles, percentiles_of_sorted, smallest_sample
+from benchctl.analysis.metrics.percentile import PERCENTS, percentiles, percentiles_of_sorted, smallest_sample
 from benchctl.analysis.metrics.request_timing import is_completed, latencies_ns, load_span_ns, measured
 from benchctl.analysis.metrics.speculation import run_drafts, speculation_metrics
 from benchctl.analysis.metrics.table import LATENCIES, METRICS, Direction, Metric
@@ -127,6 +127,18 @@ def latency_metrics(
         for percent, value in percentiles(durations, num_completed).items():
             metrics[f"p{percent}_{latency}_ms"] = ms_or_none(value, factor)
     return metrics
+
+
+def tails_of_few(run: LoadedRun, metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Percentiles of latencies that too few requests bear out: of these requests alone, near the slowest of them.
+
+    Only of virtual times, which no disturbance of a machine has made longer. Elsewhere they stay unknown.
+    """
+    if run.record.clock != "virtual" or (metrics["num_completed"] or 0) >= smallest_sample(max(PERCENTS)):
+        return {}
+    durations = latencies_ns([request for request in measured(run.requests) if is_completed(request)])
+    of_any = latency_metrics(durations, smallest_sample(max(PERCENTS)), run.record.clock_factor)
+    return {name: value for name, value in of_any.items() if value is not None and metrics[name] is None}
 
 
 def num_guided_steps(steps: StepColumns) -> int | None:

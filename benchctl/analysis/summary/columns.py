@@ -15,7 +15,7 @@ import numpy as np
 from benchctl.analysis.attribution.flops import RunFlops
 from benchctl.analysis.metrics.percentile import percentiles, percentiles_of_sorted
 from benchctl.analysis.metrics.request_timing import is_completed, measured
-from benchctl.analysis.metrics.run_metrics import num_guided_steps
+from benchctl.analysis.metrics.run_metrics import num_guided_steps, tails_of_few
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
 from benchctl.analysis.metrics.unknown import known_values
 from benchctl.costs.flops import FlopsAccount, achieved_flops_per_s
@@ -56,7 +56,7 @@ _OBSERVED_COLUMNS: Final = (
 )
 SUMMARY_COLUMNS: Final[tuple[str, ...]] = (
     *("run_id", "variant", "cell", "block", "position", "state", "attempt", "failure", "clock"),
-    *("top_k", "value_scale", "output_tokens_mean", "output_tokens_p95"),
+    *("top_k", "value_scale", "few_requests", "output_tokens_mean", "output_tokens_p95"),
     *("n_steps_with_lvm", "batch_size_p50", "batch_size_p95"),
     *(f"t_{section}_ms_{statistic}" for section in TIMED_SECTIONS for statistic in _STATISTICS),
     *_FLOPS_COLUMNS,
@@ -72,7 +72,11 @@ CLIENT_COLUMNS: Final = CLIENT_TIMED | {"achieved_tflops_per_s", "observed_achie
 def summary_row(
     run: LoadedRun, metrics: Mapping[str, float | None], settings: VariantSettings | None, flops: RunFlops | None
 ) -> dict[str, Value]:
-    """A value for every column of ``SUMMARY_COLUMNS``, in their order; None if it is unknown."""
+    """A value for every column of ``SUMMARY_COLUMNS``, in their order; None if it is unknown.
+
+    ``few_requests`` names the percentiles of latencies that are those of too few requests, such as ``p95 p99``.
+    """
+    tails = tails_of_few(run, metrics)
     values: dict[str, Value] = {
         **_identity(run, settings),
         **_output_columns(run),
@@ -80,6 +84,8 @@ def summary_row(
         **_published_columns(None if flops is None else flops.published, metrics["wall_s"]),
         **_observed_columns(None if flops is None else flops.observed, metrics["wall_s"]),
         **metrics,
+        **tails,
+        "few_requests": " ".join(sorted({name.partition("_")[0] for name in tails})) or None,
     }
     return {column: values[column] for column in SUMMARY_COLUMNS}
 

@@ -127,11 +127,12 @@ def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
     is_flat = -limit <= low and high <= limit
     if not is_flat and low <= 0 <= high:
         return None
-    change = f"{math.expm1(slope.log_ratio):+.1%} [{math.expm1(low):+.1%}, {math.expm1(high):+.1%}]"
+    of_range = [math.expm1(log_ratio * (last - first)) for log_ratio in (slope.log_ratio, low, high)]
+    change = f"{of_range[0]:+.1%} [{of_range[1]:+.1%}, {of_range[2]:+.1%}]"
     subject = f"The overhead of {rows[0].variant}"
     claim = f"is flat in {factor}" if is_flat else f"{'grows' if low > 0 else 'shrinks'} with {factor}"
-    sentence = f"{subject} {claim} from {first:g} to {last:g}: the wall ratio changes by {change} for each 1 more"
-    sentence += f" (flat is within ±{FLAT_MARGIN_FRAC:.0%} over the range)" if is_flat else ""
+    sentence = f"{subject} {claim} from {first:g} to {last:g}: the wall ratio changes by {change} over the range"
+    sentence += f" (flat is within ±{FLAT_MARGIN_FRAC:.0%})" if is_flat else ""
     ends = [rows[values.index(end)].number("flops_ratio") for end in (first, last)]
     numbers = {"slope_log_per_unit": slope.log_ratio, "slope_log_ci_low": low, "slope_log_ci_high": high}
     if ends[0] and ends[1]:

@@ -2,11 +2,11 @@
 
 The percentile of an arm is the centre over blocks of each block's percentile, as in a comparison; the
 blocks, not the requests, are the units of its interval. The percentiles of a block are its metrics, such as
-``p95_ttft_ms``, and unknown where too few requests support them.
+``p95_ttft_ms``. Where too few requests support them they are unknown, and on a virtual clock marked.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -39,6 +39,14 @@ class PercentileLevel:
     interval_ms: Interval | None
     """None for one block."""
     num_blocks: int
+    num_requests: int | None = None
+    """Fewest requests of a block, where they are too few for this percentile; None where they are not."""
+
+
+def few_requests(runs: Iterable[RunSummary], percent: int) -> int | None:
+    """The fewest requests of which a percentile is shown although it needs more; None where no run shows one."""
+    few = (run.number("num_completed") for run in runs if f"p{percent}" in str(run.values["few_requests"]))
+    return min((int(number) for number in few if number is not None), default=None)
 
 
 def percentile_name(latency: str, percent: int) -> str:
@@ -52,7 +60,8 @@ def percentile_levels(cell: CellSummary, latency: str, confidence: float) -> tup
     for percent in PERCENTS:
         name = percentile_name(latency, percent)
         values = [run.counted(name) for run in cell.runs]
-        levels.append(level_of_blocks(values, cell.centre(name), percent, confidence))
+        level = level_of_blocks(values, cell.centre(name), percent, confidence)
+        levels.append(level and replace(level, num_requests=few_requests(cell.runs, percent)))
     return tuple(levels)
 
 

@@ -62,10 +62,12 @@ _COMPARED: Final = {
     "achieved_tflops": "achieved_tflops_per_s",
     "num_steps": "num_steps",
     "step_ms": "step_ms",
+    "ttft": "ttft_ms",
+    "p99_ttft": "p99_ttft_ms",
     "pflops_observed": "observed_pflops_total",
 }
 """Compared quantities, and their columns in the row of a run."""
-_OF_TIME: Final = frozenset({"wall", "tok_per_s", "achieved_tflops", "step_ms"})
+_OF_TIME: Final = frozenset({"wall", "tok_per_s", "achieved_tflops", "step_ms", "ttft", "p99_ttft"})
 """Quantities that drift within a block changes; the others are counts."""
 
 MIN_EXPLAINED_LOG_RATIO: Final = math.log(1.02)

@@ -121,7 +121,7 @@ class Driver:
 
     def _deliver(self, output: StepOutput) -> None:
         self.counters.count(output)
-        reports_cached = self._config.enable_prefix_caching
+        reports_cached = self._config.has_cache
         touched: dict[str, Reply] = {}
         for seq in output.emitted:
             reply = self._replies.get(seq.request.request_id)

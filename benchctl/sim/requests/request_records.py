@@ -31,7 +31,7 @@ def record_of(
         choices=choices,
         prompt_tokens=first.prompt_tokens,
         completion_tokens=sum(len(choice.token_ns) for choice in served.choices),
-        cached_tokens=first.num_cached if config.enable_prefix_caching else None,
+        cached_tokens=first.num_cached if config.has_cache else None,
         natural_tokens=prepared.natural_tokens,
     )
 

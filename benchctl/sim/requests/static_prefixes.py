@@ -2,7 +2,8 @@
 
 It is the cache of llm-mock: a trie of prompts that counts how many pass through each node. The nodes of the
 largest counts are kept, from the root on; since counts never grow with depth, no other choice of so many nodes has
-more of the prompts' tokens. Ties go to the smaller token. How much of a prompt it has is looked up once, on
+more of the prompts' tokens. Ties go to the smaller token: the smaller number of two token ids, the shorter of two
+pieces of text, and the first in the alphabet of two as long. How much of a prompt it has is looked up once, on
 arrival; a prompt that it has as a whole computes nothing before its first token, where a real engine computes one
 token at least.
 """
@@ -54,16 +55,16 @@ class StaticPrefixes:
 
     def _prune(self, num_tokens: int) -> int:
         """Leave only the nodes of the largest counts; returns how many those are."""
-        edges: list[tuple[int, str, int, _Node, _Node]] = []
+        edges: list[tuple[int, int, str, int, _Node, _Node]] = []
         newest, num_kept, order = self._root, 0, 0
         while num_kept < num_tokens:
             for token, child in newest.children.items():
                 order += 1
-                heapq.heappush(edges, (-child.count, token, order, newest, child))
+                heapq.heappush(edges, (-child.count, len(token), token, order, newest, child))
             newest.children = {}
             if not edges:
                 break
-            _, token, _, parent, newest = heapq.heappop(edges)
+            _, _, token, _, parent, newest = heapq.heappop(edges)
             parent.children[token] = newest
             num_kept += 1
         newest.children = {}

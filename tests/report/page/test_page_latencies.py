@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
-from support.results.builders import edit_requests, write_results
+from support.results.builders import edit_requests, edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.percentile import percentiles
+from benchctl.analysis.metrics.run_metrics import unavailable_reason
 from benchctl.analysis.statistics.side_ratio import level_interval
 from benchctl.analysis.summary.latencies import level_of_blocks, percentile_levels, run_latencies
 from benchctl.report.page.charts.latencies import MAX_POINTS, quantiles
@@ -94,6 +95,24 @@ def test_percentiles_have_the_blocks_as_units_and_are_unknown_where_requests_are
     rows = dict(table["groups"])["end-to-end latency (E2EL)"]
     assert [row["label"] for row in rows] == ["baseline", "guided top_k=5"]
     assert rows[0]["numbers"][2] == ("n/a", "")
+
+
+def test_in_virtual_time_the_percentile_of_few_requests_is_shown_with_their_number(tmp_path):
+    """Nothing but the requests made it long: it is exact for these 40, and says nothing of others."""
+    results = write_results(tmp_path, num_requests=40)
+    for planned in results.plan().runs:
+        edit_run(results, planned.run_id, clock="virtual")
+    analysis = analyze_directory(tmp_path)
+    (baseline, _) = analysis.cells
+    latencies_ms = run_latencies(baseline.runs[0])["e2el"]
+    row = baseline.runs[0].values
+    assert row["few_requests"] == "p95 p99"
+    assert row["p99_e2el_ms"] == pytest.approx(np.percentile(latencies_ms, 99))
+    assert [level.num_requests for level in percentile_levels(baseline, "e2el", 0.95)] == [None, None, 40, 40]
+    table = percentile_values(analysis)
+    numbers = dict(table["groups"])["end-to-end latency (E2EL)"][0]["numbers"]
+    assert [text.endswith("of 40") for _, text in numbers] == [False, False, True, True]
+    assert unavailable_reason(baseline.runs[0].run, "p99_e2el_ms") == "n/a (n=40 < 299 completed requests)"
 
 
 def test_requests_that_were_not_answered_are_in_no_distribution(tmp_path):

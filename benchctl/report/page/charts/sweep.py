@@ -6,6 +6,7 @@ from statistics import stdev
 from typing import Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
+from benchctl.analysis.summary.latencies import few_requests
 from benchctl.analysis.summary.sweep import SweepRow
 from benchctl.records.noise import MetricNoise
 from benchctl.report.charts.palette import GREY
@@ -22,7 +23,12 @@ from benchctl.report.charts.sweep import (
 )
 from benchctl.report.page.charts import figure
 
-_QUANTITIES: Final = {"wall": ("wall_s", "wall time"), "step_ms": ("step_ms", "time per step")}
+_QUANTITIES: Final = {
+    "wall": ("wall_s", "wall time"),
+    "step_ms": ("step_ms", "time per step"),
+    "ttft": ("ttft_ms", "mean TTFT"),
+    "p99_ttft": ("p99_ttft_ms", "p99 TTFT"),
+}
 """Name in a row of the sweep, then name of the metric, and in words."""
 _ID: Final = "sweep"
 _TITLE: Final = "Cost over the swept factor"
@@ -46,8 +52,14 @@ def draw_sweep(source: figure.ChartSource) -> figure.Chart:
     quantities = [name for name in _QUANTITIES if any(name in row.estimates for row in rows)]
     reaches = [reach_of([point for line in lines for point in line.points(name)]) for name in quantities]
     has_bands = factor is not None and len(lines) <= _MAX_BANDS
+    few = few_requests([run for cell in source.analysis.cells for run in cell.runs], 99)
     y_axes = [
-        figure.axis(f"{_QUANTITIES[name][1]},<br>ratio to baseline", range=[reach.low, reach.high])
+        figure.axis(
+            _QUANTITIES[name][1]
+            + (f" of<br>{few} requests" if few and name == "p99_ttft" else "")
+            + ",<br>ratio to baseline",
+            range=[reach.low, reach.high],
+        )
         for name, reach in zip(quantities, reaches, strict=True)
     ]
     noise_bands = [_noise_band(source, _QUANTITIES[name][0], panel) for panel, name in enumerate(quantities)]
@@ -144,7 +156,8 @@ def _one(panel: int) -> figure.Trace:
 def _noise_band(source: figure.ChartSource, metric: str, panel: int) -> figure.Trace | None:
     """A grey band around 1, as wide as the noise alone."""
     noise = source.noise.get(metric)
-    half = _baseline_scatter(source.analysis, metric) if noise is None else math.log1p(noise.floor_frac)
+    scatter = None if source.noise else _baseline_scatter(source.analysis, metric)
+    half = scatter if noise is None else math.log1p(noise.floor_frac)
     if half is None:
         return None
     return {

@@ -42,16 +42,18 @@ def percentile_table(
             f"In ms: {'centre' if unit == 'block' else 'geometric mean'} over {unit}s of the percentile of each, "
             "in brackets its "
             f"{percentage(confidence)} interval with {unit}s as units. "
-            f"{NOT_AVAILABLE}: too few completed requests in a {unit} ({fewest})."
+            f"{NOT_AVAILABLE}: too few completed requests in a {unit} ({fewest}). In virtual time the "
+            "percentile of so few is shown, with their number: of these requests alone, near the slowest of them."
         ),
     }
 
 
 def _text(level: PercentileLevel | None) -> tuple[str, str]:
-    """Value and interval."""
+    """Value and interval, with the number of requests where these are too few."""
     if level is None:
         return NOT_AVAILABLE, ""
+    mark = "" if level.num_requests is None else f"of {level.num_requests}"
     if level.interval_ms is None:
-        return page_number(level.level_ms), ""
+        return page_number(level.level_ms), mark
     low, high = level.interval_ms
-    return page_number(level.level_ms), f"[{page_number(low)}, {page_number(high)}]"
+    return page_number(level.level_ms), f"[{page_number(low)}, {page_number(high)}] {mark}".rstrip()
