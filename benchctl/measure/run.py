@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from benchctl.analysis.validity.batch_fill import underfilled_batch_warnings
+from benchctl.analysis.validity.comparability.sites import chooses_devices
 from benchctl.analysis.validity.gates import clock_warnings
 from benchctl.engines.engine import Engine, LaunchSite, engine_for, raw_step_log
 from benchctl.errors import RecordError, ServerRefusalError, ServerStartError
@@ -135,23 +136,24 @@ class _ExperimentRun:
             gpu = self._open_gpu(stack, env.get("CUDA_VISIBLE_DEVICES"))
             gpus = () if gpu is None else gpu.described()
             self._journal.update(node=this_node(gpus, engine.build(settings)))
-            if gpu is not None:
-                self._journal.warn(*foreign_processes(gpu, "before the server was started"))
-            held_bytes = memory_used_bytes(gpu) if gpu is not None else {}
+            empty = gpu if engine.is_launched else None  # one that we attach to is on its devices all the time
+            if empty is not None:
+                self._journal.warn(*foreign_processes(empty, "before the server was started"))
+            held_bytes = memory_used_bytes(empty) if empty is not None else {}
             try:
                 await self._measure_server(self._server(site, env), site, gpu)
             finally:
                 self._count_redactions(redact_file(site.description, self._run.redactor))
                 self._write_steps()
-            if gpu is not None:
-                self._journal.warn(*wait_memory_returned(gpu, held_bytes))
-                self._journal.warn(*foreign_processes(gpu, "after the server was stopped", FORGOTTEN_LIMIT_S))
+            if empty is not None:
+                self._journal.warn(*wait_memory_returned(empty, held_bytes))
+                self._journal.warn(*foreign_processes(empty, "after the server was stopped", FORGOTTEN_LIMIT_S))
 
     def _open_gpu(self, stack: ExitStack, visible: str | None) -> GpuReader | None:
         """Open the devices of a server that we start; a simulator uses none, and those of an attached one are
-        unknown.
+        unknown unless its options name them.
         """
-        if self._engine.clock == "virtual" or not self._engine.is_launched:
+        if self._engine.clock == "virtual" or not (self._engine.is_launched or chooses_devices(self._settings)):
             return None
         warn = self._journal.warn if self._profile.telemetry.gpu_hz else ignore
         return stack.enter_context(open_gpu(visible, warn=warn))

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, Final
 
 from benchctl.profile.choices import NO_REQUESTS
-from benchctl.profile.engine_table import ENGINES, engine_spec
+from benchctl.profile.engine_table import ENGINES, engine_spec, options_class
 from benchctl.profile.model import Profile
 from benchctl.profile.request_checks import unset_variables
 from benchctl.profile.settings import (
@@ -64,6 +64,27 @@ def profile_errors(
             yield from own_variable_errors(settings_tree(profile, variant, cell), kind)
         if is_to_send:
             yield from unset_variables(settings_tree(profile, variant, cell))
+
+
+def unfit_engine(profile: LocatedDict) -> LocatedError | None:
+    """The error of variants whose options their engine lacks and another one has; None where there is none.
+
+    It stands for all errors of the profile: which others there are depends on the engine.
+    """
+    kind, variants = profile.mapping("engine").get("kind"), profile.mapping("variants")
+    if not isinstance(kind, str) or kind not in ENGINES:
+        return None
+    sections = [variants.mapping(name, "server") for name in reversed(variants)]
+    owners = {key: own for own in sections for key in own}  # of each key the first variant that sets it
+    lacking = sorted(owners.keys() - options_class(kind).model_fields.keys())
+    fitting = [each for each in ENGINES if lacking and owners.keys() <= options_class(each).model_fields.keys()]
+    if not fitting:
+        return None
+    problem = (
+        f"this experiment needs an engine with {', '.join(lacking)}, which {kind!r} lacks: {', '.join(fitting)}; "
+        "name one with --engine"
+    )
+    return owners[lacking[0]].error(problem, lacking[0])
 
 
 def baseline_name(profile: LocatedDict) -> str:

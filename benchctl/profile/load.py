@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchctl.errors import DeprecatedWordWarning, ProfileError, RecordError, UsageError
-from benchctl.profile.checks import profile_errors
+from benchctl.profile.checks import profile_errors, unfit_engine
 from benchctl.profile.controls import with_controls
 from benchctl.profile.engine_table import ENGINES, options_class
 from benchctl.profile.errors import profile_error, validate
@@ -106,6 +106,8 @@ def dump_profile(profile: Profile) -> str:
 def _profile(layers: Layers, tree: LocatedDict, *, is_to_send: bool = False, is_stored: bool = False) -> Profile:
     if unusable := tuple(plain_value_errors(tree)):
         raise profile_error((*layers.errors, *unusable))
+    if (unfit := unfit_engine(tree)) is not None:
+        raise profile_error((unfit,))
     tree = with_controls(tree, layers.errors)
     profile, type_errors = validate(tree, Profile, reports_missing=layers.is_whole)
     errors = (*layers.errors, *type_errors, *profile_errors(tree, is_to_send=is_to_send, is_stored=is_stored))

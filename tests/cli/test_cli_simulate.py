@@ -54,6 +54,7 @@ def test_other_commands_read_its_directory(simulated: Path, command: str) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     if command == "show":
         assert "'benchctl simulate' ran the core of the simulator" in done.stdout
+        assert "The client" not in done.stdout
 
 
 def test_compare_pairs_its_blocks(simulated: Path) -> None:
@@ -86,6 +87,11 @@ def test_several_processes_give_the_same_records_as_one(simulated: Path, tmp_pat
             ["--profile", "ci-smoke", "--engine", "vllm"], "simulate it with --engine sim", id="real engine"
         ),
         pytest.param(["--profile", "ci-smoke", "--set", "model=no-such"], "no-such", id="unknown model"),
+        pytest.param(
+            ["--profile", "llm-mock-cache"],
+            "'python -m benchmarks.measure.llm_mock --write DIR' makes it",
+            id="file that a checkout makes",
+        ),
         pytest.param(["--profile", "ci-smoke", "--jobs", "0"], "--jobs", id="no jobs"),
         pytest.param(["--profile", "ci-smoke", "sweep"], "options of sweep follow that word", id="options first"),
     ],

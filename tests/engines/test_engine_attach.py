@@ -10,12 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
 from support import cli
+from support.nvml import FakeNvml
+from support.servers.paced_engine import planned, profile
 from support.servers.simulator import free_port, sim_server
 
 from benchctl.engines.attach.engine import AttachEngine
@@ -24,13 +27,18 @@ from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, ServerStartError, UnsupportedError
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.tls import TlsTransport
+from benchctl.measure.resume import here
+from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.attached import AttachedServer
+from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Timeouts, VariantSettings
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.profile.sections.guidance import Guidance
 from benchctl.profile.sections.request import RequestOptions
 from benchctl.profile.sections.sampling import Sampling
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import load_run
 from benchctl.records.request import PreparedRequest
 
 ENGINE = AttachEngine()
@@ -232,6 +240,38 @@ def test_nothing_is_started_and_nothing_claimed(tmp_path):
     assert list(ENGINE.read_steps(tmp_path)) == []
     assert ENGINE.diagnose("address already in use") is None
     assert isinstance(engine_for("attach"), AttachEngine)
+
+
+@pytest.mark.parametrize(("gpus", "sampled"), [((1,), [1]), ((), [])])
+def test_gpus_of_a_server_on_this_host_are_sampled_where_the_profile_names_them(
+    tmp_path, monkeypatch, gpus, sampled
+):
+    nvml = FakeNvml()
+    nvml.pids_of = {1: [os.getpid()]}
+    monkeypatch.setattr("benchctl.measure.run.open_gpu", partial(open_gpu, nvml=nvml))
+    with sim_server(tmp_path / "server", time_scale=1.0) as server:
+        options = {"url": str(server.client.base_url), "gpus": gpus}
+        attached = profile(
+            engine={"kind": "attach", "options": options}, model="qwen2.5-7b", telemetry={"gpu_hz": 20.0}
+        )
+        directory = RunDirectory(tmp_path / "runs" / "000-b0-baseline")
+        measure_run(RunContext(profile=attached, requests=(asked(),)), planned(), directory)
+    loaded = load_run(directory)
+    assert loaded.record.num_completed == 1
+    assert sorted({sample.index for sample in loaded.gpu}) == sampled
+    assert [gpu.index for gpu in loaded.record.node.gpus] == sampled
+    codes = {warning.code for warning in loaded.record.warnings}
+    assert "foreign-gpu-process" not in codes  # it is the server's own, before and after
+    monkeypatch.setattr(here, "_inventory", lambda visible: loaded.record.node.gpus if visible == "1" else None)
+    assert here.Here(attached).has_measured(loaded.record)
+
+
+@pytest.mark.parametrize("url", ["http://example.org:8000", "https://192.0.2.1"])
+def test_gpus_of_another_host_cannot_be_sampled(url):
+    with pytest.raises(EngineUnavailableError, match=f"and {url} is not on it; leave gpus out, or measure on the"):
+        ENGINE.check_available(settings_of(url=url, gpus=(0,)))
+    ENGINE.check_available(settings_of(url=url))
+    ENGINE.check_available(settings_of(url="http://localhost:8000", gpus=(0,)))
 
 
 @pytest.mark.slow

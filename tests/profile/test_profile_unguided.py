@@ -65,6 +65,30 @@ def test_an_experiment_about_guidance_refuses_engines_that_load_no_value_model(n
         load(name, "vllm")
 
 
+@pytest.mark.parametrize("kind", ["sim", "vllm", "sglang-lenvm", "attach"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fused-vs-two-phase", {"fused", "value_reuse"}),
+        ("noop-skip", {"skip_noop"}),
+        ("guided-switches", {"value_graphs", "value_kernels", "value_stream", "value_skips_early", "value_reuse"}),
+    ],
+)
+def test_options_that_another_engine_alone_has_are_refused_in_one_sentence_that_names_it(name, options, kind):
+    with pytest.raises(ProfileError) as error:
+        load_profile(name, engine=kind)
+    (sentence,) = str(error.value).splitlines()
+    needs, _, remedy = sentence.partition(": this experiment needs an engine with ")[2].partition(", which ")
+    assert options <= set(needs.split(", "))
+    assert remedy == f"{kind!r} lacks: vllm-lenvm; name one with --engine"
+
+
+def test_options_that_no_engine_has_together_are_told_one_by_one(tmp_path):
+    name = write(tmp_path / "p.yaml", "extends: aa\nvariants: {again: {server: {fused: true, noise: none}}}\n")
+    with pytest.raises(ProfileError, match=r"p\.yaml:2: variants\.again\.server\.fused: unknown key"):
+        load(name, "sim")
+
+
 def test_what_a_complete_profile_says_has_no_overlay_left():
     profile = load("topk-sweep", "vllm")
     text = dump_profile(profile)

@@ -1,17 +1,20 @@
 """The engine ``attach``: requests in the dialect of another engine, and no process of our own.
 
-There is no command line, log, process, GPU or step to observe. The configuration is what the server states over
-HTTP; what it does not state stays unknown. The server may be remote, also behind ``https``; its key is read from
-our environment for each request, and never recorded.
+There is no command line, log, process or step to observe; GPUs are those of this host that the options name. The
+configuration is what the server states over HTTP; what it does not state stays unknown. The server may be remote,
+also behind ``https``; its key is read from our environment for each request, and never recorded.
 """
 
 import os
+import platform
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
+import psutil
 
 from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite, RequestCall
@@ -57,12 +60,21 @@ class AttachEngine(OpenAiServer):
     is_launched = False
 
     def check_available(self, settings: VariantSettings) -> None:
-        """Raises EngineUnavailableError when the variable with the server's key is missing or cannot be sent."""
-        name = own_options(settings, AttachOptions).api_key_env
+        """Raises EngineUnavailableError when the variable with the server's key is missing or cannot be sent, and
+        when its GPUs are to be sampled and it runs on another host.
+        """
+        options = own_options(settings, AttachOptions)
+        where, name = f"engine 'attach', variant {settings.variant!r}", options.api_key_env
+        addresses = (each.address for interface in psutil.net_if_addrs().values() for each in interface)
+        if options.gpus and urlsplit(options.url).hostname not in {"localhost", platform.node(), *addresses}:
+            raise EngineUnavailableError(
+                f"{where}: gpus names GPUs of this host, and {options.url} is not on it; leave gpus out, or "
+                "measure on the server's host, at 127.0.0.1"
+            )
         if name is None:
             return
         key = os.environ.get(name)
-        where = f"engine 'attach', variant {settings.variant!r}: api_key_env names {name}"
+        where = f"{where}: api_key_env names {name}"
         if not key:
             raise EngineUnavailableError(f"{where}, which is not set; export {name}, or leave api_key_env out")
         if not (key.isascii() and key.isprintable()):

@@ -1,6 +1,6 @@
 """Options of the engine ``attach``."""
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
@@ -34,9 +34,18 @@ class AttachOptions(ServerOptions):
     send_seed: bool = True
     """Gives each request a seed; false for a vLLM on a CPU that computes prompts in parts, which dies of it."""
 
+    gpus: tuple[Annotated[int, Field(ge=0, le=4095)], ...] = ()
+    """GPUs of this host that the server uses, by their indices in nvidia-smi, for telemetry. Without any, no GPU is
+    sampled."""
+
     @property
     def request_model(self) -> str | None:
         return self.served_model
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The choice of its devices, as the environment of a server that we start would make it."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {}
 
     @property
     def secret_variables(self) -> frozenset[str]:

@@ -59,10 +59,10 @@ class Here:
 
     def _uuids_of(self, record: RunRecord) -> frozenset[str | None]:
         """The devices that a server of the same arm would see here."""
-        if not self._has_devices:
+        settings = variant_settings(self._profile, record.variant, record.cell)
+        if not (self._has_devices or chooses_devices(settings)):
             return frozenset()
-        server = variant_settings(self._profile, record.variant, record.cell).server
-        visible = getattr(server, "env", {}).get(VARIABLE, os.environ.get(VARIABLE))
+        visible = getattr(settings.server, "env", {}).get(VARIABLE, os.environ.get(VARIABLE))
         return frozenset(gpu.uuid for gpu in _inventory(visible))
 
 

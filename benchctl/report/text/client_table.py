@@ -27,18 +27,24 @@ _COLUMNS: Final = {
 
 
 def client_table(analysis: AnalyzedExperiment) -> Table | None:
-    """Every cell as the centre over its blocks, then every run; None where nothing was sent."""
+    """Every cell as the centre over its blocks, then every run, in the columns that a run fills.
+
+    None where nothing was sent, as in a simulation, which has no client.
+    """
     cells = [cell for cell in analysis.cells if "max_send_lag_ms" in cell.spreads]
-    runs = [run for run in analysis.runs if run.values["max_send_lag_ms"] is not None]
+    runs = [
+        run for run in analysis.runs if run.values["max_send_lag_ms"] is not None and not run.record.is_simulated
+    ]
     if not runs:
         return None
-    table = plain_table(_TITLE, ["cell, run"], list(_COLUMNS))
+    columns = {
+        title: column for title, column in _COLUMNS.items() if any(run.number(column) is not None for run in runs)
+    }
+    table = plain_table(_TITLE, ["cell, run"], list(columns))
     for cell in cells:
-        table.add_row(cell.label, *(_text(column, cell.centre(column)) for column in _COLUMNS.values()))
+        table.add_row(cell.label, *(_text(column, cell.centre(column)) for column in columns.values()))
     for run in runs:
-        table.add_row(
-            f"  {run.record.run_id}", *(_text(column, run.number(column)) for column in _COLUMNS.values())
-        )
+        table.add_row(f"  {run.record.run_id}", *(_text(column, run.number(column)) for column in columns.values()))
     return table
 
 

@@ -17,6 +17,11 @@ from benchctl.profile.sources.files import profile_directories
 from benchctl.workload.datasets.prompt import SourceFile
 
 DATA_DIRECTORY_VARIABLE: Final = "BENCHCTL_DATA_DIR"
+_REMEDIES: Final = {
+    "llm-mock-served.jsonl": "in a checkout of benchctl 'python -m benchmarks.measure.llm_mock --write DIR' makes "
+    "it, with this directory as DIR"
+}
+"""The remedy for files that a profile of benchctl names and does not bring."""
 FileState: TypeAlias = Literal["present", "missing", "damaged"]
 
 
@@ -106,5 +111,6 @@ def own_file(kind: str, path_text: str, remedy: str = "correct it") -> SourceFil
     path = next((path for path in (direct, *beside) if path.is_file()), None)
     if path is None:
         problem = "a directory" if direct.is_dir() else "not a file"
+        remedy = _REMEDIES.get(direct.name, remedy)
         raise DatasetError(f"workload.path is {path_text}, which is {problem}; {remedy}")
     return SourceFile(path=path, kind=kind, dataset=f"{kind}/sha256-{sha256_of(path)[:16]}")

@@ -450,6 +450,8 @@ def test_tables_and_result_files_say_how_the_client_did(tmp_path):
     first, *_, last = table.columns
     assert list(first.cells)[:3] == ["baseline", "guided top_k=5", "  000-b0-baseline"]
     assert set(last.cells) == {"0.4"}
+    filled = ["send lag p50", "max", "kernel stamps", "bounds", "loop late max", "cores"]
+    assert [str(column.header) for column in table.columns] == ["cell, run", *filled]
 
 
 def test_a_table_of_nothing_sent_is_none(tmp_path):
