@@ -1,5 +1,6 @@
 """A server that ends answers before their forced length and counts the tokens that never came, in any dialect."""
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ def early_server(answers: EarlyAnswers) -> AbstractContextManager[str]:
     """The address of the server; it ends with the block."""
 
     class Handler(BaseHTTPRequestHandler):
-        num_answers = 0
+        numbers = itertools.count(1)
 
         def log_message(self, *_: Any) -> None:
             """Nothing."""
@@ -48,8 +49,7 @@ def early_server(answers: EarlyAnswers) -> AbstractContextManager[str]:
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")
             self.end_headers()
-            Handler.num_answers += 1
-            is_whole = Handler.num_answers % 4 == 0
+            is_whole = next(self.numbers) % 4 == 0
             for event in _events(answers, body, is_whole=is_whole):
                 self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
                 time.sleep(answers.pace_s * answers.tokens_per_chunk)

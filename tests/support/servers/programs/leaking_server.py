@@ -1,6 +1,7 @@
 """A server of completions that prints, sends and dies with the secrets in the lines of the file ``--secrets``."""
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -21,7 +22,8 @@ def say(text: str) -> None:
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     secrets: tuple[str, ...] = ()
-    num_posts = 0
+    numbers = itertools.count(1)
+    """Numbers of the requests, each given once: of a shared counter two threads may read the same value."""
 
     def log_message(self, *_arguments: Any) -> None:
         """Write nothing: what this server says is chosen."""
@@ -32,13 +34,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = int(self.headers["content-length"])
         body = json.loads(self.rfile.read(length))
-        type(self).num_posts += 1
+        number = next(self.numbers)
         for secret in self.secrets:
             say(f"request {self.headers['x-request-id']} authorised by Bearer {secret}\n")
-        if self.num_posts == 2:
+        if number == 2:
             self._answer(400, {"error": {"message": f"the keys {self.secrets} may not do that"}})
             return
-        if self.num_posts == 4 and ARGUMENTS.dies:
+        if number == 4 and ARGUMENTS.dies:
             for secret in self.secrets:
                 sys.stderr.write(f"\nfatal: cannot reach https://user:{secret}@hub.example/x?token={secret}")
             sys.stderr.flush()
