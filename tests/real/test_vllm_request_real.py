@@ -21,6 +21,8 @@ engine:
     enable_lora: true
     max_lora_rank: 8
     lora_modules: {adapter: MODELS/adapter}
+    # Random weights may fill an answer with white space, which is JSON between tokens, and never end the document.
+    extra_args: [--structured-outputs-config, '{"backend": "xgrammar", "disable_any_whitespace": true}']
 model: MODELS/base
 blocks: 1
 workload: {num_prompts: 4, output_len: 96}
