@@ -3,18 +3,23 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import chisquare
-from support.servers.real_engines import measured, needs, tiny_model
+from support.servers.real_engines import measured, needs
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.metrics.speculation import draft_counts
 from benchctl.costs.shapes import ModelShape
+from benchctl.engines.tiny_models.circle import circle_draw, circle_specs, draw_waves
 from benchctl.engines.tiny_models.draft_law import draft_law
 from benchctl.engines.tiny_models.draft_pair import make_draft_pair
+from benchctl.engines.tiny_models.hugging_face import write_model_files
 from benchctl.engines.tiny_models.recipe import Recipe
+from benchctl.engines.tiny_models.safetensors_file import write_tensors
+from benchctl.engines.tiny_models.tokenizer import train_tokenizer
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
 
@@ -22,8 +27,14 @@ NUM_DRAFTED = 3
 NUM_REQUESTS, OUTPUT_TOKENS = 48, 97
 """Each answer has its first token from the prompt, and 24 steps of four tokens if all drafts are accepted."""
 LOAD = ("engine.options.dtype=float32", f"workload.output_len={OUTPUT_TOKENS}")
+PERIOD = 16
 GREEDY = f"""
 extends: speculation
+workload:
+  dataset: synthetic  # prompts that end differently, so that no two answers are equal
+  input_len: 64
+  num_prompts: {NUM_REQUESTS}
+  samples_per_prompt: 1
 sampling:
   temperature: 0
 variants:
@@ -40,16 +51,33 @@ sweep:
 """
 
 
+SHAPE = ModelShape(
+    name="tiny", layers=1, hidden=64, q_heads=2, kv_heads=2, head_dim=32, ffn=64, vocab=1024,
+    tied_embeddings=False, qkv_bias=True,
+)  # fmt: skip
+RECIPE = Recipe(arch="qwen2", shape=SHAPE, context=1024, dtype="float32", seed=5)
+
+
 @pytest.fixture(name="pair", scope="module")
 def _pair(tmp_path_factory):
     """A base model and a draft of which seven of ten tokens are accepted."""
     directory = tmp_path_factory.mktemp("pair")
-    shape = ModelShape(
-        name="tiny", layers=1, hidden=64, q_heads=2, kv_heads=2, head_dim=32, ffn=64, vocab=1024,
-        tied_embeddings=False, qkv_bias=True,
-    )  # fmt: skip
-    recipe = Recipe(arch="qwen2", shape=shape, context=1024, dtype="float32", seed=5)
-    make_draft_pair(directory, recipe, recipe, acceptance=0.7)
+    make_draft_pair(directory, RECIPE, RECIPE, acceptance=0.7)
+    return directory
+
+
+def sure_model(directory):
+    """A model whose likeliest token leads by more than any processor rounds, and whose text has a period.
+
+    Random weights would leave some of thousands of tokens to the rounding of the last digit.
+    """
+    waves = draw_waves(SHAPE.vocab, SHAPE.hidden, RECIPE.seed, name="base")
+    angles = 2 * np.pi * waves.frequencies * (SHAPE.vocab // PERIOD) / SHAPE.vocab
+    sure = replace(waves, coefficients=20 / len(angles) * np.exp(1j * angles))
+    second, first = np.sort(sure.logits())[-2:]
+    assert first - second > 1
+    write_model_files(directory, RECIPE, train_tokenizer(SHAPE.vocab))
+    write_tensors(directory / "model.safetensors", RECIPE, circle_specs(RECIPE), circle_draw(sure))
     return directory
 
 
@@ -65,7 +93,8 @@ def _drawn(pair):
 def _greedy(tmp_path_factory):
     """At temperature 0: the baseline twice, drafts of the model itself, and drafts from the text before."""
     directory = tmp_path_factory.mktemp("greedy")
-    model = str(tiny_model(directory))
+    (directory / "sure").mkdir()
+    model = str(sure_model(directory / "sure"))
     (directory / "greedy.yaml").write_text(GREEDY.replace("MODEL", model))
     return measured("greedy.yaml", "vllm", "vllm-cpu", directory, f"model={model}", *LOAD)
 
@@ -138,6 +167,7 @@ def test_a_model_that_drafts_for_itself_gains_every_draft_in_every_step_at_tempe
 
 def test_greedy_answers_are_the_baselines_as_those_of_the_baseline_itself_are(greedy):
     by_variant = {variant: answers(run) for variant, run in runs_of(greedy).items()}
+    assert len({*map(tuple, by_variant["baseline"].values())}) > NUM_REQUESTS / 2
     assert by_variant["again"] == by_variant["baseline"]
     assert by_variant["own"] == by_variant["baseline"]
     assert by_variant["repeated"] == by_variant["baseline"]
