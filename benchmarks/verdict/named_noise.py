@@ -102,6 +102,30 @@ def clock_steps(num_steps: int) -> Noise:
     return noise
 
 
+def changing_clock(share: float, step: float) -> Noise:
+    """In a share of the blocks the clock changes by ``step``, up or down, before one of the runs; then back."""
+
+    def noise(stream: np.random.Generator, is_baseline: NDArray[np.bool_], ratio_sd: float) -> Values:
+        num_blocks = int(is_baseline.sum())
+        values = gaussian(stream, is_baseline, ratio_sd).reshape(num_blocks, -1)
+        begins = stream.integers(1, values.shape[1], num_blocks)
+        steps = stream.choice([-1.0, 1.0], num_blocks) * math.log1p(step) * (stream.random(num_blocks) < share)
+        is_after = np.arange(values.shape[1]) >= begins[:, None]
+        return (values + steps[:, None] * is_after).ravel()
+
+    return noise
+
+
+def speed_of_each_run(gap: float) -> Noise:
+    """A machine with two speeds that lie ``gap`` apart; each run has one of them, whatever the others have."""
+
+    def noise(stream: np.random.Generator, is_baseline: NDArray[np.bool_], ratio_sd: float) -> Values:
+        is_slow = stream.random(len(is_baseline)) < 0.5
+        return gaussian(stream, is_baseline, ratio_sd) + math.log1p(gap) * is_slow
+
+    return noise
+
+
 def uneven(stream: np.random.Generator, is_baseline: NDArray[np.bool_], ratio_sd: float) -> Values:
     """Heteroscedastic: the scatter of a run is itself log-normal around what was asked for (sigma 0.7)."""
     scatters = stream.lognormal(0, 0.7, len(is_baseline))
@@ -127,6 +151,9 @@ BAD_MACHINES: Final[dict[str, Noise]] = {
     "uneven": uneven,
     "one clock step": clock_steps(1),
     "two clock steps": clock_steps(2),
+    "clock, 5 % in half of the blocks": changing_clock(0.5, 0.05),
+    "clock, 8 % in three of ten blocks": changing_clock(0.3, 0.08),
+    "each run at one of two speeds, 8 %": speed_of_each_run(0.08),
 }
 """Noise of machines that a mean does not get along with; two speeds: how far apart, and the chance of a change."""
 

@@ -88,6 +88,45 @@ def real_change(n: int) -> Iterator[Row]:
             yield row({"noise": noise, "blocks": num_blocks}, verdicts(made, n), demands)
 
 
+SCATTER_LAWS: Final = (
+    ("gaussian", 0.028),
+    ("noisy baseline, 3 %", 0.02),
+    ("uneven", 0.02),
+    ("outliers, 10 % by 30 %", 0.02),
+    ("outliers, 10 % by 10 %", 0.02),
+    ("two speeds, 10 %, 0.2", 0.02),
+    ("two speeds, 10 %, 0.2", 0.005),
+    ("two clock steps", 0.005),
+    ("clock, 5 % in half of the blocks", 0.005),
+    ("clock, 8 % in three of ten blocks", 0.005),
+    ("each run at one of two speeds, 8 %", 0.005),
+)
+"""Noise, and its scatter; where that is small, differences take few values, and some agree by chance."""
+
+
+def false_alarms(n: int) -> Iterator[Row]:
+    """The same A/A experiments judged without a margin and with one of 1 %, and with a true +5 %."""
+    for noise, ratio_sd in SCATTER_LAWS:
+        for num_blocks in (6, 8, 12):
+            made = Made(noise=noise, ratio_sd=ratio_sd, num_blocks=num_blocks, margin_frac=0.0)
+            events = (alarms(experiment, made, compared) for experiment, (compared,) in experiments(made, n))
+            demands = {"covers": COVERS_AT_LEAST, "margin 0": SELDOM, "margin 1 %": SELDOM}
+            yield row({"noise": noise, "scatter": f"{ratio_sd:.1%}", "blocks": num_blocks}, events, demands)
+
+
+def alarms(experiment: Experiment, made: Made, compared: MetricComparison) -> dict[str, bool]:
+    """What is said of one experiment without a change, and of the same with one of 5 %."""
+    with_margin = replace(made, margin_frac=0.01)
+    a, b = experiment.arms
+    changed = replace(experiment, arms=(a, tuple({name: 1.05 * block[name] for name in block} for block in b)))
+    return {
+        "covers": covers(compared, 0.0),
+        "margin 0": compared.verdict in CHANGES,
+        "margin 1 %": judge(experiment, with_margin)[0].verdict in CHANGES,
+        "+5 % found": is_found(judge(changed, with_margin)),
+    }
+
+
 def inside_the_margin(n: int) -> Iterator[Row]:
     for noise in ("gaussian", "heavy tail", "random walk"):
         for num_blocks in (6, 8, 12):
@@ -386,6 +425,7 @@ SECTIONS: Final[Mapping[str, tuple[Callable[[int], Iterator[Row]], str]]] = {
     "inside": (inside_the_margin, "true +1 %, scatter 2 %: inside a margin of 2 %, and exactly on one of 1 %"),
     "equivalence": (equivalence, "scatter 0.3 %, margin 1 %, gaussian"),
     "bad-machines": (bad_machines, "A/A as above, on machines that do more than scatter"),
+    "false-alarms": (false_alarms, "A/A, two arms: a change called at margin 0 and at 1 %; and a true +5 %"),
     "arms": (arms, "A/A, 2 to 12 arms, also where positions are not balanced; margin 0, scatter 2 %"),
     "power": (power, "true +5 %, 8 blocks, margin 1 %, three metrics that say nearly the same"),
     "floor": (floors, "true change outside the threshold of 1 %, beside a noise floor; 8 blocks"),

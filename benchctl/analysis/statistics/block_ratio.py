@@ -3,9 +3,9 @@
 The unit is one block, with a fresh server per variant; never a request or a step, which share batches and clocks.
 
 Paired: d_b = ln(B_b / A_b). Where the order within the blocks varied, the effect of the position is removed, so
-that a drift inside the blocks neither shifts nor widens the interval. That is done from 6 blocks on, whether or not
-there is a drift, because a rule that looks first is no longer a 95 % rule. The slope is that of the two arms alone
-(one degree of freedom), or the one that all arms of a directory share (``PooledSlope``).
+that a drift inside the blocks does not shift the interval and widens it little (not at all with ``mean``). That is
+done from 6 blocks on, whether or not there is a drift, because a rule that looks first is no longer a 95 % rule.
+The slope is that of the two arms alone, or the one that all arms of a directory share (``PooledSlope``).
 
 There are two estimators, chosen before the data are seen. ``robust``, the default, gives outlier blocks little
 weight (``robust.py``). ``mean`` is the plain mean: Student's t below 15 blocks, because a percentile bootstrap of
@@ -87,7 +87,10 @@ class RatioEstimate:
     position_effect: float | None = None
     """Effect of one position later in the block on a log value; None where it was not removed."""
     block_weights: tuple[float, ...] = ()
-    """w with log_ratio = sum of w_b (d_b - position_effect * x_b) over the blocks; they add up to 1."""
+    """w with log_ratio = sum of w_b (d_b - position_effect * x_b) over the blocks; they add up to 1.
+
+    Where these blocks alone gave the effect, the weights remove it: log_ratio = sum of w_b d_b.
+    """
     residuals: tuple[float, ...] = ()
     """Difference of each block minus ratio and position effect."""
 

@@ -19,16 +19,16 @@ from benchctl.analysis.statistics.intervals import Interval
 _NO_SCATTER: Final = 1e-100
 """Below it, all blocks are equal."""
 CALIBRATION: Final[dict[int, tuple[float, float]]] = {
-    6: (0.20, 0.22),
-    7: (0.33, 0.20),
-    8: (0.20, 0.15),
-    9: (0.34, 0.25),
-    10: (0.19, 0.12),
-    12: (0.33, 0.17),
-    15: (0.29, 0.29),
-    20: (0.52, 0.46),
-    30: (0.63, 0.59),
-    50: (0.63, 0.54),
+    6: (0.40, 0.15),
+    7: (0.33, 0.04),
+    8: (0.32, 0.08),
+    9: (0.34, 0.09),
+    10: (0.23, 0.07),
+    12: (0.38, 0.04),
+    15: (0.29, 0.17),
+    20: (0.53, 0.30),
+    30: (0.63, 0.45),
+    50: (0.63, 0.43),
 }
 """r by number of blocks, for a position effect that is known (q = 0) or estimated from these blocks (q = 1)."""
 

@@ -155,8 +155,12 @@ def level_interval(
 ) -> Interval | None:
     """Interval of a level over blocks: that of the blocks' values over a constant, around ``level``.
 
-    None below two positive values.
+    Where a value is not positive, the level is the arithmetic mean, and this is the interval of that mean. None
+    below two values.
     """
+    known = [value for value in values if value is not None]
+    if known and min(known) <= 0:
+        return estimate_paired(known, confidence, estimator="mean").log_interval
     ratio = side_ratio([1.0] * len(values), values, BlockDesign(()), None, confidence, estimator)
     if ratio is None or ratio.estimate.log_interval is None:
         return None

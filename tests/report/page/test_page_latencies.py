@@ -77,7 +77,15 @@ def test_the_interval_of_a_percentile_is_that_of_student_over_blocks():
     interval = level_interval(values, level, estimator="mean")
     assert interval == pytest.approx((level * math.exp(-half), level * math.exp(half)))
     assert level_interval([12.0], 12.0) is None
+    assert level_interval([0.0], 0.0) is None
     assert level_of_blocks([12.0, None], None, 95, 0.95) is None
+
+
+def test_blocks_with_a_percentile_of_zero_count_in_the_interval_as_in_the_mean():
+    values = [12.65, 0.0, 12.82, 12.52, 12.75, 0.0]
+    low, high = level_interval(values, fmean(values))
+    half_width = student.ppf(0.975, 5) * stdev(values) / math.sqrt(6)
+    assert (low, high) == pytest.approx((fmean(values) - half_width, fmean(values) + half_width))
 
 
 def test_percentiles_have_the_blocks_as_units_and_are_unknown_where_requests_are_too_few(analysis):

@@ -38,9 +38,11 @@ _METHODS: Final = {
         "that of method t on either side."
     ),
     "robust": (
-        "method robust: the ratio is exp(sum of block_weights * (d - position_effect * x)), d and x as with method "
-        "t. Weights and interval are those of a mixture of t distributions, one for each choice of blocks that may "
-        "be far off (Box and Tiao, Biometrika 55, 1968, with probability 0.2 and 16 times the scatter)."
+        "method robust: d and x as with method t. Where runs of other arms helped to know position_effect, the "
+        "ratio is exp(sum of block_weights * (d - position_effect * x)); where only these blocks gave it, the "
+        "weights remove it and the ratio is exp(sum of block_weights * d). Weights and interval are those of a "
+        "mixture of t distributions, one for each choice of blocks that may be far off (Box and Tiao, Biometrika "
+        "55, 1968, with probability 0.2 and 16 times the scatter; fewer than half of the blocks, less one)."
     ),
     "hodges-lehmann": (
         "method hodges-lehmann: the ratio is exp(median of ln(b) - ln(a)) over all pairs of a block of a and one "
