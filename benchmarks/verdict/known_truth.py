@@ -35,6 +35,7 @@ BLOCK_LOG_SD: Final = 0.05
 OWN_SHARE: Final = 0.1
 METRICS: Final = ("step_ms", "tpot_ms", "wall_s")
 CONFIDENCE: Final = 0.95
+CHANGES: Final = frozenset({"regression", "improvement"})
 
 Arm: TypeAlias = tuple[dict[str, float], ...]
 """The metrics of one arm, block by block."""
@@ -179,3 +180,17 @@ def experiments(made: Made, num_experiments: int) -> Iterator[tuple[Experiment, 
     for _ in range(num_experiments):
         experiment = make(made, stream)
         yield experiment, judge(experiment, made)
+
+
+def is_found(compared: Sequence[MetricComparison]) -> bool:
+    """Whether the comparison ends as a regression."""
+    return any(metric.verdict == "regression" for metric in compared)
+
+
+def covers(compared: MetricComparison, truth: float) -> bool:
+    """Whether the printed 95 % interval holds the truth."""
+    return compared.estimate is not None and holds(compared.estimate.log_interval, truth)
+
+
+def holds(interval: tuple[float, float] | None, value: float) -> bool:
+    return interval is not None and interval[0] <= value <= interval[1]

@@ -8,7 +8,7 @@ hundred repetitions if the truth lay on its edge. The same output every time.
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Final
@@ -26,13 +26,18 @@ from benchctl.analysis.statistics.multiplicity import holm_levels
 from benchctl.analysis.statistics.side_ratio import BlockDesign, metric_ratio
 from benchctl.records.columns.step_table import PHASES
 from benchctl.records.manifest import StopMode
+from benchmarks.verdict.false_alarms import false_alarms
 from benchmarks.verdict.known_truth import (
     BLOCK_LOG_SD,
+    CHANGES,
     CONFIDENCE,
     METRICS,
     Experiment,
     Made,
+    covers,
     experiments,
+    holds,
+    is_found,
     judge,
     judge_unpaired,
     make,
@@ -43,7 +48,6 @@ from benchmarks.verdict.rivals import rivals
 from benchmarks.verdict.sections import run_sections
 from benchmarks.verdict.shares import COVERS, COVERS_AT_LEAST, MISSES, NEARLY_ALWAYS, SELDOM, Demand, Row, row
 
-CHANGES: Final = frozenset({"regression", "improvement"})
 NUM_LOOKS: Final = 4
 MOST_BLOCKS: Final = 20
 PRECISION_FRAC: Final = 0.009
@@ -86,45 +90,6 @@ def real_change(n: int) -> Iterator[Row]:
             made = Made(noise=noise, num_blocks=num_blocks, change_frac=0.05)
             demands = {"regression": NEARLY_ALWAYS} if num_blocks == 8 else {}
             yield row({"noise": noise, "blocks": num_blocks}, verdicts(made, n), demands)
-
-
-SCATTER_LAWS: Final = (
-    ("gaussian", 0.028),
-    ("noisy baseline, 3 %", 0.02),
-    ("uneven", 0.02),
-    ("outliers, 10 % by 30 %", 0.02),
-    ("outliers, 10 % by 10 %", 0.02),
-    ("two speeds, 10 %, 0.2", 0.02),
-    ("two speeds, 10 %, 0.2", 0.005),
-    ("two clock steps", 0.005),
-    ("clock, 5 % in half of the blocks", 0.005),
-    ("clock, 8 % in three of ten blocks", 0.005),
-    ("each run at one of two speeds, 8 %", 0.005),
-)
-"""Noise, and its scatter; where that is small, differences take few values, and some agree by chance."""
-
-
-def false_alarms(n: int) -> Iterator[Row]:
-    """The same A/A experiments judged without a margin and with one of 1 %, and with a true +5 %."""
-    for noise, ratio_sd in SCATTER_LAWS:
-        for num_blocks in (6, 8, 12):
-            made = Made(noise=noise, ratio_sd=ratio_sd, num_blocks=num_blocks, margin_frac=0.0)
-            events = (alarms(experiment, made, compared) for experiment, (compared,) in experiments(made, n))
-            demands = {"covers": COVERS_AT_LEAST, "margin 0": SELDOM, "margin 1 %": SELDOM}
-            yield row({"noise": noise, "scatter": f"{ratio_sd:.1%}", "blocks": num_blocks}, events, demands)
-
-
-def alarms(experiment: Experiment, made: Made, compared: MetricComparison) -> dict[str, bool]:
-    """What is said of one experiment without a change, and of the same with one of 5 %."""
-    with_margin = replace(made, margin_frac=0.01)
-    a, b = experiment.arms
-    changed = replace(experiment, arms=(a, tuple({name: 1.05 * block[name] for name in block} for block in b)))
-    return {
-        "covers": covers(compared, 0.0),
-        "margin 0": compared.verdict in CHANGES,
-        "margin 1 %": judge(experiment, with_margin)[0].verdict in CHANGES,
-        "+5 % found": is_found(judge(changed, with_margin)),
-    }
 
 
 def inside_the_margin(n: int) -> Iterator[Row]:
@@ -232,11 +197,6 @@ def power(n: int) -> Iterator[Row]:
         )
         demands = {"called better": SELDOM} | ({} if goal is None else {"found": Demand(low=goal)})
         yield row({"noise": noise, "scatter": f"{ratio_sd:.1%}"}, events, demands)
-
-
-def is_found(compared: Sequence[MetricComparison]) -> bool:
-    """Whether the comparison ends as a regression."""
-    return any(metric.verdict == "regression" for metric in compared)
 
 
 def is_found_as_before(experiment: Experiment, made: Made) -> bool:
@@ -403,15 +363,6 @@ def verdicts(made: Made, n: int) -> Iterator[dict[str, bool]]:
         yield {
             name: compared.verdict == name for name in ("regression", "improvement", "equivalent", "inconclusive")
         }
-
-
-def covers(compared: MetricComparison, truth: float) -> bool:
-    """Whether the printed 95 % interval holds the truth."""
-    return compared.estimate is not None and holds(compared.estimate.log_interval, truth)
-
-
-def holds(interval: tuple[float, float] | None, value: float) -> bool:
-    return interval is not None and interval[0] <= value <= interval[1]
 
 
 def p_of(compared: MetricComparison) -> float:
