@@ -43,7 +43,7 @@ def test_the_table_opens_with_the_verdict_and_shows_change_p_and_verdict(results
     )
     assert " ".join(lines[2].split()) == "cell metric baseline guided change (95% CI) p verdict"
     assert " ".join(lines[3].split()) == (
-        "top_k=5 step_ms 10.1 ± 0.7% 15.69 ± 0.5% +55.4% [+52.9%, +57.9%] <0.001 regression"
+        "top_k=5 step_ms 10.1 ± 0.7% 15.69 ± 0.5% +55.4% [+53.0%, +57.8%] <0.001 regression"
     )
     assert "(regression)" in found.stdout
 
@@ -51,7 +51,7 @@ def test_the_table_opens_with_the_verdict_and_shows_change_p_and_verdict(results
 def test_the_footnotes_say_what_must_be_known_to_trust_the_table(results):
     text = call(*sides(results)).stdout
     for footnote in (
-        "top_k=5: wall x1.554 [1.529, 1.579] = steps x1.000 * time per step x1.554 [1.529, 1.579] * remainder x1",
+        "top_k=5: wall x1.554 [1.530, 1.578] = steps x1.000 * time per step x1.554 [1.530, 1.578] * remainder x1",
         "top_k=5: time per step carries 100 % of the +55%: 72 % of it lvm_forward",
         "n = 6 blocks, interleaved, baseline ran first in 6 of 6 · detectable: step_ms ",
         "margin 1% (-0.99% to +1.0%) · 3 deciding comparisons, judged together, at up to 9",
