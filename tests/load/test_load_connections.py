@@ -22,11 +22,27 @@ def chunk(data):
 
 
 class Server:
-    """Answers with two tokens each, and closes a connection after ``answers`` of them or when it lies idle."""
+    """Answers with two tokens each, and closes a connection after ``answers`` of them or when it lies idle.
 
-    def __init__(self, *, answers=None, says_so=False, idle_s=None, delay_s=0.01, line_end=b"\n", trailers=b""):
+    ``framing`` says what ends a body: its last chunk, its ``length``, or the ``end`` of the connection.
+    """
+
+    def __init__(
+        self,
+        *,
+        answers=None,
+        says_so=False,
+        idle_s=None,
+        delay_s=0.01,
+        line_end=b"\n",
+        trailers=b"",
+        framing="chunks",
+        version=b"1.1",
+        fields=b"",
+    ):
         self.answers, self.says_so, self.idle_s, self.delay_s = answers, says_so, idle_s, delay_s
         self.line_end, self.trailers = line_end, trailers
+        self.framing, self.version, self.fields = framing, version, fields
         self.asked = Counter()
         self.num_used_connections = 0
         self.tasks = set()
@@ -52,18 +68,20 @@ class Server:
 
     async def answer(self, writer, *, is_last):
         closing = b"connection: close\r\n" if is_last and self.says_so else b""
-        head = b"HTTP/1.1 200 OK\r\n%stransfer-encoding: chunked\r\n\r\n" % closing
-        first, *others = (
-            data.replace(b"\n", self.line_end) for data in (TOKEN % b"null", TOKEN % b'"length"', LAST)
-        )
-        writer.write(head + chunk(first))
+        parts = [data.replace(b"\n", self.line_end) for data in (TOKEN % b"null", TOKEN % b'"length"', LAST)]
+        framing = {"chunks": b"transfer-encoding: chunked\r\n", "end": b""}
+        framing["length"] = b"Content-Length: %d\r\n" % sum(map(len, parts))
+        head = b"HTTP/%s 200 OK\r\n" % self.version + closing + self.fields + framing[self.framing] + b"\r\n"
+        wrap = chunk if self.framing == "chunks" else bytes
+        writer.write(head + wrap(parts[0]))
         await writer.drain()
-        for data in others:
+        for data in parts[1:]:
             await asyncio.sleep(self.delay_s)
-            writer.write(chunk(data))
+            writer.write(wrap(data))
             await writer.drain()
-        writer.write(b"0\r\n" + self.trailers + b"\r\n")
-        await writer.drain()
+        if self.framing == "chunks":
+            writer.write(b"0\r\n" + self.trailers + b"\r\n")
+            await writer.drain()
 
     @asynccontextmanager
     async def running(self):
@@ -90,12 +108,69 @@ REQUESTS = [request(i, max_tokens=2) for i in range(40)]
 ONCE_EACH = {f"r{i}".encode(): 1 for i in range(40)}
 
 
-def test_a_closed_loop_uses_as_many_connections_as_it_has_slots_where_the_server_keeps_them():
-    server = Server()
+KEPT = [
+    {},
+    {"framing": "length"},
+    {"framing": "length", "fields": b"Connection:Keep-Alive\r\n"},
+    {"framing": "length", "fields": b"Connection: keep-alive\r\n", "version": b"1.0"},
+]
+
+
+@pytest.mark.parametrize("forms", KEPT, ids=str)
+def test_a_closed_loop_uses_as_many_connections_as_it_has_slots_where_the_server_keeps_them(forms):
+    server = Server(**forms)
     records = records_of(server, FOUR_SLOTS, REQUESTS)
     assert [record.error for record in records] == [None] * 40
     assert server.asked == ONCE_EACH
     assert server.num_used_connections == 4
+    assert [len(record.choices[0].chunk_ns) for record in records] == [2] * 40
+
+
+NOT_KEPT = [
+    {"framing": "length", "fields": b"Connection:Close\r\n"},
+    {"framing": "length", "fields": b"connection: TE, close\r\n"},
+    {"framing": "length", "version": b"1.0"},
+    {"framing": "end", "answers": 1},
+    {"framing": "end", "answers": 1, "version": b"1.0", "fields": b"Connection: keep-alive\r\n"},
+]
+
+
+@pytest.mark.parametrize("forms", NOT_KEPT, ids=str)
+def test_a_connection_is_not_used_again_where_the_head_of_the_answer_does_not_allow_it(forms):
+    server = Server(**forms)
+    records = records_of(server, FOUR_SLOTS, REQUESTS)
+    assert [record.error for record in records] == [None] * 40
+    assert server.asked == ONCE_EACH
+    assert server.num_used_connections == 40
+    assert not any(record.is_resent for record in records)
+
+
+def test_connections_are_used_again_after_answers_that_are_no_streams_and_each_of_these_is_a_failed_request():
+    class Whole(Server):
+        async def answer(self, writer, *, is_last):
+            body = b'{"choices": [{"index": 0, "text": "ab", "finish_reason": "length"}]}'
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            await writer.drain()
+
+    server = Whole()
+    records = records_of(server, FOUR_SLOTS, REQUESTS)
+    assert {record.error.kind for record in records} == {"malformed-stream"}
+    assert server.asked == ONCE_EACH
+    assert server.num_used_connections == 4
+
+
+def test_an_answer_that_is_longer_than_its_length_costs_its_connection_and_no_other_request():
+    class TooLong(Server):
+        async def answer(self, writer, *, is_last):
+            body = TOKEN % b"null" + TOKEN % b'"length"' + LAST
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body + b"more"))
+            await writer.drain()
+
+    server = TooLong()
+    records = records_of(server, FOUR_SLOTS, REQUESTS)
+    assert len(records) == 40
+    assert server.asked == ONCE_EACH
+    assert server.num_used_connections == 40
 
 
 @pytest.mark.parametrize(

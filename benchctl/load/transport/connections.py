@@ -70,7 +70,7 @@ class Connections:
         """Keep a connection for the next request when its answer has ended; close it if the server does not keep
         it.
         """
-        is_kept = connection.is_kept and not connection.has_ended
+        is_kept = connection.is_kept and not connection.has_ended and not connection.num_missing
         connection.num_answers += 1
         connection.idle_since_ns = time.monotonic_ns()
         connection.rest()

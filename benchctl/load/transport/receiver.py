@@ -34,6 +34,8 @@ _ENDINGS: Final = frozenset(_BLANK_LINE[i:] for i in range(len(_BLANK_LINE)))
 """Endings of reads that may complete a chunked body, also where its end came in pieces."""
 _END: Final = b"\r\n0\r\n\r\n"
 """The last chunk. An event stream has no line ``0``: all its lines begin with the name of a field."""
+_MOST_DIGITS: Final = 15
+"""Of the length of an answer; a longer number is left to decoding."""
 MOST_HELD_BYTES: Final = 32 << 20
 """Bytes of undecoded reads beyond which nothing is read before some are decoded."""
 OVERHEAD_BYTES: Final = 200
@@ -51,7 +53,8 @@ class Connection:
 
     __slots__ = (
         "connected_ns", "error", "exchange", "has_ended", "has_failed_to_connect", "idle_since_ns", "is_connecting",
-        "is_good", "is_kept", "is_plain", "keep", "num_answers", "reads", "recvmsg_into", "sock", "unsent",
+        "is_good", "is_kept", "is_plain", "keep", "num_answers", "num_missing", "reads", "recvmsg_into", "sock",
+        "unsent",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket) -> None:
@@ -86,6 +89,8 @@ class Connection:
         """True when the head says status 200."""
         self.is_kept = False
         """True when the head says that the connection stays open after the answer."""
+        self.num_missing: int | None = None
+        """Bytes of the body that are still to come by the length in the head; below 0 if more came."""
 
 
 class HeldBytes:
@@ -210,11 +215,17 @@ class Receiver:
         if not data or connection.exchange is None:
             self._end(connection, None)
             return True
-        if connection.is_plain:
+        if connection.num_missing is not None:
+            connection.num_missing -= len(data)
+        elif connection.is_plain:
             _note_framing(connection, data)
-        if _tail(connection.reads) == _END:
+        if connection.num_missing is not None:
+            is_whole = connection.num_missing <= 0
+        else:
+            is_whole = _tail(connection.reads) == _END
+        if is_whole:
             self._on_end(connection)
-        elif connection.is_plain or _may_end_in_trailers(data):
+        elif connection.num_missing is None and (connection.is_plain or _may_end_in_trailers(data)):
             self._on_possible_end(connection)
         else:
             return False
@@ -259,19 +270,27 @@ class Receiver:
 def _note_framing(connection: Connection, data: bytes) -> None:
     """Note the framing that the head of an answer announces, if it came in one piece.
 
-    Chunks have a last one, and an answer without a length ends with its connection. A head that came in pieces, or
-    after an interim one, is left to decoding.
+    Chunks have a last one, a length is counted down, and an answer with neither ends with its connection. A head
+    that came in pieces, or after an interim one, is left to decoding.
     """
-    head, end, _ = data.partition(b"\r\n\r\n")
+    head, end, body = data.partition(_BLANK_LINE)
     if not end or head[:5] != b"HTTP/" or head[8:10] == b" 1":
         return
     fields = head.lower()
     connection.is_good = head[8:12] == b" 200"
+    length, persistence = _value(fields, b"content-length"), _value(fields, b"connection")
+    is_chunked = b"chunked" in _value(fields, b"transfer-encoding")
     # Of an answer that is an error only a part is read, which decoding measures.
-    connection.is_plain = b"content-length:" in fields or not connection.is_good
-    connection.is_kept = (
-        fields[:8] == b"http/1.1" and b"transfer-encoding: chunked" in fields and b"connection: close" not in fields
-    )
+    connection.is_plain = bool(length) or not connection.is_good
+    if connection.is_good and not is_chunked and length.isdigit() and len(length) <= _MOST_DIGITS:
+        connection.num_missing = int(length) - len(body)
+    stays_open = b"close" not in persistence if fields[:8] == b"http/1.1" else b"keep-alive" in persistence
+    connection.is_kept = stays_open and (is_chunked or connection.num_missing is not None)
+
+
+def _value(fields: bytes, name: bytes) -> bytes:
+    """The value of a field of a head in lower case; empty without it."""
+    return fields.partition(b"\r\n" + name + b":")[2].partition(b"\r\n")[0].strip()
 
 
 def _may_end_in_trailers(data: bytes) -> bool:
