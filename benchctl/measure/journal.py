@@ -16,7 +16,7 @@ from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity.digests import digests_of_run
 from benchctl.records.record import ResultWarning, RunState
 from benchctl.records.run import INTERRUPTED, RunFailure, RunRecord
-from benchctl.records.warning_codes import by_severity
+from benchctl.records.warning_codes import SUSPECT_CODES, by_severity
 from benchctl.system_errors import KEPT, as_run_error, is_of_the_system
 from benchctl.untrusted.known_secrets import environment_redactor
 from benchctl.untrusted.secrets import Redactor
@@ -91,15 +91,15 @@ class Journal:
         self.update(times=msgspec.structs.replace(self.record.times, **times))
 
     def warn(self, *warnings: ResultWarning) -> None:
-        """Attach warnings; those that name no place are about this run."""
+        """Attach warnings; those that name no place are about this run. One whose code says so makes it suspect."""
         if warnings:
+            self.is_suspect = self.is_suspect or any(warning.code in SUSPECT_CODES for warning in warnings)
             here = self.record.run_id
             placed = [w if w.where else msgspec.structs.replace(w, where=here) for w in warnings]
             self.update(warnings=(*self.record.warnings, *placed))
 
     def suspect(self, code: str, message: str) -> None:
         """Attach a warning that keeps the run from counting as done."""
-        self.is_suspect = True
         self.warn(ResultWarning(code=code, message=message))
 
     def count(self, load: LoadSummary) -> None:

@@ -43,7 +43,6 @@ from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.samples import ClientSample
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.records.warning_codes import SUSPECT_CODES
 from benchctl.system_errors import OWN_LIMITS
 from benchctl.untrusted.http import recordable
 from benchctl.untrusted.known_secrets import environment_redactor
@@ -240,10 +239,7 @@ class MeasuredRun:
         from benchctl.analysis.validity.reconcile import failed_checks  # noqa: PLC0415 - numpy, after the load
         from benchctl.analysis.validity.value_passes import value_model_warnings  # noqa: PLC0415 - as above
 
-        for check in failed_checks(loaded, self.profile, requests):
-            self.journal.suspect(check.code, check.message)
-        for warning in value_model_warnings(loaded):
-            self._judge(warning)
+        self.journal.warn(*failed_checks(loaded, self.profile, requests), *value_model_warnings(loaded))
         self.judge_prompts(requests, loaded.requests)
         if not self.journal.record.is_simulated:
             ends = self.answer_ends()
@@ -260,29 +256,22 @@ class MeasuredRun:
 
     def judge_ends(self, ends: AnswerEnds) -> None:
         """Warn of answers that ended early or for an unknown reason."""
-        for warning in ends.warnings():
-            self._judge(warning)
+        self.journal.warn(*ends.warnings())
 
     def judge_prompts(self, requests: Iterable[PreparedRequest], records: Iterable[RequestRecord]) -> None:
         """Hold the prompt tokens that the server counted against those of the request set."""
         from benchctl.analysis.validity.prompt_tokens import count_prompts, prompt_warnings  # noqa: PLC0415 - as above
 
-        for warning in prompt_warnings(count_prompts(requests, records)):
-            self._judge(warning)
-
-    def _judge(self, warning: ResultWarning) -> None:
-        """Keep a warning, which makes the run suspect if its code says so."""
-        if warning.code in SUSPECT_CODES:
-            self.journal.suspect(warning.code, warning.message)
-        else:
-            self.journal.warn(warning)
+        self.journal.warn(*prompt_warnings(count_prompts(requests, records)))
 
     def judge_client(self, loaded: LoadedRun, bounds: Mapping[str, Bounds] | None = None) -> None:
         """Warn of what the client itself did to the times that it took."""
         arrival = self.profile.workload.arrival
-        for warning in client_suspect_warnings(loaded, arrival):
-            self.journal.suspect(warning.code, warning.message)
-        self.journal.warn(*client_warnings(loaded, arrival, bounds), *bunching_warnings(loaded))
+        self.journal.warn(
+            *client_suspect_warnings(loaded, arrival),
+            *client_warnings(loaded, arrival, bounds),
+            *bunching_warnings(loaded),
+        )
 
     def judge_failures(self) -> None:
         """Warn of requests that failed."""

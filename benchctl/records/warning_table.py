@@ -238,6 +238,11 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "The simulator fell behind its own clock, so the client's times are longer than the simulated ones.",
             "Lower time_scale, or free the machine; steps are exact.",
         ),
+        "sim-far-behind": _client_suspect(
+            "The simulator stood still or fell behind its own clock by more than 2 % of the load and a quarter of "
+            "a second: the client's times are not those of the simulated server.",
+            "Free the machine, or lower time_scale, and measure again; steps are exact and count.",
+        ),
         "sim-schedule-lost": _warning(
             "Announced requests did not come, so arrivals and steps depend on the machine's timing.",
             "Free the machine, and measure again.",

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,6 +19,7 @@ from benchctl.profile.model import EngineKind, VariantSettings
 from benchctl.profile.sections.guidance import Guidance
 from benchctl.profile.sections.sampling import Sampling
 from benchctl.records.request import Message, PreparedRequest
+from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES, SUSPECT_CODES
 from benchctl.sim.__main__ import parser
 from benchctl.sim.config import SimConfig
 
@@ -227,6 +229,23 @@ def test_a_simulator_that_falls_behind_says_so(tmp_path: Path) -> None:
         (warning,) = ask(server, "after_load_warnings")
     assert warning.code == "sim-lag"
     assert "tokens come in bunches; lower time_scale or free the machine" in warning.message
+
+
+def test_a_simulator_that_was_stopped_during_the_load_is_far_behind_and_the_run_suspect(tmp_path: Path) -> None:
+    async def stopped_meanwhile(server: SimServer) -> None:
+        sending = asyncio.create_task(load(server, prepared(2, max_tokens=60)))
+        while not sending.done() and server.step_log.read_bytes().count(b"\n") < 3:  # noqa: ASYNC110 - of a file
+            await asyncio.sleep(0.01)
+        server.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(0.6)
+        server.process.send_signal(signal.SIGCONT)
+        await sending
+
+    with sim_server(tmp_path, "--value-model", VALUE_MODEL, time_scale=4.0) as server:
+        asyncio.run(stopped_meanwhile(server))
+        (warning,) = ask(server, "after_load_warnings")
+    assert warning.code == "sim-far-behind"
+    assert warning.code in SUSPECT_CODES & CLIENT_SUSPECT_CODES
 
 
 def test_a_simulator_that_keeps_up_has_no_warnings(tmp_path: Path) -> None:

@@ -300,6 +300,16 @@ def test_a_run_without_steps_is_suspect(tmp_path):
     assert list(told(loaded.record)) == ["steps-missing", "engine-says"]
 
 
+def test_what_a_server_says_of_a_load_makes_the_run_suspect_where_its_code_does(tmp_path):
+    class Behind(PacedEngine):
+        async def after_load_warnings(self, client):
+            return (ResultWarning(code="sim-far-behind", message="the simulator stood still"),)
+
+    loaded = measure(tmp_path, [request(0)], engine=Behind(truth=tmp_path / "truth.jsonl"))
+    assert loaded.record.state == "suspect"
+    assert told(loaded.record) == {"sim-far-behind": "the simulator stood still"}
+
+
 def test_without_a_gpu_a_real_engine_is_measured_and_the_gap_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
