@@ -57,6 +57,11 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "The client sent fewer requests per second than planned, and no cap explains it.",
             "Free a processor core for the client, or lower the rate.",
         ),
+        "sends-unlike-poisson": _warning(
+            "The gaps between sends are not those of the Poisson process that was planned: their Kolmogorov "
+            "distance from it is beyond the 5 % limit, 1.358 / sqrt(gaps), and beyond that of the plan.",
+            "Free a processor core for the client, or lower the rate.",
+        ),
         "arrival-times-unreliable": _client_suspect(
             "Most arrival times may be wrong because the client read them late.",
             _FREE_CORE,

@@ -7,7 +7,8 @@ closed loop; this module judges it only if its slots are unknown or never refill
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from math import expm1, sqrt
 from statistics import fmean
 from typing import Final
 
@@ -33,6 +34,9 @@ MAX_EMPTY_FRAC: Final = 0.05
 a twentieth fewer concurrent requests than planned."""
 MIN_RATE_FRAC: Final = 0.95
 """Below this the load is another one: near saturation a server's queue depends strongly on the rate."""
+KOLMOGOROV_95: Final = 1.358
+"""Kolmogorov distance of gaps from their law, times the root of their number, below which it stays by chance in 95
+of 100 loads."""
 HABIT_FRAC: Final = 0.01
 """More than one in a hundred is beyond the 99th percentile ..."""
 MIN_HABIT: Final = 5
@@ -165,6 +169,30 @@ def capped_rate(sends: Sends, factor: float) -> Iterator[ResultWarning]:
         "launch_rate_limit). No latency includes this wait, because latencies count from the send (coordinated "
         "omission); raise the cap, or use a closed loop",
     )
+
+
+def unlike_poisson(sends: Sends, arrival: Arrival) -> Iterator[ResultWarning]:
+    """A warning if the gaps between sends are no longer those of the Poisson process that was planned."""
+    rate = arrival.request_rate
+    if arrival.kind != "poisson" or rate is None or sends.planned_span_ns < MIN_LOAD_NS or sends.held_back_ns:
+        return
+    planned = _distance_from_poisson((request.scheduled_ns for request in sends.requests), rate)
+    sent = _distance_from_poisson((request.sent_ns or 0 for request in sends.requests), rate)
+    limit = KOLMOGOROV_95 / sqrt(len(sends.requests) - 1)
+    if sent > max(limit, planned):
+        yield ResultWarning(
+            code="sends-unlike-poisson",
+            message=f"the gaps between {len(sends.requests)} sends have a Kolmogorov distance of {sent:.4f} from a "
+            f"Poisson process of {rate:g} requests/s; chance stays below {limit:.4f} in 95 of 100 loads, and the "
+            f"plan has {planned:.4f}: requests left in bunches. Free processors for the client, or lower the rate",
+        )
+
+
+def _distance_from_poisson(times_ns: Iterable[int], rate_per_s: float) -> float:
+    """Kolmogorov distance of the gaps between times from the exponential distribution of this rate."""
+    gaps_s = sorted(s_from_ns(later - earlier) for earlier, later in pairwise(sorted(times_ns)))
+    shares = [-expm1(-gap_s * rate_per_s) for gap_s in gaps_s]
+    return max(max((i + 1) / len(shares) - share, share - i / len(shares)) for i, share in enumerate(shares))
 
 
 def count_above(values: Iterable[float], limit: float) -> int:

@@ -24,6 +24,7 @@ from benchctl.analysis.metrics.client_sends import (
     missed_rate,
     p99_ms,
     sends_of,
+    unlike_poisson,
 )
 from benchctl.analysis.metrics.request_timing import itls_ns, measured
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, idle_slots, slot_occupancy
@@ -68,10 +69,11 @@ def client_warnings(
 ) -> tuple[ResultWarning, ...]:
     """Warnings that leave the run as it is; ``bounds`` are those of a load that is not in memory as a whole."""
     requests = measured(run.requests)
+    sends, is_virtual = sends_of(requests, arrival), run.record.clock == "virtual"
     warnings = (
         *bounds_warnings(run_bounds(run) if bounds is None else bounds),
-        *(() if run.record.clock == "virtual" else _stalls(run.client)),
-        *capped_rate(sends_of(requests, arrival), run.record.clock_factor),
+        *(() if is_virtual else (*_stalls(run.client), *unlike_poisson(sends, arrival))),
+        *capped_rate(sends, run.record.clock_factor),
         *_clock_changes(run.client),
         *_other_transports(requests),
     )

@@ -32,6 +32,7 @@ from benchctl.records.samples import ClientSample, ClockOffset
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES
 from benchctl.report.text.client_table import client_table
 from benchctl.units import NS_PER_MS, NS_PER_S
+from benchctl.workload.arrival import arrival_offsets_ns
 
 CLOSED = Arrival(kind="closed-loop", max_concurrency=4)
 OPEN = Arrival(kind="constant", request_rate=100.0)
@@ -116,6 +117,29 @@ def warned(requests, arrival=CLOSED, samples=(), **run):
 
 def every_10_ms(num, lag_ms=0.3, **fields):
     return [sent(i, 10 * i, lag_ms(i) if callable(lag_ms) else lag_ms, **fields) for i in range(num)]
+
+
+def on_a_raster(raster_ms, rate=200.0, count=2000):
+    """A Poisson load of which each request leaves at the end of a raster: never later than by ``raster_ms``."""
+    due_ms = [offset_ns / NS_PER_MS for offset_ns in arrival_offsets_ns(poisson(rate), count, seed=1)]
+    return [sent(i, due, (-due % raster_ms) if raster_ms else 0.0) for i, due in enumerate(due_ms)]
+
+
+def poisson(rate):
+    return Arrival(kind="poisson", request_rate=rate)
+
+
+@pytest.mark.parametrize(("raster_ms", "told"), [(0.0, []), (0.02, []), (1.8, ["sends-unlike-poisson"])])
+def test_poisson_arrivals_that_leave_in_bunches_are_marked_though_none_is_late(raster_ms, told):
+    requests = on_a_raster(raster_ms)
+    assert doubts(requests, poisson(200.0)) == ()
+    assert codes(warned(requests, poisson(200.0))) == told
+
+
+def test_only_poisson_arrivals_on_a_real_clock_are_held_against_their_law():
+    requests = on_a_raster(1.8)
+    assert codes(warned(requests, OPEN)) == []
+    assert codes(warned(requests, poisson(200.0), clock="virtual")) == []
 
 
 def test_an_open_loop_that_leaves_on_time_is_left_in_peace():
