@@ -81,7 +81,7 @@ def whole(value: float | None) -> str:
 
 def percentage(fraction: float, digits: int = 3) -> str:
     """A fraction with that many significant digits: ``2.5%``."""
-    return f"{fraction * 100:.{digits}g}%"
+    return f"{float(f'{fraction * 100:.{digits}g}'):g}%"
 
 
 def percentage_change(change_frac: float) -> str:

@@ -236,10 +236,17 @@ class MeasuredRun:
 
     def judge_records(self, loaded: LoadedRun, requests: Sequence[PreparedRequest]) -> None:
         """Check the records of the run against each other, as they are on disk now."""
-        from benchctl.analysis.validity.reconcile import failed_checks  # noqa: PLC0415 - numpy, after the load
+        from benchctl.analysis.validity.reconcile import (  # noqa: PLC0415 - numpy, after the load
+            expected,
+            failed_checks,
+            reconcile,
+        )
         from benchctl.analysis.validity.value_passes import value_model_warnings  # noqa: PLC0415 - as above
 
-        self.journal.warn(*failed_checks(loaded, self.profile, requests), *value_model_warnings(loaded))
+        self.journal.warn(
+            *failed_checks(loaded, reconcile(loaded, expected(self.profile, requests, loaded.record))),
+            *value_model_warnings(loaded),
+        )
         self.judge_prompts(requests, loaded.requests)
         if not self.journal.record.is_simulated:
             ends = self.answer_ends()

@@ -68,6 +68,7 @@ _EXPERIMENT_FILES: Final = (
     _File("sweep_summary.csv, sweep_summary.json", "Every cell against the baseline; written by reports."),
     _File("nodes_summary.csv", "Every cell by node, where blocks ran on more than one; written by reports."),
     _File("plots/*.png, report.html", "Pictures and the page; written by reports."),
+    _File("derived.json", "Digests of the files that the last report wrote."),
     _File(".verified.json", "Digests of earlier verifications, so that unchanged files are not hashed again."),
 )
 _RUN_FILES: Final = (

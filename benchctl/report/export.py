@@ -13,6 +13,7 @@ from benchctl.analysis.summary.sweep import SWEEP_COLUMNS
 from benchctl.errors import MissingPackageError
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.archive.opening import derived_directory
+from benchctl.records.integrity.digests import record_derived
 from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
 from benchctl.report.documents.csv_files import csv_bytes
 from benchctl.report.documents.experiment import summary_document, sweep_document
@@ -67,6 +68,8 @@ def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -
     page, verdict = root / PAGE_NAME, directory_verdict(analysis)
     write_bytes_atomic(page, directory_page(analysis, verdict=verdict).encode(), within=root)
     written.append(page)
+    if root == analysis.results.path:
+        record_derived(root, written)
     return ReportFiles(
         written=tuple(written),
         skipped=skipped,

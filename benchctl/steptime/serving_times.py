@@ -50,11 +50,6 @@ class RequestSize:
         """Tokens in the cache of a decoding row, on average over its steps."""
         return self.prompt_tokens + self.output_tokens / 2
 
-    @property
-    def peak_context(self) -> float:
-        """Tokens in the cache of a row before its last step."""
-        return self.prompt_tokens + self.output_tokens - 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:

@@ -54,6 +54,9 @@ def test_the_next_experiment_plans_and_is_judged_with_the_noise_on_file(stored: 
     assert document["noise"]["step_ms"]["floor_frac"] > 0.01
     _, table, _ = on(cwd, "compare", f"{path}:baseline", f"{path}:guided")
     assert "noise floor A/A: step_ms" in table
+    assert f"; from {document['noise_source']}" in table
+    assert document["noise_source"].startswith(f"{path / 'noise.json'}, measured in {noise['source']} on ")
+    assert "noise.json" in json.loads((path / "digests.json").read_text())["files"]
     assert "(a change is called beyond it)" in table
 
 

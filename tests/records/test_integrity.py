@@ -19,7 +19,7 @@ from benchctl.measure.experiment import Listener, create_experiment, run_experim
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.integrity.digests import DIGESTS_FILE, digest_of, read_digests
+from benchctl.records.integrity.digests import DIGESTS_FILE, FILE_MEASUREMENTS, digest_of, read_digests, record_file
 from benchctl.records.integrity.hashing import STAMPS_FILE, FileHasher
 from benchctl.records.integrity.verification import verify_directory
 from benchctl.records.manifest import PlannedRun
@@ -300,6 +300,38 @@ def test_what_was_derived_may_change_or_go(copy: ResultDirectory) -> None:
     (copy.path / "noise.json").unlink(missing_ok=True)
     edit_manifest(copy, state="suspect")
     assert verify_directory(copy.path).alterations == ()
+
+
+@pytest.mark.parametrize("file", FILE_MEASUREMENTS)
+def test_a_measurement_that_was_not_on_file_when_the_experiment_began_is_refused_and_named(
+    copy: ResultDirectory, file: str
+) -> None:
+    (copy.path / file).write_text("{}")
+    with pytest.raises(AlteredError, match=f"{file} has no digest: it was added after the experiment began"):
+        compare(copy.path)
+    verified = call("verify", str(copy.path))
+    assert verified.exit_code == 4
+    assert f"altered-file: {file} has no digest" in verified.stdout
+    record_file(copy, file)
+    assert verify_directory(copy.path, is_fresh=True).alterations == ()
+
+
+def test_verify_names_files_of_a_report_that_were_edited_and_files_without_a_digest(copy: ResultDirectory) -> None:
+    assert call("report", str(copy.path)).exit_code == 0
+    intact = call("verify", str(copy.path))
+    assert (intact.exit_code, "covered by no digest" in intact.stdout) == (0, False)
+    for name in ("summary.csv", "report.html", f"runs/{run_of(copy, 'guided')}/result.json"):
+        (copy.path / name).write_text("edited")
+    (copy.path / "notes.txt").write_text("added")
+    altered = call("verify", str(copy.path), "--json")
+    assert altered.exit_code == 4
+    document = json.loads(altered.stdout)
+    told = {alteration["file"].rpartition("/")[2]: alteration["decides"] for alteration in document["alterations"]}
+    assert told == {"summary.csv": False, "report.html": False, "result.json": False}
+    assert document["uncovered"] == ["notes.txt"]
+    assert "covered by no digest: notes.txt" in call("verify", str(copy.path)).stdout
+    assert call("report", str(copy.path)).exit_code == 0
+    assert call("verify", str(copy.path)).exit_code == 0
 
 
 @pytest.mark.parametrize("file", ["manifest.json", DIGESTS_FILE])

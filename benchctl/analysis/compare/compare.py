@@ -7,6 +7,7 @@ A pure function of the directories: no clock, no randomness, and the same number
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from benchctl.analysis.compare.answers import AnswerOptions, with_answers
@@ -44,9 +45,10 @@ from benchctl.analysis.validity.integrity import require_intact
 from benchctl.analysis.validity.noise_floor_fit import other_machine_warning
 from benchctl.errors import UsageError
 from benchctl.profile.sources.files import did_you_mean
-from benchctl.records.noise import MetricNoise, load_noise
+from benchctl.records.noise import NOISE_FILE, MetricNoise, load_noise
 from benchctl.records.record import ResultWarning
 from benchctl.records.schema import current_metric_name
+from benchctl.untrusted.text import visible_line
 
 __all__ = [
     "CompareOptions",
@@ -81,6 +83,8 @@ class CompareOptions:
     """Judge files that were altered after they were measured."""
     noise: Mapping[str, MetricNoise] | None = None
     """Noise floors by metric; None: those on file in the directories, ``{}``: none."""
+    noise_source: str = ""
+    """The A/A experiment of ``noise``."""
     judge: str | None = None
     """Name of the judge of answers; None: ``json`` where requests ask for JSON without gold answers, else
     ``numeric``."""
@@ -135,7 +139,9 @@ def compare_experiments(
     altered, allowed = _require_comparable((a, b), pairs, options)
     num_looks = num_looks_of(a.results.manifest, b.results.manifest)
     confidence = 1 - (1 - options.confidence) / num_looks
-    noise, misfits = noise_of(a, b) if options.noise is None else (options.noise, ())
+    noise, noise_source, misfits = (
+        noise_of(a, b) if options.noise is None else (options.noise, options.noise_source, ())
+    )
     rules = Rules(
         margin_frac=options.margin_frac,
         confidence=confidence,
@@ -182,6 +188,7 @@ def compare_experiments(
         ),
         nodes=nodes,
         noise={name: noise for name, noise in rules.noise.items() if name in decided_by},
+        noise_source=noise_source,
     )
 
 
@@ -218,24 +225,18 @@ def _declared_between(pair: CellPair, sides: tuple[Experiment, Experiment]) -> f
     return of_profiles[0] & of_profiles[1]
 
 
-def noise_of(a: Experiment, b: Experiment) -> tuple[dict[str, MetricNoise], tuple[ResultWarning, ...]]:
-    """The noise on file in the directories; of two, the larger floor of each metric. With a warning for each noise
-    that is left out because its machine measured no run.
+def noise_of(a: Experiment, b: Experiment) -> tuple[dict[str, MetricNoise], str, tuple[ResultWarning, ...]]:
+    """The noise on file in the directories; of two, the larger floor of each metric. With its files and the A/A
+    experiments that measured it, and a warning for each noise that is left out because its machine measured no run.
     """
+    held = [(one, floor) for one in dict.fromkeys((a, b)) if (floor := load_noise(one.path)) is not None]
+    misfits = [other_machine_warning(floor, experiment.results) for experiment, floor in held]
+    fitting = [pair for pair, misfit in zip(held, misfits, strict=True) if misfit is None]
     noise_by_metric: dict[str, MetricNoise] = {}
-    warnings: list[ResultWarning] = []
-    for experiment in (a,) if a is b else (a, b):
-        floor = load_noise(experiment.path)
-        if floor is None:
-            continue
-        misfit = other_machine_warning(floor, experiment.results)
-        if misfit is not None:
-            warnings.append(misfit)
-            continue
-        for name, noise in floor.metrics.items():
-            if name not in noise_by_metric or noise.floor_frac > noise_by_metric[name].floor_frac:
-                noise_by_metric[name] = noise
-    return noise_by_metric, tuple(warnings)
+    for name, noise in chain.from_iterable(floor.metrics.items() for _, floor in fitting):
+        noise_by_metric[name] = max(noise_by_metric.get(name, noise), noise, key=lambda each: each.floor_frac)
+    sources = (f"{one.source / NOISE_FILE}, measured in {of.source} on {of.host}" for one, of in fitting)
+    return noise_by_metric, visible_line("; ".join(sources)), tuple(filter(None, misfits))
 
 
 def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:

@@ -103,6 +103,8 @@ class Comparison:
     warnings: tuple[ResultWarning, ...]
     noise: Mapping[str, MetricNoise]
     """Noise of the deciding metrics, where it was measured."""
+    noise_source: str = ""
+    """The file that it comes from, and the A/A experiment that measured it."""
     equivalence_margin_frac: float | None = None
     """The equivalence margin that was named; None: the threshold."""
     num_looks: int = 1

@@ -54,12 +54,13 @@ def threshold_text(comparison: Comparison) -> str:
 
 
 def floors_text(comparison: Comparison) -> str:
-    """The noise floors of the deciding metrics; empty where no A/A experiment is on file."""
-    return ", ".join(
+    """The noise floors of the deciding metrics and their source; empty where no A/A experiment is on file."""
+    floors = ", ".join(
         f"{name} {percentage(noise.floor_frac, 2)}"
         + (" (a change is called beyond it)" if noise.floor_frac > comparison.margin_frac else "")
         for name, noise in comparison.noise.items()
     )
+    return f"{floors}; from {comparison.noise_source}" if floors else ""
 
 
 def unrecorded_lines(comparison: Comparison) -> tuple[str, ...]:

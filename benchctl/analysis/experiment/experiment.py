@@ -26,7 +26,7 @@ from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, Estimato
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
 from benchctl.analysis.validity.comparability.sites import Site, chooses_devices, scattered_blocks, site_of
 from benchctl.analysis.validity.prompt_tokens import unreported_prompt_warnings
-from benchctl.analysis.validity.reconcile import Check, expected_of, reconcile
+from benchctl.analysis.validity.reconcile import Check, expected_of, failed_checks, reconcile
 from benchctl.analysis.validity.redactions import redaction_warnings
 from benchctl.analysis.validity.side_by_side import side_by_side_warning
 from benchctl.analysis.validity.usability import Usability, usability_of
@@ -151,6 +151,13 @@ class Experiment:
             settings = variant_settings(self.profile, run.record.variant, run.record.cell)
         manifest = self.results.manifest
         return reconcile(run, expected_of(self.profile, settings, self.results.requests, manifest.stop))
+
+    @_derive_once
+    def contradictions(self, run: LoadedRun) -> tuple[ResultWarning, ...]:
+        """A warning for each check that fails now and did not when the run ended."""
+        if run.record.state not in {"done", "suspect"} or self.settings(run.record) is None:
+            return ()
+        return tuple(one for one in failed_checks(run, self.checks(run)) if one not in run.warnings)
 
     @_derive_once
     def prompt_warnings(self, run: LoadedRun) -> tuple[ResultWarning, ...]:

@@ -173,11 +173,13 @@ def capped_rate(sends: Sends, factor: float) -> Iterator[ResultWarning]:
 
 def unlike_poisson(sends: Sends, arrival: Arrival) -> Iterator[ResultWarning]:
     """A warning if the gaps between sends are no longer those of the Poisson process that was planned."""
-    rate = arrival.request_rate
-    if arrival.kind != "poisson" or rate is None or sends.planned_span_ns < MIN_LOAD_NS or sends.held_back_ns:
+    rate = arrival.request_rate if arrival.kind == "poisson" else None
+    if rate is None or sends.planned_span_ns < MIN_LOAD_NS or sends.held_back_ns:
         return
-    planned = _distance_from_poisson((request.scheduled_ns for request in sends.requests), rate)
-    sent = _distance_from_poisson((request.sent_ns or 0 for request in sends.requests), rate)
+    planned, sent = (
+        _distance_from_poisson(times_ns, rate)
+        for times_ns in zip(*((each.scheduled_ns, each.sent_ns or 0) for each in sends.requests), strict=True)
+    )
     limit = KOLMOGOROV_95 / sqrt(len(sends.requests) - 1)
     if sent > max(limit, planned):
         yield ResultWarning(
@@ -190,8 +192,8 @@ def unlike_poisson(sends: Sends, arrival: Arrival) -> Iterator[ResultWarning]:
 
 def _distance_from_poisson(times_ns: Iterable[int], rate_per_s: float) -> float:
     """Kolmogorov distance of the gaps between times from the exponential distribution of this rate."""
-    gaps_s = sorted(s_from_ns(later - earlier) for earlier, later in pairwise(sorted(times_ns)))
-    shares = [-expm1(-gap_s * rate_per_s) for gap_s in gaps_s]
+    gaps_ns = (later - earlier for earlier, later in pairwise(sorted(times_ns)))
+    shares = sorted(-expm1(-s_from_ns(gap_ns) * rate_per_s) for gap_ns in gaps_ns)
     return max(max((i + 1) / len(shares) - share, share - i / len(shares)) for i, share in enumerate(shares))
 
 

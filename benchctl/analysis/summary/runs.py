@@ -178,6 +178,7 @@ def _summarise(run: LoadedRun, experiment: Experiment) -> RunSummary:
         warnings=(
             *run.warnings,
             *(() if is_reported else bounds_warnings(bounds)),
+            *experiment.contradictions(run),
             *experiment.prompt_warnings(run),
             *warnings,
         ),

@@ -5,7 +5,7 @@ set, the profile. ``ok`` is None if a record is missing or the check does not ap
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -106,11 +106,8 @@ def reconcile(run: LoadedRun, expectation: Expectation) -> tuple[Check, ...]:
     )
 
 
-def failed_checks(
-    run: LoadedRun, profile: Profile, prepared: Sequence[PreparedRequest]
-) -> tuple[ResultWarning, ...]:
-    """A warning for each fatal check that fails; each makes the run suspect."""
-    checks = reconcile(run, expected(profile, prepared, run.record))
+def failed_checks(run: LoadedRun, checks: Iterable[Check]) -> tuple[ResultWarning, ...]:
+    """A warning for each fatal check of a run that fails; each makes the run suspect."""
     messages = [
         f"check {check.name} failed: {check.detail}" for check in checks if check.ok is False and check.is_fatal
     ]

@@ -28,20 +28,22 @@ def abbreviate_names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
+def client_tokens(request: RequestRecord) -> int | None:
+    """Tokens of an answer as the client counted them; None where it could not."""
+    counts = ((choice.chunk_tokens, choice.output_tokens) for choice in request.choices)
+    return total([output_tokens if of_chunks is None else sum(of_chunks) for of_chunks, output_tokens in counts])
+
+
 def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
     """Tokens of usage = tokens that arrived at the client, request by request."""
     name, wrong, compared = "client-tokens", [], 0
     for request in completed:
-        token_counts = [
-            sum(choice.chunk_tokens) if choice.chunk_tokens is not None else choice.output_tokens
-            for choice in request.choices
-        ]
-        counts = [tokens for tokens in token_counts if tokens is not None]
-        if request.completion_tokens is None or not counts or len(counts) < len(token_counts):
+        counted = client_tokens(request)
+        if request.completion_tokens is None or counted is None:
             continue
         compared += 1
-        if sum(counts) != request.completion_tokens:
-            wrong.append(f"{request.request_id} {sum(counts)} != {request.completion_tokens}")
+        if counted != request.completion_tokens:
+            wrong.append(f"{request.request_id} {counted} != {request.completion_tokens}")
     if not compared:
         return Check(name, None, "no request has both usage and tokens counted by the client")
     detail = f"client and usage agree in {compared} requests"
@@ -53,13 +55,17 @@ def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
 def check_step_tokens(
     steps: "StepColumns", requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
 ) -> Check:
-    """Sum of output tokens of steps = sum of usage."""
+    """Sum of output tokens of steps = sum of usage, or of what the client counted where there is no usage."""
     name, by_step = "step-tokens", steps.total("output_tokens")
-    by_usage = total([request.completion_tokens for request in completed])
-    if by_step is None or by_usage is None:
+    tokens = [
+        client_tokens(request) if request.completion_tokens is None else request.completion_tokens
+        for request in completed
+    ]
+    source = "client" if any(request.completion_tokens is None for request in completed) else "usage"
+    if by_step is None or (counted := total(tokens)) is None:
         return Check(name, None, "steps or usage do not count tokens")
     return _compare_with_usage(
-        name, by_step, by_usage, f"steps {by_step}", is_whole=len(completed) == len(requests)
+        name, by_step, counted, f"steps {by_step}", is_whole=len(completed) == len(requests), source=source
     )
 
 
@@ -75,8 +81,10 @@ def check_counters(
     return _compare_with_usage(name, grown.count, by_usage, growth, is_whole=len(completed) == len(requests))
 
 
-def _compare_with_usage(name: str, count: int, usage: int, observed: str, *, is_whole: bool) -> Check:
-    detail = f"{observed}, usage {usage}"
+def _compare_with_usage(
+    name: str, count: int, usage: int, observed: str, *, is_whole: bool, source: str = "usage"
+) -> Check:
+    detail = f"{observed}, {source} {usage}"
     if not is_whole:
         return Check(name, None, f"{detail}; failed requests took tokens that no usage counts")
     return Check(name, count == usage, detail, is_fatal=True)

@@ -202,6 +202,7 @@ def compare(
         allow_suspect=allow_suspect,
         allow_altered=allow_altered,
         noise=_noise(noise_floor),
+        noise_source=noise_floor or "",
         judge=judge,
         quality_margin_points=quality_margin,
         step_time_model=step_time_model,

@@ -23,10 +23,10 @@ def verify(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Read every file of a result directory and report alterations since the measurement.
+    """Read every file of a result directory, and report alterations since the measurement.
 
-    Exit code: 0 intact, 4 altered. Directories of older versions have no digests: their plan, the order of their
-    runs and their request set are verified.
+    Files without a digest are named. Exit code: 0 intact, 4 altered. Directories of older versions have no digests:
+    their plan, the order of their runs and their request set are verified.
     """
     from benchctl.records.directory import open_results
     from benchctl.records.integrity.verification import verify_directory
@@ -54,6 +54,7 @@ def _document(results: Path, verified: "Verification") -> dict[str, Any]:
         "files": verified.num_files,
         "hashed_bytes": verified.hashed_bytes,
         "unrecorded": list(verified.unrecorded),
+        "uncovered": list(verified.uncovered),
         "alterations": [
             {"code": one.kind, "file": one.file, "what": one.what, "decides": one.decides}
             for one in verified.alterations

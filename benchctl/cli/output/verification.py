@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchctl.formats import megabytes
+from benchctl.untrusted.text import visible_line
 
 if TYPE_CHECKING:
     from benchctl.records.integrity.verification import Verification
@@ -16,6 +17,8 @@ def print_verification(results: Path, verified: "Verification") -> None:
         print(f"{alteration.kind}: {alteration}{remark}")
     if verified.unrecorded and verified.num_files:
         print(f"no digest recorded for {len(verified.unrecorded)} runs: {', '.join(verified.unrecorded)}")
+    if verified.uncovered and verified.num_files:
+        print(f"covered by no digest: {', '.join(map(visible_line, verified.uncovered))}")
     if verified.alterations:
         print(
             f"{results} was altered; restore these files from a copy, or measure again. 'benchctl compare' refuses "

@@ -26,6 +26,7 @@ from benchctl.measure.server.cores import process_on
 from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.integrity.digests import record_file
 from benchctl.records.manifest import PlannedRun
 from benchctl.records.neighbours import (
     CHECK_NOTE,
@@ -83,6 +84,7 @@ def begin_check(
     )
     if noise is not None:
         write_noise(results.path / NOISE_FILE, noise)
+        record_file(results, NOISE_FILE)
     others = " and ".join(slot_text(slot) for slot in slots[1:])
     message = (
         f"a check of neighbours: both arms are the same server on {slot_text(slots[0])}, and during {BESIDE!r} the "

@@ -13,7 +13,7 @@ import msgspec
 
 import benchctl
 from benchctl.analysis.validity.answer_ends import AnswerEnds
-from benchctl.analysis.validity.reconcile import failed_checks
+from benchctl.analysis.validity.reconcile import expected, failed_checks, reconcile
 from benchctl.errors import UsageError
 from benchctl.interop.lenvm.arm import ArmData, read_arm
 from benchctl.interop.lenvm.convert import (
@@ -226,7 +226,10 @@ def _checked_run(
     """The run with the warnings of its checks; suspect if it has any."""
     loaded = load_run(directory)
     copy_long_steps(loaded)
-    warnings = (*run.warnings, *failed_checks(loaded, profile, prepared))
+    warnings = (
+        *run.warnings,
+        *failed_checks(loaded, reconcile(loaded, expected(profile, prepared, loaded.record))),
+    )
     checked = msgspec.structs.replace(
         run, warnings=warnings, state="suspect" if warnings else "done", files=digests_of_run(directory)
     )

@@ -34,8 +34,6 @@ _ENDINGS: Final = frozenset(_BLANK_LINE[i:] for i in range(len(_BLANK_LINE)))
 """Endings of reads that may complete a chunked body, also where its end came in pieces."""
 _END: Final = b"\r\n0\r\n\r\n"
 """The last chunk. An event stream has no line ``0``: all its lines begin with the name of a field."""
-_MOST_DIGITS: Final = 15
-"""Of the length of an answer; a longer number is left to decoding."""
 MOST_HELD_BYTES: Final = 32 << 20
 """Bytes of undecoded reads beyond which nothing is read before some are decoded."""
 OVERHEAD_BYTES: Final = 200
@@ -219,11 +217,7 @@ class Receiver:
             connection.num_missing -= len(data)
         elif connection.is_plain:
             _note_framing(connection, data)
-        if connection.num_missing is not None:
-            is_whole = connection.num_missing <= 0
-        else:
-            is_whole = _tail(connection.reads) == _END
-        if is_whole:
+        if _tail(connection.reads) == _END if connection.num_missing is None else connection.num_missing <= 0:
             self._on_end(connection)
         elif connection.num_missing is None and (connection.is_plain or _may_end_in_trailers(data)):
             self._on_possible_end(connection)
@@ -282,7 +276,7 @@ def _note_framing(connection: Connection, data: bytes) -> None:
     is_chunked = b"chunked" in _value(fields, b"transfer-encoding")
     # Of an answer that is an error only a part is read, which decoding measures.
     connection.is_plain = bool(length) or not connection.is_good
-    if connection.is_good and not is_chunked and length.isdigit() and len(length) <= _MOST_DIGITS:
+    if connection.is_good and not is_chunked and length.isdigit() and len(length) < 16:  # else decoding refuses it
         connection.num_missing = int(length) - len(body)
     stays_open = b"close" not in persistence if fields[:8] == b"http/1.1" else b"keep-alive" in persistence
     connection.is_kept = stays_open and (is_chunked or connection.num_missing is not None)

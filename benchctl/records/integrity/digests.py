@@ -1,8 +1,9 @@
 """Digests of a result directory, by which later readers recognise altered files.
 
 ``run.json`` holds the digest of every other file of its run, taken when the run ended. ``digests.json`` holds those
-of all ``run.json``, of the plan, the profile and the request set, and of the lasting fields of
-the manifest. They find mistakes and carelessness; a forger who rewrites the digests as well goes undetected.
+of all ``run.json``, of the plan, the profile and the request set, of measurements that were on file, and of the
+lasting fields of the manifest; ``derived.json`` those of what a report wrote. They find mistakes and carelessness;
+a forger who rewrites the digests as well goes undetected.
 """
 
 import hashlib
@@ -22,11 +23,15 @@ from benchctl.records.jsonl import document_bytes, encode, write_bytes_atomic, w
 from benchctl.records.record import Record
 from benchctl.records.run import FileDigest
 from benchctl.records.schema import RENAMED_STOP_MODES, SCHEMA_VERSION
-from benchctl.untrusted.files import entry_names, open_file
+from benchctl.untrusted.files import entry_names, is_there, open_file
 
 DIGESTS_FILE: Final = "digests.json"
 WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
 """Files of the experiment that are written before the first run; the plan again when blocks are added."""
+FILE_MEASUREMENTS: Final = ("noise.json", "peaks.json")
+"""Measurements that were on file when the experiment began; without a digest they were put there later."""
+DERIVED_FILE: Final = "derived.json"
+"""Digests of what the last report wrote. No number is taken from these files."""
 _REMEDY: Final = "restore the file from a copy"
 _CHANGING: Final = frozenset({"state", "stopping", "warnings"})
 """Fields of a manifest that change during an experiment."""
@@ -143,7 +148,11 @@ def _new_digests(results: ResultDirectory) -> DirectoryDigests:
         schema_version=SCHEMA_VERSION,
         benchctl_version=benchctl.__version__,
         manifest_sha256=manifest_sha256(results.path),
-        files={name: digest_of(results.path / name, within=results.path) for name in WHOLE_FILES},
+        files={
+            name: digest_of(results.path / name, within=results.path)
+            for name in (*WHOLE_FILES, *FILE_MEASUREMENTS)
+            if name in WHOLE_FILES or is_there(results.path / name, within=results.path)
+        },
     )
 
 
@@ -165,9 +174,23 @@ def forget_run(results: ResultDirectory, run_id: str) -> None:
 
 def record_run(results: ResultDirectory, run_id: str) -> None:
     """Record the digest of a run's record, after the run has ended."""
-    digests, name = read_digests(results.path) or _new_digests(results), run_record_path(run_id)
+    record_file(results, run_record_path(run_id))
+
+
+def record_file(results: ResultDirectory, name: str) -> None:
+    """Record the digest of a file of the experiment, as it is now."""
+    digests = read_digests(results.path) or _new_digests(results)
     files = digests.files | {name: digest_of(results.path / name, within=results.path)}
     _write(results, msgspec.structs.replace(digests, files=files))
+
+
+def record_derived(directory: Path, files: Iterable[Path]) -> None:
+    """Record the digests of what a report has just written, in place of those of the last one."""
+    write_json_atomic(
+        directory / DERIVED_FILE,
+        {path.relative_to(directory).as_posix(): digest_of(path, within=directory) for path in files},
+        within=directory,
+    )
 
 
 def assemble_digests(results: ResultDirectory) -> None:

@@ -36,7 +36,7 @@ class FileHasher:
 
     def __init__(self, directory: Path, *, is_fresh: bool) -> None:
         self._directory = directory
-        self._earlier = {} if is_fresh else _read_stamps(directory)
+        self._earlier = {} if is_fresh else read_stamps(directory, STAMPS_FILE)
         self._hashed_now: dict[str, FileDigest] = {}
         self._is_fresh = is_fresh
         self._stats: dict[str, dict[str, os.stat_result]] = {}
@@ -108,9 +108,10 @@ class FileHasher:
             return None
 
 
-def _read_stamps(directory: Path) -> dict[str, FileDigest]:
+def read_stamps(directory: Path, name: str) -> dict[str, FileDigest]:
+    """The digests in a file of nothing else; empty without one, or where it cannot be read."""
     try:
-        content = read_if_there(directory / STAMPS_FILE, within=directory) or b"{}"
+        content = read_if_there(directory / name, within=directory) or b"{}"
         return msgspec.json.decode(content, type=dict[str, FileDigest])
     except RecordError:
         return {}

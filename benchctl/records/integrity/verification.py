@@ -3,21 +3,24 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import InvalidDataError
+from benchctl.records.archive.contents import contents_of
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import (
+    DERIVED_FILE,
     DIGESTS_FILE,
+    FILE_MEASUREMENTS,
     DirectoryDigests,
     manifest_sha256,
     read_digests,
     run_record_path,
 )
-from benchctl.records.integrity.hashing import FileHasher
+from benchctl.records.integrity.hashing import FileHasher, read_stamps
 from benchctl.records.manifest import Manifest, PlannedRun
 from benchctl.records.run import FileDigest, RunRecord
 
@@ -26,6 +29,8 @@ _EVIDENCE: Final = ("server.log", "steps.raw")
 _MAY_GO: Final = frozenset({"steps.parquet"})
 """Copies of other files that earlier versions recorded, and that may be deleted."""
 _REQUEST_SET: Final = "requests.jsonl"
+_OF_DIGESTS: Final = ("manifest.json", DIGESTS_FILE, DERIVED_FILE, "digests/")
+"""Files of digests, and the manifest, of which ``digests.json`` has one of its lasting fields."""
 
 AlterationKind: TypeAlias = Literal[
     "altered-file", "missing-file", "altered-plan", "altered-requests", "copied-run"
@@ -57,6 +62,8 @@ class Verification:
     """None in a directory of an older version."""
     unrecorded: tuple[str, ...]
     """Runs without a digest: those in progress, and those of older versions."""
+    uncovered: tuple[str, ...]
+    """Other files without a digest; like those of a report only looked at where every file is read."""
     num_files: int
     """Files with a digest."""
     hashed_bytes: int
@@ -86,7 +93,24 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
         for name, digest in record.files.items()
     }
     hasher = FileHasher(path, is_fresh=is_fresh)
-    altered = tuple(_altered_files(expected, hasher))
+    derived = {  # any of these may be deleted
+        name: digest
+        for name, digest in (read_stamps(path, DERIVED_FILE) if is_fresh else {}).items()
+        if name not in expected and hasher.is_there(name)
+    }
+    altered = (
+        *_altered_files(expected, hasher),
+        *(replace(one, decides=False) for one in _altered_files(derived, hasher)),
+        *(
+            Alteration(
+                kind="altered-file",
+                file=name,
+                what="has no digest: it was added after the experiment began, or by an older version; delete it",
+            )
+            for name in FILE_MEASUREMENTS
+            if digests is not None and name not in recorded and hasher.is_there(name)
+        ),
+    )
     request_set = hasher.digests([(_REQUEST_SET, recorded.get(_REQUEST_SET))])[_REQUEST_SET]
     prints, unrecorded_prints = _fingerprints(records, hasher), _unrecorded_fingerprints(records, hasher)
     hasher.write_stamps()
@@ -103,7 +127,12 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
         manifest=manifest,
         digests=digests,
         unrecorded=tuple(run_id for run_id in records if run_record_path(run_id) not in recorded),
-        num_files=len(expected),
+        uncovered=tuple(
+            name
+            for name in (contents_of(path).files if is_fresh else ())
+            if name not in expected and name not in derived and not name.startswith(_OF_DIGESTS)
+        ),
+        num_files=len(expected) + len(derived),
         hashed_bytes=hasher.hashed_bytes,
         fingerprints=prints,
     )

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from support.results.builders import PROFILE_YAML, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.validity.reconcile import Expectation, expected, expected_of, reconcile
 from benchctl.errors import RecordError
@@ -87,6 +88,33 @@ def test_usage_summed_once_per_choice_is_caught_by_the_steps(results):
     )
     check = checks_of(results, BASELINE)["step-tokens"]
     assert (check.ok, check.detail) == (False, "steps 64, usage 128")
+
+
+def test_steps_are_held_against_the_tokens_of_the_client_where_there_is_no_usage(results):
+    edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, completion_tokens=None))
+    assert checks_of(results, BASELINE)["step-tokens"].detail == "steps 64, client 64"
+    halve_steps(results, BASELINE)
+    check = checks_of(results, BASELINE)["step-tokens"]
+    assert (check.ok, check.is_fatal, check.detail) == (False, True, "steps 32, client 64")
+
+
+def test_a_step_log_that_was_cut_after_the_run_had_ended_is_told_wherever_its_numbers_are_shown(results):
+    assert codes_of_runs(results) == {}
+    halve_steps(results, GUIDED)
+    assert codes_of_runs(results) == {GUIDED: ["check-failed"]}
+
+
+def halve_steps(results, run_id):
+    """Drop the second half of a run's step log."""
+    path = results.run(run_id).step_log
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: len(lines) // 2]))
+
+
+def codes_of_runs(results):
+    """Codes of the warnings that tables show beside each run that has some."""
+    runs = analyze_directory(results.path).runs
+    return {run.record.run_id: [warning.code for warning in run.warnings] for run in runs if run.warnings}
 
 
 def test_failed_requests_leave_the_tokens_of_steps_unexplained(results):
