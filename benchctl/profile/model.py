@@ -158,7 +158,7 @@ class Profile(Section):
     """Name in the built-in table of shapes, or a directory with a config.json."""
     hardware: str = "h100-sxm"
     """Hardware whose peak FLOP/s the achieved ones are compared with: a name of the hardware table, peaks as
-    name:TFLOP/s:GB/s, or ``measured`` for those on file."""
+    name:TFLOP/s:GB/s, or ``measured`` for those on file. A simulated server has its own (``engine.options``)."""
     step_time_model: str | None = None
     """File of a step-time model (``benchctl steptime fit``), which predicts the experiment and explains its
     results."""

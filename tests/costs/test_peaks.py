@@ -3,13 +3,15 @@
 import pytest
 from support.results.builders import edit_manifest, write_results
 
-from benchctl.analysis.experiment.experiment import experiment_of
+from benchctl.analysis.experiment.experiment import experiment_of, load_experiment
+from benchctl.engines.sim.options import SimOptions
 from benchctl.records.loaded import load_results
 from benchctl.records.node import GpuInfo
 
 
-def hardware_of(tmp_path, engine, *names):
+def hardware_of(tmp_path, engine, *names, options="{}"):
     results = write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},))
+    results.write_profile(results.profile_yaml().replace("{kind: sim}", f"{{kind: sim, options: {options}}}"))
     gpus = tuple(GpuInfo(index=i, name=name) for i, name in enumerate(names))
     edit_manifest(results, engine=engine, gpus=gpus)
     loaded = load_results(results.path)
@@ -20,10 +22,23 @@ def hardware_of(tmp_path, engine, *names):
     return experiment.hardware, [warning.code for warning in experiment.warnings], share
 
 
-def test_a_simulated_server_has_the_device_that_the_profile_names(tmp_path):
-    hardware, codes, share = hardware_of(tmp_path, "sim")
+def test_a_simulated_server_has_the_device_whose_step_times_it_has_else_that_of_the_profile(tmp_path):
+    hardware, codes, on_h100 = hardware_of(tmp_path / "h100", "sim")
     assert (hardware.name, codes) == ("h100-sxm", [])
-    assert share > 0
+    hardware, codes, on_a100 = hardware_of(tmp_path / "a100", "sim", options="{hardware: a100-sxm}")
+    assert (hardware.name, codes) == ("a100-sxm", [])
+    assert on_a100 == pytest.approx(on_h100 * 989.4 / 312)
+    assert SimOptions(cost_model="llm-mock", hardware="a100-sxm").simulated_hardware is None
+
+
+def test_each_variant_that_simulates_another_device_is_compared_with_the_peaks_of_its_own(tmp_path):
+    results = write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},))
+    server = "{value_model: qwen2.5-1.5b, hardware: a100-sxm}"
+    results.write_profile(results.profile_yaml().replace("{value_model: qwen2.5-1.5b}", server))
+    experiment = load_experiment(results.path)
+    devices = [experiment.flops(run)[0].hardware.name for run in experiment.results.runs]
+    assert devices == ["h100-sxm", "a100-sxm"]
+    assert [experiment.run_time(run).floor.hardware for run in experiment.results.runs] == devices
 
 
 def test_a_real_server_on_a_machine_without_a_gpu_is_compared_with_no_peak(tmp_path):

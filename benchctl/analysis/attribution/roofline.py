@@ -27,6 +27,7 @@ from benchctl.costs.roofline import PassTime, pass_time
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.columns.step_columns import Flags, Floats, StepColumns
 from benchctl.records.loaded import LoadedResults
 from benchctl.records.peaks import MeasuredPeaks, hardware_of
@@ -93,13 +94,17 @@ def peaks_of(
 ) -> tuple[Hardware | None, tuple[ResultWarning, ...]]:
     """The device that FLOP/s are compared with, and warnings about it.
 
-    A simulated server has the device of the profile. Any other ran on the GPU of the machine that measured: without
-    one, or with another than the profile's, nothing is compared. A GPU that is not in the table counts as the
-    profile's. ``measured`` are the peaks in the result directory, which stand for its device's data sheet if they
-    are those of such a machine; a profile that names measured peaks itself is taken at its word.
+    A simulated server has the device that its baseline computes for, else that of the profile. Any other ran on the
+    GPU of the machine that measured: without one, or with another than the profile's, nothing is compared. A GPU
+    that is not in the table counts as the profile's. ``measured`` are the peaks in the result directory, which
+    stand for its device's data sheet if they are those of such a machine; a profile that names measured peaks
+    itself is taken at its word.
     """
     named = hardware_or_none(profile.hardware)
-    if results.manifest.engine == "sim" or (named is not None and named.measured_at is not None):
+    if results.manifest.engine == "sim":
+        simulated = variant_settings(profile, profile.baseline, {}).server.simulated_hardware
+        return named if simulated is None else hardware_or_none(simulated), ()
+    if named is not None and named.measured_at is not None:
         return named, ()
     machines = machines_of(results)
     if measured is not None and _are_of(measured, machines):

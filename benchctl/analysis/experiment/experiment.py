@@ -30,7 +30,7 @@ from benchctl.analysis.validity.reconcile import Check, expected_of, failed_chec
 from benchctl.analysis.validity.redactions import redaction_warnings
 from benchctl.analysis.validity.side_by_side import side_by_side_warning
 from benchctl.analysis.validity.usability import Usability, usability_of
-from benchctl.costs.hardware import Hardware
+from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import ProfileError, RecordError, UsageError
 from benchctl.profile.choices import NO_REQUESTS
@@ -73,7 +73,7 @@ class Experiment:
     """None where the stored profile cannot be read; settings and FLOPs are then unknown."""
     profile_problem: str | None = None
     hardware: Hardware | None = None
-    """The device whose peak rates achieved FLOP/s are compared with; None where it is unknown."""
+    """The device of runs, but for variants that simulate another (``hardware_of``); None where it is unknown."""
     warnings: tuple[ResultWarning, ...] = ()
     allow_suspect: bool = False
     """Suspect runs count as well."""
@@ -124,6 +124,13 @@ class Experiment:
             except UsageError:
                 settings_of_arms[label] = None
         return cast("VariantSettings | None", settings_of_arms[label])
+
+    def hardware_of(self, record: RunRecord | PlannedRun | Arm) -> Hardware | None:
+        """The device of a run or an arm: the one that its server simulates, else that of the machine."""
+        settings = self.settings(record)
+        if settings is None or self.results.manifest.engine != "sim" or settings.server.simulated_hardware is None:
+            return self.hardware
+        return hardware_or_none(settings.server.simulated_hardware)
 
     @_derive_once
     def metrics(self, run: LoadedRun) -> Metrics:
@@ -226,7 +233,7 @@ class Experiment:
             base=base,
             value_model=value_model,
             top_k=settings.sampling.top_k,
-            hardware=self.hardware,
+            hardware=self.hardware_of(run.record),
             prepared=self.results.requests,
             drafter=drafter_of(settings.server),
         )
@@ -235,7 +242,7 @@ class Experiment:
     @_derive_once
     def run_time(self, run: LoadedRun) -> RunTimeBreakdown:
         """Breakdown of the time of a run, as measured."""
-        work = work_model(self.settings(run.record), self.hardware)
+        work = work_model(self.settings(run.record), self.hardware_of(run.record))
         return break_down_run_time(run, self.counted_metrics(run), work)
 
     @_derive_once

@@ -76,7 +76,7 @@ def baseline_model(baseline: Experiment, runs: Sequence[LoadedRun]) -> SourcedMo
 
     On a machine without a GPU the peaks are those of the profile: coefficients absorb how far they are off.
     """
-    hardware = baseline.hardware
+    hardware = baseline.hardware_of(runs[0].record) if runs else baseline.hardware
     if hardware is None and baseline.profile_or_none is not None:
         hardware = hardware_or_none(baseline.profile_or_none.hardware)
     if hardware is None:

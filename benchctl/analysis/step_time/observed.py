@@ -1,7 +1,7 @@
 """The steps of a measured run as input of a step-time model.
 
-Work comes from ``steps.jsonl``, shapes and devices from the profile, hardware from the manifest. Steps of the
-warm-up are not in the columns; saturated ones are marked.
+Work comes from ``steps.jsonl``, shapes and devices from the profile, hardware from the manifest or the
+simulated server. Steps of the warm-up are not in the columns; saturated ones are marked.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _COUNTS = ("num_prefill_tokens", "num_decode_tokens", "context_tokens")
 def observed_steps(experiment: Experiment, run: LoadedRun, hardware: Hardware | None = None) -> ObservedSteps | str:
     """The steps of the load of a run, or the reason why a model cannot use them.
 
-    ``hardware`` stands for the device of the manifest and the profile, for machines that neither names.
+    ``hardware`` stands for the device of a machine that has no name for it, or for the peaks of the one it has.
     """
     columns = run.columns  # once: those of a long log are made on each access
     if not len(columns):
@@ -64,7 +64,11 @@ def deployment_of(experiment: Experiment, run: LoadedRun, hardware: Hardware | N
     settings = experiment.settings(run.record)
     if settings is None:
         return "the profile does not name the models"
-    device = hardware or experiment.hardware
+    known = experiment.hardware_of(run.record)
+    is_assumed = any(warning.code == "hardware-unknown" for warning in experiment.warnings)
+    if known is not None and hardware is not None and hardware.device != known.device and not is_assumed:
+        return f"it ran on {known.device}, and {hardware.device} is named for it: leave out --hardware"
+    device = hardware or known
     if device is None:
         return "the peaks of the device are unknown; --hardware NAME gives them"
     try:

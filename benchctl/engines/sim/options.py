@@ -4,7 +4,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
+from benchctl.profile.choices import (
+    COST_MODELS,
+    CostModelName,
+    devices_error,
+    file_option_error,
+    noise_error,
+    value_model_error,
+)
 from benchctl.profile.sections.drafting import DraftSource, drafting_error
 from benchctl.profile.sections.engine_options import ServerOptions
 from benchctl.profile.sections.quantities import (
@@ -125,6 +132,10 @@ class SimOptions(ServerOptions):
     @property
     def guides_with(self) -> str | None:
         return self.value_model
+
+    @property
+    def simulated_hardware(self) -> str | None:
+        return self.hardware if COST_MODELS[self.cost_model].uses_shapes else None
 
     @property
     def draft_source(self) -> DraftSource:

@@ -79,6 +79,11 @@ class ServerOptions(Section):
         return None
 
     @property
+    def simulated_hardware(self) -> str | None:
+        """The device whose step times a simulated server has; None where it has those of no device."""
+        return None
+
+    @property
     def speculates(self) -> bool | None:
         """True for a server that drafts tokens; None where its options do not say."""
         has_option = "num_speculative_tokens" in type(self).model_fields

@@ -258,10 +258,12 @@ def flops_table(analysis: AnalyzedExperiment) -> Table | None:
             f"  {code}", *("" if flops is None else signed_four_digits(flops / TERA) for flops in prices), meaning
         )
     table.add_row("observed", *(four_digits(bridge.observed_flops / TERA) for bridge in bridges))
-    hardware, shares = analysis.experiment.hardware, [bridge.utilization_frac for bridge in bridges]
-    if hardware is not None and any(share is not None for share in shares):
+    devices = {run.flops.hardware for cell in analysis.cells for run in cell.runs if run.flops is not None}
+    peaks = " and ".join(sorted(_peak_text(device) for device in devices if device is not None))
+    if peaks and any(bridge.utilization_frac is not None for bridge in bridges):
+        shares = (bridge.utilization_frac for bridge in bridges)
         percentages = ("" if share is None else percentage(share) for share in shares)
-        table.add_row("  of the peak", *percentages, _peak_text(hardware))
+        table.add_row("  of the peak", *percentages, peaks)
     return table
 
 

@@ -113,10 +113,25 @@ def test_a_chunked_prompt_continues_where_the_step_before_left_it(path: Path) ->
     assert observed.work.num_sampled[:3].tolist() == [0, 0, 1]
 
 
-def test_hardware_may_be_named_where_the_result_has_another(path: Path) -> None:
-    observed = observe(path, BASELINE, "a100-sxm")
+def test_a_simulated_run_has_the_device_that_its_server_computes_for(path: Path) -> None:
+    profile = path / "profile.yaml"
+    text = profile.read_text(encoding="utf-8")
+    profile.write_text(text.replace("{kind: sim}", "{kind: sim, options: {hardware: a100-sxm}}"), encoding="utf-8")
+    observed = observe(path, BASELINE)
     assert isinstance(observed, ObservedSteps)
     assert observed.deployment.hardware.name == "a100-sxm"
+
+
+def test_another_device_than_that_of_the_run_is_refused_and_other_peaks_of_it_are_taken(path: Path) -> None:
+    assert observe(path, BASELINE, "a100-sxm") == (
+        "it ran on h100-sxm, and a100-sxm is named for it: leave out --hardware"
+    )
+    with pytest.raises(UsageError, match=r"no run has steps that a model can use: .*a100-sxm is named for it"):
+        read_sources([path], TableDefaults(hardware="a100-sxm"))
+    measured = "h100-sxm:790:3000:measured=20260131T120000Z"
+    observed = observe(path, BASELINE, measured)
+    assert isinstance(observed, ObservedSteps)
+    assert observed.deployment.hardware.name == measured
 
 
 def test_runs_that_cannot_be_used_say_why(path: Path) -> None:
