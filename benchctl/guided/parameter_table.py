@@ -25,6 +25,8 @@ NEUTRAL_WIDTH: Final = 1e-12
 """A scale this close to neutral is neutral."""
 VLLM_PREFIX: Final = "lenvm_"
 """Precedes each name in ``vllm_xargs``."""
+REVISIONS_THAT_SKIP: Final = frozenset({"V2", "V3"})
+"""Revisions of the fork that leave out the value model where guidance changes no probability."""
 SERVER_MODE: Final = "mul"
 """Mode of a request that activates guidance without naming one."""
 SERVER_SCALE: Final = 1.0

@@ -69,7 +69,7 @@ def expected_of(
 ) -> Expectation:
     """The expectation for a run with these settings. Greedy means top_k 1 or temperature 0."""
     arrival, params = profile.workload.arrival, None
-    if settings.guidance is not None and getattr(settings.server, "skip_noop", False):
+    if settings.guidance is not None and settings.server.skips_neutral_guidance:
         params = parse_params(settings.guidance.model_dump(exclude_none=True))
     return Expectation(
         stop=stop,

@@ -5,6 +5,7 @@ from typing import ClassVar, Final, Literal
 from pydantic import model_validator
 
 from benchctl.engines.sglang.options import SglangOptions
+from benchctl.guided.parameter_table import REVISIONS_THAT_SKIP
 from benchctl.profile.sections.quantities import Share, StepCount
 
 LenvmRevision = Literal["V0", "V1", "V2", "V3", "V4"]
@@ -53,6 +54,10 @@ class SglangLenvmOptions(SglangOptions):
                 f"{self.revision}; only V2 prints averages: set revision: V2, or leave it out"
             )
         return self
+
+    @property
+    def skips_neutral_guidance(self) -> bool:
+        return self.revision in REVISIONS_THAT_SKIP
 
     @property
     def guides_with(self) -> str | None:

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from benchctl.guided.parameter_table import REVISIONS_THAT_SKIP
 from benchctl.profile.choices import (
     COST_MODELS,
     CostModelName,
@@ -132,6 +133,10 @@ class SimOptions(ServerOptions):
     @property
     def guides_with(self) -> str | None:
         return self.value_model
+
+    @property
+    def skips_neutral_guidance(self) -> bool:
+        return self.revision in REVISIONS_THAT_SKIP
 
     @property
     def simulated_hardware(self) -> str | None:

@@ -99,3 +99,7 @@ class VllmLenvmOptions(VllmOptions):
     @property
     def guides_with(self) -> str | None:
         return self.value_model
+
+    @property
+    def skips_neutral_guidance(self) -> bool:
+        return self.skip_noop

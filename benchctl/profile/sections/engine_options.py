@@ -79,6 +79,11 @@ class ServerOptions(Section):
         return None
 
     @property
+    def skips_neutral_guidance(self) -> bool:
+        """True for a server that leaves out the value model where its guidance changes no probability."""
+        return False
+
+    @property
     def simulated_hardware(self) -> str | None:
         """The device whose step times a simulated server has; None where it has those of no device."""
         return None

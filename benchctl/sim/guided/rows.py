@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from benchctl.guided.parameter_table import REVISIONS_THAT_SKIP
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import GuidedDecodeCost
 from benchctl.sim.guided.guidance import (
@@ -32,7 +33,11 @@ class GuidedRows:
     def row_of(self, seq: Sequence) -> GuidedRow | None:
         """The guidance of a sequence at its start, None where nothing guides it."""
         request, guidance = seq.request, seq.request.guidance
-        if guidance is None or seq.is_greedy or (guidance.is_neutral and self.config.revision == "V2"):
+        if (
+            guidance is None
+            or seq.is_greedy
+            or (guidance.is_neutral and self.config.revision in REVISIONS_THAT_SKIP)
+        ):
             return None
         return GuidedRow(
             CandidateLaw.of(guidance, request.sampling, self.config.revision),

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from support.cli import benchctl
 from support.results.builders import PROFILE_YAML, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
@@ -9,6 +10,7 @@ from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.validity.reconcile import Expectation, expected, expected_of, reconcile
 from benchctl.errors import RecordError
 from benchctl.profile.load import load_profile
+from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.loaded import load_results
 from benchctl.records.request import RequestError
 from benchctl.records.run import RunTimes
@@ -181,6 +183,36 @@ def test_neutral_guidance_that_the_server_leaves_out_is_not_missed(results):
     edit_steps(results, GUIDED, lambda s: msgspec.structs.replace(s, guided_rows=0))
     check = checks_of(results, GUIDED, is_skipped=True)["guided"]
     assert (check.ok, check.detail) == (True, "neutral guidance is skipped; guided rows in 0 of 8 steps")
+
+
+@pytest.mark.parametrize("engine", ["sim", "sglang-lenvm"])
+@pytest.mark.parametrize(("revision", "skips"), [("V1", False), ("V2", True), ("V4", False)])
+def test_neutral_guidance_is_left_out_by_the_revisions_that_skip_it(engine, revision, skips):
+    profile = load_profile("topk-sweep", engine=engine, overrides=[f"engine.options.revision={revision}"])
+    settings = variant_settings(profile, "guided", {"top_k": 5})
+    assert expected_of(profile, settings, (), "forced").is_skipped is skips
+    tilted = settings.model_copy(update={"guidance": settings.guidance.model_copy(update={"value_scale": -10.0})})
+    assert not expected_of(profile, tilted, (), "forced").is_skipped
+
+
+def test_a_simulated_run_that_skips_neutral_guidance_counts(tmp_path):
+    options = [
+        "--blocks",
+        "1",
+        "--set",
+        "workload.num_prompts=4",
+        "--set",
+        "engine.options.revision=V2",
+        "--set",
+        "sweep.top_k=[5]",
+    ]
+    run = benchctl("simulate", "--profile", "topk-sweep", "--engine", "sim", *options, "-o", tmp_path / "r")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "check guided failed" not in run.stdout
+    experiment = experiment_of(load_results(tmp_path / "r"))
+    for loaded in experiment.results.runs:
+        assert loaded.record.variant == "baseline" or not loaded.columns.known_values("guided_rows").any()
+        assert experiment.usability(loaded).is_usable
 
 
 def test_an_unguided_variant_that_was_guided_is_invalid(results):
