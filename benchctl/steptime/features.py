@@ -54,10 +54,6 @@ _NAMES: Final[dict[Structure, tuple[str, ...]]] = {
 GUIDED_NAMES: Final = ("value_model", "guided_steps", "guided_rows", "candidates")
 COUNTS: Final = frozenset({"layers", "requests", "steps", "guided_steps", "guided_rows", "candidates"})
 """Features that count; the others are times at peak, in microseconds."""
-COMPUTE_FEATURES: Final = frozenset({"compute"})
-"""Features that scale with a device's FLOP/s, in the structures with overlap and without."""
-MEMORY_FEATURES: Final = frozenset({"memory", "kv", "weights", "static_weights", "expert_weights"})
-"""Features that scale with a device's bandwidth."""
 
 
 def feature_names(structure: Structure, *, is_guided: bool = False) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 A profile has one set of requests for all its runs. Lengths become lists that prompts take in turn; each concurrency
 becomes a limit of the server's batch under a load that keeps the largest of them open. So every length meets every
-concurrency, which is more than was asked for and never less.
+way of serving that was asked for, which is more than was asked for and never less.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,11 +59,16 @@ def profile_text_of_runs(
     """The profile of ``runs`` as YAML, on top of ``steptime-w1``; each run with its reason as a comment.
 
     ``engine``, a name or kind and options, and ``model`` replace those of ``steptime-w1``. Runs of several
-    models, or on several numbers of devices, become values of a sweep. ``seed`` makes the prompts differ from
-    those measured before. Raises UsageError without runs.
+    models, or on several numbers of devices, become cells of a sweep, each once. ``seed`` makes the prompts differ
+    from those measured before. Raises UsageError without runs, and for several devices of an unknown engine.
     """
     if not runs:
         raise UsageError("no runs to add: the diagnosis asks for none, so there is no profile to write")
+    if engine is None and any((run.tensor_parallel or 1) > 1 for run in runs):
+        raise UsageError(
+            "the runs to add need several devices, which the simulator of a profile without an engine has not: "
+            "name the engine that was measured with --engine, such as vllm"
+        )
     lines = ["# Runs that make a step-time model better:"]
     for run in runs:
         size = f"prompts of {run.prompt_tokens}, outputs of {run.output_tokens}, {run.concurrency} open"
@@ -75,21 +80,22 @@ def profile_text_of_runs(
 def _document(
     runs: Sequence[RunToAdd], engine: str | Mapping[str, Any] | None, model: str | None, seed: int
 ) -> dict[str, Any]:
+    """One arm for each way of serving. The baseline has the largest concurrency, which needs no limit."""
     sizes = list(dict.fromkeys((run.prompt_tokens, run.output_tokens) for run in runs))
-    largest = max(run.concurrency for run in runs)
+    ways = sorted(_ways(runs), key=lambda way: way["max_num_seqs"])
+    baseline, others = ways[-1], ways[:-1]
+    factors = {name for way in others for name in way if way[name] != baseline[name]}
+    largest = baseline["max_num_seqs"]
     num_prompts = max(num_requests(largest), num_requests(1) * len(sizes))
-    factors = _factors(runs)
     document: dict[str, Any] = {
         "extends": _BASE,
         "description": "Runs that make a step-time model better, by its diagnosis",
         "seed": seed,
     }
-    models, devices = _models(runs), _devices(runs)
-    described = _engine(engine, devices[0] if len(devices) == 1 else 1)
-    if described:
+    if described := _engine(engine, baseline["server.tensor_parallel_size"] or 1):
         document["engine"] = described
-    if model is not None or len(models) == 1:
-        document["model"] = models[0] if model is None else model
+    if served := model or baseline["model"]:
+        document["model"] = served
     document["workload"] = {
         "num_prompts": -(-num_prompts // len(sizes)) * len(sizes),
         "input_len": [prompt for prompt, _ in sizes],
@@ -97,22 +103,33 @@ def _document(
         "arrival": {"max_concurrency": largest},
     }
     if factors:
+        cells = [{name: value for name, value in way.items() if name in factors} for way in others]
         document["variants"] = {"added": {"description": "the same requests, otherwise served"}}
-        document["sweep"] = factors
-        document["allowed_differences"] = [_SETTINGS[factor] for factor in factors]
+        document["sweep"] = {name: list(dict.fromkeys(cell[name] for cell in cells)) for name in cells[0]}
+        document["allowed_differences"] = [_SETTINGS[factor] for factor in cells[0]]
         document["primary_metrics"] = ["step_ms", "wall_s"]
-    if set(factors) == {"max_num_seqs"}:
+    if factors == {"max_num_seqs"}:
         document["per_engine"] = {
             kind: {"variants": {"added": None}, "sweep": {"max_num_seqs": None}} for kind in _UNLIMITED_ENGINES
         }
+    if len(factors) > 1:
+        document["cells"] = cells
     return document
 
 
 _SETTINGS: Final = {
-    "max_num_seqs": "server.max_num_seqs",
     "model": "model",
     "server.tensor_parallel_size": "server.tensor_parallel_size",
+    "max_num_seqs": "server.max_num_seqs",
 }
+
+
+def _ways(runs: Sequence[RunToAdd]) -> list[dict[str, Any]]:
+    """Ways of serving that the runs ask for, each once; where any model or size will do, the first named one."""
+    model = next((run.model for run in runs if run.model is not None), None)
+    devices = next((run.tensor_parallel for run in runs if run.tensor_parallel is not None), None)
+    ways = [(run.model or model, run.tensor_parallel or devices, run.concurrency) for run in runs]
+    return [dict(zip(_SETTINGS, way, strict=True)) for way in dict.fromkeys(ways)]
 
 
 def _engine(engine: str | Mapping[str, Any] | None, devices: int) -> dict[str, Any]:
@@ -120,28 +137,3 @@ def _engine(engine: str | Mapping[str, Any] | None, devices: int) -> dict[str, A
     spread = {"tensor_parallel_size": devices} if devices > 1 else {}
     options = {**named.pop("options", {}), **spread}
     return {**named, **({"options": options} if options else {})}
-
-
-def _models(runs: Sequence[RunToAdd]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(run.model for run in runs if run.model is not None))
-
-
-def _devices(runs: Sequence[RunToAdd]) -> tuple[int, ...]:
-    return tuple(sorted({run.tensor_parallel for run in runs if run.tensor_parallel is not None}))
-
-
-def _factors(runs: Sequence[RunToAdd]) -> dict[str, list[Any]]:
-    """Values of each factor that the baseline does not have.
-
-    The baseline serves the largest concurrency without a limit, as the base profile's model on its devices. With
-    several factors every combination is measured, so that the largest concurrency is listed as well.
-    """
-    concurrencies = sorted({run.concurrency for run in runs})
-    factors: dict[str, list[Any]] = {}
-    if len(_models(runs)) > 1:
-        factors["model"] = [*_models(runs)]
-    if len(_devices(runs)) > 1:
-        factors["server.tensor_parallel_size"] = [*_devices(runs)]
-    if len(concurrencies) > 1:
-        factors["max_num_seqs"] = concurrencies if factors else concurrencies[:-1]
-    return factors

@@ -66,6 +66,46 @@ def test_predict_states_a_step_with_its_interval(model: Path) -> None:
     assert document["low_us"] < document["step_us"] < document["high_us"]
 
 
+def test_predict_adds_a_step_up_from_its_features_and_takes_a_prompt_that_is_partly_in_the_cache(
+    model: Path,
+) -> None:
+    step = ("steptime", "predict", model, "--model", "qwen2.5-7b", "--batch", 4, "--prefill", 512)
+    behind = (*step, "--prompt-context", 4096)
+    whole, rest = (json.loads(benchctl(*words, "--json").stdout) for words in (step, behind))
+    assert rest["features"]["compute"] > whole["features"]["compute"]
+    values = {each["name"]: each["value"] for each in json.loads(model.read_text(encoding="utf-8"))["coefficients"]}
+    assert rest["step_us"] == pytest.approx(sum(values[name] * rest["features"][name] for name in values))
+    first, *parts = benchctl(*behind).stdout.splitlines()
+    assert "4 rows at context 1024 and a prompt of 512 tokens behind 4096: " in first
+    assert [part.split(":")[0].strip() for part in parts[: len(values)]] == list(values)
+    assert sum(float(part.split(" is ")[1].split()[0]) for part in parts[: len(values)]) == pytest.approx(
+        rest["step_us"], rel=1e-3
+    )
+    refused = benchctl(*step[:-2], "--prompt-context", 4096)
+    assert (refused.returncode, "give its new tokens with --prefill" in refused.stderr) == (2, True)
+
+
+def test_the_published_form_has_the_same_errors_by_itself_and_beside_another(tables: list[Path]) -> None:
+    alone = json.loads(benchctl("steptime", "fit", *tables, "--structure", "original", "--json").stdout)
+    beside = json.loads(benchctl("steptime", "evaluate", *tables, "--json").stdout)
+    assert alone["held_out"][0] == beside["evaluations"][1]
+
+
+def test_fit_prints_what_a_request_costs_outside_its_steps(tables: list[Path], tmp_path: Path) -> None:
+    times = {"arrived_ts": 1.0, "queued_ts": 1.0009, "finished_ts": 3.0, "departed_ts": 3.00015, "output_tokens": 1}
+    (tmp_path / "requests.jsonl").write_text(json.dumps(times), encoding="utf-8")
+    fitted = benchctl("steptime", "fit", *tables, "--requests", tmp_path / "requests.jsonl")
+    assert "alpha, of 1 request: 900.0 us until queued, " in fitted.stdout
+
+
+def test_a_diagnosis_without_warnings_does_not_call_determined_what_it_notes_as_typical(tables: list[Path]) -> None:
+    diagnosed = benchctl("steptime", "diagnose", tables[0]).stdout
+    assert "is a typical value and not measured" in diagnosed
+    assert "Runs to add" in diagnosed
+    assert "nothing to add" not in diagnosed
+    assert "coefficients are determined" not in diagnosed
+
+
 def test_calibrate_writes_a_model_of_the_other_device(model: Path, tmp_path: Path) -> None:
     scaled = PLANTED | {"compute": 2.0, "memory": 1.08}
     run = planted_run("qwen2.5-7b", 1, scaled, seed=9, num_steps=30, hardware="a100-sxm")

@@ -53,6 +53,7 @@ def test_the_profile_is_valid_and_measures_every_run(
         served.add((configured.model, min(largest, limit)))
     assert {(run.model, run.concurrency) for run in runs if run.model} <= served
     assert {run.concurrency for run in runs} <= {concurrency for _, concurrency in served}
+    assert len(arms(profile)) <= len(runs)
 
 
 def test_reasons_stand_in_the_file_and_no_runs_make_no_profile() -> None:
@@ -103,7 +104,30 @@ def test_devices_are_an_option_of_the_engine_or_a_sweep() -> None:
 
     assert on(1)["engine"] == {"preset": "vllm"}
     assert on(2)["engine"] == {"preset": "vllm", "options": {"tensor_parallel_size": 2}}
-    assert on(1, 4)["sweep"] == {"server.tensor_parallel_size": [1, 4]}
+    assert on(1, 4)["engine"] == {"preset": "vllm", "options": {"tensor_parallel_size": 4}}
+    assert on(1, 4)["sweep"] == {"server.tensor_parallel_size": [1]}
+
+
+def test_as_many_runs_are_measured_as_are_asked_for(tmp_path: Path) -> None:
+    asked = [("codellama-34b", 2, 1), ("llama-2-70b", 4, 32), ("codellama-34b", 2, 8)]
+    runs = [
+        RunToAdd(
+            prompt_tokens=512, output_tokens=64, concurrency=open_, reason="few", model=model, tensor_parallel=size
+        )
+        for model, size, open_ in asked
+    ]
+    (tmp_path / "next.yaml").write_text(profile_text_of_runs(runs, engine="vllm"))
+    profile = load_profile(str(tmp_path / "next.yaml"))
+    served = [variant_settings(profile, *arm) for arm in arms(profile)]
+    assert [(each.model, each.server.model_dump()["tensor_parallel_size"]) for each in served] == [
+        ("llama-2-70b", 4),
+        ("codellama-34b", 2),
+        ("codellama-34b", 2),
+    ]
+    assert profile.workload.arrival.max_concurrency == 32
+    assert [each.server.model_dump()["max_num_seqs"] for each in served[1:]] == [1, 8]
+    with pytest.raises(UsageError, match=r"need several devices.*--engine, such as vllm"):
+        profile_text_of_runs(runs)
 
 
 def test_diagnose_writes_the_profile_for_the_engine_that_was_measured(tmp_path: Path) -> None:

@@ -64,11 +64,11 @@ def deployment_of(experiment: Experiment, run: LoadedRun, hardware: Hardware | N
     settings = experiment.settings(run.record)
     if settings is None:
         return "the profile does not name the models"
-    known = experiment.hardware_of(run.record)
+    own = experiment.hardware_of(run.record)
     is_assumed = any(warning.code == "hardware-unknown" for warning in experiment.warnings)
-    if known is not None and hardware is not None and hardware.device != known.device and not is_assumed:
-        return f"it ran on {known.device}, and {hardware.device} is named for it: leave out --hardware"
-    device = hardware or known
+    if own is not None and hardware is not None and hardware.device != own.device and not is_assumed:
+        return f"it ran on {own.device}, and {hardware.device} is named for it: leave out --hardware"
+    device = hardware or own
     if device is None:
         return "the peaks of the device are unknown; --hardware NAME gives them"
     try:

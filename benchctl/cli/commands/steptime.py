@@ -36,6 +36,7 @@ from benchctl.cli.output.step_time import (
     print_lines,
     write_picture,
 )
+from benchctl.errors import UsageError
 from benchctl.profile.sections.ranges import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
 
 if TYPE_CHECKING:
@@ -155,29 +156,49 @@ def predict(
     prefill: Annotated[
         int, typer.Option("--prefill", min=0, max=MAX_CONTEXT, help="New prompt tokens in the step, as one prompt.")
     ] = 0,
+    prompt_context: Annotated[
+        int,
+        typer.Option(
+            "--prompt-context", min=0, max=MAX_CONTEXT, help="Tokens of this prompt in the cache already."
+        ),
+    ] = 0,
     tp: Annotated[int, typer.Option("--tp", min=1, max=MAX_DEVICES, help="Tensor-parallel size.")] = 1,
     hardware: Annotated[str | None, typer.Option("--hardware", help="Device; that of MODEL by default.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time of one step with its 90% interval."""
+    """Time of one step with its 90% interval, and the features that it adds up from."""
     from benchctl.costs.hardware import hardware_for
     from benchctl.costs.shapes import shape_for
     from benchctl.formats import four_digits
     from benchctl.records.stores.peaks_store import resolved_hardware
     from benchctl.steptime.work import Deployment, one_step
 
+    if prompt_context and not prefill:
+        raise UsageError(f"--prompt-context {prompt_context} without a prompt: give its new tokens with --prefill")
     step_time = _load(fitted)
     device = hardware_for(resolved_hardware(hardware) if hardware else step_time.hardware)
     deployment = Deployment(shape=shape_for(model), hardware=device, tensor_parallel=tp)
-    work = one_step(num_decodes=batch, context=context, num_prefills=1.0 if prefill else 0.0, prompt_tokens=prefill)
+    work = one_step(
+        num_decodes=batch,
+        context=context,
+        num_prefills=1.0 if prefill else 0.0,
+        prompt_tokens=prefill,
+        prompt_context=prompt_context,
+    )
     value_us = float(step_time.predict_us(work, deployment))
     low_us, high_us = (float(bound) for bound in step_time.interval_us(work, deployment))
+    features = {name: float(amount) for name, amount in step_time.columns(work, deployment).items()}
     if as_json:
-        print_json({"step_us": value_us, "low_us": low_us, "high_us": high_us, "level": 0.9})
+        print_json({"step_us": value_us, "low_us": low_us, "high_us": high_us, "level": 0.9, "features": features})
         return
-    what = f"{batch} rows at context {context}" + (f" and a prompt of {prefill} tokens" if prefill else "")
+    what = f"{batch} rows at context {context}"
+    if prefill:
+        what += f" and a prompt of {prefill} tokens" + (f" behind {prompt_context}" if prompt_context else "")
     bounds = f"{four_digits(low_us / 1e3)} to {four_digits(high_us / 1e3)}"
     print(f"{deployment.shape.name}, TP{tp} on {device.title}, {what}: {four_digits(value_us / 1e3)} ms ({bounds})")
+    for name, value in step_time.values.items():
+        amount, part_us = features.get(name, 0.0), value * features.get(name, 0.0)
+        print(f"  {name}: {four_digits(amount)} times {four_digits(value)} is {four_digits(part_us)} us")
 
 
 @app.command("calibrate")

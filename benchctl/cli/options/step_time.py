@@ -44,7 +44,7 @@ RidgeOption = Annotated[
         min=0,
         max=1e12,
         metavar="STRENGTH",
-        help="Pull to typical values; by default as strong as the noise asks for.",
+        help="Pull to typical values; by default as strong as the noise asks for, none for 'original'.",
         show_default=False,
     ),
 ]
@@ -109,4 +109,6 @@ def read_steps(
 def fit_options(structure: Any, experts: Any, constraint: Any, ridge: float | None) -> "FitOptions":
     from benchctl.steptime.fitting.fit import FitOptions
 
+    if structure == "original" and ridge is None:
+        ridge = 0.0  # as published, and as ``evaluate`` has it beside the others
     return FitOptions(structure=structure, experts_read=experts, constraint=constraint, ridge=ridge)

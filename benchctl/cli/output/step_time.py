@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchctl.cli.output.screen import wide_console
+from benchctl.formats import count_of, four_digits
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,6 +48,12 @@ def print_fit(fitted: "StepTimeModel", steps: "StepSources", evaluation: "Evalua
     print_lines(console, source_lines(fitted, steps.skipped))
     console.print()
     console.print(coefficient_table(fitted))
+    if (alpha := fitted.overheads) is not None:
+        console.print(
+            f"alpha, of {count_of(alpha.num_requests, 'request')}: {four_digits(alpha.arrival_us)} us until queued,"
+            f" {four_digits(alpha.departure_us)} us after the last step, and "
+            f"{four_digits(alpha.departure_us_per_token)} us more for each output token"
+        )
     console.print()
     if evaluation is not None:
         console.print(evaluation_table([evaluation]))

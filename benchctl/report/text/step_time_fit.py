@@ -95,9 +95,11 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
             "the leverage: more like these tell little"
         )
     if diagnosis.is_finished:
-        yield "nothing to add: coefficients are determined and errors small"
-    elif not diagnosis.runs_to_add:
-        yield "no run of these models and devices would determine the coefficients better"
+        is_typical = any(check.code == "not-identified" for check in diagnosis.checks)
+        rest = "what is typical and not measured is noted above" if is_typical else "coefficients are determined"
+        yield f"no check warns: errors are small; {rest}"
+    if not diagnosis.runs_to_add:
+        yield "no run of these models and devices would determine the coefficients much better"
 
 
 def run_table(diagnosis: Diagnosis) -> Table:

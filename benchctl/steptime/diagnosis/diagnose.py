@@ -69,8 +69,8 @@ class Region:
 class Diagnosis:
     """Health checks that did not pass, and the runs to add next.
 
-    ``is_finished`` says that nothing is left to do: every factor within bounds, errors on unseen groups and in
-    every bucket small enough, coefficients determined.
+    ``is_finished`` says that no check warns: every factor within bounds, errors on unseen groups and in every
+    bucket small enough. Coefficients may still be typical values, which ``runs_to_add`` would determine.
     """
 
     condition: float

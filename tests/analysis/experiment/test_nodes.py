@@ -1,6 +1,6 @@
-"""Nodes of runs and of blocks, by what their records say."""
+"""Nodes of runs, by what their records say."""
 
-from benchctl.analysis.experiment.nodes import node_of_run, nodes_of_blocks
+from benchctl.analysis.experiment.nodes import node_of_run
 from benchctl.records.node import NodeInfo
 from benchctl.records.run import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
@@ -24,8 +24,3 @@ def test_a_run_in_virtual_time_without_a_server_has_no_node() -> None:
         schema_version=SCHEMA_VERSION, index=0, run_id="r000", block=0, position=0, variant="base", host="login",
         clock="virtual",
     )) is None  # fmt: skip
-
-
-def test_blocks_have_the_nodes_of_their_runs_in_order() -> None:
-    records = [run_on("n2"), run_on("n1", 1), run_on("n2"), run_on("n3", 1)]
-    assert nodes_of_blocks(records) == {0: ("n2",), 1: ("n1", "n3")}
