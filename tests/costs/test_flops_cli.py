@@ -59,8 +59,8 @@ def test_the_defaults_are_the_published_guided_run() -> None:
     assert result.exit_code == 0
     assert cells(result.stdout, "base total, PFLOP") == ["3.458"]
     assert cells(result.stdout, "value model candidates, PFLOP") == ["3.17"]
-    assert cells(result.stdout, "total / base") == ["2.104"]
-    assert cells(result.stdout, "GFLOP per output token") == ["30.24"]
+    assert cells(result.stdout, "total / base, prompts included") == ["2.104"]
+    assert cells(result.stdout, "GFLOP per output token, without prompts") == ["30.24"]
     assert cells(result.stdout, "achieved TFLOP/s") == ["83.21"]
     assert cells(result.stdout, "% of h100-sxm's peak") == ["8.41"]
     assert "qwen2.5-7b guided by qwen2.5-1.5b, top_k 5" in result.stdout

@@ -39,13 +39,14 @@ def bonus_headline(bonus: MeasuredBonus) -> str:
 
 
 def verdict_sentences(verdict: BackfillVerdict) -> list[str]:
-    """One sentence for each pair of modes, and one on how certain they are together, and from how many blocks."""
+    """One sentence for each pair of modes, and one on how certain all intervals are together."""
     blocks = range_of([row.num_blocks for row in verdict.comparisons])
     together = (
         f"all differences lie in their intervals together with {percentage(verdict.confidence)} confidence, "
         f"which takes {percentage(verdict.row_confidence, 4)} of each, over {blocks} blocks"
     )
-    return [*_answers(verdict), together]
+    has_intervals = any(row.difference.low_ns is not None for row in verdict.comparisons)
+    return [*_answers(verdict), *([together] if has_intervals else [])]
 
 
 def _answers(verdict: BackfillVerdict) -> list[str]:

@@ -16,7 +16,7 @@ as safe as a single one.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from benchctl.analysis.bonus.design import Backfill, BonusDesign, DesignRow, backfill_point, decode_point
 from benchctl.analysis.statistics.block_ratio import MIN_PAIRED_BLOCKS, RatioEstimate, estimate_paired
@@ -26,11 +26,13 @@ from benchctl.profile.sections.forward_pass import ForwardPass, Mode
 
 BlockTimes: TypeAlias = Mapping[ForwardPass, Mapping[int, float]]
 """Nanoseconds of one pass by point and mode, then by block."""
+_FEWEST_BLOCKS: Final = 3
+"""Of an interval: two values have one degree of freedom, and bounds twelve times their scatter apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Nanoseconds over the blocks; the bounds are None with a single block."""
+    """Nanoseconds over the blocks; the bounds are None with fewer than ``_FEWEST_BLOCKS``."""
 
     centre_ns: float
     low_ns: float | None
@@ -179,7 +181,8 @@ def _estimate(values_ns: Sequence[float], confidence: float) -> RatioEstimate:
 
 
 def _cost(estimate: RatioEstimate, confidence: float) -> Cost:
-    low, high = estimate.interval_at(confidence) or (None, None)
+    interval = None if estimate.num_blocks < _FEWEST_BLOCKS else estimate.interval_at(confidence)
+    low, high = interval or (None, None)
     return Cost(centre_ns=estimate.log_ratio, low_ns=low, high_ns=high)
 
 

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import betaincinv
 
 from benchctl.errors import UsageError
 from benchctl.steptime.speculation.law import survival
@@ -76,13 +77,16 @@ class Acceptance:
     def draws(self, num_draft_tokens: int, seed: int = 0) -> tuple[Draws, ...]:
         """Draws of the acceptance of each of the first K positions; empty where it was stated, not counted.
 
-        The same seed gives the same draws, and those of more positions begin with those of fewer.
+        Each position has the quantiles of its posterior at evenly spaced levels, in an order that the seed decides:
+        an interval that follows from one position is exact. The same seed gives the same draws, and those of more
+        positions begin with those of fewer.
         """
         if not self.counts:
             return ()
+        levels = (np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS
         drawn = [
-            np.random.default_rng([seed, position]).beta(
-                each.accepted + 0.5, each.judged - each.accepted + 0.5, NUM_DRAWS
+            np.random.default_rng([seed, position]).permutation(
+                betaincinv(each.accepted + 0.5, each.judged - each.accepted + 0.5, levels)
             )
             for position, each in enumerate(self.counts)
         ]

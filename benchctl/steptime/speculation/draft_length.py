@@ -130,6 +130,8 @@ def break_even_acceptance(num_draft_tokens: int, cost: DraftCost, *, bonus: bool
     low, high = 0.0, 1.0
     if tokens_per_step((high,) * num_draft_tokens, bonus=bonus) <= step:
         return None
+    if tokens_per_step((low,) * num_draft_tokens, bonus=bonus) >= step:
+        return low
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         pays = tokens_per_step((middle,) * num_draft_tokens, bonus=bonus) > step

@@ -32,11 +32,12 @@ class Estimate:
 def estimate(value: float, draws: Draws | None) -> Estimate:
     """The value with the quantiles of its draws.
 
-    The interval always contains the value: where all drafts were accepted, the posterior's quantiles would not.
+    Draw i of n, in order, stands for the level (i - 1/2) / n. The interval always contains the value: where all
+    drafts were accepted, the posterior's quantiles would not.
     """
     if draws is None:
         return Estimate(value)
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="hazen")
     return Estimate(value, min(float(low), value), max(float(high), value))
 
 

@@ -50,6 +50,8 @@ def test_an_interval_with_0_and_too_few_blocks_are_different_reasons_for_silence
     noisy[decode_point(10, CONTEXT), "eager"] = {b: 1e6 * (1 + (b + 1) % 3) + 1e6 for b in range(8)}
     assert "inconclusive at batch 5, whose interval holds 0; more blocks" in sentences_of(case, noisy)[0]
     assert "no verdict from 3 blocks; 6 are the least" in sentences_of(case, times_of(case, num_blocks=3))[0]
+    (two,) = sentences_of(case, times_of(case, num_blocks=2))
+    assert "no verdict from 2 blocks" in two
 
 
 def test_the_published_numbers_are_limited_by_their_own_digits():

@@ -104,10 +104,12 @@ def test_five_blocks_give_costs_but_no_verdict():
     assert all(row.difference.high_ns < 0 for row in verdict.comparisons)
 
 
-def test_one_block_has_costs_without_intervals():
+@pytest.mark.parametrize("num_blocks", [1, 2])
+def test_one_or_two_blocks_have_costs_without_intervals(num_blocks):
     case = design(5)
-    (*_, row) = judge_backfill(planted_times(case, num_blocks=1), case).comparisons
-    assert (row.difference.low_ns, row.cheaper, row.num_blocks) == (None, None, 1)
+    (*_, row) = judge_backfill(planted_times(case, num_blocks=num_blocks), case).comparisons
+    assert (row.difference.low_ns, row.cheaper, row.num_blocks) == (None, None, num_blocks)
+    assert {cost.high_ns for cost in (row.decode, row.expansion, row.prefill)} == {None}
 
 
 def test_blocks_that_lack_a_pass_are_left_out_of_its_rows_alone():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from benchctl.errors import UsageError
 from benchctl.steptime.speculation.acceptance import PositionCounts, counted, of_counters, stated
@@ -77,6 +78,16 @@ def test_drafts_that_were_all_accepted_leave_k_and_the_bonus_token_possible() ->
 def test_more_drafts_narrow_the_interval() -> None:
     few, many = (law_at(of_counters(num, [num * 8 // 10]), COST, [1]).lengths[0].tokens for num in (50, 5000))
     assert many.high - many.low < (few.high - few.low) / 5
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_an_interval_that_follows_from_one_position_is_exact_whatever_the_seed(seed: int) -> None:
+    one, two = law_at(of_counters(200, [160, 120]), COST, [1, 2], seed=seed).lengths
+    low, high = stats.beta.ppf([0.025, 0.975], 160.5, 40.5)
+    assert (one.acceptance.low, one.acceptance.high) == pytest.approx((low, high), rel=1e-6)
+    assert (one.tokens.low, one.speed_up.high) == pytest.approx((1 + low, (1 + high) / 1.05), rel=1e-6)
+    exact = stats.beta.ppf([0.025, 0.975], 120.5, 40.5)
+    assert (two.acceptance.low, two.acceptance.high) == pytest.approx(tuple(exact), rel=1e-6)
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:

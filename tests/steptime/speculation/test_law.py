@@ -152,6 +152,7 @@ def test_break_even_acceptance_gains_nothing_and_a_little_more_pays(
 
 def test_one_draft_without_bonus_pays_at_no_acceptance() -> None:
     assert break_even_acceptance(1, DraftCost(draft=0.05), bonus=False) is None
+    assert break_even_acceptance(4, DraftCost(draft=0.0), bonus=True) == 0
     assert break_even_acceptance(1, DraftCost(draft=0.05), bonus=True) == pytest.approx(0.05)
 
 
