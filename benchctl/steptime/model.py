@@ -2,14 +2,14 @@
 
     step time = sum over features of coefficient times feature, at least 0     (all in microseconds)
 
-The interval of a prediction has two parts. The bootstrap draws of the coefficients say how far another set of runs
-would move the prediction; ``residual_logs`` says how far a single step lies from it. As logarithms both are about
-symmetric, and independent, so their half-widths add in squares.
+The interval of a prediction has three parts. The bootstrap draws of the coefficients say how far another set of
+runs would move the prediction; ``scatter`` says how far a single step of such a batch lies from it. As logarithms
+both are about symmetric, and independent, so their half-widths add in squares. Outside of the range of the fit the
+interval grows with the distance, as much as predictions of larger steps from smaller ones were found to need.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -17,12 +17,14 @@ import numpy as np
 from benchctl.errors import UsageError
 from benchctl.steptime.features import COUNTS, GUIDED_NAMES, features
 from benchctl.steptime.fitting.least_squares import Floats
+from benchctl.steptime.step_counts import EXTENTS, distances, extents_of
 from benchctl.steptime.structure import Coefficient, ExpertsRead, Structure
 from benchctl.steptime.work import Deployment, Quantity, StepWork
 
-RESIDUAL_LEVELS: Final = tuple(i / 100 for i in range(1, 100))
-"""Levels of the quantiles in ``residual_logs``."""
-_NO_RESIDUALS: Final = (0.0,) * len(RESIDUAL_LEVELS)
+LEVEL: Final = 0.90
+"""Level of the intervals of coefficients and predictions."""
+_NORMAL_QUANTILE: Final = 1.644854
+"""Half the width of an interval of ``LEVEL`` in standard deviations."""
 UNSCALED: Final = frozenset({"all_reduce"}) | COUNTS
 """Features that another device's arithmetic and memory leave as they are."""
 
@@ -91,9 +93,10 @@ class Provenance:
 class StepTimeModel:
     """Coefficients of one structure for one kind of device.
 
-    ``draws`` holds the coefficients of each bootstrap sample, in the order of ``coefficients``. ``residual_logs``
-    are the quantiles of log(measured / predicted) at ``RESIDUAL_LEVELS``, of steps left out of the fit where there
-    were groups to leave out; empty for a model without data.
+    ``draws`` holds the coefficients of each bootstrap sample, in the order of ``coefficients``. ``scatter`` has,
+    for each fifth of the steps by their sequences, the most sequences and the ends of the interval of log(measured
+    / predicted), of steps left out of the fit where there were groups to leave out. ``fitted_range`` has the least
+    and the most of each of ``EXTENTS`` in the steps of the fit. One without data has no scatter and every range.
     """
 
     structure: Structure
@@ -105,7 +108,10 @@ class StepTimeModel:
     """Factor on times bound by arithmetic; other than 1 in a model that was carried to another device."""
     memory_scale: float = 1.0
     draws: tuple[tuple[float, ...], ...] = ()
-    residual_logs: tuple[float, ...] = ()
+    scatter: tuple[tuple[float, float, float], ...] = ((0.0, 0.0, 0.0),)
+    fitted_range: tuple[tuple[float, ...], ...] = ((0.0,) * len(EXTENTS), (1e100,) * len(EXTENTS))
+    growth: float = 0.0
+    """Half-width that an interval gains, as a logarithm, for each e-fold outside of ``fitted_range``."""
     overheads: RequestOverheads | None = None
     provenance: Provenance = Provenance()
 
@@ -176,31 +182,36 @@ class StepTimeModel:
         total = sum_of_features(columns, self.values)
         return np.maximum(total, 0.0) if isinstance(total, np.ndarray) else max(total, 0.0)
 
-    def interval_us(self, work: StepWork, deployment: Deployment, level: float = 0.9) -> tuple[Quantity, Quantity]:
-        """Bounds between which the time of a single step lies with probability ``level``."""
+    def interval_us(self, work: StepWork, deployment: Deployment) -> tuple[Floats, Floats]:
+        """Bounds between which the time of a single step lies with probability ``LEVEL``, for each step."""
         self.check_deployment(deployment)
         columns = self.columns(work, deployment)
-        names = [coefficient.name for coefficient in self.coefficients]
-        rows = np.column_stack(np.broadcast_arrays(*(np.atleast_1d(columns.get(name, 0.0)) for name in names)))
-        low, high = self.row_intervals_us(rows, level)
-        is_array = any(isinstance(column, np.ndarray) for column in columns.values())
-        return (low, high) if is_array else (float(low[0]), float(high[0]))
+        amounts = (np.atleast_1d(columns.get(each.name, 0.0)) for each in self.coefficients)
+        rows = np.column_stack(np.broadcast_arrays(*amounts))
+        return self.row_intervals_us(rows, extents_of(work))[1:]
 
-    def row_intervals_us(self, rows: Floats, level: float = 0.9) -> tuple[Floats, Floats]:
-        """Bounds for rows of features of shape (steps, coefficients)."""
+    def row_intervals_us(self, rows: Floats, extents: Floats) -> tuple[Floats, Floats, Floats]:
+        """Predictions and their bounds for rows of features of shape (steps, coefficients)."""
         centre = np.maximum(rows @ np.array([each.value for each in self.coefficients]), 0.0)
         variance = np.zeros(len(rows))
         if len(self.draws) > 1:
             covariance = np.atleast_2d(np.cov(np.array(self.draws), rowvar=False))
             variance = np.einsum("ij,jk,ik->i", rows, covariance, rows) / np.maximum(centre, 1e-9) ** 2
-        bound = NormalDist().inv_cdf((1 + level) / 2) * np.sqrt(np.maximum(variance, 0.0))
-        low, high = np.interp(
-            [(1 - level) / 2, (1 + level) / 2], RESIDUAL_LEVELS, self.residual_logs or _NO_RESIDUALS
-        )
+        bound = _NORMAL_QUANTILE * np.sqrt(np.maximum(variance, 0.0))
+        low, high = scatter_of(self.scatter, extents[:, 0])
+        grown = self.growth * distances(extents, self.fitted_range).max(axis=1)
         return (
-            centre * np.exp(-np.hypot(bound, max(-low, 0.0))),
-            centre * np.exp(np.hypot(bound, max(high, 0.0))),
+            centre,
+            centre * np.exp(-np.hypot(bound, low) - grown),
+            centre * np.exp(np.hypot(bound, high) + grown),
         )
+
+
+def scatter_of(scatter: Sequence[tuple[float, float, float]], num_seqs: Floats) -> tuple[Floats, Floats]:
+    """Half-widths downwards and upwards, as logarithms, of steps with so many sequences."""
+    most, low, high = np.array(scatter).T
+    fifth = np.minimum(np.searchsorted(most, num_seqs), len(most) - 1)
+    return np.maximum(-low[fifth], 0.0), np.maximum(high[fifth], 0.0)
 
 
 def check_features(columns: Mapping[str, Quantity], values: Mapping[str, float]) -> None:

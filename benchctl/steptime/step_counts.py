@@ -19,6 +19,8 @@ from benchctl.steptime.work import StepWork
 Floats: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
+EXTENTS: Final = ("sequences", "tokens of context for each decoding row", "prompt tokens")
+"""What says how far a step is from those of a fit."""
 CACHE_FULL_FRAC: Final = 0.95
 """Above this share of its key-value memory an engine begins to preempt, and step times are no longer those of the
 batch."""
@@ -74,6 +76,25 @@ def most_query_tokens(work: StepWork) -> int:
     rows, tokens = np.broadcast_arrays(work.num_decodes, work.decode_tokens)
     decodes = rows > 0
     return int(np.ceil(tokens[decodes] / rows[decodes]).max(initial=0.0))
+
+
+def extents_of(work: StepWork) -> Floats:
+    """The ``EXTENTS`` of each step as columns, 0 for what it does not have."""
+    context = work.decode_context / np.maximum(work.num_decodes, 1.0)
+    columns = (work.num_seqs, context, work.prefill_tokens)
+    return np.column_stack(np.broadcast_arrays(*map(np.atleast_1d, columns)))
+
+
+def range_of(extents: Floats) -> tuple[tuple[float, ...], ...]:
+    """Least and most of each extent over the steps that have it; 0 where none has it."""
+    most = extents.max(axis=0)
+    return tuple(np.where(extents > 0, extents, most).min(axis=0).tolist()), tuple(most.tolist())
+
+
+def distances(extents: Floats, fitted_range: tuple[tuple[float, ...], ...]) -> Floats:
+    """Distance of each extent from its range, |log((1 + x) / (1 + bound))|; 0 within it."""
+    logs, (least, most) = np.log1p(extents), np.log1p(fitted_range)
+    return np.where(extents > 0, np.maximum(np.maximum(logs - most, least - logs), 0.0), 0.0)
 
 
 def _ended(num_prefills: Floats, decoded: Floats, output_tokens: Floats | None) -> Floats:

@@ -85,6 +85,15 @@ def test_predict_adds_a_step_up_from_its_features_and_takes_a_prompt_that_is_par
     assert (refused.returncode, "give its new tokens with --prefill" in refused.stderr) == (2, True)
 
 
+def test_predict_says_what_lies_outside_of_the_steps_of_the_fit(model: Path) -> None:
+    step = ("steptime", "predict", model, "--model", "qwen2.5-7b", "--context", 2000)
+    assert "outside" not in benchctl(*step, "--batch", 32).stdout
+    first = benchctl(*step, "--batch", 2000).stdout.splitlines()[0]
+    assert "outside of what was fitted: 2000 sequences, fitted 1 to " in first
+    inside, far = (json.loads(benchctl(*step, "--batch", batch, "--json").stdout) for batch in (32, 2000))
+    assert (inside["outside"], len(far["outside"])) == ([], 1)
+
+
 def test_the_published_form_has_the_same_errors_by_itself_and_beside_another(tables: list[Path]) -> None:
     alone = json.loads(benchctl("steptime", "fit", *tables, "--structure", "original", "--json").stdout)
     beside = json.loads(benchctl("steptime", "evaluate", *tables, "--json").stdout)

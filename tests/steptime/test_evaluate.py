@@ -14,8 +14,9 @@ from benchctl.steptime.diagnosis.buckets import bin_labels, buckets
 from benchctl.steptime.diagnosis.diagnose import diagnose
 from benchctl.steptime.diagnosis.evaluate import compare_structures, hold_out, judge
 from benchctl.steptime.features import features
+from benchctl.steptime.fitting.design import select_steps
 from benchctl.steptime.fitting.fit import FitOptions, fit_model
-from benchctl.steptime.work import StepWork
+from benchctl.steptime.work import ObservedSteps, StepWork
 
 PLANTED = {"compute": 1.6, "memory": 1.2, "all_reduce": 1.2, "layers": 50.0, "requests": 12.0, "steps": 120.0}
 QUICK = FitOptions(num_draws=30)
@@ -126,6 +127,50 @@ def test_the_published_runs_predict_each_other_within_the_errors_that_the_manual
     assert original.whole.mape_frac < roofline.whole.mape_frac
     fitted = judge(fit_model(runs), runs).whole
     assert fitted.mape_frac < 0.025
+
+
+@needs_data
+@pytest.mark.parametrize("most", [48, 64, 96])
+def test_intervals_hold_nearly_nine_of_ten_published_steps_of_batches_above_those_of_the_fit(most: int) -> None:
+    runs = read_step_table(Path(DATA / "steps/vllm-h100-steps.csv"), TableDefaults(hardware="h100-sxm"))
+    below, above = (
+        [select_steps(run, np.flatnonzero((run.work.num_seqs < most) == is_below)) for run in runs]
+        for is_below in (True, False)
+    )
+    whole = judge(fit_model(below), [run for run in above if len(run.duration_us)]).whole
+    assert whole.num_steps > 40
+    assert whole.coverage_frac >= 0.87
+
+
+def scattered(seed: int) -> ObservedSteps:
+    """A run whose times scatter by 1 %, and by 8 % above 80 sequences."""
+    quiet, noisy = (
+        planted_run(*MODELS[0], PLANTED, seed=seed, noise=noise, num_steps=900) for noise in (0.01, 0.08)
+    )
+    is_large = np.asarray(quiet.work.num_seqs) > 80
+    return replace(quiet, duration_us=np.where(is_large, noisy.duration_us, quiet.duration_us))
+
+
+def test_intervals_are_as_wide_as_steps_of_such_a_batch_scatter() -> None:
+    unseen = scattered(7)
+    predictions = judge(fit_model([scattered(0)], QUICK), [unseen]).predictions
+    is_large = np.asarray(unseen.work.num_seqs) > 80
+    assert predictions.is_covered[is_large].mean() >= 0.84
+    assert predictions.is_covered[~is_large].mean() >= 0.9
+    widths = predictions.high_us / predictions.low_us - 1
+    assert widths[~is_large].mean() < widths[is_large].mean() / 3
+
+
+def test_intervals_grow_with_the_distance_from_the_steps_of_the_fit() -> None:
+    run = planted_run(*MODELS[0], PLANTED, noise=0.01, num_steps=900)
+    bent = replace(run, duration_us=run.duration_us * np.asarray(run.work.num_seqs) ** 0.1)
+    is_small = np.asarray(run.work.num_seqs) <= 60
+    model = fit_model([select_steps(bent, np.flatnonzero(is_small))], QUICK)
+    predictions = judge(model, [select_steps(bent, np.flatnonzero(~is_small))]).predictions
+    assert predictions.is_covered.mean() >= 0.85
+    widths = predictions.high_us / predictions.predicted_us
+    order = np.argsort(np.asarray(predictions.runs[0].work.num_seqs))
+    assert widths[order[-20:]].mean() > widths[order[:20]].mean() + 0.02
 
 
 def test_many_runs_are_left_out_a_twentieth_at_a_time_and_all_are_judged() -> None:

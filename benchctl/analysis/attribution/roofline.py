@@ -102,8 +102,8 @@ def peaks_of(
     """
     named = hardware_or_none(profile.hardware)
     if results.manifest.engine == "sim":
-        simulated = variant_settings(profile, profile.baseline, {}).server.simulated_hardware
-        return named if simulated is None else hardware_or_none(simulated), ()
+        own = variant_settings(profile, profile.baseline, {}).server.simulated_hardware
+        return hardware_or_none(own or profile.hardware), ()
     if named is not None and named.measured_at is not None:
         return named, ()
     machines = machines_of(results)

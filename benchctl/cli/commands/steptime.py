@@ -86,7 +86,9 @@ def fit(
     if evaluation is not None:
         fitted = replace(fitted, provenance=replace(fitted.provenance, held_out=(evaluation.summary(),)))
     if requests is not None:
-        fitted = replace(fitted, overheads=_overheads(requests))
+        from benchctl.interop.readers.request_times import read_overheads
+
+        fitted = replace(fitted, overheads=read_overheads(requests))
     if output is not None:
         write_model(output, fitted)
     if picture is not None:
@@ -171,6 +173,7 @@ def predict(
     from benchctl.costs.shapes import shape_for
     from benchctl.formats import four_digits
     from benchctl.records.stores.peaks_store import resolved_hardware
+    from benchctl.report.text.step_time_fit import outside_words
     from benchctl.steptime.work import Deployment, one_step
 
     if prompt_context and not prefill:
@@ -186,19 +189,33 @@ def predict(
         prompt_context=prompt_context,
     )
     value_us = float(step_time.predict_us(work, deployment))
-    low_us, high_us = (float(bound) for bound in step_time.interval_us(work, deployment))
+    low_us, high_us = (float(bound[0]) for bound in step_time.interval_us(work, deployment))
+    outside = outside_words(step_time, work)
     features = {name: float(amount) for name, amount in step_time.columns(work, deployment).items()}
     if as_json:
-        print_json({"step_us": value_us, "low_us": low_us, "high_us": high_us, "level": 0.9, "features": features})
+        print_json(
+            {
+                "step_us": value_us,
+                "low_us": low_us,
+                "high_us": high_us,
+                "level": 0.9,
+                "outside": outside,
+                "features": features,
+            }
+        )
         return
     what = f"{batch} rows at context {context}"
     if prefill:
         what += f" and a prompt of {prefill} tokens" + (f" behind {prompt_context}" if prompt_context else "")
     bounds = f"{four_digits(low_us / 1e3)} to {four_digits(high_us / 1e3)}"
-    print(f"{deployment.shape.name}, TP{tp} on {device.title}, {what}: {four_digits(value_us / 1e3)} ms ({bounds})")
+    beyond = f", outside of what was fitted: {'; '.join(outside)}" if outside else ""
+    print(
+        f"{deployment.shape.name}, TP{tp} on {device.title}, {what}: "
+        f"{four_digits(value_us / 1e3)} ms ({bounds}){beyond}"
+    )
     for name, value in step_time.values.items():
-        amount, part_us = features.get(name, 0.0), value * features.get(name, 0.0)
-        print(f"  {name}: {four_digits(amount)} times {four_digits(value)} is {four_digits(part_us)} us")
+        amount = features.get(name, 0.0)
+        print(f"  {name}: {four_digits(amount)} times {four_digits(value)} is {four_digits(amount * value)} us")
 
 
 @app.command("calibrate")
@@ -315,9 +332,3 @@ def _held_out(steps: "StepSources", options: "FitOptions", by: Any) -> "Evaluati
     if len({group_label(run, by) for run in steps.observed}) < 2:
         return None
     return hold_out(steps.observed, options, by)
-
-
-def _overheads(path: Path) -> Any:
-    from benchctl.interop.readers.request_times import read_overheads
-
-    return read_overheads(path)

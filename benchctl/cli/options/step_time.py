@@ -109,6 +109,10 @@ def read_steps(
 def fit_options(structure: Any, experts: Any, constraint: Any, ridge: float | None) -> "FitOptions":
     from benchctl.steptime.fitting.fit import FitOptions
 
-    if structure == "original" and ridge is None:
-        ridge = 0.0  # as published, and as ``evaluate`` has it beside the others
-    return FitOptions(structure=structure, experts_read=experts, constraint=constraint, ridge=ridge)
+    # The published form is fitted as published, as ``evaluate`` has it beside the others.
+    return FitOptions(
+        structure=structure,
+        experts_read=experts,
+        constraint=constraint,
+        ridge=0.0 if ridge is None and structure == "original" else ridge,
+    )

@@ -12,7 +12,9 @@ from benchctl.steptime.diagnosis.evaluate import Evaluation
 from benchctl.steptime.diagnosis.predictions import Accuracy
 from benchctl.steptime.features import COUNTS
 from benchctl.steptime.model import StepTimeModel
+from benchctl.steptime.step_counts import EXTENTS, distances, extents_of
 from benchctl.steptime.structure import Coefficient
+from benchctl.steptime.work import StepWork
 
 _MAX_GROUPS: Final = 8
 """Groups of a hold-out that a table shows."""
@@ -109,6 +111,17 @@ def run_table(diagnosis: Diagnosis) -> Table:
         numbers = (run.tensor_parallel or 1, run.prompt_tokens, run.output_tokens, run.concurrency)
         table.add_row(run.model or "any", run.reason, *map(str, numbers))
     return table
+
+
+def outside_words(model: StepTimeModel, work: StepWork) -> list[str]:
+    """Each extent of a step that lies outside of the range of the fit, with this range."""
+    extents = extents_of(work)
+    rows = zip(EXTENTS, extents[0], *model.fitted_range, distances(extents, model.fitted_range)[0], strict=True)
+    return [
+        f"{x:.4g} {name}, fitted {f'{low:.4g} to {high:.4g}' if high else 'to steps without'}"
+        for name, x, low, high, distance in rows
+        if distance > 0
+    ]
 
 
 def source_lines(model: StepTimeModel, skipped: Sequence[str]) -> Iterator[str]:

@@ -261,8 +261,9 @@ def flops_table(analysis: AnalyzedExperiment) -> Table | None:
     devices = {run.flops.hardware for cell in analysis.cells for run in cell.runs if run.flops is not None}
     peaks = " and ".join(sorted(_peak_text(device) for device in devices if device is not None))
     if peaks and any(bridge.utilization_frac is not None for bridge in bridges):
-        shares = (bridge.utilization_frac for bridge in bridges)
-        percentages = ("" if share is None else percentage(share) for share in shares)
+        percentages = (
+            "" if bridge.utilization_frac is None else percentage(bridge.utilization_frac) for bridge in bridges
+        )
         table.add_row("  of the peak", *percentages, peaks)
     return table
 

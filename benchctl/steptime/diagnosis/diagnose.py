@@ -253,10 +253,9 @@ def _regions(design: Design) -> tuple[Region, ...]:
     scaled = design.matrix / design.measured_us[:, None]
     left, values, _ = np.linalg.svd(scaled, full_matrices=False)
     leverage: Floats = np.sum(left[:, values > 1e-9 * values[0]] ** 2, axis=1)
-    batch = np.concatenate([np.broadcast_to(run.work.num_seqs, len(run.duration_us)) for run in design.runs])
-    context = np.concatenate([np.broadcast_to(run.work.context, len(run.duration_us)) for run in design.runs])
+    batch, context, _ = design.extents.T
     rows = bin_labels(batch, (1, 8, 32, 128))
-    columns = bin_labels(context / np.maximum(batch, 1.0), (256, 1024, 4096, 16384))
+    columns = bin_labels(context, (256, 1024, 4096, 16384))
     labels = np.char.add(np.char.add(np.char.add("batch ", rows), ", context "), columns)
     return tuple(
         Region(

@@ -98,22 +98,18 @@ def _at_peaks_of(model: StepTimeModel, run: ObservedSteps) -> ObservedSteps:
 
 
 def _judged(predictions: Predictions, structure: Structure, by: HoldOut, *, is_held_out: bool = True) -> Evaluation:
-    names = [group_label(run, by) for run in predictions.runs]
+    labels = np.array([group_label(run, by) for run in predictions.runs])[predictions.run_of]
     return Evaluation(
         structure=structure,
         by=by,
         whole=accuracy_of(predictions, np.arange(len(predictions.measured_us)), "all"),
         groups=tuple(
-            accuracy_of(predictions, np.flatnonzero(np.isin(predictions.run_of, _indices(names, group))), group)
-            for group in dict.fromkeys(names)
+            accuracy_of(predictions, np.flatnonzero(labels == group), group)
+            for group in dict.fromkeys(labels.tolist())
         ),
         predictions=predictions,
         is_held_out=is_held_out,
     )
-
-
-def _indices(names: Sequence[str], group: str) -> list[int]:
-    return [i for i, name in enumerate(names) if name == group]
 
 
 def compare_structures(

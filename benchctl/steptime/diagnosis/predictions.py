@@ -1,18 +1,14 @@
 """Measured steps with their predictions, and the errors of any part of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
 
 import numpy as np
 
-from benchctl.steptime.fitting.design import Design, Indices, design_of
+from benchctl.steptime.fitting.design import Indices, design_of
 from benchctl.steptime.fitting.least_squares import Flags, Floats
 from benchctl.steptime.model import StepTimeModel, check_features
 from benchctl.steptime.work import ObservedSteps
-
-LEVEL: Final = 0.90
-"""Nominal level of the intervals whose coverage is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,32 +45,22 @@ class Accuracy:
 
 
 def predict_runs(model: StepTimeModel, observed: Sequence[ObservedSteps]) -> Predictions:
-    """Predictions of all steps that count, for whatever deployment."""
-    design = _design(model, observed)
-    low, high = model.row_intervals_us(design.matrix, LEVEL)
+    """Predictions of all steps that count, for whatever deployment.
+
+    Raises UsageError for a feature that the model has no coefficient of.
+    """
+    names = [coefficient.name for coefficient in model.coefficients]
+    design = design_of(observed, model.columns, names)
+    check_features(dict(zip(design.names, design.matrix.T, strict=True)), model.values)
+    predicted, low, high = model.row_intervals_us(design.matrix[:, : len(names)], design.extents)
     return Predictions(
         runs=design.runs,
         run_of=design.run_of,
         measured_us=design.measured_us,
-        predicted_us=_predicted(model, design),
+        predicted_us=predicted,
         low_us=low,
         high_us=high,
     )
-
-
-def _design(model: StepTimeModel, observed: Sequence[ObservedSteps]) -> Design:
-    """The steps in the columns of the model. Raises UsageError for a feature that it has no coefficient of."""
-    design = design_of(observed, model.columns, [coefficient.name for coefficient in model.coefficients])
-    num_columns = len(model.coefficients)
-    others = {name: design.matrix[:, i] for i, name in enumerate(design.names) if i >= num_columns}
-    check_features(others, {})
-    return replace(design, names=design.names[:num_columns], matrix=design.matrix[:, :num_columns])
-
-
-def _predicted(model: StepTimeModel, design: Design) -> Floats:
-    values = model.values
-    predicted_us: Floats = design.matrix @ np.array([values[name] for name in design.names])
-    return np.maximum(predicted_us, 0.0)
 
 
 def join_predictions(parts: Sequence[Predictions]) -> Predictions:

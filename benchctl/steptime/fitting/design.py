@@ -10,6 +10,7 @@ import numpy.typing as npt
 from benchctl.errors import UsageError
 from benchctl.steptime.features import features
 from benchctl.steptime.fitting.least_squares import Floats
+from benchctl.steptime.step_counts import EXTENTS, extents_of
 from benchctl.steptime.structure import ExpertsRead, Structure
 from benchctl.steptime.work import Deployment, ObservedSteps, Quantity, StepWork
 
@@ -36,6 +37,13 @@ class Design:
     @property
     def num_steps(self) -> int:
         return len(self.measured_us)
+
+    @property
+    def extents(self) -> Floats:
+        """The extents of each step, as ``extents_of`` has them."""
+        return np.vstack(
+            [np.broadcast_to(extents_of(run.work), (len(run.duration_us), len(EXTENTS))) for run in self.runs]
+        )
 
     def groups_by(self, by: str) -> dict[str, Indices]:
         """Steps of each run, model or tensor-parallel size, in the order of their first appearance."""

@@ -25,8 +25,8 @@ from benchctl.steptime.fitting.least_squares import (
     relative_rows,
     solve,
 )
-from benchctl.steptime.model import RESIDUAL_LEVELS, DataFile, Provenance, StepTimeModel
-from benchctl.steptime.step_counts import most_query_tokens
+from benchctl.steptime.model import LEVEL, DataFile, Provenance, StepTimeModel, scatter_of
+from benchctl.steptime.step_counts import distances, most_query_tokens, range_of
 from benchctl.steptime.structure import Coefficient, ExpertsRead, Structure
 from benchctl.steptime.work import ObservedSteps
 
@@ -39,8 +39,8 @@ _RUN_WEIGHT: Final = 10
 have nearly the same work for long, and what a model has wrong about one it has wrong about all."""
 _NUM_FOLDS: Final = 5
 """Parts of the steps whose residuals come from a fit to the other parts."""
-_INTERVAL: Final = 0.90
-"""Level of the intervals of coefficients."""
+_LEVELS: Final = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+"""The ends of an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +82,14 @@ def fit_model(
     values, pull = fit_values(design, rows, options, len(design.runs))
     draws = _bootstrap(rows, pull, options)
     identified = identified_columns(rows)
-    low, high = np.quantile(draws, ((1 - _INTERVAL) / 2, (1 + _INTERVAL) / 2), axis=0)
+    low, high = np.quantile(draws, _LEVELS, axis=0)
     coefficients = tuple(
         Coefficient(
             name=name,
             value=float(values[i]),
             low=float(low[i]),
             high=float(high[i]),
-            unit=unit_of(name),
+            unit="us" if name in COUNTS else "",
             is_identified=bool(identified[i]),
         )
         for i, name in enumerate(design.names)
@@ -101,7 +101,9 @@ def fit_model(
         hardware=hardware,
         tensor_parallel=_tensor_parallel(design),
         draws=tuple(tuple(round(float(value), 9) for value in draw) for draw in draws),
-        residual_logs=residual_quantiles(held_out_residuals(design, options)),
+        scatter=scatter_by_fifths(design.extents[:, 0], held_out_residuals(design, options)),
+        fitted_range=range_of(design.extents),
+        growth=growth_outside(design, options),
         provenance=provenance_of(design, observed, fitted_on),
     )
 
@@ -157,9 +159,32 @@ def log_residuals(predicted_us: Floats, measured_us: Floats) -> Floats:
     return np.log(measured_us / np.maximum(predicted_us, 1e-3))
 
 
-def residual_quantiles(logs: Floats) -> tuple[float, ...]:
-    """The quantiles that a model keeps, to six digits."""
-    return tuple(round(float(value), 6) for value in np.quantile(logs, RESIDUAL_LEVELS))
+def scatter_by_fifths(num_seqs: Floats, logs: Floats) -> tuple[tuple[float, float, float], ...]:
+    """For each fifth of steps by their sequences: the most of these, and the ends of the interval of ``logs``."""
+    most = np.unique(np.quantile(num_seqs, (0.2, 0.4, 0.6, 0.8, 1.0), method="higher"))
+    fifth = np.searchsorted(most, num_seqs)
+    return tuple(
+        (float(most[i]), *np.quantile(logs[fifth == i], _LEVELS).round(6).tolist()) for i in range(len(most))
+    )
+
+
+def growth_outside(design: Design, options: FitOptions) -> float:
+    """The least growth with which as many steps as ``LEVEL`` says lie in their intervals, outside of a fit's range.
+
+    The half of the steps with the larger values of one extent is predicted by a fit to the other half; the largest
+    growth over the extents counts.
+    """
+    extents, needed = design.extents, [0.0]
+    for extent in extents.T:
+        is_out = extent > np.median(extent)
+        if is_out.any():
+            predicted_us = design.matrix @ fit_to(design, np.flatnonzero(~is_out), options)
+            logs = log_residuals(predicted_us, design.measured_us)
+            low, high = scatter_of(scatter_by_fifths(extents[~is_out, 0], logs[~is_out]), extents[is_out, 0])
+            excess = np.maximum(np.maximum(logs[is_out] - high, -logs[is_out] - low), 0.0)
+            distance = np.maximum(distances(extents[is_out], range_of(extents[~is_out])).max(axis=1), 1e-9)
+            needed.append(float(np.quantile(excess / distance, LEVEL)))
+    return max(needed)
 
 
 def one_hardware(design: Design) -> str:
@@ -177,11 +202,6 @@ def one_hardware(design: Design) -> str:
             "'benchctl steptime calibrate' carries it to another"
         )
     return names[0]
-
-
-def unit_of(name: str) -> str:
-    """Nothing for a factor on a time at peak, microseconds for each of what is counted."""
-    return "us" if name in COUNTS else ""
 
 
 def provenance_of(design: Design, observed: Sequence[ObservedSteps], fitted_on: str | None) -> Provenance:
@@ -267,6 +287,7 @@ def _unfitted(design: Design, options: FitOptions, hardware: str, fitted_on: str
         coefficients=tuple(Coefficient(name=name, value=1.0) for name in design.names),
         hardware=hardware,
         tensor_parallel=_tensor_parallel(design),
-        residual_logs=residual_quantiles(logs),
+        scatter=scatter_by_fifths(design.extents[:, 0], logs),
+        fitted_range=range_of(design.extents),
         provenance=provenance_of(design, design.runs, fitted_on),
     )
