@@ -215,7 +215,7 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "End the process, then measure the following runs again.",
         ),
         "server-log-incomplete": _warning(
-            "The process that writes the server's log without secrets ended before the server.",
+            "The process that writes the server's log without secrets ended before the server, or not in time.",
             "Look for what ended it, such as a lack of memory or disk space.",
         ),
         "raw-log-kept": _warning(

@@ -42,6 +42,8 @@ class RedactedLog:
         """Secrets that were replaced, by label; complete after ``close``."""
         self.problem: int | None = None
         """The system's number of the error that keeps the log from being written, 0 for an unknown one."""
+        self.is_stuck = False
+        """True when the process that writes the log had to be killed: it was stopped, or too slow."""
         self._answers = b""
         self._num_syncs = 0
         with ExitStack() as stack:
@@ -77,6 +79,8 @@ class RedactedLog:
 
     def describe_failure(self) -> str:
         """The beginning of a sentence on the failure of the log."""
+        if self.is_stuck:
+            return "the process that writes the log of the server is stopped or too slow: it did not end in time"
         if self.problem:
             return f"the log of the server cannot be written ({os.strerror(self.problem)})"
         return describe_end(self._filter.returncode, None).replace(
@@ -103,6 +107,8 @@ class RedactedLog:
             self._take_answers(_END_S)
         with suppress(subprocess.TimeoutExpired):
             self._filter.wait(_SYNC_S)
+        if self._filter.poll() is None:
+            self.is_stuck, self.problem = True, 0
         self.has_failed()
         processes.end_helper(self._filter)
         os.close(self._pipe)

@@ -172,8 +172,16 @@ class ServerProcess:
         self._log = ServerLog(launch.log)
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, *error: object) -> None:
+        """Raises ServerDiedError where nothing else has failed and the end of the log could not be written."""
         self.stop()
+        if error[0] is None and self._output is not None and self._output.is_stuck:
+            raise ServerDiedError(
+                f"{self._output.describe_failure()}; look for what stopped it, then continue with --resume: "
+                f"{self._launch.log}",
+                cause="log-lost",
+                log_tail=self._log.tail(),
+            )
 
     @property
     def redactions(self) -> Mapping[str, int]:

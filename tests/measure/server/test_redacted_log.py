@@ -141,6 +141,22 @@ def test_a_server_whose_log_is_lost_is_ended_and_the_reason_is_told(tmp_path, mo
     assert [warning.code for warning in servers[0].warnings] == ["server-log-incomplete"]
 
 
+def test_a_log_whose_process_is_stopped_at_the_end_fails_the_run_with_the_reason(tmp_path):
+    def stop_the_log():
+        with ServerProcess(launch(tmp_path)) as server:
+            asyncio.run(ready(server, server._launch))
+            servers.append(server)
+            family.extend([psutil.Process(server.pid), psutil.Process(server._output._filter.pid)])
+            family[1].suspend()
+
+    family, servers = [], []
+    with pytest.raises(ServerDiedError, match="stopped or too slow: it did not end in time; look") as caught:
+        stop_the_log()
+    assert caught.value.cause == "log-lost"
+    assert not any(map(is_alive, family))
+    assert [warning.code for warning in servers[0].warnings] == ["server-log-incomplete"]
+
+
 def test_a_server_that_writes_fast_gets_its_whole_log_in_order(tmp_path):
     log = RedactedLog(tmp_path / "server.log", REDACTOR)
     program = f"for n in range(200_000): print(n, 'line of a log', '{SECRET}' if n % 1000 == 0 else '')"
