@@ -18,12 +18,17 @@ from benchctl.system_errors import failure_in_text, system_failure
 Diagnose: TypeAlias = Callable[[str], Diagnosis | None]
 """Maps the end of a log to the failure that it shows, if the engine knows one."""
 
-COUNTERS: Final = Path("/proc/vmstat")
+GROUPS: Final = Path("/proc/self/cgroup")
+"""The control groups of this process, in which its servers are, too."""
+GROUP_FILES: Final = Path("/sys/fs/cgroup")
+_KILLS_IN_GROUP: Final = {"": ("", "memory.events"), "memory": ("memory", "memory.oom_control")}
+"""Hierarchies that count the processes of a group that the kernel killed, by controllers: their folder and file."""
 LOG_ROOM_BYTES: Final = 65_536
 """With less free space than this a server may not have written the end of its log."""
 _MEMORY: Final = Diagnosis(
     cause="out-of-memory",
-    remedy="the system ran out of memory and killed a process; choose a smaller model or cache, or free memory",
+    remedy="memory ran out and the system killed a process of its control group; choose a smaller model or cache, "
+    "or free memory",
 )
 DISK: Final = Diagnosis(
     cause="disk-full", remedy="the disk of its log is full; free space, then continue with --resume"
@@ -35,12 +40,20 @@ _OF_THE_PROGRAM: Final = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEX
 class Shortage:
     """A lack of memory or disk space since this was created, just before the start of a server.
 
-    Its log is in ``directory``. ``counters`` is where the kernel counts the processes that it killed.
+    Its log is in ``directory``. ``groups`` lists the control groups of the server, and below ``group_files`` the
+    kernel counts the processes of each that it killed: what it killed elsewhere on the machine tells nothing.
     """
 
-    def __init__(self, directory: Path, *, counters: Path = COUNTERS, log_room_bytes: int = LOG_ROOM_BYTES) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        groups: Path = GROUPS,
+        group_files: Path = GROUP_FILES,
+        log_room_bytes: int = LOG_ROOM_BYTES,
+    ) -> None:
         self._directory = directory
-        self._counters = counters
+        self._groups, self._group_files = groups, group_files
         self._log_room_bytes = log_room_bytes
         self._num_kills = self._count_kills()
 
@@ -51,12 +64,16 @@ class Shortage:
         return DISK if shutil.disk_usage(self._directory).free < self._log_room_bytes else None
 
     def _count_kills(self) -> int:
-        """Processes of the whole system that the kernel has killed for lack of memory; 0 if it does not count."""
-        try:
-            lines = self._counters.read_text(encoding="utf-8").splitlines()
-        except OSError:
-            return 0
-        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+        """Processes of the server's control group that the kernel has killed for lack of memory; 0 if uncounted."""
+        with contextlib.suppress(OSError):
+            for line in self._groups.read_text(encoding="utf-8").splitlines():
+                _, controllers, group = line.split(":", 2)
+                folder, file = _KILLS_IN_GROUP.get(controllers, ("", ""))
+                counts = self._group_files / folder / group.lstrip("/") / file
+                if file and counts.is_file():
+                    words = counts.read_text(encoding="utf-8").split()
+                    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
+        return 0
 
 
 def limit_in_log(log: str) -> Diagnosis | None:
