@@ -10,7 +10,7 @@ from typing import Any, Final
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.engine_table import ENGINES, engine_spec, options_class
 from benchctl.profile.model import Profile
-from benchctl.profile.request_checks import unset_variables
+from benchctl.profile.request_checks import header_errors
 from benchctl.profile.settings import (
     Values,
     factor_problem,
@@ -60,10 +60,26 @@ def profile_errors(
         return
     for variant, cell in _checked_runs(profile, sweep):
         yield from resolve(profile, kind, variant, cell)[1]
+        tree = settings_tree(profile, variant, cell)
         if not is_stored:
-            yield from own_variable_errors(settings_tree(profile, variant, cell), kind)
-        if is_to_send:
-            yield from unset_variables(settings_tree(profile, variant, cell))
+            yield from own_variable_errors(tree, kind)
+            yield from _replaced_errors(profile, variant, cell)
+        yield from header_errors(tree, is_to_send=is_to_send, is_stored=is_stored)
+
+
+def _replaced_errors(profile: LocatedDict, variant: str, cell: Cell) -> Iterator[LocatedError]:
+    """Values of the command line for a variant that no run has, because the sweep replaces them.
+
+    In a file such a value may serve another that extends it.
+    """
+    for factor in cell:
+        *sections, key = setting_of(factor)
+        own = profile.mapping("variants", variant, *sections)
+        if key in own and own.location_of(key).source == "--set":
+            problem = (
+                f"is {value_text(own[key])}, and sweep.{factor} replaces it in every run; leave out one of the two"
+            )
+            yield own.error(problem, key)
 
 
 def unfit_engine(profile: LocatedDict) -> LocatedError | None:

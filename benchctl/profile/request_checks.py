@@ -16,6 +16,14 @@ FREE_SECTIONS: Final = (
     "chat_template_kwargs",
 )
 """Sections of ``request`` whose keys the writer chooses."""
+_PLAIN_HEADERS: Final = frozenset(
+    {
+        "accept", "accept-charset", "accept-encoding", "accept-language", "anthropic-version", "cache-control",
+        "content-language", "content-type", "http-referer", "openai-beta", "priority", "referer", "user-agent",
+        "x-title",
+    }
+)  # fmt: skip
+"""Headers whose values are no secrets; those of any other may be, whatever its name."""
 _GUIDANCE_FIELDS: Final = ("custom_params", "vllm_xargs")
 
 
@@ -59,10 +67,20 @@ def request_errors(tree: LocatedDict, kind: str, settings: VariantSettings) -> I
             )
 
 
-def unset_variables(tree: LocatedDict) -> Iterator[LocatedError]:
-    """Headers in the settings of one run whose variables the environment does not have."""
+def header_errors(tree: LocatedDict, *, is_to_send: bool, is_stored: bool) -> Iterator[LocatedError]:
+    """Headers of one run that may be secrets in plain text, and variables that the environment lacks.
+
+    Results of older versions, which ``is_stored`` says, hold what they hold.
+    """
     headers = tree.mapping("request", "headers")
     for header, value in headers.items():
-        for variable in variables_in(value) if isinstance(value, str) else ():
+        variables = variables_in(value) if isinstance(value, str) else ()
+        if not (variables or is_stored or header.lower() in _PLAIN_HEADERS):
+            yield headers.error(
+                f"{header} may be a secret, which profiles and results must not hold; put its value into a "
+                "variable of the environment, and write ${NAME} here",
+                header,
+            )
+        for variable in variables if is_to_send else ():
             if problem := variable_problem(variable):
                 yield headers.error(problem, header)

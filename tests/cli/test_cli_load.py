@@ -312,7 +312,7 @@ def test_a_command_line_of_vllm_bench_serve_is_understood(tmp_path: Path) -> Non
             "--random-input-len 40 --random-output-len=6 --num-prompts 8 --request-rate inf --max-concurrency 4 "
             "--ignore-eos --seed 3 --save-result --result-dir saved --result-filename run.json --disable-tqdm "
             "--percentile-metrics ttft,tpot --metric-percentiles 50,99 --goodput ttft:60000 e2el:0.001 "
-            "--temperature 0 --label first --header X-Team=mine --extra-body {}"
+            "--temperature 0 --label first --header User-Agent=mine --extra-body {}"
         )
         done = benchctl(tmp_path, "load", *args.split())
     assert done.returncode == 0, done.stderr
@@ -323,7 +323,7 @@ def test_a_command_line_of_vllm_bench_serve_is_understood(tmp_path: Path) -> Non
     assert (saved["request_goodput"], saved["goodput"]["num_good"]) == (0.0, 0)
     profile = parse_profile((only_load(tmp_path) / "profile.yaml").read_text(), "profile.yaml")
     assert profile.sampling.temperature == 0
-    assert profile.request.headers == {"X-Team": "mine"}
+    assert profile.request.headers == {"User-Agent": "mine"}
     assert profile.engine.options["dialect"] == "vllm"
 
 

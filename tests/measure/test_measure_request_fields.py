@@ -39,13 +39,13 @@ def test_a_refusal_in_a_stream_that_has_begun_is_one_like_any_other(tmp_path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_secret_is_sent_to_the_server_and_is_in_no_file_and_no_output(tmp_path, workers):
     def refuse_one(sent: SentRequest):
-        is_first = sent.headers["x-request-id"].endswith("0") and "again" in sent.headers["x-variant"]
+        is_first = sent.headers["x-request-id"].endswith("0") and "again" in sent.headers["user-agent"]
         return (400, f"I do not like {sent.headers['x-team-key']}") if is_first else None
 
     with recording_server(refuse=refuse_one) as server:
         done = run(
-            tmp_path, server.url, "request.headers={X-Team-Key: 'key ${TEAM_KEY}', X-Variant: baseline}",
-            "variants.again.request.headers.X-Variant=again", f"load.workers={workers}", TEAM_KEY=SECRET,
+            tmp_path, server.url, "request.headers={X-Team-Key: 'key ${TEAM_KEY}', User-Agent: baseline}",
+            "variants.again.request.headers.User-Agent=again", f"load.workers={workers}", TEAM_KEY=SECRET,
         )  # fmt: skip
     assert {sent.headers["x-team-key"] for sent in server.requests} == {f"key {SECRET}"}
     assert [run["state"] for run in runs_of(tmp_path)].count("done") == 2

@@ -157,6 +157,24 @@ def test_the_engine_option_takes_a_preset_or_a_kind(here):
     assert load_profile("p", engine="sim").engine.options["time_scale"] == 3.0
 
 
+def test_a_device_in_place_of_a_profile_is_no_regular_file(here):
+    with pytest.raises(ProfileError, match=r"^/dev/zero: not a regular file\. Known profiles: "):
+        load_profile("/dev/zero")
+    write(here / "x.yaml", "extends: /dev/zero\n")
+    with pytest.raises(ProfileError, match=r"/dev/zero: not a regular file; a path is relative"):
+        load_profile("./x.yaml")
+
+
+@pytest.mark.parametrize("value", ["7", "0.5x"])
+def test_an_assignment_to_a_variant_that_the_sweep_replaces_in_every_run_is_refused(value):
+    assignment = f"variants.guided.sampling.top_k={value}"
+    with pytest.raises(
+        ProfileError, match=r"--set: .*guided\.sampling\.top_k: is .*sweep\.top_k replaces it in every"
+    ):
+        load_profile("topk-sweep", overrides=[assignment])
+    assert load_profile("topk-sweep", overrides=["sweep.top_k=null", "variants.guided.sampling.top_k=7"]).variants
+
+
 def test_assignments_go_over_everything_in_the_order_given():
     profile = load_profile(
         "topk-sweep",

@@ -147,7 +147,7 @@ def test_settings_are_the_profiles_then_the_variants_then_the_cells():
         overrides=[
             "engine.options={time_scale: 7, block_size: 8, max_num_seqs: 64}",
             "variants.guided.server.block_size=32",
-            "variants.guided.sampling={top_k: 9, top_p: 0.9}",
+            "variants.guided.sampling={top_p: 0.9}",
             (
                 "sweep={top_k: [2], value_model: [m], value_scale: [-1.0], max_num_seqs: [3], "
                 "model: [qwen2.5-14b], server.tokens_per_chunk: [4]}"

@@ -21,11 +21,11 @@ def stated(profile, variant="again"):
 
 def test_a_variant_adds_to_what_the_profile_sends_and_null_removes_it():
     profile = loaded(
-        "request={extra_body: {a: {x: 1, y: 2}, b: 3}, headers: {X-Team: blue}, model: one}",
-        "variants.again.request={extra_body: {a: {y: null, z: 4}, b: null, c: null}, headers: {X-Team: null}}",
+        "request={extra_body: {a: {x: 1, y: 2}, b: 3}, headers: {User-Agent: blue}, model: one}",
+        "variants.again.request={extra_body: {a: {y: null, z: 4}, b: null, c: null}, headers: {User-Agent: null}}",
     )
     assert stated(profile, "baseline") == {
-        "model": "one", "extra_body.a.x": 1, "extra_body.a.y": 2, "extra_body.b": 3, "headers.X-Team": "blue",
+        "model": "one", "extra_body.a.x": 1, "extra_body.a.y": 2, "extra_body.b": 3, "headers.User-Agent": "blue",
     }  # fmt: skip
     assert stated(profile) == {"model": "one", "extra_body.a.x": 1, "extra_body.a.z": 4, "extra_body.c": None}
     assert stated(parse_profile(dump_profile(profile), "again")) == stated(profile)
@@ -57,7 +57,10 @@ def test_what_a_profile_does_not_say_leaves_its_identity_as_it_was():
         ("variants.again.request.extra_body={messages: []}", "set workload instead"),
         ("request.headers={Content-Type: text/plain}", "Content-Type is benchctl's own"),
         ("request.headers={transfer-encoding: chunked}", "benchctl's own"),
-        ("request.headers={X-Api-Key: abc}", "X-Api-Key looks like a secret, .* write \\${NAME} here"),
+        ("request.headers={X-Api-Key: abc}", "X-Api-Key may be a secret, .* write \\${NAME} here"),
+        ("request.headers={Cookie: session=sk-abc}", "Cookie may be a secret"),
+        ("request.headers={X-Session-Id: sk-abc}", "X-Session-Id may be a secret"),
+        ("variants.again.request.headers={Ocp-Apim-Subscription-Key: sk-abc}", "Subscription-Key may be a secret"),
         ("request.headers={X-Note: sk-abcdefghijklmnop}", "X-Note looks like a secret"),
         ("request.headers={X-Note: 'a ${b c}'}", "'\\${' that names no variable"),
         ("request.headers={'a b': c}", "'a b' is not the name of a header"),
@@ -68,6 +71,11 @@ def test_what_a_request_must_not_carry_is_refused_with_the_key_that_sets_it(assi
     with pytest.raises(ProfileError, match=message) as error:
         loaded(assignment)
     assert "sk-abc" not in str(error.value)
+
+
+def test_a_header_that_an_older_version_recorded_is_still_read():
+    stored = dump_profile(loaded("request.headers={User-Agent: blue}")).replace("User-Agent", "X-Team")
+    assert stated(parse_profile(stored, "profile.yaml")) == {"headers.X-Team": "blue"}
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ PROFILES: Final = {
         engine: {{kind: attach, options: {{url: "localhost:8000"}}}}
         blocks: 2
         workload: {{dataset: generated, {_LOAD}, arrival: {{kind: constant, request_rate: 5}}}}
-        variants: {{baseline: {{}}, other: {{request: {{headers: {{X-A: b}}}}}}}}
+        variants: {{baseline: {{}}, other: {{request: {{headers: {{User-Agent: b}}}}}}}}
         """,
 }  # fmt: skip
 """Texts of small profiles, by their names."""

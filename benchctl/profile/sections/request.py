@@ -55,7 +55,8 @@ class RequestOptions(Section):
     """Fields added to the JSON body as they are, in place of benchctl's own where the names are equal; not those on
     which the measurement rests, nor those that have a key."""
     headers: dict[str, str] = {}
-    """HTTP headers. ``${NAME}`` stands for a variable of the environment; a value with one is never recorded."""
+    """HTTP headers. ``${NAME}`` stands for a variable of the environment; a value with one is never recorded.
+    Without one only headers such as ``User-Agent`` are taken, whose values are no secrets."""
     response_format: dict[str, Any] | None = None
     """Form of the answer, as in OpenAI's API: ``{type: json_schema, json_schema: {...}}``."""
     structured_outputs: dict[str, Any] | None = None
@@ -160,7 +161,7 @@ def _header_problem(name: str, value: str) -> str | None:
         return f"{name} has a '${{' that names no variable; write ${{NAME}}"
     if not (plain.isascii() and plain.isprintable()):
         return f"{name} holds line breaks or other characters that no header carries; correct its value"
-    if holds_key(plain) or (is_secret_name(name) and plain == value):
+    if holds_key(plain):
         return (
             f"{name} looks like a secret, which profiles and results must not hold; put its value into a variable "
             "of the environment, and write ${NAME} here"

@@ -37,7 +37,10 @@ def profile_file(name_or_path: str) -> Path:
     if is_path(name_or_path):
         path = Path(name_or_path)
         if not path.is_file():
-            raise ProfileError(f"{name_or_path}: no such file. {known_profiles_text(path.stem)}")
+            raise ProfileError(
+                f"{name_or_path}: {'not a regular' if path.exists() else 'no such'} file. "
+                f"{known_profiles_text(path.stem)}"
+            )
         return path
     for path in named_files(name_or_path, profile_directories()):
         return path

@@ -251,7 +251,10 @@ def _base_file(tree: LocatedDict, path: Path) -> Path | LocatedError:
         return tree.error(f"is {value_text(name)}; write the name or the path of one profile", "extends")
     if is_path(name):
         base = path.parent / name
-        problem = f"{display_path(base)}: no such file; a path is relative to the file that extends"
+        problem = (
+            f"{display_path(base)}: {'not a regular' if base.exists() else 'no such'} file; a path is relative to "
+            "the file that extends"
+        )
         return base if base.is_file() else tree.error(problem, "extends")
     # A file may carry the name of the one it extends: its own profiles/x.yaml over the built-in x.
     for base in named_files(name, (path.parent, *profile_directories())):
