@@ -29,6 +29,10 @@ PROMPT_TOKENS: Final = 1 << 24
 """Tokens of one prompt or output in a file of a data set: the longest contexts of models are 10 million."""
 RESPONSE_HEAD_BYTES: Final = 64 << 10
 """Status line and headers of a response."""
+TEMPLATE_BYTES: Final = 1 << 30
+"""Memory for the chat template of a model, which is a program, and some hundred chats with their texts ..."""
+TEMPLATE_S: Final = 10
+"""... and processor time; honest ones take milliseconds."""
 VALUE_CHARS: Final = 60
 """A value of a file within a message."""
 RESPONSE_HEADERS: Final = 256

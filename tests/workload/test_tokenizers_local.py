@@ -14,6 +14,7 @@ from support.servers.real_engines import tiny_model
 
 from benchctl.errors import UsageError
 from benchctl.records.request import Message
+from benchctl.workload.tokenizers import chat_template
 from benchctl.workload.tokenizers.chat_template import ChatTemplate
 from benchctl.workload.tokenizers.local import LocalTokenizer
 
@@ -128,6 +129,25 @@ def test_more_texts_than_one_batch_holds_keep_their_order(model):
 def test_templates_are_rendered_as_transformers_renders_them(copy, template, written):
     with_template(copy, template, bos_token={"content": "<s>", "lstrip": False}, eos_token="</s>")
     assert ChatTemplate(copy).render(CONVERSATION) == written
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 10000000000 }}",
+        "{% set n = namespace(x='xx') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{{ 'x' * 20000000 }}",
+    ],
+    ids=["time", "memory", "memory by doubling", "text"],
+)
+def test_a_template_that_takes_more_than_any_honest_one_is_refused(copy, template, monkeypatch):
+    monkeypatch.setattr(chat_template, "TEMPLATE_S", 1)
+    with_template(copy, template)
+    with pytest.raises(
+        UsageError, match="its chat template takes more than 1 s of processor time, 1,024 MiB of mem"
+    ):
+        LocalTokenizer(copy).count_chats([USER])
 
 
 def test_a_template_in_a_file_of_its_own_takes_precedence(copy):

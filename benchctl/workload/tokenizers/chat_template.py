@@ -5,12 +5,16 @@ line, loops may be left early, ``tojson`` escapes nothing, and marks around what
 """
 
 import json
+import resource
 from collections.abc import Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from datetime import datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import jinja2
+import psutil
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -19,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from benchctl.errors import UsageError
 from benchctl.records.request import Message
 from benchctl.untrusted.decoding import decoding_problem
-from benchctl.untrusted.limits import PROFILE_BYTES
+from benchctl.untrusted.limits import LINE_BYTES, PROFILE_BYTES, TEMPLATE_BYTES, TEMPLATE_S
 from benchctl.untrusted.reading import UnreadableError, read_json, read_text
 from benchctl.workload.tokenizers.files import TEMPLATE_FILES, TOKEN_FILES
 
@@ -70,6 +74,42 @@ class ChatTemplate:
                 f"{self._path}: the chat template refuses a chat of {roles}: {problem}; its servers refuse it too, "
                 "so ask in a form that the model knows, or correct request.chat_template_kwargs"
             ) from error
+
+
+def render_within_bounds(
+    directory: Path, variables: Mapping[str, Any] | None, chats: Sequence[Sequence[Message]]
+) -> list[str]:
+    """The texts of some hundred chats by the template in ``directory``, which may be that of a stranger.
+
+    A process of its own renders them: nothing else ends a loop, or a text that fills the memory. Raises UsageError
+    as ``ChatTemplate`` does, and where the template takes more time or memory than any honest one.
+    """
+    with ProcessPoolExecutor(1, get_context("fork"), initializer=_bound) as child:
+        try:
+            return child.submit(_rendered, directory, variables, chats).result()
+        except (BrokenProcessPool, MemoryError) as error:
+            raise UsageError(
+                f"{directory}: its chat template takes more than {TEMPLATE_S} s of processor time, "
+                f"{TEMPLATE_BYTES >> 20:,} MiB of memory or {LINE_BYTES >> 20} MiB for one chat, as no honest one "
+                "does; get the file again, or name another tokenizer in workload.tokenizer"
+            ) from error
+
+
+def _bound() -> None:
+    """Bound this process for good; a limit that is narrower already stays."""
+    memory_bytes = psutil.Process().memory_info().vms + TEMPLATE_BYTES
+    for kind, limit in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_CPU, TEMPLATE_S)):
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (min(limit, limit if hard == resource.RLIM_INFINITY else hard),) * 2)
+
+
+def _rendered(
+    directory: Path, variables: Mapping[str, Any] | None, chats: Sequence[Sequence[Message]]
+) -> list[str]:
+    texts = list(map(ChatTemplate(directory, variables).render, chats))
+    if max(map(len, texts)) > LINE_BYTES:
+        raise MemoryError
+    return texts
 
 
 def read_object(path: Path) -> dict[str, Any]:

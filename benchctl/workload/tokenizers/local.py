@@ -2,8 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,8 +14,6 @@ from benchctl.workload.tokenizers.tokenizer import Chat
 
 if TYPE_CHECKING:
     import tokenizers
-
-    from benchctl.workload.tokenizers.chat_template import ChatTemplate
 
 _BATCH: Final = 256
 """Texts encoded at once: enough for all cores, while the encodings of thousands of long prompts fill gigabytes."""
@@ -36,12 +33,6 @@ class LocalTokenizer:
         self.source = f"tokenizer {hashlib.sha256(content).hexdigest()}"
         self._tokenizer = _tokenizer_of(content, directory / TOKENIZER_FILE)
 
-    @cached_property
-    def _template(self) -> "ChatTemplate":
-        from benchctl.workload.tokenizers.chat_template import ChatTemplate  # noqa: PLC0415 - many prompts need none
-
-        return ChatTemplate(self._directory, self._chat_template_kwargs)
-
     def count_texts(self, texts: Sequence[str]) -> tuple[int, ...]:
         """Tokens of each text as the prompt of a completion, with those that every text is given, such as BOS."""
         return tuple(self._counts(texts, add_special_tokens=True))
@@ -51,9 +42,13 @@ class LocalTokenizer:
 
         Raises UsageError for a model without a chat template.
         """
-        if not chats:
-            return ()
-        return tuple(self._counts(map(self._template.render, chats), add_special_tokens=False))
+        from benchctl.workload.tokenizers.chat_template import (  # noqa: PLC0415 - many prompts need none
+            render_within_bounds,
+        )
+
+        batches = (chats[start : start + _BATCH] for start in range(0, len(chats), _BATCH))
+        texts = (render_within_bounds(self._directory, self._chat_template_kwargs, batch) for batch in batches)
+        return tuple(self._counts(chain.from_iterable(texts), add_special_tokens=False))
 
     def _counts(self, texts: Iterable[str], *, add_special_tokens: bool) -> Iterator[int]:
         rest = iter(texts)
