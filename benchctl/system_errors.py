@@ -27,6 +27,8 @@ class SystemFailure(NamedTuple):
 _ELSEWHERE: Final = "name another directory"
 OWN_LIMITS: Final = frozenset({"too-many-open-files", "out-of-memory"})
 """Causes for which a request fails that never reached the server."""
+_OF_THE_PLACE: Final = frozenset({"read-only", "no-permission", "system-error"})
+"""Causes against which another place helps; a full disk, or a limit, has its own remedy."""
 KEPT: Final = "what was measured is kept"
 _BYTES_PER_CORE: Final = 82_000_000
 """Address space of numpy with two threads less that with one: 340 and 258 MB."""
@@ -64,10 +66,14 @@ def is_of_the_system(error: BaseException) -> bool:
 
 
 def as_usage_error(error: BaseException, what: object, *, remedy: str | None = None) -> UsageError:
-    """The error of a command that cannot begin. ``what`` stands for the object of an ``error`` that names none."""
+    """The error of a command that cannot begin. ``what`` stands for the object of an ``error`` that names none.
+
+    ``remedy`` is what to do where nothing can be written.
+    """
     failure = _explained(error)
     choice = f", or {failure.choice}" if failure.choice else ""
-    return UsageError(f"{_object_of(error, what)}{failure.problem}; {remedy or failure.remedy + choice}")
+    advice = remedy if remedy and failure.cause in _OF_THE_PLACE else f"{failure.remedy}{choice}"
+    return UsageError(f"{_object_of(error, what)}{failure.problem}; {advice}")
 
 
 def as_run_error(error: BaseException, what: object, *, next_step: str = "") -> RunError:

@@ -208,8 +208,9 @@ def _begin(results: ResultDirectory) -> None:
         set_state(results, "running")
         begin_digests(results)
     except OSError as error:
-        remedy = f"copy {results.path} to where files can be written, and name the copy"
-        raise as_usage_error(error, results.path, remedy=remedy) from error
+        raise as_usage_error(
+            error, results.path, remedy=f"copy {results.path} to where files can be written, and name the copy"
+        ) from error
 
 
 def _run_pending(

@@ -162,8 +162,8 @@ async def control_errors(server: "Server") -> AsyncIterator[None]:
         server.check_alive()
         cause = underlying(error)
         raise LoadError(
-            f"the server is up but does not answer as its engine should ({type(cause).__name__}: {cause}); "
-            "its log says more",
+            "the server is up but does not answer as its engine should "
+            f"({type(cause).__name__}: {str(cause) or error}); its log says more",
             cause="bad-answer",
             log_tail=server.log_tail(),
         ) from error

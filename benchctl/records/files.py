@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from benchctl.errors import RecordError
+from benchctl.system_errors import OWN_LIMITS, system_failure
 from benchctl.untrusted.files import open_file, read_file
 from benchctl.untrusted.limits import DOCUMENT_BYTES
 
@@ -71,7 +72,11 @@ def is_name(name: str) -> bool:
     return is_plain and len(name.encode(errors="surrogatepass")) <= _LONGEST_NAME_BYTES
 
 
-def _unreadable(path: Path, error: OSError) -> RecordError:
+def _unreadable(path: Path, error: OSError) -> Exception:
+    """The error for a file that cannot be read: that of the system where a limit of this process refuses it."""
+    failure = system_failure(error)
+    if failure is not None and failure.cause in OWN_LIMITS:
+        return OSError(error.errno, error.strerror, str(path))
     return RecordError(
         f"{path} cannot be read: {error.strerror}; correct its permissions, or copy the directory again"
     )

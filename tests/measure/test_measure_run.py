@@ -181,9 +181,21 @@ class Misannounced(PacedEngine):
         (await client.get("/nowhere", headers={"x-status": "404"})).raise_for_status()
 
 
+class Unheard(PacedEngine):
+    """An engine whose server takes no connection before the load."""
+
+    async def announce(self, client, requests, **how):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            await client.get(f"http://127.0.0.1:{silent.getsockname()[1]}/", timeout=0.1)
+
+
 @pytest.mark.parametrize(
     ("engine", "flags", "told"),
-    [(PacedEngine, ("--broken-info",), "JSONDecodeError"), (Misannounced, (), "404")],
+    [
+        (PacedEngine, ("--broken-info",), "JSONDecodeError"),
+        (Misannounced, (), "404"),
+        (Unheard, (), "(TimeoutError: the time is up)"),
+    ],
 )
 def test_a_server_that_is_up_but_answers_nonsense_fails_the_run(tmp_path, engine, flags, told):
     loaded = measure(tmp_path, [request(0)], engine=engine(truth=tmp_path / "truth.jsonl", flags=flags))

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from benchctl.measure.journal import Journal
 from benchctl.measure.server.failure import limit_in_log, start_refusal
 from benchctl.records.claims.lock import current_manifest, is_claimed, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.files import read_document
 from benchctl.records.loaded import load_results
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
@@ -51,6 +53,35 @@ def ended_by(path, error):
     with pytest.raises(type(error) if isinstance(error, KeyError) else RunError) as caught, journal.begun(fail):
         raise error
     return caught.value, RunDirectory(path / "runs" / "r").read()
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "free space there, or name another directory"),
+        (
+            errno.EMFILE,
+            "raise the limit: ulimit -n 65536, in a container --ulimit nofile=65536, or lower max_concurr",
+        ),
+        (errno.EROFS, "copy it"),
+    ],
+)
+def test_a_remedy_for_places_that_cannot_be_written_to_is_none_for_full_disks_and_limits(number, advice):
+    error = as_usage_error(OSError(number, os.strerror(number)), "r", remedy="copy it")
+    assert f"; {advice}" in str(error)
+
+
+def test_a_limit_of_open_files_is_not_told_as_a_damaged_file(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            read_document(tmp_path / "manifest.json", within=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "raise the limit: ulimit -n 65536" in str(as_usage_error(caught.value, ""))
+    assert str(caught.value.filename) == str(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize(("number", "cause", "remedy"), REFUSALS)

@@ -1,9 +1,8 @@
 """``benchctl report``: write tables, JSON, plots and the page of a result directory, or a page on two sides."""
 
-import errno
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +12,6 @@ from benchctl.errors import RecordError
 if TYPE_CHECKING:
     from benchctl.analysis.experiment.pairing import Side
     from benchctl.report.export import ReportFiles
-
-_NOT_WRITABLE: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def report(
@@ -76,8 +73,7 @@ def _write_report(results: Path, output: Path | None, *, allow_suspect: bool) ->
         return write_report(results, allow_suspect=allow_suspect, directory=output)
     except OSError as error:
         where = "write the report elsewhere with -o DIR" if output is None else "name another directory with -o"
-        remedy = f"{where}, or copy {results}" if error.errno in _NOT_WRITABLE else None
-        raise as_usage_error(error, output or results, remedy=remedy) from error
+        raise as_usage_error(error, output or results, remedy=f"{where}, or copy {results}") from error
 
 
 def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> None:

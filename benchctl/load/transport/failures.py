@@ -49,7 +49,7 @@ def underlying(error: Exception) -> Exception:
 def transport_error(error: Exception, exchange: "Exchange") -> RequestError:
     """An error that httpx raised, with the message of the exception underneath."""
     cause = underlying(error)
-    message = f"{type(cause).__name__}: {cause}"
+    message = f"{type(cause).__name__}: {str(cause) or error}"
     if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
         return _httpx_connect_error(error, cause, message)
     if isinstance(error, (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects)):

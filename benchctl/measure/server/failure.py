@@ -18,9 +18,6 @@ from benchctl.system_errors import failure_in_text, system_failure
 Diagnose: TypeAlias = Callable[[str], Diagnosis | None]
 """Maps the end of a log to the failure that it shows, if the engine knows one."""
 
-GROUPS: Final = Path("/proc/self/cgroup")
-"""The control groups of this process, in which its servers are, too."""
-GROUP_FILES: Final = Path("/sys/fs/cgroup")
 _KILLS_IN_GROUP: Final = {"": ("", "memory.events"), "memory": ("memory", "memory.oom_control")}
 """Hierarchies that count the processes of a group that the kernel killed, by controllers: their folder and file."""
 LOG_ROOM_BYTES: Final = 65_536
@@ -40,16 +37,17 @@ _OF_THE_PROGRAM: Final = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEX
 class Shortage:
     """A lack of memory or disk space since this was created, just before the start of a server.
 
-    Its log is in ``directory``. ``groups`` lists the control groups of the server, and below ``group_files`` the
-    kernel counts the processes of each that it killed: what it killed elsewhere on the machine tells nothing.
+    Its log is in ``directory``. ``groups`` lists the control groups of the server, which are ours, and below
+    ``group_files`` the kernel counts the processes of each that it killed: what it killed elsewhere on the machine
+    tells nothing.
     """
 
     def __init__(
         self,
         directory: Path,
         *,
-        groups: Path = GROUPS,
-        group_files: Path = GROUP_FILES,
+        groups: Path = Path("/proc/self/cgroup"),
+        group_files: Path = Path("/sys/fs/cgroup"),
         log_room_bytes: int = LOG_ROOM_BYTES,
     ) -> None:
         self._directory = directory

@@ -49,8 +49,9 @@ def share(results: ResultDirectory) -> None:
             make_folder(results.path / FOLDER, within=results.path)
             make_folder(results.path / CLAIMS, within=results.path)  # last: it makes the directory a shared one
         except OSError as error:
-            remedy = f"copy {results.path} to where files can be written, and name the copy"
-            raise as_usage_error(error, results.path, remedy=remedy) from error
+            raise as_usage_error(
+                error, results.path, remedy=f"copy {results.path} to where files can be written, and name the copy"
+            ) from error
 
 
 @contextmanager
