@@ -199,6 +199,9 @@ def test_a_directory_holds_repeats_and_a_comma_lists_files(tmp_path):
     listed = f"{tmp_path}/vllm-0.json,{tmp_path}/vllm-1.json"
     assert is_foreign(listed)
     assert [run.where for run in read_foreign(listed)] == listed.split(",")
+    many = ",".join([f"{tmp_path}/vllm-0.json"] * 200)  # longer than any path
+    assert is_foreign(many)
+    assert len(read_foreign(many)) == 200
 
 
 def test_the_artifacts_of_aiperf_s_repeats_are_found_below_a_directory(tmp_path):

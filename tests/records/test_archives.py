@@ -206,6 +206,18 @@ def test_what_is_derived_from_an_archive_lies_beside_it_and_never_in_the_cache(d
     }
 
 
+@pytest.mark.parametrize("name", ["b\\x", "b\nx", "b\x1b[1mx"])
+def test_a_directory_of_any_name_is_archived_so_that_it_opens(directory, tmp_path, name):
+    named = directory.rename(tmp_path / name)
+    (named / "runs" / "a\nb").mkdir()
+    (named / "runs" / "a\nb" / "c").write_text("x")
+    written = export(named, tmp_path / "x.tar")
+    assert "left out: runs/a\\nb/c of " in written
+    assert benchctl("show", tmp_path / "x.tar").returncode == 0
+    with tarfile.open(tmp_path / "x.tar") as archive:
+        assert {member.split("/")[0] for member in archive.getnames()} == {"results"}
+
+
 def test_an_archive_of_an_archive_is_the_same_file(directory, tmp_path):
     export(directory, tmp_path / "a.tar.gz")
     export(tmp_path / "a.tar.gz", tmp_path / "b.tar.zst")

@@ -174,7 +174,7 @@ def test_sharegpt_keeps_chinese_and_counts_with_the_tokenizer_it_is_given(tmp_pa
     assert tokenizer.calls == [2]
     long = write_sharegpt(tmp_path / "l.json", [conversation(("human", "天" * 400), ("gpt", "晴天很适合散步"))])
     assert sharegpt_prompts(long, first(1), Estimate())
-    with pytest.raises(DatasetError, match="only 0 usable rows"):
+    with pytest.raises(DatasetError, match="only 0 usable rows; correct its rows, or name another file"):
         sharegpt_prompts(long, first(1), tokenizer)  # 1,200 bytes, above the limit of 1,024
 
 

@@ -11,7 +11,7 @@ from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, arms_of, parse_side
 from benchctl.analysis.metrics.request_timing import is_completed, latencies_ns, measured
 from benchctl.errors import UsageError
-from benchctl.interop.readers.files import is_foreign, read_foreign
+from benchctl.interop.readers.files import exists, is_foreign, read_foreign
 from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, unanswered
 from benchctl.profile.sections.workload import Arrival
 from benchctl.records.loaded import LoadedRun
@@ -39,7 +39,7 @@ def runs_of_side(text: str, *, allow_suspect: bool = False) -> tuple[ForeignRun,
 def name_of_side(text: str) -> str:
     """The shortest name of a side: its variant, or the last part of its path."""
     if is_foreign(text):
-        paths = [Path(part) for part in ([text] if Path(text).exists() else text.split(","))]
+        paths = [Path(part) for part in ([text] if exists(Path(text)) else text.split(","))]
         return paths[0].resolve().name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1} more"
     side = parse_side(text)
     return side.variant or side.path.resolve().name

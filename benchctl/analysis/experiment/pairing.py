@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from benchctl.analysis.experiment.arms import Arm, cell_key
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.errors import NotComparableError, RecordError, UsageError
+from benchctl.interop.readers.files import exists
 from benchctl.records.archive.opening import is_archive
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.loaded import LoadedResults, LoadedRun
@@ -68,7 +69,7 @@ def parse_side(text: str) -> Side:
     in its name.
     """
     path, colon, variant = text.rpartition(":")
-    if not colon or Path(text).is_dir() or is_archive(Path(text)):
+    if not colon or (exists(Path(text)) and Path(text).is_dir()) or is_archive(Path(text)):
         return Side(Path(text))
     if not path or not variant:
         raise UsageError(

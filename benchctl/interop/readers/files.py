@@ -39,6 +39,8 @@ _NOT_A_RUN: Final = (".pytorch.json",)
 def is_foreign(text: str) -> bool:
     """True if a side of a comparison names result files of other tools instead of a result directory."""
     path = Path(text)
+    if not exists(path):
+        return all(part and exists(Path(part)) and Path(part).is_file() for part in text.split(","))
     try:
         if is_archive(path):
             return False
@@ -47,22 +49,20 @@ def is_foreign(text: str) -> bool:
             return not is_ours and bool(_files_in(path))
     except PermissionError:
         return False
-    if path.is_fifo():  # of a shell: compare <(...) FILE
-        return True
-    return path.is_file() or (not _exists(path) and all(part and Path(part).is_file() for part in text.split(",")))
+    return path.is_file() or path.is_fifo()  # of a shell: compare <(...) FILE
 
 
 def read_foreign(text: str) -> tuple[ForeignRun, ...]:
     """Every run that ``text`` names, in the order of its files. Raises RecordError for a file without a result."""
-    paths = [Path(text)] if _exists(Path(text)) else [Path(part) for part in text.split(",")]
+    paths = [Path(text)] if exists(Path(text)) else [Path(part) for part in text.split(",")]
     files = [file for path in paths for file in (_files_in(path) if path.is_dir() else [path])]
     if not files:
         raise UsageError(f"{text}: no result file found; name a FILE, or a DIR with such files")
     return tuple(run for file in files for run in _runs_of(file))
 
 
-def _exists(path: Path) -> bool:
-    """False also for a list of files, which may be too long for a path."""
+def exists(path: Path) -> bool:
+    """False also for what is too long for a path: a list of files, or a directory with a variant."""
     try:
         return path.exists()
     except OSError:

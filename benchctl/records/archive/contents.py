@@ -44,11 +44,16 @@ def stays(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in LEFT_OUT)
 
 
+def is_safe(part: str) -> bool:
+    """True for one component of a path that is unpacked everywhere."""
+    return is_name(part) and part.isprintable()
+
+
 def contents_of(directory: Path) -> Contents:
     """The files of a result directory that travel. Raises RecordError where there are too many, or too deep."""
     files, irregular, size_bytes = list[str](), list[str](), 0
     for name, status in _entries(directory):
-        if stat.S_ISREG(status.st_mode) and is_name(name.rpartition("/")[2]):
+        if stat.S_ISREG(status.st_mode) and all(map(is_safe, name.split("/"))):
             files.append(name)
             size_bytes += status.st_size
         else:

@@ -10,7 +10,7 @@ from typing import IO, Final
 
 from benchctl.errors import RecordError, UsageError
 from benchctl.records.archive.compression import Compression, compressing
-from benchctl.records.archive.contents import Contents
+from benchctl.records.archive.contents import Contents, is_safe
 from benchctl.records.directory import ResultDirectory
 from benchctl.untrusted.files import open_file
 
@@ -28,12 +28,14 @@ def write_archive(
 ) -> None:
     """Write ``contents`` of a directory into one archive, below a folder with the name of the directory.
 
-    Names are sorted; there are no users, and one mode for all files. The time of each file is that at which the
+    A name of its folder that could not be unpacked everywhere is replaced by ``results``. Names are sorted;
+    there are no users, and one mode for all files. The time of each file is that at which the
     experiment began: times of files differ between copies of a directory, and no reader needs them. ``on_bytes``
     is told of each piece that was read. Raises RecordError for a file that is cut while it is read, UsageError
     where ``output`` cannot be written.
     """
     name, mtime_s = results.path.resolve().name, _began_s(results)
+    name = name if is_safe(name) else "results"
     with (
         _replaced(output) as file,
         compressing(file, compression) as stream,

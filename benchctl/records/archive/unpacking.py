@@ -12,8 +12,7 @@ from typing import IO, Final, NoReturn, cast
 
 from benchctl.errors import RecordError, UsageError
 from benchctl.records.archive.compression import STREAM_ERRORS, compression_of_content, decompressing, suffix_of
-from benchctl.records.archive.contents import stays
-from benchctl.records.files import is_name
+from benchctl.records.archive.contents import is_safe, stays
 from benchctl.untrusted.decoding import decoding_problem
 from benchctl.untrusted.limits import (
     ARCHIVE_BYTES,
@@ -164,7 +163,7 @@ class _Written:
 
     def _parts(self, name: str, label: str) -> tuple[str, ...]:
         parts = tuple(part for part in name.removesuffix("/").split("/") if part != ".")
-        if name.startswith("/") or len(parts) > ARCHIVE_DEPTH or not all(map(_is_safe, parts)):
+        if name.startswith("/") or len(parts) > ARCHIVE_DEPTH or not all(map(is_safe, parts)):
             refuse(self._archive, f"holds {label!r}, which is not a path inside of it")
         return parts
 
@@ -185,7 +184,3 @@ class _Written:
             return content.read(_PIECE_BYTES)
         except tarfile.TarError:
             refuse(self._archive, "was cut short")
-
-
-def _is_safe(part: str) -> bool:
-    return is_name(part) and part.isprintable()

@@ -87,10 +87,13 @@ class Selection:
                 return tuple(selected)
         if self.repeats and selected:
             return tuple(islice(_laps(selected), self.num_prompts))
+        fewer = (
+            f"set workload.num_prompts to at most {len(selected)}, begin again with workload.repeat, or take "
+            "several samples of each prompt with workload.samples_per_prompt"
+        )
         raise DatasetError(
             f"{file.path}: {self.num_prompts} prompts are asked for, but {file.kind} has only {len(selected)} "
-            f"usable rows; set workload.num_prompts to at most {len(selected)}, begin again with workload.repeat, "
-            "or take several samples of each prompt with workload.samples_per_prompt"
+            f"usable rows; {fewer if selected else 'correct its rows, or name another file'}"
         )
 
 

@@ -11,6 +11,7 @@ from benchctl.analysis.compare.compare import CompareOptions, Side, compare_side
 from benchctl.analysis.compare.metric_comparison import judge_metric
 from benchctl.analysis.compare.text import reasons_of, verdict_sentence
 from benchctl.errors import NotComparableError, UsageError
+from benchctl.interop.readers.files import is_foreign
 from benchctl.records.noise import MetricNoise
 
 TRUTH = 15.5 / 10
@@ -331,3 +332,9 @@ def test_a_baseline_may_be_judged_against_the_only_guided_cell(tmp_path, path):
     swept = write_results(tmp_path / "s", block_factors=factors(3), cells=({"top_k": 2}, {"top_k": 5})).path
     assert [c.label for c in compare(f"{swept}:guided", f"{swept}:baseline").cells] == ["top_k=2", "top_k=5"]
     assert [c.a_label for c in compare(f"{path}:guided", f"{path}:baseline").cells] == ["guided top_k=5"]
+
+
+def test_a_side_whose_variant_is_longer_than_a_name_of_a_file_is_that_variant(tmp_path):
+    side = f"{tmp_path}:{'x' * 300}"
+    assert not is_foreign(side)
+    assert parse_side(side) == Side(tmp_path, "x" * 300)
