@@ -420,7 +420,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path):
 def test_a_directory_cannot_be_extended(tmp_path):
     (tmp_path / "d.yaml").mkdir()
     (tmp_path / "p.yaml").write_text("extends: d.yaml\n")
-    with pytest.raises(ProfileError, match=r"extends: .*d\.yaml: no such file"):
+    with pytest.raises(ProfileError, match=r"extends: .*d\.yaml: not a regular file"):
         load_profile(str(tmp_path / "p.yaml"))
 
 
