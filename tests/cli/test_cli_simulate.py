@@ -89,8 +89,8 @@ def test_several_processes_give_the_same_records_as_one(simulated: Path, tmp_pat
         pytest.param(["--profile", "ci-smoke", "--set", "model=no-such"], "no-such", id="unknown model"),
         pytest.param(
             ["--profile", "llm-mock-cache"],
-            "'python -m benchmarks.measure.llm_mock --write DIR' makes it",
-            id="file that a checkout makes",
+            "the commands under 'The cache' in docs/tasks/llm-mock.md make it",
+            id="file that a page makes",
         ),
         pytest.param(["--profile", "ci-smoke", "--jobs", "0"], "--jobs", id="no jobs"),
         pytest.param(["--profile", "ci-smoke", "sweep"], "options of sweep follow that word", id="options first"),

@@ -18,8 +18,7 @@ from benchctl.workload.datasets.prompt import SourceFile
 
 DATA_DIRECTORY_VARIABLE: Final = "BENCHCTL_DATA_DIR"
 _REMEDIES: Final = {
-    "llm-mock-served.jsonl": "in a checkout of benchctl 'python -m benchmarks.measure.llm_mock --write DIR' makes "
-    "it, with this directory as DIR"
+    "llm-mock-served.jsonl": "the commands under 'The cache' in docs/tasks/llm-mock.md make it in this directory"
 }
 """The remedy for files that a profile of benchctl names and does not bring."""
 FileState: TypeAlias = Literal["present", "missing", "damaged"]
