@@ -192,7 +192,7 @@ def _repeated_median_slopes(d: Floats, x: Floats) -> Floats:
 
 
 def most_outliers(num_blocks: int) -> int:
-    """How many blocks may be outliers: fewer than half of them, less one, and at least one."""
+    """Number of blocks that may be outliers: fewer than half of them, less one, and at least one."""
     return max((num_blocks - 1) // 2 - 1, 1)
 
 
