@@ -56,7 +56,7 @@ def _drawn(request, tmp_path_factory):
     asked = {"logits": LOGITS, "requests": requests, "draws": DRAWS, "value_model": str(pair / "value"), "eos": EOS}
     done = subprocess.run(
         [engines_directory() / "vllm" / "bin" / "python", SCRIPTS[request.param]],
-        input=json.dumps(asked), capture_output=True, text=True, timeout=540, check=False,
+        input=json.dumps(asked), capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

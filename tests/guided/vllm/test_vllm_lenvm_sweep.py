@@ -25,7 +25,7 @@ def benchctl(directory, *words):
         env={**os.environ, "BENCHCTL_DATA_DIR": str(directory / "no-data")},
         capture_output=True,
         text=True,
-        timeout=540,
+        timeout=1800,  # ends what hangs; a server starts in seconds, or in minutes on a busy machine
         check=False,
     )
 

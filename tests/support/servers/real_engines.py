@@ -87,7 +87,7 @@ def measured(profile: str, kind: str, preset: str, directory: Path, *settings: s
             env={**os.environ, "BENCHCTL_DATA_DIR": str(directory / "no-data")},
             capture_output=True,
             text=True,
-            timeout=540,
+            timeout=1800,  # ends what hangs; a server starts in seconds, or in minutes on a busy machine
             check=False,
         )
     path = directory / "results" / Path(profile).stem / "latest"
