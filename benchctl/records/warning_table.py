@@ -244,7 +244,7 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Lower time_scale, or free the machine; steps are exact.",
         ),
         "sim-far-behind": _client_suspect(
-            "The simulator stood still or fell behind its own clock by more than 2 % of the load and a quarter of "
+            "The simulator stood still or fell behind its own clock by more than 2 % of the load and half "
             "a second: the client's times are not those of the simulated server.",
             "Free the machine, or lower time_scale, and measure again; steps are exact and count.",
         ),

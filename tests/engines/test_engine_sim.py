@@ -237,7 +237,7 @@ def test_a_simulator_that_was_stopped_during_the_load_is_far_behind_and_the_run_
         while not sending.done() and server.step_log.read_bytes().count(b"\n") < 3:  # noqa: ASYNC110 - of a file
             await asyncio.sleep(0.01)
         server.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(0.8)
         server.process.send_signal(signal.SIGCONT)
         await sending
 

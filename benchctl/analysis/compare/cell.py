@@ -97,8 +97,8 @@ def mark_bounded(metric: MetricComparison, cell: PairedRuns) -> MetricComparison
     if not num_a and not num_b:
         return metric
     reason = (
-        f"{num_a + num_b} of {len(cell.runs)} runs know it between bounds only, because the client read late, and "
-        "do not count for it; free processors for the client and measure again"
+        f"{num_a + num_b} of {len(cell.runs)} runs know it between bounds only, because chunks were read or "
+        "written together, and do not count for it; free processors and measure again"
     )
     return replace(_limited(metric, reason), num_bounded=(num_a, num_b))
 

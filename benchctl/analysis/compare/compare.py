@@ -150,23 +150,28 @@ def compare_experiments(
         equivalence_margin_frac=options.equivalence_margin_frac,
         estimator=options.estimator or a.estimator,
     )
-    is_forced = a.results.manifest.stop != "natural"
     paired_runs = [PairedRuns.of(pair, (a, b)) for pair in pairs]
     uncorrected = []
     for cell in paired_runs:
         deciding = DecidingMetrics(named) if options.metrics else deciding_between(named, cell.pair, (a, b))
-        roles = roles_of(deciding.names, is_forced=is_forced)
-        compared = compare_cell(cell, roles, rules, allow_failed=options.allow_failed)
+        compared = compare_cell(
+            cell,
+            roles_of(deciding.names, is_forced=a.results.manifest.stop != "natural"),
+            rules,
+            allow_failed=options.allow_failed,
+        )
         uncorrected.append(replace(compared, unrecorded=deciding.unrecorded))
-    answers = AnswerOptions(judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence)
-    cells = with_answers(correct_for_multiple_tests(uncorrected, confidence), pairs, (a, b), answers)
+    cells = with_answers(
+        correct_for_multiple_tests(uncorrected, confidence),
+        pairs,
+        (a, b),
+        AnswerOptions(judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence),
+    )
     model = explaining_model((a, b), [run for pair in pairs for run in pair.a_runs], options.step_time_model)
     cells = with_decompositions(cells, paired_runs, confidence, rules.estimator, model)
-    deciding_in = ([metric.metric.name for metric in cell.deciding] for cell in cells)
+    deciding_in = [[metric.metric.name for metric in cell.deciding] for cell in cells]
     nodes = results_by_node(zip(paired_runs, deciding_in, strict=True), confidence, rules.estimator)
-    decided_by = {metric.metric.name for cell in cells for metric in cell.deciding}
     names = side_names(a_side, b_side)
-    suspects = suspect_warnings(pairs, names) if a.allow_suspect or b.allow_suspect else ()
     return Comparison(
         a_name=names[0],
         b_name=names[1],
@@ -180,14 +185,14 @@ def compare_experiments(
         allowed=allowed,
         warnings=(
             *altered,
-            *suspects,
+            *(suspect_warnings(pairs, names) if a.allow_suspect or b.allow_suspect else ()),
             *misfits,
             *measurement_warnings(a.results, b.results, paired_runs),
             *statistical_warnings(cells),
             *node_warnings(nodes),
         ),
         nodes=nodes,
-        noise={name: noise for name, noise in rules.noise.items() if name in decided_by},
+        noise={name: noise for name, noise in rules.noise.items() if name in chain(*deciding_in)},
         noise_source=noise_source,
     )
 

@@ -158,9 +158,9 @@ def level_interval(
     Where a value is not positive, the level is the arithmetic mean, and this is the interval of that mean. None
     below two values.
     """
-    known = [value for value in values if value is not None]
-    if known and min(known) <= 0:
-        return estimate_paired(known, confidence, estimator="mean").log_interval
+    numbers = [value for value in values if value is not None]
+    if numbers and min(numbers) <= 0:
+        return estimate_paired(numbers, confidence, estimator="mean").log_interval
     ratio = side_ratio([1.0] * len(values), values, BlockDesign(()), None, confidence, estimator)
     if ratio is None or ratio.estimate.log_interval is None:
         return None

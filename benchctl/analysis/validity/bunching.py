@@ -10,7 +10,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import chain, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -149,12 +148,10 @@ def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepCol
 
 def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     """A warning if arrivals are bunched, or a note if the server always writes several chunks at once."""
-    if run.record.is_simulated:
+    if run.record.clock == "virtual":
         return ()
     requests = measured(run.requests)
     steps = run.columns if run.steps and run.record.times_whole_steps else None
-    if steps is not None and run.record.clock_factor != 1:  # the client's gaps are on its own clock
-        steps = replace(steps, dur_ns=(steps.dur_ns / run.record.clock_factor).astype(steps.dur_ns.dtype))
     size = regular_write(requests, steps) or 1
     if 1 < size <= num_chunks_per_write(requests, run.client) and not _is_uneven(requests, steps, size):
         message = (

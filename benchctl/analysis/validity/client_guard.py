@@ -71,7 +71,7 @@ def client_warnings(
     requests = measured(run.requests)
     sends, is_virtual = sends_of(requests, arrival), run.record.clock == "virtual"
     warnings = (
-        *bounds_warnings(run_bounds(run) if bounds is None else bounds),
+        *(() if is_virtual else bounds_warnings(run_bounds(run) if bounds is None else bounds)),
         *(() if is_virtual else (*_stalls(run.client), *unlike_poisson(sends, arrival))),
         *capped_rate(sends, run.record.clock_factor),
         *_clock_changes(run.client),

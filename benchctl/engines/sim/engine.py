@@ -42,7 +42,7 @@ from benchctl.workload.datasets.files import in_data_directory
 
 _LAG_FRAC: Final = 0.02
 """Share of the load's wall time that the simulator may fall behind without a word ..."""
-_HICCUP_S: Final = 0.25
+_HICCUP_S: Final = 0.5
 """... and beyond this time as well, which a hiccup of a busy machine does not take, the run is suspect."""
 _SIGNATURES: Final = (
     *signatures(

@@ -113,12 +113,20 @@ def test_what_ends_an_answer_is_never_between_bounds():
     assert not {name for name in found if "e2el" in name or name in {"wall_s", "output_throughput"}}
 
 
-def test_a_client_in_time_has_no_bounds_and_neither_has_a_simulator():
+def test_a_client_in_time_has_no_bounds_and_neither_have_first_tokens_of_a_simulator():
     in_time = samples_of(400, lag_ms=0.1)
     together = [stream(i, [20 + 80 * (k // 4) for k in range(40)]) for i in range(400)]
     assert bounds_of(together, in_time) == {}
     late = run_of(load_with(300), HELD_UP, clock="virtual", time_scale=50.0)
     assert run_bounds(late) == {}
+
+
+def test_gaps_of_tokens_that_a_simulator_wrote_together_have_bounds_and_their_mean_counts():
+    together = [stream(i, [20 + 80 * (k // 4) for k in range(40)]) for i in range(400)]
+    bounds = run_bounds(run_of(together, samples_of(400, lag_ms=0.1), clock="virtual"))
+    assert set(bounds) == {"p50_itl_ms", "p90_itl_ms", "p95_itl_ms", "p99_itl_ms"}
+    assert (bounds["p50_itl_ms"].low, bounds["p50_itl_ms"].high) == (0, 20)
+    assert (bounds["p99_itl_ms"].low, bounds["p99_itl_ms"].high) == (20, 80)
 
 
 TRUTHS = st.lists(

@@ -213,17 +213,9 @@ def test_a_bunched_run_without_steps_says_what_is_left(results):
     assert "wall time and throughput hold" in doubt.message
 
 
-def test_bursts_of_a_simulator_that_fell_behind_are_named_like_those_of_any_server(results):
+def test_the_clock_of_a_simulator_has_its_own_measure(results):
     bunch(results)
     edit_run(results, results.runs()[0].path.name, clock="virtual", time_scale=10.0)
-    (doubt,) = bunching_warnings(load_results(results.path).runs[0])
-    assert doubt.code == "client-bunching"
-    assert "step metrics are exact" in doubt.message
-
-
-def test_virtual_times_that_no_client_read_are_not_judged(results):
-    bunch(results)
-    edit_run(results, results.runs()[0].path.name, clock="virtual", argv=())
     assert doubts_of(results) == []
 
 

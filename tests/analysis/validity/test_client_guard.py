@@ -51,6 +51,7 @@ def run_of(requests, samples=(), clock="host", time_scale=1.0):
         variant="v",
         clock=clock,
         time_scale=time_scale,
+        argv=("server",),
     )
     nothing = {"steps": (), "gpu": (), "host": (), "prometheus": (), "warnings": ()}
     return LoadedRun(record=record, requests=tuple(requests), client=tuple(samples), **nothing)

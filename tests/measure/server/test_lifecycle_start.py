@@ -149,17 +149,6 @@ def test_a_server_that_logs_into_a_full_device_is_ended_and_told_like_any_other(
     assert caught.value.cause == "disk-full"
 
 
-def test_the_kernel_s_own_count_says_whether_memory_ran_out(tmp_path):
-    counters = tmp_path / "vmstat"
-    counters.write_text("nr_free_pages 7\noom_kill 3\n")
-    shortage = Shortage(tmp_path, counters=counters)
-    assert shortage.diagnosis() is None
-    counters.write_text("nr_free_pages 7\noom_kill 4\n")
-    assert shortage.diagnosis().cause == "out-of-memory"
-    counters.unlink()
-    assert Shortage(tmp_path, counters=counters).diagnosis() is None
-
-
 def test_a_disk_without_room_for_a_log_is_the_cause(tmp_path):
     shortage = Shortage(tmp_path, log_room_bytes=1 << 62)
     assert shortage.diagnosis().cause == "disk-full"
