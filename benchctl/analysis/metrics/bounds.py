@@ -130,7 +130,7 @@ def _bounds_of(
 
 
 def _bounds_of_writes(gaps_ns: Sequence[Sequence[int]]) -> dict[str, Bounds]:
-    """Bounds of ``itl`` where a simulator that fell behind wrote tokens together, which is no read that came late.
+    """Bounds of ``itl`` where a simulator that fell behind wrote tokens together; no read was late.
 
     The gaps of a write, of which all but the first are 0, are taken as recorded and as equal, with the same mean.
     """
