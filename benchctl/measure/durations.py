@@ -95,7 +95,7 @@ def estimate_durations(
         for duration in stored_durations(durations_directory(), profile.engine.kind)
         if (duration.host, duration.gpus, duration.model) == here
     ]
-    if not earlier:
+    if not earlier or not requests:
         return None
     arrival, run_s = profile.workload.arrival, {}
     num_sequences, used = _num_sequences(requests, arrival), set[int]()

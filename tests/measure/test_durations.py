@@ -67,6 +67,11 @@ def test_time_per_token_is_that_of_batches_of_like_size(record):
     assert estimated(wide) == pytest.approx(26.5 + 3.0)
 
 
+def test_a_directory_whose_request_set_is_empty_has_no_estimate(record):
+    ran(record, 4.0)
+    assert estimate_durations(profile(), (), ()) is None
+
+
 def test_runs_of_the_same_settings_speak_before_others_of_the_server_and_of_the_model(record):
     three = profile(
         variants={"baseline": {}, "drawn": {"sampling": {"top_k": 5}}, "small": {"server": {"max_num_seqs": 3}}},
