@@ -71,8 +71,15 @@ def client_warnings(
     requests = measured(run.requests)
     sends, is_virtual = sends_of(requests, arrival), run.record.clock == "virtual"
     warnings = (
-        *(() if is_virtual else bounds_warnings(run_bounds(run) if bounds is None else bounds)),
-        *(() if is_virtual else (*_stalls(run.client), *unlike_poisson(sends, arrival))),
+        *(
+            ()
+            if is_virtual
+            else (
+                *bounds_warnings(run_bounds(run) if bounds is None else bounds),
+                *_stalls(run.client),
+                *unlike_poisson(sends, arrival),
+            )
+        ),
         *capped_rate(sends, run.record.clock_factor),
         *_clock_changes(run.client),
         *_other_transports(requests),
