@@ -5,34 +5,37 @@ from typing import Annotated, Final
 import typer
 
 from benchctl import __version__
-from benchctl.cli import micro
-from benchctl.cli.cluster import pull, watch
+from benchctl.cli.cluster import watch
 from benchctl.cli.commands import (
     compare,
     data,
-    doctor,
-    engines,
-    export,
     flops,
-    import_results,
-    init,
-    list_results,
     load,
+    micro,
     models,
     noise,
     profiles,
     reference,
-    report,
     run,
     show,
     simulate,
-    simulate_sweep,
     steptime,
-    verify,
     workloads,
 )
-from benchctl.cli.micro import bonus, forward, roofline
-from benchctl.cli.options.vllm import LoadCommand
+from benchctl.cli.commands import micro as roofline
+from benchctl.cli.commands import results as export
+from benchctl.cli.commands import results as import_results
+from benchctl.cli.commands import results as list_results
+from benchctl.cli.commands import results as pull
+from benchctl.cli.commands import results as report
+from benchctl.cli.commands import setup as doctor
+from benchctl.cli.commands import setup as engines
+from benchctl.cli.commands import setup as init
+from benchctl.cli.commands import show as verify
+from benchctl.cli.commands import simulate as simulate_sweep
+from benchctl.cli.commands.load import LoadCommand
+from benchctl.cli.micro import bonus
+from benchctl.cli.micro import bonus as forward
 from benchctl.cli.speculation import speculation
 
 app = typer.Typer(

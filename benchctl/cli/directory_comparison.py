@@ -4,20 +4,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, deciding_metrics
 from benchctl.analysis.experiment.pairing import Side, parse_side
-from benchctl.cli.output.comparison import PAGE, append, print_comparison
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.cli.commands.compare import PAGE, append, print_comparison
 from benchctl.errors import RecordError, UsageError
 from benchctl.interop.readers.files import is_foreign
 from benchctl.records.directory import open_results
-from benchctl.records.jsonl import write_bytes_atomic
-from benchctl.report.documents.csv_files import comparisons_csv
-from benchctl.report.documents.verdict import verdict_document
-from benchctl.report.page.build import directory_page
+from benchctl.records.files import write_bytes_atomic
+from benchctl.report.documents.csv_files import comparisons_csv, verdict_document
+from benchctl.report.page.page import directory_page
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict, directory_verdict
-from benchctl.report.text.comparison_markdown import markdown_of
-from benchctl.report.text.markdown import fenced, markdown_text
+from benchctl.report.tables.compare import fenced, markdown_of, markdown_text
 
 
 def baseline_side(text: str) -> str | None:
@@ -77,7 +75,7 @@ def _content(analysis: AnalyzedExperiment, verdict: PageVerdict, output: Path, *
     if output.suffix == ".csv":
         return comparisons_csv(comparisons)
     if output.suffix == ".png":
-        from benchctl.report.plots.forest import forest_plot
+        from benchctl.report.plots.sweep import forest_plot
 
         if len(comparisons) != 1:
             raise UsageError(

@@ -102,7 +102,7 @@ def _rank(error: BaseException) -> int:
 
 
 def _tell_error(error: BenchctlError) -> None:
-    from benchctl.untrusted.known_secrets import redacted
+    from benchctl.untrusted.secrets import redacted
 
     tell(f"benchctl: {visible_lines(redacted(str(error)))}")
     if error.log_tail:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from benchctl import __version__
-from benchctl.untrusted.known_secrets import redacted
+from benchctl.untrusted.secrets import redacted
 from benchctl.untrusted.text import visible_line
 
 TRACEBACK_VARIABLE: Final = "BENCHCTL_TRACEBACK"

@@ -1,17 +1,36 @@
-"""The plan of an experiment on the terminal: of a new one, of the rest of one, and what is known beforehand."""
+"""The plan of an experiment on the terminal: of a new one, of the rest of one, and what is known beforehand.
 
+An experiment from its directory to its outcome: measured here or handed out, told by tables and exit code.
+"""
+
+import shlex
 import sys
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchctl.cli.cluster.distributed import check_block_time, print_distribution, with_cluster
-from benchctl.cli.experiment import check_gpu, check_machine, prepare_experiment
-from benchctl.cli.output.outcome import warn
+import typer
+
+from benchctl.cli.cluster.distributed import check_block_time, measure_distributed, print_distribution, with_cluster
+from benchctl.cli.conduct import (
+    A_RUN_FAILED,
+    A_RUN_IS_SUSPECT,
+    check_gpu,
+    check_machine,
+    keeping,
+    measure,
+    prepare_experiment,
+    reporting_alone,
+)
+from benchctl.cli.options.options import Distribution
+from benchctl.cli.output.verdicts import print_outcome, store_noise, warn
 
 if TYPE_CHECKING:
-    from benchctl.cli.options.distribution import Distribution
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
+    from benchctl.records.record import PreparedRequest
+    from benchctl.workload.prepare import PreparedSet
 
 
 def print_planned(
@@ -24,7 +43,7 @@ def print_planned(
     """Print the ordered runs, with those that measure natural lengths first where needed, the KV cache, and where
     the blocks would be measured.
     """
-    from benchctl.cli.output.plan import print_kv_memory, print_plan
+    from benchctl.cli.conduct import print_kv_memory, print_plan
     from benchctl.measure.noise_on_file import noise_on_file
     from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 
@@ -53,8 +72,8 @@ def print_planned(
 
 def print_expectations(results: "ResultDirectory", profile: "Profile") -> None:
     """Print the KV cache that was computed, the power with the noise on file, and the warnings about that noise."""
-    from benchctl.cli.output.plan import print_kv_memory, print_power
-    from benchctl.records.noise import load_noise
+    from benchctl.cli.conduct import print_kv_memory, print_power
+    from benchctl.records.stores.peaks_store import load_noise
 
     print_power(profile, load_noise(results.path))
     for warning in results.manifest().warnings:
@@ -72,7 +91,7 @@ def print_runs_left(
     distribution: "Distribution",
 ) -> None:
     """Print the runs that would be measured; nothing is written."""
-    from benchctl.cli.output.plan import print_rest, warn_of_repeats
+    from benchctl.cli.conduct import print_rest, warn_of_repeats
     from benchctl.measure.result_directory import reopen_experiment
     from benchctl.measure.resume.extension import extended_plan
     from benchctl.measure.resume.here import Here
@@ -88,3 +107,66 @@ def print_runs_left(
     print_rest(reopened.profile, reopened.requests, pending, len(plan.runs), step_time_model)
     elsewhere = with_cluster(reopened.profile, distribution, given=profile)
     print_distribution(elsewhere, reopened.requests, distribution, sorted({planned.block for planned in pending}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """Choices about the outcome: its form on the screen, and whether noise is stored."""
+
+    is_quiet: bool
+    stores_noise: bool
+    as_json: bool
+    keeps_raw_logs: bool
+    distribution: Distribution
+
+
+def measure_new(results: "ResultDirectory", profile: "Profile", prepared: "PreparedSet", manner: Manner) -> None:
+    from benchctl.cli.conduct import print_duration
+
+    with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
+        print(f"results in {results.path}", flush=True)
+        print_expectations(results, profile)
+        if not manner.distribution.is_shared:  # else so many blocks at a time decide
+            print_duration(profile, prepared.requests)
+    measure_and_report(results, profile, prepared.requests, manner)
+
+
+def measure_and_report(
+    results: "ResultDirectory", profile: "Profile", requests: "tuple[PreparedRequest, ...]", manner: Manner
+) -> None:
+    from benchctl.cli.output.verdicts import outcome_document
+    from benchctl.cli.screen import print_json
+    from benchctl.cluster.local.held_slots import held_devices
+
+    next_step = f"Continue with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
+    with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
+        if manner.distribution.is_shared:
+            outcome = measure_distributed(
+                results,
+                profile,
+                requests,
+                manner.distribution,
+                is_quiet=manner.is_quiet,
+                keeps_raw_logs=manner.keeps_raw_logs,
+            )
+            if outcome is None:
+                return
+        else:
+            with held_devices(profile):
+                outcome = measure(
+                    results,
+                    profile,
+                    requests,
+                    next_step,
+                    is_quiet=manner.is_quiet,
+                    keeps_raw_logs=manner.keeps_raw_logs,
+                )
+        with keeping(results.path), reporting_alone(results.path):
+            analysis, verdict = print_outcome(results.path, outcome)
+            if manner.stores_noise and not manner.distribution.is_elsewhere:
+                store_noise(results.path, profile)
+    code = A_RUN_FAILED if outcome.num_failed else A_RUN_IS_SUSPECT if outcome.num_suspect else 0
+    if manner.as_json:
+        print_json(outcome_document(analysis, outcome, verdict, code))
+    if code:
+        raise typer.Exit(code)

@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 
 from benchctl.errors import RecordError, UsageError
-from benchctl.records.archive.opening import is_archive, unpack_results
+from benchctl.records.archive.archive import is_archive, unpack_results
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.files import is_name
-from benchctl.records.manifest import Manifest
+from benchctl.records.record import Manifest
 
 
 def default_destination(manifest: Manifest, name: str, root: Path) -> Path:

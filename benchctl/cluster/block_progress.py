@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from benchctl.records.directory import arm_label
-from benchctl.records.manifest import Manifest, PlannedRun
-from benchctl.records.run import RunRecord
+from benchctl.records.record import Manifest, PlannedRun, RunRecord
 
 BlockState: TypeAlias = Literal["waiting", "running", "done", "suspect", "failed", "lost", "interrupted"]
 Phase: TypeAlias = Literal["starting", "warm-up", "load", "ending"]

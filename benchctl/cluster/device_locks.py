@@ -22,7 +22,7 @@ import platformdirs
 import psutil
 
 from benchctl.errors import UsageError
-from benchctl.untrusted.known_secrets import redacted
+from benchctl.untrusted.secrets import redacted
 from benchctl.untrusted.text import visible_line
 
 STORE_VARIABLE: Final = "BENCHCTL_LOCKS_DIR"

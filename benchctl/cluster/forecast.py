@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Final, Literal, TypeAlias
 
 from benchctl.records.directory import arm_label
-from benchctl.records.run import RunRecord
+from benchctl.records.record import RunRecord
 from benchctl.units import s_from_ns
 
 Source: TypeAlias = Literal["ended-runs", "earlier-experiments"]

@@ -10,7 +10,7 @@ from typing import Final
 from benchctl.errors import UsageError
 from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.measure.telemetry.visible_devices import VARIABLE, names_mig
-from benchctl.records.node import NodeGpu
+from benchctl.records.schema import NodeGpu
 from benchctl.untrusted.text import visible_value
 
 _SYSTEM: Final = Path("/sys/devices/system")

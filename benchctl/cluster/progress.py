@@ -24,9 +24,8 @@ from benchctl.cluster.block_progress import (
 )
 from benchctl.cluster.forecast import ArmDuration, BlockWork, TimeLeft, arm_durations, time_left
 from benchctl.records.directory import arm_label
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.record import ExperimentState
-from benchctl.records.run import RunRecord
+from benchctl.records.record import PlannedRun, RunRecord
+from benchctl.records.schema import ExperimentState
 from benchctl.records.warning_codes import SUSPECT_CODES
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from benchctl.errors import UsageError
-from benchctl.records.archive.contents import LEFT_OUT
+from benchctl.records.archive.archive import LEFT_OUT
 from benchctl.untrusted.limits import DOCUMENT_BYTES, LOG_BYTES, MESSAGE_CHARS
 from benchctl.untrusted.text import visible_line
 

@@ -15,7 +15,7 @@ from benchctl.formats import count_of
 from benchctl.measure.gpu_need import gpus_of_block
 from benchctl.measure.server.cores import core_ranges
 from benchctl.profile.model import Profile
-from benchctl.records.node import NodeGpu
+from benchctl.records.schema import NodeGpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from benchctl.untrusted.decoding import DECODING_ERRORS
+from benchctl.untrusted.reading import DECODING_ERRORS
 
 CUDA: Final = "cuda"
 """Name under which the CUDA version that torch was built for stands among the packages."""

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from benchctl.engines.prompt_counter import PromptCounter
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.engine_table import ENGINES, engine_spec, load_name
+from benchctl.profile.engine_options import ENGINES, ServerOptions, engine_spec, load_name
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.engine_options import ServerOptions
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import PreparedRequest
-from benchctl.records.step import Clock, StepPhase, StepRecord
+from benchctl.records.record import PreparedRequest
+from benchctl.records.schema import Clock, ResultWarning, StepPhase, StepRecord
 
 if TYPE_CHECKING:
     import httpx

@@ -21,9 +21,9 @@ from benchctl.engines.engine import Installation
 from benchctl.engines.hub import checkpoint_for
 from benchctl.engines.openai_server import OpenAiServer, own_options
 from benchctl.errors import EngineUnavailableError
+from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.engine_options import PythonOptions, ServerOptions
-from benchctl.untrusted.decoding import DECODING_ERRORS
+from benchctl.untrusted.reading import DECODING_ERRORS
 
 _ASK: Final = """
 import importlib.metadata as metadata, json, sys

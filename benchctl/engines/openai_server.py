@@ -10,13 +10,12 @@ from benchctl.engines.engine import Diagnosis, Installation, LaunchSite, Request
 from benchctl.engines.hub import context_of
 from benchctl.engines.prompt_counter import PromptCounter
 from benchctl.errors import UnsupportedError
+from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.engine_options import ServerOptions
-from benchctl.profile.sections.request import RequestOptions
-from benchctl.records.jsonl import encode
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import PreparedRequest
-from benchctl.records.step import Clock, StepRecord
+from benchctl.profile.request import RequestOptions
+from benchctl.records.files import encode
+from benchctl.records.record import PreparedRequest
+from benchctl.records.schema import Clock, ResultWarning, StepRecord
 
 if TYPE_CHECKING:
     import httpx

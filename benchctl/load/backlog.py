@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from benchctl.load.transport.exchange import Exchange
-from benchctl.records.request import RequestRecord
+from benchctl.records.record import RequestRecord
 from benchctl.units import NS_PER_MS
 
 _WAVE_GAP_NS: Final = 2 * NS_PER_MS

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.request import PreparedRequest
+from benchctl.profile.model import Arrival
+from benchctl.records.record import PreparedRequest
 from benchctl.units import NS_PER_S
 
 TOKEN_S: Final = 0.010

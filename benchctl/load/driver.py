@@ -26,9 +26,9 @@ from benchctl.load.tally import Activity, LoadSummary, Tally
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call, Exchange
 from benchctl.load.transport.failures import CANCELLED
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.request import RequestRecord
-from benchctl.records.samples import ClientSample
+from benchctl.profile.model import Arrival
+from benchctl.records.record import RequestRecord
+from benchctl.records.schema import ClientSample
 
 _FINISH_WAIT_S: Final = 0.2
 """How long requests in flight may still end by themselves when the load is cancelled."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from benchctl.load.transport.client import StreamClient
-from benchctl.records.samples import ClientSample
+from benchctl.records.schema import ClientSample
 from benchctl.units import s_from_ns
 
 _BEAT_NS: Final = 20_000_000

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from benchctl.records.request import RequestRecord
+from benchctl.records.record import RequestRecord
 
 _REFUSALS: Final = frozenset({400, 401, 403, 404, 422})
 """Status codes by which a server refuses a request for its content: asked again, it would refuse it again."""

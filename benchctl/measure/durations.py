@@ -16,20 +16,12 @@ from typing import Any, Final
 
 from benchctl.measure.journal import utc_now
 from benchctl.measure.telemetry.gpu import gpu_inventory
-from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
-from benchctl.records.jsonl import encode
-from benchctl.records.manifest import Manifest
-from benchctl.records.request import PreparedRequest
-from benchctl.records.run import RunRecord
-from benchctl.records.stores.duration_store import (
-    RunDuration,
-    durations_directory,
-    store_duration,
-    stored_durations,
-)
+from benchctl.records.files import encode
+from benchctl.records.record import Manifest, PreparedRequest, RunRecord
+from benchctl.records.stores.stores import RunDuration, durations_directory, store_duration, stored_durations
 from benchctl.units import s_from_ns
 
 _NEWEST: Final = 12

@@ -14,10 +14,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from benchctl.analysis.compare.metric_comparison import roles_of
+from benchctl.analysis.compare.metric import roles_of
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.experiment.stopping import take_look
-from benchctl.analysis.validity.noise_floor_fit import version_warning
+from benchctl.analysis.experiment.ladder import take_look
+from benchctl.analysis.validity.noise import version_warning
 from benchctl.errors import BenchctlError, RequestRefusedError, UsageError
 from benchctl.measure.durations import gpu_names_here, remember_duration
 from benchctl.measure.measured_run import ignore
@@ -30,16 +30,13 @@ from benchctl.measure.resume.pending import pending_runs
 from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.records.claims.lease import is_shared
-from benchctl.records.claims.lock import settle_runs, sole_writer
+from benchctl.profile.planning import arms, variant_settings
+from benchctl.records.claims.claims import is_shared, settle_runs, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity.digests import begin_digests, forget_run, record_run
-from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
-from benchctl.records.noise import NoiseFloor, load_noise
-from benchctl.records.record import ResultWarning, RunState
-from benchctl.records.request import PreparedRequest
-from benchctl.records.run import RunFailure, RunRecord
+from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
+from benchctl.records.schema import ResultWarning, RunState
+from benchctl.records.stores.peaks_store import NoiseFloor, load_noise
 from benchctl.sim.settings import costs_in_words
 from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
 from benchctl.system_errors import KEPT, as_run_error, as_usage_error, is_of_the_system

@@ -10,10 +10,9 @@ import pynvml
 from benchctl.measure.machine_limits import Shortfall
 from benchctl.measure.telemetry.gpu import absent_gpu
 from benchctl.measure.telemetry.visible_devices import VARIABLE
-from benchctl.profile.engine_table import engine_spec
+from benchctl.profile.engine_options import LaunchedOptions, engine_spec
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.profile.sections.engine_options import LaunchedOptions
+from benchctl.profile.planning import arms, variant_settings
 
 
 def gpu_shortfalls(profile: Profile, nvml: Any = pynvml) -> Iterator[Shortfall]:

@@ -14,12 +14,11 @@ from benchctl.measure.redaction import redacted_tree
 from benchctl.measure.resume.attempts import begin_attempt
 from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity.digests import digests_of_run
-from benchctl.records.record import ResultWarning, RunState
-from benchctl.records.run import INTERRUPTED, RunFailure, RunRecord
+from benchctl.records.record import INTERRUPTED, RunFailure, RunRecord
+from benchctl.records.schema import ResultWarning, RunState
 from benchctl.records.warning_codes import SUSPECT_CODES, by_severity
 from benchctl.system_errors import KEPT, as_run_error, is_of_the_system
-from benchctl.untrusted.known_secrets import environment_redactor
-from benchctl.untrusted.secrets import Redactor
+from benchctl.untrusted.secrets import Redactor, environment_redactor
 
 INTERNAL_ERROR: Final = "internal-error"
 """Cause of a failure by a mistake of benchctl."""

@@ -22,10 +22,9 @@ from benchctl.measure.kv_option import KV_OPTION, with_kv_bytes
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
-from benchctl.records.node import GpuInfo
-from benchctl.records.record import ResultWarning
+from benchctl.records.schema import GpuInfo, ResultWarning
 from benchctl.units import GIB
 
 _KIND: Final = "vllm-lenvm"

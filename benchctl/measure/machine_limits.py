@@ -18,7 +18,7 @@ from benchctl.load.demand import LoadSize, max_open
 from benchctl.load.process import usable_open_files
 from benchctl.load.workers.workers import num_workers
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import arms
+from benchctl.profile.planning import arms
 from benchctl.system_errors import address_space_shortfall
 
 OWN_OPEN_FILES: Final = 32

@@ -17,9 +17,8 @@ import httpx
 import msgspec
 
 from benchctl.analysis.metrics.bounds import Bounds
-from benchctl.analysis.validity.answer_ends import AnswerEnds
-from benchctl.analysis.validity.bunching import bunching_warnings
-from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
+from benchctl.analysis.validity.answers import AnswerEnds
+from benchctl.analysis.validity.client import bunching_warnings, client_suspect_warnings, client_warnings
 from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import RequestRefusedError, RunError
 from benchctl.load.demand import LoadSize
@@ -31,21 +30,15 @@ from benchctl.measure.described_fields import undescribed_fields
 from benchctl.measure.interrupt import await_signal, run_interruptible
 from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.sending import ServerUnderTest, send_requests
-from benchctl.profile.model import PriorityOption, Profile
-from benchctl.profile.planning.plan import variant_settings
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival, PriorityOption, Profile
+from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.node import NodeInfo
-from benchctl.records.record import ResultWarning, RunState
-from benchctl.records.request import PreparedRequest, RequestRecord
-from benchctl.records.run import RunFailure, RunRecord
-from benchctl.records.samples import ClientSample
-from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunFailure, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION, ClientSample, NodeInfo, ResultWarning, RunState
 from benchctl.system_errors import OWN_LIMITS
 from benchctl.untrusted.http import recordable
-from benchctl.untrusted.known_secrets import environment_redactor
+from benchctl.untrusted.secrets import environment_redactor
 
 
 def ignore(*_values: object) -> None:
@@ -236,12 +229,12 @@ class MeasuredRun:
 
     def judge_records(self, loaded: LoadedRun, requests: Sequence[PreparedRequest]) -> None:
         """Check the records of the run against each other, as they are on disk now."""
-        from benchctl.analysis.validity.reconcile import (  # noqa: PLC0415 - numpy, after the load
+        from benchctl.analysis.validity.checks import (  # noqa: PLC0415 - numpy, after the load
             expected,
             failed_checks,
             reconcile,
+            value_model_warnings,
         )
-        from benchctl.analysis.validity.value_passes import value_model_warnings  # noqa: PLC0415 - as above
 
         self.journal.warn(
             *failed_checks(loaded, reconcile(loaded, expected(self.profile, requests, loaded.record))),
@@ -267,7 +260,7 @@ class MeasuredRun:
 
     def judge_prompts(self, requests: Iterable[PreparedRequest], records: Iterable[RequestRecord]) -> None:
         """Hold the prompt tokens that the server counted against those of the request set."""
-        from benchctl.analysis.validity.prompt_tokens import count_prompts, prompt_warnings  # noqa: PLC0415 - as above
+        from benchctl.analysis.validity.answers import count_prompts, prompt_warnings  # noqa: PLC0415 - as above
 
         self.journal.warn(*prompt_warnings(count_prompts(requests, records)))
 

@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 from benchctl.measure.server.cores import core_ranges
-from benchctl.records.node import NodeGpu, NodeInfo
+from benchctl.records.schema import NodeGpu, NodeInfo
 
 _NO_BUILD: Final[Mapping[str, str]] = MappingProxyType({})
 _CPUINFO: Final = Path("/proc/cpuinfo")

@@ -10,17 +10,15 @@ from typing import Final
 
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.planning.noise_floor import engine_sha256, is_repeated_baseline, noise_of_experiment
-from benchctl.analysis.validity.noise_floor_fit import noise_warnings, other_server_warning
+from benchctl.analysis.validity.noise import noise_warnings, other_server_warning
 from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import arms
-from benchctl.records.neighbours import CHECK_NOTE
-from benchctl.records.node import GpuInfo
-from benchctl.records.noise import NoiseFloor
-from benchctl.records.record import ResultWarning
-from benchctl.records.stores.file_store import newest_of_each
+from benchctl.profile.planning import arms
+from benchctl.records.schema import GpuInfo, ResultWarning
 from benchctl.records.stores.noise_store import NoiseKey, noise_directory, store_noise, stored_noise
+from benchctl.records.stores.peaks_store import NoiseFloor
+from benchctl.records.stores.stores import CHECK_NOTE, newest_of_each
 
 _NOT_OF_NOISE: Final = {"--blocks", "--label", "--output", "-o", "--step-time-model", "--until-precision"}
 """Options of ``run``, with a value each, that an A/A experiment does not take over."""

@@ -17,9 +17,9 @@ from benchctl.measure.node import cpu_model
 from benchctl.measure.redaction import redacted_argv, redacted_tree
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.model import Profile
-from benchctl.records.manifest import GitState, HostInfo, Manifest
+from benchctl.records.record import GitState, HostInfo, Manifest
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.untrusted.known_secrets import environment_redactor
+from benchctl.untrusted.secrets import environment_redactor
 from benchctl.workload.prepare import PreparedSet
 
 _PACKAGES: Final = (

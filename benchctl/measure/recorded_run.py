@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchctl.analysis.metrics.run_metrics import latency_metrics
+from benchctl.analysis.metrics.latency import quotient
+from benchctl.analysis.metrics.run import latency_metrics
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.metrics.unknown import quotient
 from benchctl.errors import UsageError
 from benchctl.measure.run import noise_seed
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import variant_settings
-from benchctl.records.columns.step_columns import Integers
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.request import PreparedRequest
+from benchctl.profile.planning import variant_settings
+from benchctl.records.columns.columns import Integers
+from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.sim.requests.counted_requests import CountedRequests
 from benchctl.sim.settings import config_of, core_request
 from benchctl.sim.simulate import SimLoad, Simulation, engine_for_config, simulate

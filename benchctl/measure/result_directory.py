@@ -16,15 +16,14 @@ from benchctl.measure.kv_option import COMPUTED, KV_OPTION, with_kv_bytes
 from benchctl.profile.identity import is_profile_of, profile_sha256
 from benchctl.profile.load import dump_profile, stored_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import plan_runs
-from benchctl.records.archive.opening import require_directory
+from benchctl.profile.planning import plan_runs
+from benchctl.records.archive.archive import require_directory
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.integrity.digests import begin_digests, digest_of, digests_as_written
-from benchctl.records.manifest import Manifest
-from benchctl.records.noise import NOISE_FILE, NoiseFloor, write_noise
-from benchctl.records.peaks import PEAKS_FILE, MeasuredPeaks, write_peaks
-from benchctl.records.record import ExperimentState, ResultWarning
-from benchctl.records.request import PreparedRequest
+from benchctl.records.record import Manifest, PreparedRequest
+from benchctl.records.schema import ExperimentState, ResultWarning
+from benchctl.records.stores.peaks_store import NOISE_FILE, NoiseFloor, write_noise
+from benchctl.records.stores.stores import PEAKS_FILE, MeasuredPeaks, write_peaks
 from benchctl.workload.prepare import PreparedSet
 
 _NAME_IN_USE: Final = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from benchctl.analysis.validity.batch_fill import underfilled_batch_warnings
+from benchctl.analysis.validity.client import underfilled_batch_warnings
 from benchctl.analysis.validity.comparability.sites import chooses_devices
-from benchctl.analysis.validity.gates import clock_warnings
+from benchctl.analysis.validity.usable import clock_warnings
 from benchctl.engines.engine import Engine, LaunchSite, engine_for, raw_step_log
 from benchctl.errors import RecordError, ServerRefusalError, ServerStartError
 from benchctl.load.demand import size_of
@@ -46,11 +46,8 @@ from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name
 from benchctl.records.loaded import copy_long_steps, load_run
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import PreparedRequest
-from benchctl.records.run import RunFailure, RunRecord
-from benchctl.records.step import StepRecord
+from benchctl.records.record import PlannedRun, PreparedRequest, RunFailure, RunRecord
+from benchctl.records.schema import ResultWarning, StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

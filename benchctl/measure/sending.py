@@ -19,9 +19,8 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.load.transport.failures import underlying
 from benchctl.load.workers.workers import AnyLoad
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.request import PreparedRequest
+from benchctl.profile.model import Arrival, VariantSettings
+from benchctl.records.record import PreparedRequest
 from benchctl.system_errors import OWN_LIMITS
 from benchctl.workload.arrival import launch_offsets_ns
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from benchctl.errors import UsageError
 from benchctl.measure.measured_run import ignore
 from benchctl.profile.model import VariantSettings
-from benchctl.records.request import PreparedRequest
+from benchctl.records.record import PreparedRequest
 from benchctl.sim.virtual_server import VirtualServer
 
 

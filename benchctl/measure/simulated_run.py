@@ -19,12 +19,10 @@ from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.run import RunContext, noise_seed
 from benchctl.measure.warmup import warmup_bursts
 from benchctl.records.directory import RunDirectory
-from benchctl.records.jsonl import JsonlWriter
+from benchctl.records.files import JsonlWriter
 from benchctl.records.loaded import copy_long_steps, load_run
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import RequestRecord
-from benchctl.records.run import RunRecord
+from benchctl.records.record import PlannedRun, RequestRecord, RunRecord
+from benchctl.records.schema import ResultWarning
 from benchctl.sim.virtual_server import VirtualServer
 
 Kept: TypeAlias = Literal["requests", "all"]

@@ -17,9 +17,7 @@ from benchctl.measure.run import RunContext
 from benchctl.measure.simulated_run import Kept, simulate_run
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory, RunDirectory
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.request import PreparedRequest
-from benchctl.records.run import RunRecord
+from benchctl.records.record import PlannedRun, PreparedRequest, RunRecord
 
 _INTERRUPTED: Final = 130
 _MANY_TOKENS: Final = 1_000_000

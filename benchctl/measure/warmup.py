@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.records.request import PreparedRequest
+from benchctl.records.record import PreparedRequest
 
 _MAX_TOKENS: Final = 16
 """Enough steps to reach a token at which a value model has candidates to choose from."""

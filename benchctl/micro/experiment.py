@@ -33,13 +33,11 @@ from benchctl.micro.run import BELOW_FLOOR, MeasuredPasses
 from benchctl.micro.worker import Worker, WorkerInfo, WorkerSettings, find_torch_python, started_worker
 from benchctl.micro.workers_of_blocks import PassWorker, WorkersOfBlocks, visible_devices
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.node import GpuInfo
-from benchctl.records.peaks import MeasuredPeaks, load_peaks
-from benchctl.records.record import ResultWarning
-from benchctl.records.run import RunRecord
+from benchctl.records.record import PlannedRun, RunRecord
+from benchctl.records.schema import GpuInfo, ResultWarning
+from benchctl.records.stores.stores import MeasuredPeaks, load_peaks
 from benchctl.workload.prepare import prepare_requests
 
 StartWorker: TypeAlias = Callable[[Profile], AbstractContextManager[PassWorker]]

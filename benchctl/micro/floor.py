@@ -13,7 +13,7 @@ from typing import Final
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.model_shape import ModelShape
 from benchctl.costs.roofline import forward_flops, roofline_ns, weight_read_bytes
-from benchctl.profile.sections.forward_pass import DataType, ForwardPoint
+from benchctl.profile.choices import DataType, ForwardPoint
 
 MEASURED_SHARE: Final = 0.7
 """Measured peaks vary from day to day, on a virtual machine by a quarter."""

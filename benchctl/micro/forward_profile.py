@@ -7,10 +7,10 @@ from itertools import product
 from typing import Any, Final
 
 from benchctl.costs.shapes import shape_for
+from benchctl.profile.choices import DataType, ForwardPoint, KvLayout, Mode, Phase
 from benchctl.profile.load import profile_from_plain
 from benchctl.profile.model import Profile
-from benchctl.profile.sections.forward_pass import DataType, ForwardPoint, KvLayout, Mode, Phase
-from benchctl.records.record import Cell
+from benchctl.records.schema import Cell
 
 DEFAULT_BLOCKS: Final = 8
 DEFAULT_REPLAYS: Final = 200

@@ -5,7 +5,8 @@ from typing import Final
 
 from benchctl.costs.hardware import Hardware
 from benchctl.formats import four_digits, percentage
-from benchctl.records.peaks import (
+from benchctl.records.schema import ResultWarning
+from benchctl.records.stores.stores import (
     QUANTITIES,
     MeasuredPeaks,
     PeakSeries,
@@ -14,7 +15,6 @@ from benchctl.records.peaks import (
     data_sheet,
     product_flops_per_s,
 )
-from benchctl.records.record import ResultWarning
 from benchctl.units import GIGA, MIB, TERA, US_PER_S
 
 ABOVE_SHEET_FRAC: Final = 0.03

@@ -28,16 +28,13 @@ from benchctl.micro.floor import Peaks
 from benchctl.micro.forward_times import ForwardTimes
 from benchctl.micro.worker import WorkerInfo
 from benchctl.micro.workers_of_blocks import WorkersOfBlocks, visible_devices
+from benchctl.profile.choices import ForwardPoint
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import variant_settings
-from benchctl.profile.sections.forward_pass import ForwardPoint
+from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import copy_long_steps, load_run
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.record import ResultWarning
-from benchctl.records.run import RunFailure, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.records.step import StepRecord
+from benchctl.records.record import PlannedRun, RunFailure, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION, ResultWarning, StepRecord
 from benchctl.units import us_from_ns
 
 BELOW_FLOOR: Final = "below-floor"

@@ -24,7 +24,7 @@ from benchctl.measure.server.failure import Shortage, describe_end
 from benchctl.measure.server.log import ServerLog
 from benchctl.micro.forward_times import ForwardTimes
 from benchctl.micro.interpreter import find_torch_python
-from benchctl.profile.sections.forward_pass import DataType, ForwardPoint, KvLayout, Mode
+from benchctl.profile.choices import DataType, ForwardPoint, KvLayout, Mode
 
 __all__ = ["Worker", "WorkerInfo", "WorkerSettings", "find_torch_python", "started_worker"]
 

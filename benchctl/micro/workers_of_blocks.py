@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 from benchctl.micro.forward_times import ForwardTimes
 from benchctl.micro.worker import WorkerInfo
-from benchctl.profile.sections.forward_pass import ForwardPoint, Mode
+from benchctl.profile.choices import ForwardPoint, Mode
 
 
 class PassWorker(Protocol):

@@ -8,7 +8,8 @@ from math import prod
 from typing import Any, Final
 
 from benchctl.profile.choices import NO_REQUESTS
-from benchctl.profile.engine_table import ENGINES, engine_spec, options_class
+from benchctl.profile.engine_options import ENGINES, engine_spec, options_class, own_variable_errors
+from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile
 from benchctl.profile.request_checks import header_errors
 from benchctl.profile.settings import (
@@ -21,10 +22,8 @@ from benchctl.profile.settings import (
     settings_tree,
     swept_cells,
 )
-from benchctl.profile.sources.files import did_you_mean
-from benchctl.profile.sources.located import LocatedDict, LocatedError, value_text
-from benchctl.profile.variable_checks import own_variable_errors
-from benchctl.records.record import Cell
+from benchctl.profile.yaml import LocatedDict, LocatedError, value_text
+from benchctl.records.schema import Cell
 
 MAX_CELLS: Final = 1000
 MAX_ARMS: Final = 1000

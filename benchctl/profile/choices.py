@@ -1,12 +1,20 @@
 """Datasets and cost models: each name that a profile may use, and the module that implements it.
 
-To add one, write its module and add its line here. The modules lie in rooms above this one; they are loaded by name
-when a run needs them.
+Largest values of quantities that profiles and options of the command line share; see ``quantities``.
+The quantities of a profile: each with its unit and the range beyond which a value is a mistake.
+The forward pass that a run of a micro-benchmark measures, as its settings describe it.
+The base of every part of a profile, and the meanings of its keys.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias, get_args
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from benchctl.docstrings import attribute_docstrings
 
 NO_REQUESTS: Final = "none"
 """Name of the dataset without prompts."""
@@ -106,3 +114,136 @@ def devices_error(cost_model: str, tensor_parallel_size: int) -> str | None:
 
 PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 """Parameters of sampling that depend on the tokens so far, and that few requests have."""
+
+
+MAX_OUTPUTS: Final = 1_000_000
+"""Answers to all requests of a run."""
+MAX_TOKENS: Final = 1_000_000
+"""Tokens of one prompt or answer."""
+MAX_CONTEXT: Final = 1 << 24
+"""Tokens of prompt and answer together, and tokens of one step."""
+MAX_CONCURRENCY: Final = 65_536
+"""Requests open at the same time, and sequences in one batch."""
+MAX_DRAFT_TOKENS: Final = 256
+MAX_DEVICES: Final = 4096
+MAX_THREADS: Final = 4096
+MAX_WARMUPS: Final = 10_000
+MAX_BLOCKS: Final = 10_000
+"""Complete replicates of an experiment."""
+MAX_JOBS: Final = 100_000
+"""Blocks measured at the same time."""
+MAX_LEASE_S: Final = 3600.0
+MAX_RESUBMISSIONS: Final = 100
+MAX_SEED: Final = 2**63 - 1
+MAX_LAYERS: Final = 1000
+MAX_TOTAL_TOKENS: Final = 10**15
+"""Tokens of all answers together."""
+
+
+LEAST, MOST = 1e-6, 1e6
+"""Rates, factors and durations lie between, so that no time computed from them overflows."""
+NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]*$"
+"""A name that is a part of a path as well."""
+
+Seconds = Annotated[float, Field(ge=LEAST, le=MOST)]
+Delay = Annotated[float, Field(ge=0, le=MOST)]
+"""Seconds that may be none."""
+Rate = Annotated[float, Field(ge=LEAST, le=MOST)]
+"""Per second."""
+Factor = Annotated[float, Field(ge=LEAST, le=MOST)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+"""A part of something, which cannot be none of it."""
+CostShare = Annotated[float, Field(ge=0, le=1000)]
+"""A time as a share of another."""
+Temperature = Annotated[float, Field(ge=0, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+RequestCount = Annotated[int, Field(ge=1, le=MAX_OUTPUTS)]
+WarmupCount = Annotated[int, Field(ge=0, le=MAX_WARMUPS)]
+Concurrency = Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
+"""Requests open at the same time, and sequences in one batch."""
+TokenCount = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+"""Tokens of one prompt or answer."""
+ContextLength = Annotated[int, Field(ge=1, le=MAX_CONTEXT)]
+"""Tokens of prompt and answer together, and tokens of one step."""
+CachedTokens = Annotated[int, Field(ge=0, le=1 << 24)]
+BlockCount = Annotated[int, Field(ge=1, le=1 << 30)]
+"""Blocks of a KV cache."""
+BlockTokens = Annotated[int, Field(ge=1, le=1 << 16)]
+"""Tokens in one block of a KV cache."""
+VocabularyRank = Annotated[int, Field(ge=-1, le=1 << 24)]
+"""Tokens of a vocabulary; -1: all."""
+DraftTokens = Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)]
+"""Tokens drafted in one step."""
+StepCount = Annotated[int, Field(ge=1, le=MAX_OUTPUTS)]
+DeviceCount = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+OptionalDevices = Annotated[int, Field(ge=0, le=MAX_DEVICES)]
+"""Devices that may be none."""
+ThreadCount = Annotated[int, Field(ge=1, le=MAX_THREADS)]
+CoreCount = Annotated[int, Field(ge=0, le=4096)]
+LayerCount = Annotated[int, Field(ge=0, le=100_000)]
+AdapterCount = Annotated[int, Field(ge=1, le=65_536)]
+ByteCount = Annotated[int, Field(ge=1, le=1 << 50)]
+ReplicateCount = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
+"""Blocks of an experiment."""
+JobCount = Annotated[int, Field(ge=1, le=MAX_JOBS)]
+"""Blocks measured at the same time."""
+ResubmissionCount = Annotated[int, Field(ge=0, le=MAX_RESUBMISSIONS)]
+LeaseTime = Annotated[float, Field(ge=1, le=MAX_LEASE_S)]
+"""Seconds without a sign of life after which the owner of a block counts as dead."""
+Port = Annotated[int, Field(ge=1, le=65_535)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+
+
+Phase: TypeAlias = Literal["decode", "prefill"]
+Mode: TypeAlias = Literal["eager", "graph"]
+"""``eager`` launches every kernel from the host; ``graph`` replays a captured CUDA graph."""
+KvLayout: TypeAlias = Literal["contiguous", "paged"]
+DataType: TypeAlias = Literal["float32", "bfloat16", "float16"]
+
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
+
+
+class ForwardPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One forward pass over a batch of equal sequences.
+
+    A decode has one new token for each sequence; a prefill has ``new_tokens`` for each, by the attention path of
+    prompts. All of them see ``context_tokens`` that are in the cache already.
+    """
+
+    phase: Phase
+    batch_size: int
+    new_tokens: int = 1
+    """New tokens of one sequence."""
+    context_tokens: int = 0
+    """Tokens of one sequence whose keys and values the cache holds before the pass."""
+
+    @property
+    def total_new_tokens(self) -> int:
+        """New tokens of the whole batch."""
+        return self.batch_size * self.new_tokens
+
+
+ForwardPass: TypeAlias = tuple[ForwardPoint, Mode]
+"""A point, and the mode in which it is computed."""
+
+
+class Section(BaseModel):
+    """A part of a profile: frozen, closed, and strict about types (``"5"`` is text).
+
+    A section's validator is built when something is first validated against it: most commands need few.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True, allow_inf_nan=False)
+
+
+@cache
+def meanings(section: type[Section]) -> dict[str, str]:
+    """The text below each key.
+
+    Read from the source when it is needed: pydantic would read it at every start (``use_attribute_docstrings``).
+    """
+    sections = [declaring for declaring in reversed(section.__mro__) if issubclass(declaring, Section)]
+    return {name: text for declaring in sections for name, text in attribute_docstrings(declaring).items()}

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from benchctl.profile.cluster import ClusterSettings
 from benchctl.profile.errors import profile_error, validate
-from benchctl.profile.sections.cluster import ClusterSettings
-from benchctl.profile.sources.layers import Layers
-from benchctl.profile.sources.plain_values import plain_value_errors
+from benchctl.profile.layers import Layers
+from benchctl.profile.yaml import plain_value_errors
 
 
 def load_cluster(path: Path) -> ClusterSettings:

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from benchctl.profile.checks import MAX_CELLS, baseline_name, number_of_cells, swept_factors
-from benchctl.profile.engine_table import ENGINES, options_class
+from benchctl.profile.engine_options import ENGINES, options_class
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.settings import cells_of, factors_of, resolve, setting_of
-from benchctl.profile.sources.located import LocatedDict, LocatedError, located, merge
-from benchctl.records.record import Cell
+from benchctl.profile.yaml import LocatedDict, LocatedError, located, merge
+from benchctl.records.schema import Cell
 
 _NEUTRAL_SETTING: Final = "guidance.value_scale"
 _MEANING: Final = {

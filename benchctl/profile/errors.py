@@ -10,11 +10,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from benchctl.errors import ProfileError
+from benchctl.profile.choices import NAME_PATTERN, Section, meanings
+from benchctl.profile.files import did_you_mean
 from benchctl.profile.keys import profile_keys, section_at
-from benchctl.profile.sections.quantities import NAME_PATTERN
-from benchctl.profile.sections.section import Section, meanings
-from benchctl.profile.sources.files import did_you_mean
-from benchctl.profile.sources.located import LocatedDict, LocatedError, Location, Step, dotted, follow, value_text
+from benchctl.profile.yaml import LocatedDict, LocatedError, Location, Step, dotted, follow, value_text
 
 S = TypeVar("S", bound=Section)
 

@@ -15,11 +15,11 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from benchctl.profile.engine_table import options_class
+from benchctl.profile.choices import Section
+from benchctl.profile.engine_options import options_class
 from benchctl.profile.model import Profile
-from benchctl.profile.sections.section import Section
-from benchctl.profile.sources.yaml_text import read_document
-from benchctl.records.jsonl import encode
+from benchctl.profile.yaml import read_document
+from benchctl.records.files import encode
 
 FORMER_DEFAULTS: Final[Mapping[str, Any]] = {}
 """First default of every field whose default has changed since: by dotted path, with ``<name>`` for the name of a

@@ -6,10 +6,10 @@ from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from benchctl.profile.engine_table import options_class
+from benchctl.profile.choices import Section, meanings
+from benchctl.profile.engine_options import options_class
 from benchctl.profile.model import Profile, Variant
-from benchctl.profile.sections.section import Section, meanings
-from benchctl.profile.sources.located import Step
+from benchctl.profile.yaml import Step
 
 
 @dataclass(frozen=True, slots=True)

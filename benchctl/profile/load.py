@@ -13,14 +13,12 @@ from typing import Any, Final
 from benchctl.errors import DeprecatedWordWarning, ProfileError, RecordError, UsageError
 from benchctl.profile.checks import profile_errors, unfit_engine
 from benchctl.profile.controls import with_controls
-from benchctl.profile.engine_table import ENGINES, options_class
+from benchctl.profile.engine_options import ENGINES, options_class
 from benchctl.profile.errors import profile_error, validate
+from benchctl.profile.files import profile_file
+from benchctl.profile.layers import Layers, over
 from benchctl.profile.model import EngineSettings, Profile
-from benchctl.profile.sources.files import profile_file
-from benchctl.profile.sources.layers import Layers, over
-from benchctl.profile.sources.located import LocatedDict, Location, located
-from benchctl.profile.sources.plain_values import plain_value_errors
-from benchctl.profile.sources.yaml_text import STORED, dump_document
+from benchctl.profile.yaml import STORED, LocatedDict, Location, dump_document, located, plain_value_errors
 from benchctl.records.stores.peaks_store import MEASURED, resolved_hardware
 
 _HARDWARE: Final = "hardware"

@@ -8,11 +8,9 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.choices import MAX_SEED, Section
+from benchctl.profile.engine_options import ENGINES, flag_of
 from benchctl.profile.keys import Key, option_keys, profile_keys
-from benchctl.profile.sections.engine_options import flag_of
-from benchctl.profile.sections.ranges import MAX_SEED
-from benchctl.profile.sections.section import Section
 from benchctl.profile.settings import FACTOR_SETTINGS
 
 _INTRODUCTION: Final = """\

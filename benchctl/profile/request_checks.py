@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from benchctl.profile.engine_table import request_fields
+from benchctl.profile.engine_options import request_fields
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.request import variable_problem, variables_in
-from benchctl.profile.sources.located import LocatedDict, LocatedError
+from benchctl.profile.request import variable_problem, variables_in
+from benchctl.profile.yaml import LocatedDict, LocatedError
 
 FREE_SECTIONS: Final = (
     "extra_body",

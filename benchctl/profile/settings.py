@@ -19,23 +19,14 @@ from typing import Final, TypeAlias, TypeVar
 from pydantic import ValidationError, create_model
 
 from benchctl.guided.parameter_table import EXPONENTIAL_MODES
-from benchctl.profile.engine_table import guiding_kinds, options_class
+from benchctl.profile.engine_options import guiding_kinds, options_class
 from benchctl.profile.errors import validate
-from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.files import did_you_mean
+from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
+from benchctl.profile.request import RequestOptions
 from benchctl.profile.request_checks import FREE_SECTIONS, merge_fields, request_errors
-from benchctl.profile.sections.guidance import Guidance
-from benchctl.profile.sections.request import RequestOptions
-from benchctl.profile.sections.sampling import Sampling
-from benchctl.profile.sources.files import did_you_mean
-from benchctl.profile.sources.located import (
-    LocatedDict,
-    LocatedError,
-    LocatedList,
-    Location,
-    changed_at,
-    merge,
-)
-from benchctl.records.record import Cell
+from benchctl.profile.yaml import LocatedDict, LocatedError, LocatedList, Location, changed_at, merge
+from benchctl.records.schema import Cell
 
 V = TypeVar("V")
 Values: TypeAlias = Sequence[str | int | float | bool | None]

@@ -1,33 +1,35 @@
 """The result directory: create it, reopen it, read it.
 
-    <root>/manifest.json profile.yaml plan.json requests.jsonl
-    <root>/runs/<nnn>-b<block>-<variant>[-<cell>]/run.json requests.jsonl steps.jsonl client.jsonl gpu.jsonl …
-
-JSON documents are replaced atomically, JSON Lines are appended. No link is followed out of the directory or within
-it. Nothing here knows what the numbers mean.
+One submission of blocks to a scheduler: ``submissions/<utc>/submission.json``.
 """
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from benchctl.errors import RecordError, UsageError
-from benchctl.records.archive.opening import opened_directory
-from benchctl.records.documents import record_of
-from benchctl.records.files import check_name, check_run_id, read_document
-from benchctl.records.jsonl import JsonlWriter, read_jsonl, write_bytes_atomic, write_json_atomic
-from benchctl.records.manifest import Manifest, Plan
-from benchctl.records.record import Cell
-from benchctl.records.request import PreparedRequest, RequestRecord
-from benchctl.records.run import RunRecord
-from benchctl.records.step import StepRecord
-from benchctl.untrusted.files import is_there
+from benchctl.records.archive.archive import opened_directory
+from benchctl.records.files import (
+    JsonlWriter,
+    check_name,
+    check_run_id,
+    document_bytes,
+    read_document,
+    read_jsonl,
+    record_of,
+    write_bytes_atomic,
+    write_json_atomic,
+)
+from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
+from benchctl.records.schema import Cell, Record, StepRecord
+from benchctl.untrusted.files import Fence, entry_names, is_there, make_folder, read_file, replace_file
 from benchctl.untrusted.limits import STORED_PROFILE_BYTES
-from benchctl.untrusted.writing import Fence, make_folder
+from benchctl.untrusted.reading import DECODING_ERRORS
 
 T = TypeVar("T", bound=msgspec.Struct)
 _NAME_CHARS: Final = 200
@@ -238,3 +240,44 @@ def open_results(named: Path) -> ResultDirectory:
 
 def _read_json(path: Path, kind: type[T], within: Path) -> T:
     return record_of(read_document(path, within=within), path, kind)
+
+
+SUBMISSIONS: Final = "submissions"
+"""Folder of a result directory."""
+_FILE: Final = "submission.json"
+
+
+class Submission(Record, frozen=True, kw_only=True):
+    """Blocks that were handed to a scheduler at once."""
+
+    schema_version: int
+    """Version of the result format."""
+    job: str
+    """Number of the array job, or of the job of a single block."""
+    tasks: dict[str, int]
+    """Block of each task, by the scheduler's name of the task: ``17_0``."""
+    submitted_at: str
+    """UTC, ISO 8601."""
+    argv: tuple[str, ...]
+    """The command, without secrets."""
+    cluster: dict[str, Any]
+    """The settings of ``cluster`` that it used."""
+
+
+def write_submission(results: Path, folder: Path, submission: Submission) -> None:
+    """Store what was submitted beside its tasks' logs. Raises OSError."""
+    replace_file(folder / _FILE, document_bytes(submission), within=results)
+
+
+def read_submissions(results: Path) -> tuple[Submission, ...]:
+    """All submissions of a directory, oldest first; those that cannot be read are left out."""
+    submissions = list[Submission]()
+    try:
+        names = sorted(entry_names(results / SUBMISSIONS, within=results))
+    except (OSError, RecordError):
+        return ()
+    for name in names:
+        with suppress(OSError, RecordError, *DECODING_ERRORS):
+            content = read_file(results / SUBMISSIONS / name / _FILE, within=results)
+            submissions.append(msgspec.json.decode(content, type=Submission))
+    return tuple(submissions)

@@ -1,18 +1,24 @@
 """Files inside a result directory: opened without leaving it, with errors that name the file and a remedy.
 
-Every path below a result directory goes through here or through ``untrusted``: a directory may come from a
-stranger, and no name or link in it leads to a file elsewhere.
+JSON Lines and JSON files: appended with one flush per record, read with the location of any damage.
+JSON documents of a result directory: decoded, upgraded and checked; errors name file, field and value.
 """
 
 import re
+from collections.abc import Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import msgspec
 
 from benchctl.errors import RecordError
+from benchctl.records.schema import upgrade
 from benchctl.system_errors import OWN_LIMITS, system_failure
-from benchctl.untrusted.files import open_file, read_file
+from benchctl.untrusted.files import Fence, lines_of, open_file, open_to_append, read_file, replace_file
 from benchctl.untrusted.limits import DOCUMENT_BYTES
+from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem, field_problem
 
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """All that ``run_directory_name`` makes: one plain component of a path, on any system."""
@@ -80,3 +86,188 @@ def _unreadable(path: Path, error: OSError) -> Exception:
     return RecordError(
         f"{path} cannot be read: {error.strerror}; correct its permissions, or copy the directory again"
     )
+
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+def encode(record: object) -> bytes:
+    """One record as canonical JSON: fields in their order, keys of mappings sorted; equal means byte-equal."""
+    try:
+        return _encoder.encode(record)
+    except UnicodeEncodeError:
+        return _encoder.encode(encodable(record))
+
+
+def encodable(document: object) -> object:
+    r"""A document as plain values without lone surrogates, which no file can hold.
+
+    They stand for bytes that are no text, as in a name of a file, and become escapes such as ``\udcff``.
+    """
+    return _encodable(msgspec.to_builtins(document))
+
+
+def _encodable(value: object) -> object:
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(part) for part in value]
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+class JsonlWriter:
+    """Appends records to a file, one line and one flush each, so that a crash costs at most a torn last line.
+
+    No link leads the path out of ``within``, by default the folder of the file.
+    """
+
+    def __init__(self, path: Path, *, within: Path | None = None, fence: Fence | None = None) -> None:
+        self.path = path
+        self._file = open_to_append(path, within=within or path.parent, fence=fence)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self, record: msgspec.Struct) -> None:
+        self._file.write(encode(record) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def write_json_atomic(
+    path: Path, record: object, *, within: Path | None = None, fence: Fence | None = None, has_rivals: bool = False
+) -> None:
+    """Replace ``path`` in one step: a reader sees the old document or the new one, never a part.
+
+    ``fence`` and ``has_rivals`` as for ``replace_file``.
+    """
+    write_bytes_atomic(path, document_bytes(record), within=within, fence=fence, has_rivals=has_rivals)
+
+
+def document_bytes(record: object) -> bytes:
+    """One record as a document for readers: indented canonical JSON."""
+    return msgspec.json.format(encode(record), indent=1) + b"\n"
+
+
+def write_bytes_atomic(
+    path: Path, content: bytes, *, within: Path | None = None, fence: Fence | None = None, has_rivals: bool = False
+) -> None:
+    """Replace ``path`` in one step with ``content``, on disk before the name changes.
+
+    No link leads the path out of ``within``, by default its folder, which the user named. Raises RecordError where
+    a directory of that name is ``within`` one.
+    """
+    try:
+        replace_file(path, content, within=within or path.parent, fence=fence, has_rivals=has_rivals)
+    except IsADirectoryError as error:
+        if within is None:
+            raise
+        raise RecordError(f"{path} is a directory, and a file belongs in its place; move it away") from error
+
+
+def read_jsonl(path: Path, kind: type[R], *, within: Path | None = None) -> Iterator[R]:
+    """Yield the records of a file, to which no link leads from ``within``, by default its folder.
+
+    Raises RecordError naming file and line at the first damaged line; the records before it have been
+    yielded by then. A missing file has no records.
+    """
+    file = open_log(path, within=within or path.parent)
+    if file is not None:
+        with file:
+            yield from decode_lines(lines_of(file, path), path, kind)
+
+
+def read_whole(path: Path, kind: type[R], *, within: Path | None = None) -> tuple[R, ...] | None:
+    """All records of a file at once, in a third of the time; None unless every line is one whole record.
+
+    ``read_jsonl`` then says what is damaged. A missing file has no records.
+    """
+    try:
+        content = read_if_there(path, within=within or path.parent)
+    except RecordError:
+        return None
+    records = () if content is None else decode_whole(content, kind)
+    return None if records is None else tuple(records)
+
+
+def decode_whole(lines: bytes, kind: type[R]) -> list[R] | None:
+    """All records of these lines at once; None unless every line is one whole record."""
+    try:
+        records = msgspec.json.Decoder(kind).decode_lines(lines)
+    except DECODING_ERRORS:
+        return None
+    return records if len(records) == lines.count(b"\n") else None
+
+
+def decode_lines(lines: Iterable[bytes], path: Path, kind: type[R], first_line: int = 1) -> Iterator[R]:
+    """Yield the records of ``lines``, which begin with line ``first_line`` of ``path``, as ``read_jsonl`` does."""
+    decoder = msgspec.json.Decoder(kind)
+    for number, line in enumerate(lines, start=first_line):
+        if not line.strip():
+            continue
+        try:
+            yield decoder.decode(line)
+        except DECODING_ERRORS as error:
+            problem = _problem(error, line)
+            problem = problem if line.endswith(b"\n") else f"the line is cut off ({problem})"
+            beginning = line[:60].decode(errors="replace").rstrip("\n")
+            raise damaged_line(path, number, f"{problem}; it begins {beginning!r}") from error
+
+
+def damaged_line(path: Path, number: int, problem: str) -> RecordError:
+    """The error for line ``number`` (from 1) of a file of records."""
+    return RecordError(
+        f"{path}:{number}: {problem}. "
+        "Run the experiment again with --resume after deleting this run's directory, or remove the line"
+    )
+
+
+def _problem(error: Exception, line: bytes) -> str:
+    """One line on the error of a line, with the value of the field that does not fit."""
+    try:
+        document = msgspec.json.decode(line, type=dict[str, Any])
+    except DECODING_ERRORS:
+        return decoding_problem(error)
+    return field_problem(error, document)
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+RESTORE: Final = "restore the file from a copy, or run the experiment again"
+
+
+def record_of(
+    content: bytes, path: Path, kind: type[T], *, remedy: str = RESTORE, first_version: int | None = None
+) -> T:
+    """The record in a document, brought to the current schema.
+
+    ``first_version`` is that of documents which do not name theirs. Raises RecordError with ``remedy`` when it is
+    damaged, SchemaVersionError when it is newer.
+    """
+    document = document_of(content, path, remedy=remedy)
+    if first_version is not None:
+        document = {"schema_version": first_version} | document
+    document = upgrade(document, path)
+    try:
+        return msgspec.convert(document, kind)
+    except DECODING_ERRORS as error:
+        raise RecordError(f"{path}: {field_problem(error, document)}; {remedy}") from error
+
+
+def document_of(content: bytes, path: Path, *, remedy: str = RESTORE) -> dict[str, Any]:
+    """The object in a document as it is. Raises RecordError with ``remedy`` when it holds none."""
+    try:
+        document: Any = msgspec.json.decode(content)
+    except DECODING_ERRORS as error:
+        raise RecordError(f"{path}: {decoding_problem(error)}; {remedy}") from error
+    if not isinstance(document, dict):
+        raise RecordError(f"{path}: expected an object, found {type(document).__name__}; {remedy}")
+    return document

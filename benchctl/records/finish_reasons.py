@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from benchctl.records.request import RequestError, RequestRecord
+from benchctl.records.record import RequestError, RequestRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,50 +1,510 @@
-"""Records: frozen structs, the lines and documents of a result directory.
+"""The manifest and the plan of an experiment: profile, machine, order of the runs, and the stopping rule.
 
-``None`` means *unknown*, never zero, and is left out of the JSON. Times are integer nanoseconds of the measuring
-host's monotonic clock unless the field says otherwise; the text below a field is its entry in
-``docs/reference/result-format.md``.
+Requests: as prepared before the load, and as the client saw them.
+The record of one run: one fresh server and one workload.
 """
 
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Collection
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-RunState: TypeAlias = Literal["planned", "running", "done", "failed", "suspect"]
-ExperimentState: TypeAlias = Literal["planned", "running", "done", "failed", "suspect", "interrupted"]
-"""``interrupted``: Ctrl-C or SIGTERM ended it; directories of older versions say ``failed``."""
-Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""A number that fits into a column of 64 bits; a line with a larger one cannot be read."""
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-"""A number of things, such as tokens, rows or requests. The sum over the steps of a log fits into 64 bits."""
-Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-"""Bytes, hertz or nanoseconds without a bound of their own."""
-MomentNs: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
-"""A time on any clock, until the year 2116 on one that counts from 1970; below 0 before the beginning of an import.
-Differences fit into 64 bits."""
-DurationNs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=86_400 * 10**9)]
-"""A duration of a step or a part of it: at most a day."""
-Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
-"""A measured quantity that is never negative."""
-Cell: TypeAlias = dict[str, str | Int64 | float | bool | None]
-"""One point of the sweep: a value for each swept factor. Empty for the baseline."""
-FOREIGN_GPU_PROCESS = "foreign-gpu-process"
-"""Code of the warning that another program computed on a device of the run."""
-GPU_UNREADABLE = "gpu-unreadable"
-"""Code of the warning that a visible device cannot be read."""
-GPU_LOST = "gpu-lost"
-"""Code of the warning that a device of the run stopped answering."""
+from benchctl.records.schema import (
+    Amount,
+    Cell,
+    Clock,
+    Count,
+    ExperimentState,
+    GpuInfo,
+    Int64,
+    MomentNs,
+    NodeInfo,
+    Record,
+    ResultWarning,
+    RunState,
+    Size,
+)
+
+StopMode: TypeAlias = Literal["forced", "natural", "replay-natural"]
+"""End of an output: its planned length, the model's choice, or the length that the baseline's model gave it."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The form of all records: frozen, keyword-only, absent where unknown."""
+class PlannedRun(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One run of the plan."""
+
+    index: Count
+    """Position in the plan, from 0."""
+    run_id: str
+    """Name of the run and of its directory."""
+    block: Count
+    """Block that the run belongs to, from 0."""
+    position: Count
+    """Position within the block, from 0."""
+    variant: str
+    """Variant to be served."""
+    cell: Cell = {}
+    """Value of each swept factor; empty for the baseline."""
 
 
-class ResultWarning(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A limit on the use of a result: attached to it, printed as a footnote, kept in the JSON."""
+class Plan(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The ordered runs of an experiment."""
 
-    code: str
-    """Stable name for programs, such as ``gpu-sampler-missing``."""
+    schema_version: int
+    """Version of the result format."""
+    runs: tuple[PlannedRun, ...]
+    """Runs in the order of execution."""
+
+    def num_blocks_of(self, done: Collection[str]) -> int:
+        """Number of blocks all of whose runs are among ``done``, by ``run_id``."""
+        return len({run.block for run in self.runs} - {run.block for run in self.runs if run.run_id not in done})
+
+
+class GitState(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Commit of the code that measured."""
+
+    sha: str
+    """Commit."""
+    is_dirty: bool
+    """Whether the work tree differed from the commit."""
+
+
+class HostInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The measuring machine."""
+
+    hostname: str
+    """Name of the machine."""
+    platform: str
+    """Operating system and its version."""
+    python: str
+    """Version of the interpreter that ran benchctl."""
+    cpu_model: str | None = None
+    """Name of the processor."""
+    num_cores: Count | None = None
+    """Processor cores."""
+    memory_bytes: Size | None = None
+    """Main memory."""
+
+
+class HalfWidth(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Precision of one metric of one cell at a look."""
+
+    cell: str
+    """The cell, such as ``guided top_k=3``."""
+    metric: str
+    """Name of the metric."""
+    num_blocks: Count
+    """Blocks that count."""
+    half_width_frac: Amount | None = None
+    """Half the interval of the ratio, as a fraction; unknown below six blocks."""
+
+
+class Look(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One interim look of the stopping rule."""
+
+    num_blocks: Count
+    """Blocks run by then, whether they count or not."""
+    half_widths: tuple[HalfWidth, ...]
+    """Precision of each primary metric of each cell."""
+    is_precise: bool
+    """Every half-width was within the precision: the experiment ended here."""
+
+
+class StoppingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The rule by which an experiment may end before its last block, and its looks.
+
+    All but ``looks`` is written before the first run. An estimate from such an experiment owes the correction for
+    all of ``look_blocks``, whether or not it ended early.
+    """
+
+    precision_frac: Amount
+    """Half-width at which the experiment ends, as a fraction."""
+    confidence: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    """Of the intervals at each look: 1 - 0.05 / number of looks."""
+    look_blocks: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+    """Blocks after which there is a look; the last is the most that would be run."""
+    looks: tuple[Look, ...] = ()
+    """Looks so far."""
+
+    @property
+    def ended_after(self) -> int | None:
+        """Blocks after which the rule ended the experiment before its last one; None where it did not."""
+        ended = [look.num_blocks for look in self.looks if look.is_precise]
+        return ended[0] if ended and ended[0] < self.look_blocks[-1] else None
+
+
+class Extension(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Blocks that were added to an experiment after it had begun."""
+
+    extended_at: str
+    """UTC, ISO 8601."""
+    from_blocks: Count
+    """Planned blocks before."""
+    to_blocks: Count
+    """Planned blocks from then on."""
+    num_done: Count
+    """Runs that were done by then, whose results could be seen."""
+    num_looks: Count
+    """Looks at the data by which intervals are corrected from then on: one more than there are extensions."""
+
+
+class Imported(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The origin of results that benchctl did not measure; the files themselves are kept with its records."""
+
+    tool: str
+    """Program that measured."""
+    source: str
+    """Directory that was read."""
+    sha256: dict[str, str]
+    """SHA-256 of each file that was read, by its name in the source."""
+    revisions: tuple[str, ...] = ()
+    """Revisions of the server that fit its output."""
+
+
+class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The experiment: its profile, request set, machine and state."""
+
+    schema_version: int
+    """Version of the result format."""
+    state: ExperimentState
+    """State of the whole experiment."""
+    profile: str
+    """Name of the profile."""
+    profile_sha256: str
+    """SHA-256 of the resolved profile: resuming demands the same."""
+    request_set_sha256: str
+    """SHA-256 of ``requests.jsonl``."""
+    dataset: str
+    """True source of the request set, for example ``gsm8k/test`` or ``generated``."""
+    seed: int
+    """Seed of every random stream."""
+    blocks: Count
+    """Planned blocks, with those that were added."""
+    baseline: str
+    """Name of the variant that the others are compared with."""
+    stop: StopMode
+    """End of an output."""
+    lengths_from: str | None = None
+    """Result directory in which the natural lengths of the request set were measured."""
+    stopping: StoppingRecord | None = None
+    """The rule that may end the experiment early; None where the number of blocks is fixed."""
+    extensions: tuple[Extension, ...] = ()
+    """Additions of blocks to the experiment after it had begun, in order."""
+    engine: str
+    """Kind of server software."""
+    label: str | None = None
+    """Remark of the user."""
+    created_at: str
+    """UTC, ISO 8601."""
+    argv: tuple[str, ...]
+    """Command line of benchctl."""
+    benchctl_version: str
+    """Version of benchctl."""
+    versions: dict[str, str] = {}
+    """Versions of the packages that measured."""
+    git: GitState | None = None
+    """Commit of the code that measured, if it ran from a work tree."""
+    host: HostInfo
+    """The measuring machine."""
+    gpus: tuple[GpuInfo, ...] = ()
+    """Visible devices."""
+    imported: Imported | None = None
+    """None where benchctl measured. Of imported results, ``host`` and ``versions`` are unknown."""
+    warnings: tuple[ResultWarning, ...] = ()
+    """Limits on the use of the whole experiment."""
+
+    @property
+    def directory_name(self) -> str:
+        """Name of its result directory where nobody chose another: ``<utc>-<hash8>``."""
+        utc = self.created_at.replace("-", "").replace(":", "")
+        return f"{utc}-{self.profile_sha256[:8]}"
+
+
+ESTIMATE: Final = "estimate"
+"""Source of a number of prompt tokens that no tokenizer counted."""
+SERVER: Final = "server"
+"""Source of a number of prompt tokens that a server counted before the load."""
+
+
+class Message(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One chat message."""
+
+    role: str
+    """``system``, ``user`` or ``assistant``."""
+    content: str
+    """Text of the message."""
+
+
+class PreparedRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One prepared request: prompt, limits and arrival.
+
+    The same for every variant and cell; byte-identical for the same profile and seed. Exactly one of
+    ``messages`` (chat) and ``prompt`` (completion) is set.
+    """
+
+    request_id: str
+    """Identity, the same in every run."""
+    index: Count
+    """Position in the request set, from 0."""
+    arrival_ns: Size
+    """Offset from the start of the load. 0 for all requests of a closed loop, which sends when a slot is free."""
+    messages: tuple[Message, ...] | None = None
+    """Prompt as a chat."""
+    prompt: str | None = None
+    """Prompt as plain text."""
+    prompt_tokens: Count
+    """Length of the prompt as counted or estimated before the load; the engine's own count is in ``usage``."""
+    prompt_tokens_from: str = ESTIMATE
+    """Source of ``prompt_tokens``: ``tokenizer <sha256>`` of a file, ``server``, or ``estimate``."""
+    max_tokens: Count
+    """Limit in tokens of each choice; with ``ignore_eos`` their exact length."""
+    ignore_eos: bool = False
+    """Whether each choice has exactly ``max_tokens``, wherever the model would end it."""
+    n: Count = 1
+    """Choices asked for in this one request."""
+    seed: int
+    """Seed of the sampler, different for each request."""
+    source: str
+    """Dataset and row of the prompt, for example ``gsm8k/test:17``."""
+    sample: Count = 0
+    """Number of this sample of its prompt, when ``n`` samples are sent as ``n`` requests."""
+    answer: str | None = None
+    """Gold answer, if the dataset has one."""
+    session: str | None = None
+    """Conversation of which the prompt is a turn, if the dataset names it; sending does not depend on it."""
+    natural_tokens: Count | None = None
+    """Length at which the baseline's model ended its answer, if that was measured beforehand."""
+
+
+class ChoiceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One choice of one request, chunk by chunk.
+
+    Chunks are not tokens: count from usage. Chunks that came out of one read share its time, which is that of its
+    newest bytes: for all but the last of them it is an upper bound.
+    """
+
+    index: Count
+    """Number of the choice, from 0."""
+    chunk_ns: tuple[int, ...] = ()
+    """Arrival of each event that carried output of this choice."""
+    chunk_late_ns: tuple[int, ...] | None = None
+    """Time from ``chunk_ns`` until the client read the chunk, if the kernel stamped the arrivals."""
+    chunk_tokens: tuple[int, ...] | None = None
+    """Tokens in each chunk, if the engine reports them."""
+    chunk_chars: tuple[int, ...] | None = None
+    """Characters (code points) of ``text`` in each chunk; their sum is its length. None in older records."""
+    output_tokens: Count | None = None
+    """Tokens of this choice, if the engine reports them."""
+    finish_reason: str | None = None
+    """``stop``, ``length`` or another word, as the server says it; at most 64 characters."""
+    text: str = ""
+    """The answer."""
+
+
+class RequestError(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The failure of a request.
+
+    ``kind`` is a class of its own for each way: ``connect-refused``, ``connect-timeout``, ``connect-failed``
+    (anything else before there was a connection), ``too-many-open-files`` and ``out-of-memory`` (of the client),
+    ``first-token-timeout``, ``between-tokens-timeout``, ``total-timeout``, ``reset`` and ``early-close`` (the
+    connection broke, or ended before the answer did), ``http-status``, ``malformed-http``, ``malformed-stream``,
+    ``server-error`` (an error event in the stream), ``unfinished`` (the stream said that it was over before each
+    choice had a finish reason), ``finish-error``, ``finish-abort``, ``finish-cancelled``,
+    ``finish-content-filter`` and ``finish-timeout`` (the finish reason says that the answer is none),
+    ``wrong-length`` (not as many tokens as ``ignore_eos`` demands), ``unrequested-choice``, ``oversized-head``,
+    ``oversized-line`` and ``oversized-answer`` (more than any answer to the request holds: it was not read to its
+    end), ``cancelled``.
+    """
+
+    kind: str
+    """Class of the failure."""
     message: str
-    """Consequence for the numbers, and remedy."""
-    where: str | None = None
-    """Run, file or metric that it concerns."""
+    """Text of the failure."""
+    status: Count | None = None
+    """HTTP status, if the server sent one; of an error event, the code in it."""
+
+
+class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One request as the client saw it.
+
+    Failed requests are lines like any other and stay in every denominator. Nothing is sent twice, but for a request
+    that met an idle connection in the moment in which the server closed it (``is_resent``).
+    """
+
+    request_id: str
+    """Identity of the prepared request."""
+    index: Count
+    """Position in the request set, from 0."""
+    is_warmup: bool = False
+    """Whether it belongs to the warm-up, which no metric counts."""
+    scheduled_ns: MomentNs
+    """Planned time of sending; for a request without one, the time at which it had a slot."""
+    slot_free_ns: MomentNs | None = None
+    """Time at which its slot became free: with the last byte of the stream that had it before. None for one that
+    waited for no slot, and in older records."""
+    connected_ns: MomentNs | None = None
+    """Time at which its connection was open: before ``sent_ns``, as connections are made ahead or used again."""
+    sent_ns: MomentNs | None = None
+    """Time at which its first byte was handed to the kernel; ``sent_ns - scheduled_ns`` is the send lag."""
+    done_ns: MomentNs | None = None
+    """Time of the last byte of the answer, or of the failure."""
+    stamps: Literal["kernel", "loop", "whole"] = "loop"
+    """Source of the chunks' times: the kernel as their bytes reached this host, or the client as it read them.
+    ``whole``: the answer came in one piece, of which only ``done_ns`` is known."""
+    route: Literal["stream", "httpx"] = "stream"
+    """The transport made for streams, or one of httpx's own, which costs more and stamps later."""
+    num_redirects: Count = 0
+    """Redirects that the server sent."""
+    is_resent: bool = False
+    """Whether it was sent again: the server closed an idle connection before a byte of the answer had come back."""
+    status: Count | None = None
+    """HTTP status."""
+    choices: tuple[ChoiceRecord, ...] = ()
+    """Answers, one for each of ``n``."""
+    prompt_tokens: Count | None = None
+    """From ``usage``: tokens of the prompt."""
+    completion_tokens: Count | None = None
+    """From ``usage``: summed over the choices of this request, once per request."""
+    cached_tokens: Count | None = None
+    """From ``usage``: prompt tokens that the server found in its prefix cache."""
+    natural_tokens: Count | None = None
+    """Copy from the request set, so that the records of a run can be read by themselves."""
+    error: RequestError | None = None
+    """The failure; None for a request that succeeded."""
+
+
+ENDED: Final[frozenset[RunState]] = frozenset({"done", "failed", "suspect"})
+"""States of runs to which nothing more is written, unless they are measured again."""
+INTERRUPTED: Final = "interrupted"
+"""Cause of the failure of a run that a signal, or the death of its process, cut off; it is measured again."""
+
+
+class RunTimes(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Beginnings of the parts of one run, on the client's monotonic clock."""
+
+    launch_ns: MomentNs | None = None
+    """Start of the server's process."""
+    ready_ns: MomentNs | None = None
+    """First answer of its health check."""
+    warmup_start_ns: MomentNs | None = None
+    """First request of the warm-up."""
+    first_send_ns: MomentNs | None = None
+    """First request of the load."""
+    last_token_ns: MomentNs | None = None
+    """Last token of the load."""
+    stop_ns: MomentNs | None = None
+    """Request to the server to end."""
+
+
+class RunFailure(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The failure of a run, with the end of the server's log."""
+
+    cause: str
+    """Class of the failure, such as ``out-of-memory``."""
+    message: str
+    """Text of the failure, with its remedy."""
+    log_tail: str = ""
+    """Last lines of the server's log."""
+
+
+class FileDigest(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Content and times of a file to which nothing more is written."""
+
+    sha256: str
+    """SHA-256 of the content, in hexadecimal digits."""
+    size_bytes: Size
+    """Size of the file."""
+    mtime_ns: Int64
+    """Time of its last change, nanoseconds since 1970."""
+
+
+class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One fresh server and one workload."""
+
+    schema_version: int
+    """Version of the result format."""
+    index: Count
+    """Position in the plan, from 0."""
+    run_id: str
+    """Name of the run and of its directory."""
+    block: Count
+    """Block that the run belongs to, from 0."""
+    position: Count
+    """Position within the block, from 0."""
+    variant: str
+    """Variant that was served."""
+    cell: Cell = {}
+    """Value of each swept factor; empty for the baseline."""
+    state: RunState = "planned"
+    """How far the run came, and whether its numbers may be used."""
+    attempt: Count = 0
+    """Tries at this run so far."""
+    argv: tuple[str, ...] = ()
+    """Command line of the server, secrets removed."""
+    env: dict[str, str] = {}
+    """Variables set for the server, secrets removed."""
+    engine: str | None = None
+    """Kind of server software."""
+    engine_version: str | None = None
+    """Version that the server reports."""
+    effective_config: dict[str, Any] = {}
+    """Settings that the server reports, flat: one key per setting."""
+    host: str | None = None
+    """Name of the machine that did the run; None in older records."""
+    node: NodeInfo | None = None
+    """Machine, devices and software that did the run; None in older records."""
+    client_priority: str | None = None
+    """Scheduling of the load client's threads: ``fifo``, ``nice -10`` or ``normal``, and the reason for no better
+    one. None where no load was sent, and in older records."""
+    started_at: str | None = None
+    """UTC, ISO 8601; the only wall-clock time of a run."""
+    times: RunTimes = RunTimes()
+    """Beginnings of its parts."""
+    clock: Clock = "host"
+    """Clock of the engine's steps."""
+    steps_cover: Literal["step", "sampler"] = "step"
+    """Extent of ``dur_ns`` of the steps: all of the step, or the sampler alone. Of such steps neither the duration
+    nor the moment is known, and ``start_ns`` only keeps their order."""
+    time_scale: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = 1.0
+    """Virtual seconds per wall second; a duration seen by the client is multiplied by it to compare with steps."""
+    floor_ns: Size | None = None
+    """Least time of a step by its FLOPs and bytes, if all steps are the same forward pass; None where the peaks of
+    the device are unknown."""
+    num_sent: Count | None = None
+    """Requests of the load that were sent."""
+    num_completed: Count | None = None
+    """Requests that succeeded."""
+    num_failed: Count | None = None
+    """Requests that failed."""
+    warnings: tuple[ResultWarning, ...] = ()
+    """Limits on the use of the run."""
+    failure: RunFailure | None = None
+    """The failure of a run in state ``failed``."""
+    redactions: dict[str, int] = {}
+    """Secrets that were replaced in what the server wrote, by name of the variable or kind of the key."""
+    files: dict[str, FileDigest] = {}
+    """The other files of the run by name, as they were when it ended; empty until then and in older records."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it came to its own end, for better or worse; a run that was cut off is measured again."""
+        return self.state in ENDED and (self.failure is None or self.failure.cause != INTERRUPTED)
+
+    @property
+    def node_name(self) -> str | None:
+        """Name of the node that did the run; of the host in older records, None where neither is known."""
+        return self.host if self.node is None else self.node.name
+
+    @property
+    def is_simulated(self) -> bool:
+        """True if neither a server nor a client ran: the requests have virtual times like the steps."""
+        return self.clock == "virtual" and not self.argv
+
+    @property
+    def clock_factor(self) -> float:
+        """Seconds of the engine's clock per second of the client's: ``time_scale`` on a virtual clock, else 1."""
+        return self.time_scale if self.clock == "virtual" else 1.0
+
+    @property
+    def times_whole_steps(self) -> bool:
+        """True if ``dur_ns`` of a step is the time of all of it."""
+        return self.steps_cover == "step"

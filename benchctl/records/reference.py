@@ -10,20 +10,22 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 import msgspec
 
 from benchctl.docstrings import attribute_docstrings
-from benchctl.records.claims.lease import Lease
-from benchctl.records.integrity.block_digests import BlockDigests
-from benchctl.records.integrity.digests import DirectoryDigests
-from benchctl.records.manifest import Manifest, Plan
-from benchctl.records.neighbours import NeighbourCheck
-from benchctl.records.noise import NoiseFloor
-from benchctl.records.peaks import MeasuredPeaks
-from benchctl.records.record import Record
-from benchctl.records.request import PreparedRequest, RequestRecord
-from benchctl.records.run import RunRecord
-from benchctl.records.samples import ClientSample, GpuSample, HostSample, PrometheusSample
-from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.records.step import SECTION_PARENT, StepRecord
-from benchctl.records.submission import Submission
+from benchctl.records.claims.claims import Lease
+from benchctl.records.directory import Submission
+from benchctl.records.integrity.digests import BlockDigests, DirectoryDigests
+from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
+from benchctl.records.schema import (
+    SCHEMA_VERSION,
+    SECTION_PARENT,
+    ClientSample,
+    GpuSample,
+    HostSample,
+    PrometheusSample,
+    Record,
+    StepRecord,
+)
+from benchctl.records.stores.peaks_store import NoiseFloor
+from benchctl.records.stores.stores import MeasuredPeaks, NeighbourCheck
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final
 
-from benchctl.records.record import ResultWarning
-from benchctl.records.warning_table import CHECKS, FINDINGS, WARNING_TABLE, Severity, WarningCode
+from benchctl.records.schema import ResultWarning
+from benchctl.records.warnings import CHECKS, FINDINGS, WARNING_TABLE, Severity, WarningCode
 
 WARNING_CODES: Final[dict[str, WarningCode]] = dict(chain.from_iterable(t.items() for t in WARNING_TABLE.values()))
 SUSPECT_CODES: Final = frozenset(code for code, entry in WARNING_CODES.items() if entry.severity == "suspect")

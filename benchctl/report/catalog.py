@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.formats import first_of
-from benchctl.records.archive.opening import is_archive
-from benchctl.records.claims.lock import current_manifest
+from benchctl.records.archive.archive import is_archive
+from benchctl.records.claims.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
-from benchctl.records.integrity.verification import verify_directory
-from benchctl.records.run import RunRecord
+from benchctl.records.integrity.integrity import verify_directory
+from benchctl.records.record import RunRecord
 from benchctl.untrusted.files import OutsideError, is_there
 
 DAMAGED: Final = "damaged"

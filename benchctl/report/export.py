@@ -7,23 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
-from benchctl.analysis.summary.sweep import SWEEP_COLUMNS
+from benchctl.analysis.summary.summary import SWEEP_COLUMNS
 from benchctl.errors import MissingPackageError
 from benchctl.interop.writers.vllm import vllm_result
-from benchctl.records.archive.opening import derived_directory
+from benchctl.records.archive.archive import derived_directory
+from benchctl.records.files import write_bytes_atomic, write_json_atomic
 from benchctl.records.integrity.digests import record_derived
-from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
 from benchctl.report.documents.csv_files import csv_bytes
-from benchctl.report.documents.experiment import summary_document, sweep_document
-from benchctl.report.documents.nodes import NODE_COLUMNS, node_values
-from benchctl.report.page.build import directory_page
+from benchctl.report.documents.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
+from benchctl.report.page.page import directory_page
 from benchctl.report.page.verdict import PageVerdict, directory_verdict
-from benchctl.untrusted.writing import make_folder
+from benchctl.untrusted.files import make_folder
 
 if TYPE_CHECKING:
-    from benchctl.report.plots.style import Plot
+    from benchctl.report.plots.plots import Plot
 
 PAGE_NAME: Final = "report.html"
 
@@ -81,7 +80,7 @@ def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -
 def _draw_plots(analysis: AnalyzedExperiment) -> "tuple[tuple[Plot, ...], tuple[str, ...]]":
     """The pictures, and the reason for each that is not drawn: a single one if the package is missing."""
     try:
-        from benchctl.report.plots.table import draw_plots  # noqa: PLC0415 - matplotlib, which may be missing
+        from benchctl.report.plots.sweep import draw_plots  # noqa: PLC0415 - matplotlib, which may be missing
     except MissingPackageError as error:
         return (), (f"plots/*.png: {error}",)
     plots = draw_plots(analysis)

@@ -5,7 +5,7 @@ from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import UsageError
 from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
-from benchctl.profile.sections.drafting import drafting_error, option_text
+from benchctl.profile.engine_options import drafting_error, option_text
 from benchctl.steptime.speculation.server_steps import Backfill
 
 Noise: TypeAlias = Literal["none", "published", "fitted"]

@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from benchctl.errors import UsageError
-from benchctl.records.step import StepRecord
+from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import CostModel
 from benchctl.sim.costs.noise import NoiseSource

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from benchctl.records.step import StepRecord
+from benchctl.records.schema import StepRecord
 from benchctl.sim.core import Core
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.scheduling.sequence import Sequence

@@ -8,7 +8,7 @@ from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import UsageError
 from benchctl.profile.choices import COST_MODELS
 from benchctl.profile.model import VariantSettings
-from benchctl.records.request import PreparedRequest
+from benchctl.records.record import PreparedRequest
 from benchctl.sim.config import SimConfig
 from benchctl.sim.http.openai_api import ChatBody, CompletionBody, request_from
 from benchctl.sim.requests.request import Request

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import overload
 
-from benchctl.records.columns.step_columns import StepColumns
-from benchctl.records.step import StepRecord
+from benchctl.records.columns.columns import StepColumns
+from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.requests.answer import Answer, PlannedAnswers

@@ -8,10 +8,9 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import UsageError
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.request import PreparedRequest, RequestRecord
-from benchctl.records.step import StepRecord
+from benchctl.profile.model import Arrival, VariantSettings
+from benchctl.records.record import PreparedRequest, RequestRecord
+from benchctl.records.schema import StepRecord
 from benchctl.sim.core import Core
 from benchctl.sim.requests.request import Request
 from benchctl.sim.requests.request_records import record_of, refusal_record

@@ -8,8 +8,7 @@ import msgspec
 
 from benchctl.errors import UsageError
 from benchctl.steptime.model import StepTimeModel
-from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
-from benchctl.untrusted.reading import UnreadableError, read_json
+from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_json
 from benchctl.untrusted.text import visible_value
 
 FORMAT: Final = "benchctl-step-time-model"

@@ -1,22 +1,21 @@
 """Files of unknown origin: opened without following links out of a directory, and read within bounds.
 
-A path below ``within`` is walked from that directory component by component by ``openat`` with ``O_NOFOLLOW``, so
-that neither a link nor ``..`` leads out of it, and only a regular file is opened: a FIFO or a device would block.
-The directory ``within`` itself is named by the user and may be a link. ``writing`` holds the counterparts that
-write.
+Files that are written into a directory of unknown origin: never through a link that a stranger put there.
+Files that are found in a directory of unknown origin: each a regular file of it, and found in bounded time.
 """
 
 import errno
 import os
+import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeAlias
 
-from benchctl.errors import RecordError
-from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES
+from benchctl.errors import BenchctlError, RecordError
+from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES, SEARCHED_ENTRIES
 
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
@@ -179,3 +178,111 @@ def _oversized(path: Path, size_bytes: int, max_bytes: int) -> RecordError:
         f"{path} has {size_bytes / 1e6:.1f} MB, and no such file is larger than {max_bytes / 1e6:.0f} MB; "
         "restore it from a copy, or remove it"
     )
+
+
+Fence: TypeAlias = Callable[[], None]
+"""Called at the last moment before a file appears, with its folder open; raises where it must not any more."""
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPENDED: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def make_folder(path: Path, *, within: Path) -> None:
+    """Create a directory, with those above it; one that exists stays.
+
+    Raises OutsideError when an entry on the way is a link or no directory, OSError as ``mkdir`` does.
+    """
+    within.mkdir(parents=True, exist_ok=True)
+    above = within
+    for name in path.relative_to(within).parts:
+        with opened_folder(above, within=within) as folder, suppress(FileExistsError):
+            os.mkdir(name, dir_fd=folder)
+        above /= name
+    with opened_folder(path, within=within):
+        pass  # what existed is a directory
+
+
+def replace_file(
+    path: Path, content: bytes, *, within: Path, fence: Fence | None = None, has_rivals: bool = False
+) -> None:
+    """Replace a file in one step with ``content``, on disk before the name changes.
+
+    ``fence`` may refuse at the last moment; by then the folder is open, so that what passes it goes into the folder
+    of that moment and not into one that took its name since. ``has_rivals`` where other processes may replace the
+    same file at the same time. Raises OutsideError when a folder on the way is a link, OSError naming ``path`` as
+    ``write`` and ``rename`` do, and what ``fence`` raises.
+    """
+    # Another process may be about to replace the same file: neither takes the other's part for one left by a crash.
+    is_alone = fence is None and not has_rivals
+    partial = f".{path.name}.partial" if is_alone else f".{path.name}.{secrets.token_hex(4)}.partial"
+    with opened_folder(path.parent, within=within) as folder:
+        try:
+            with suppress(FileNotFoundError):  # left by a crash, or a stranger's link
+                os.unlink(partial, dir_fd=folder)
+            with os.fdopen(os.open(partial, _NEW, 0o666, dir_fd=folder), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if fence is not None:
+                fence()
+            os.replace(partial, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(partial, dir_fd=folder)
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        except BenchctlError:  # the fence refuses
+            with suppress(OSError):
+                os.unlink(partial, dir_fd=folder)
+            raise
+
+
+def open_to_append(path: Path, *, within: Path, fence: Fence | None = None) -> BinaryIO:
+    """Open a regular file at its end, or a new one; ``fence`` as for ``replace_file``.
+
+    Raises OutsideError and OSError as ``open_file`` does.
+    """
+    with opened_folder(path.parent, within=within) as folder:
+        if fence is not None:
+            fence()
+        handle = open_entry(path, _APPENDED, folder)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise irregular(path, mode)
+    os.set_blocking(handle, True)  # not blocking was for a FIFO
+    return os.fdopen(handle, "ab")
+
+
+def move_entry(path: Path, target: Path, *, within: Path) -> None:
+    """Give an entry another name within the directory; a link moves itself. Raises as ``replace_file`` does."""
+    with opened_folder(path.parent, within=within) as source, opened_folder(target.parent, within=within) as folder:
+        os.rename(path.name, target.name, src_dir_fd=source, dst_dir_fd=folder)
+
+
+def files_below(directory: Path, name: str) -> list[Path]:
+    """Paths of the files called ``name`` in a directory and all below it, in order. Links are not followed.
+
+    Raises OutsideError where an entry of that name is not a regular file, RecordError where there are too many to
+    search.
+    """
+    paths: list[Path] = []
+    num_entries = 0
+    for folder, folders, files in os.walk(directory):
+        num_entries += len(folders) + len(files)
+        if num_entries > SEARCHED_ENTRIES:
+            raise RecordError(
+                f"{directory} has more than {SEARCHED_ENTRIES:,} entries, too many to look for {name}; name the "
+                "directory of the results itself"
+            )
+        if name in files or any(each == name and (Path(folder) / each).is_symlink() for each in folders):
+            paths.append(Path(folder) / name)
+    require_files(paths, within=directory)
+    return sorted(paths)
+
+
+def require_files(paths: Sequence[Path], *, within: Path) -> None:
+    """Raise OutsideError at the first path that is there and no regular file of the directory ``within``."""
+    for path in paths:
+        try:
+            stat_file(path, within=within)
+        except FileNotFoundError:
+            continue

@@ -13,8 +13,8 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
 from benchctl.untrusted.limits import MESSAGE_CHARS, PAGE_BYTES
+from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem
 from benchctl.untrusted.text import visible_line
 
 _LIMIT_S: Final = 60.0

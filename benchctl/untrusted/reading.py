@@ -1,13 +1,8 @@
-"""Files that the user names: read within bounds, decoded, and refused in one line where they are not as expected.
+"""The errors by which decoders report input that is not what it should be.
 
-A reader adds the remedy, and raises the kind of error that its files deserve:
-
-    try:
-        document = read_json(path)
-    except UnreadableError as error:
-        raise UsageError(f"{error}; name a model's own config.json") from error
-
-Files inside a directory of unknown origin are opened by ``files`` instead.
+Files that the user names: read within bounds, decoded, and refused in one line where they are not as
+expected.
+YAML of other tools, whose aliases are counted before they are followed: ten lines can be a billion values.
 """
 
 import csv
@@ -15,15 +10,56 @@ import json
 import os
 import re
 import stat
+import struct
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+import msgspec
+import yaml
+
 from benchctl.errors import UsageError
-from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
-from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES
+from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES, PROFILE_BYTES, VALUE_CHARS
+from benchctl.untrusted.text import visible_line
+
+DECODING_ERRORS: Final[tuple[type[Exception], ...]] = (
+    ValueError,  # with UnicodeDecodeError, json.JSONDecodeError and Python's limit of digits
+    RecursionError,
+    OverflowError,
+    EOFError,
+    msgspec.MsgspecError,
+    csv.Error,
+    struct.error,
+    zlib.error,
+)
+"""Caught around a decoder alone: around more, they would hide mistakes of ours.
+Readers of YAML add ``yaml.YAMLError``."""
+
+
+_FIELD: Final = re.compile(r" - at `\$\.(\w+)")
+
+
+def decoding_problem(error: Exception) -> str:
+    """One line on ``error`` for a message that names the file."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 text (byte {error.start}: {error.reason})"
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def field_problem(error: Exception, document: Mapping[str, object]) -> str:
+    """``decoding_problem``, with the value of the field that does not fit its type or its law."""
+    problem = decoding_problem(error)
+    field = _FIELD.search(problem)
+    if field is None or field[1] not in document:
+        return problem
+    value = document[field[1]]
+    return f"{field[1]} is {visible_line(json.dumps(value, ensure_ascii=False), VALUE_CHARS)}: {problem}"
+
 
 MOST_DIGITS: Final = 300
 """Digits of a whole number, which fits into a double."""
@@ -164,3 +200,55 @@ def _text_lines(path: Path, max_bytes: int) -> Iterator[str]:
 
 def _cannot_be_read(path: Path, error: OSError) -> UnreadableError:
     return UnreadableError(f"{path}: cannot be read: {error.strerror or error}")
+
+
+_MOST_NODES: Final = 100_000
+"""Values of a document with its aliases written out."""
+_YAML_ERRORS: Final[tuple[type[Exception], ...]] = (*DECODING_ERRORS, yaml.YAMLError, AttributeError, LookupError)
+"""PyYAML raises the last two for a tag whose text is not of it, such as ``!!int ""``."""
+
+
+def read_yaml(path: Path, max_bytes: int = PROFILE_BYTES) -> tuple[Any, yaml.Node | None]:
+    """The document in a file, in plain values, and its node with lines and columns; None for an empty file.
+
+    Raises UnreadableError where it cannot be read, is over ``max_bytes``, or grows too large by its aliases.
+    """
+    text = read_text(path, max_bytes)
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None, None
+        _check_size(node)
+        document: Any = loader.construct_document(node)
+    except _YAML_ERRORS as error:
+        raise UnreadableError(f"{path}: cannot be read as YAML: {_problem(error)}") from error
+    return document, node
+
+
+def _problem(error: Exception) -> str:
+    return " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else decoding_problem(error)
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Raise ValueError for a node with itself or too many in it, aliases written out, and for a number too long."""
+    sizes: dict[int, int | None] = {}
+
+    def size(node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > MOST_DIGITS:
+            raise ValueError(f"a number has {len(node.value)} digits")
+        if id(node) not in sizes:
+            sizes[id(node)] = None
+            sizes[id(node)] = 1 + sum(map(size, _children(node)))
+        if (num_nodes := sizes[id(node)]) is None:
+            raise ValueError("an alias stands inside of what it repeats")
+        return num_nodes
+
+    if (num_nodes := size(root)) > _MOST_NODES:
+        raise ValueError(f"it has {num_nodes:,} values with its aliases written out, the limit is {_MOST_NODES:,}")
+
+
+def _children(node: yaml.Node) -> Iterable[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for entry in node.value for part in entry]
+    return node.value if isinstance(node, yaml.SequenceNode) else ()

@@ -1,15 +1,19 @@
 """Secrets in text: recognised by the name of a variable or option, by known values, by the shape of common keys.
 
-In their place stands a mark, ``[redacted: HF_TOKEN]`` for a known value and ``[redacted: API key]`` for a shape.
-Texts are bytes here, because logs may hold any. Few modules of the standard library are imported: the filter of a
-server's log (``measure/server/log_filter.py``) starts with this module.
+The secrets that this process knows: variables of its environment, and the token of the model hub.
+Redaction of text that comes in pieces, such as a log while it is written, in bounded memory.
 """
 
+import base64
+import json
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import quote, quote_plus
 
 _SECRET_NAME: Final = re.compile(
     r"(^|[-_.])(token|secret|secrets|[a-z]*password|passwd|passphrase|credential|credentials|auth|authorization"
@@ -254,3 +258,183 @@ def _merged(spans: list[Span]) -> list[Span]:
         else:
             merged.append(span)
     return merged
+
+
+_LEAST_CHARS: Final = 8
+_LEAST_CHARS_OF_SENT: Final = 4
+_LEAST_CHARS_OF_LINE: Final = 16
+"""Of a value of several lines, each line of this length is a secret."""
+_ORDINARY: Final = re.compile(
+    r"[\d.,:+-]+|[./~].*|[A-Za-z]:\\.*|none|null|true|false|default|disabled?|enabled?|required|optional|anonymous"
+    r"|localhost|changeme|password|redacted|placeholder|undefined|unknown|keyring|oauth2?|basic|bearer|negotiate",
+    re.IGNORECASE | re.DOTALL,
+)
+_HUB_TOKEN: Final = "HF_TOKEN"  # noqa: S105 - the name of a variable
+_HUB_TOKEN_BYTES: Final = 4096
+
+
+def redacted(text: str, sent: Mapping[str, str] | None = None) -> str:
+    """``text`` without secrets: those of the environment, of the hub, and keys of common shapes.
+
+    For every text that is written or printed and that others may have written: messages of errors, tracebacks,
+    answers of servers, logs. ``sent`` are further values by the name of their variable, such as those of headers.
+    """
+    return environment_redactor(sent).text(text)
+
+
+def environment_redactor(sent: Mapping[str, str] | None = None) -> Redactor:
+    """The redactor for the present environment, and the values in ``sent``."""
+    named = tuple((name, value) for name, value in os.environ.items() if is_secret_name(name))
+    return _redactor(named, tuple((sent or {}).items()))
+
+
+@lru_cache(maxsize=32)
+def _redactor(named: tuple[tuple[str, str], ...], sent: tuple[tuple[str, str], ...]) -> Redactor:
+    names = {value: name for name, value in (*_hub_token(), *named) if not is_ordinary(value)}
+    spellings = {
+        spelling: KnownValue(name, spelling)
+        for value, name in (*names.items(), *((value, name) for name, value in sent))
+        if len(value) >= _LEAST_CHARS
+        for spelling in spellings_of(value)
+    }
+    for name, value in sent:
+        if _LEAST_CHARS_OF_SENT <= len(value) < _LEAST_CHARS:
+            spellings[value.encode()] = KnownValue(name, value.encode("utf-8", "surrogateescape"), is_word=True)
+    return Redactor(spellings.values())
+
+
+def is_ordinary(value: str) -> bool:
+    """True for the value of a variable that many texts hold by chance."""
+    return len(value) < _LEAST_CHARS or _ORDINARY.fullmatch(value) is not None
+
+
+def spellings_of(value: str) -> Iterable[bytes]:
+    """``value``, of 8 characters or more, as it is, in URLs, in JSON strings and within Base64 of a longer text."""
+    whole = value.strip()
+    parts = [part for part in whole.splitlines() if len(part) >= _LEAST_CHARS_OF_LINE] if "\n" in whole else [whole]
+    for part in parts:
+        in_urls = (
+            encode(part, safe, errors="surrogateescape") for encode in (quote, quote_plus) for safe in ("", "/")
+        )
+        in_json = (json.dumps(part, ensure_ascii=escaped)[1:-1] for escaped in (True, False))
+        for text in dict.fromkeys((part, *in_urls, *in_json)):
+            yield text.encode("utf-8", "surrogateescape")
+        yield from _base64_cores(part.encode("utf-8", "surrogateescape"))
+
+
+def _base64_cores(value: bytes) -> Iterator[bytes]:
+    """The characters that ``value`` alone decides in Base64, after 0, 1 or 2 bytes of something else in a group."""
+    for before in range(3):
+        first = (before * 8 + 5) // 6
+        last = (before + len(value)) * 8 // 6
+        padded = bytes(before) + value + bytes(2)
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            yield encode(padded)[first:last]
+
+
+def _hub_token() -> Iterator[tuple[str, str]]:
+    """The token that ``huggingface-cli login`` stored, under the name of the variable that would hold it."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    path = Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token")
+    try:
+        with path.expanduser().open("rb") as file:
+            token = file.read(_HUB_TOKEN_BYTES).decode("utf-8", "surrogateescape").strip()
+    except (OSError, RuntimeError):
+        return
+    if token:
+        yield _HUB_TOKEN, token
+
+
+_LINE_BYTES: Final = 65_536
+"""Of a longer line the beginning is passed on before its end has come."""
+_HELD_BYTES: Final = 32_768
+"""Held back at least, of such a line."""
+_CONTEXT_BYTES: Final = 512
+"""Of what was passed on of a line, so much is remembered: it may name the secret that comes next."""
+_OF_KEYS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.+/=~%"
+
+
+def copy_redacted(source: Path, target: Path, redactor: Redactor) -> None:
+    """Copy a file of any size without its secrets."""
+    stream = RedactedStream(redactor)
+    with source.open("rb") as read, target.open("wb") as written:
+        while piece := read.read(_LINE_BYTES):
+            written.write(stream.feed(piece))
+        written.write(stream.end())
+
+
+class RedactedStream:
+    """Passes a stream of bytes on without its secrets, also those that are split between pieces.
+
+    Whole lines are passed on at once, the beginning of a line at a ``pause``. ``counts`` are the secrets replaced.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self.counts: Counter[str] = Counter()
+        self._redactor = redactor
+        self._held_bytes = max(_HELD_BYTES, 2 * redactor.longest_bytes)
+        self._context = b""
+        self._pending = b""
+        self._is_in_key = False
+        """True after a mark for a key whose end has not come."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while the beginning of a line is held back that a ``pause`` may pass on."""
+        return bool(self._pending)
+
+    def feed(self, piece: bytes) -> bytes:
+        """Take the next piece; returns what can be passed on."""
+        pending = self._pending = self._without_rest_of_key(self._pending + piece)
+        cut = max(pending.rfind(b"\n"), pending.rfind(b"\r")) + 1
+        if (key_start := open_key_from(pending)) < cut and len(pending) - key_start < self._held_bytes:
+            cut = key_start
+        if len(pending) - cut > _LINE_BYTES + self._held_bytes:
+            cut = len(pending) - self._held_bytes
+        return self._pass_on(cut) if cut else b""
+
+    def pause(self) -> bytes:
+        """Nothing has come for a moment; returns what can be passed on of the line that has begun."""
+        text = self._context + self._pending
+        cut = self._redactor.unfinished_from(text) - len(self._context)
+        return self._pass_on(cut) if cut > 0 else b""
+
+    def end(self) -> bytes:
+        """Nothing more comes; returns the rest."""
+        return self._pass_on(len(self._pending))
+
+    def _pass_on(self, length: int) -> bytes:
+        """Pass on this many of the pending bytes, or fewer where a secret would be cut in two."""
+        text, begin = self._context + self._pending, len(self._context)
+        spans = [span for span in self._redactor.spans(text) if span.end > begin]
+        cut = self._cut_outside(spans, begin + length)
+        passed = [
+            span._replace(start=max(span.start, begin) - begin, end=span.end - begin)
+            for span in spans
+            if span.start < cut
+        ]
+        self.counts.update(span.label for span in passed)
+        self._context = text[
+            max(0, cut - _CONTEXT_BYTES, text.rfind(b"\n", 0, cut) + 1, text.rfind(b"\r", 0, cut) + 1) : cut
+        ]
+        self._pending = text[cut:]
+        return replaced(text[begin:cut], passed)
+
+    def _cut_outside(self, spans: Iterable[Span], cut: int) -> int:
+        """``cut``, or where to cut instead of within a secret: before it, or after one that is too long to hold."""
+        for span in spans:
+            if span.start < cut < span.end:
+                if cut - span.start <= self._held_bytes:
+                    return span.start
+                self._is_in_key = True
+                return span.end
+        return cut
+
+    def _without_rest_of_key(self, pending: bytes) -> bytes:
+        """``pending`` without the rest of a key whose mark has been passed on."""
+        if not self._is_in_key:
+            return pending
+        rest = pending.lstrip(_OF_KEYS)
+        self._is_in_key = not rest
+        return rest

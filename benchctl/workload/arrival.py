@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, islice
 
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival
 from benchctl.units import NS_PER_S, ns_from_s
 from benchctl.workload.seeded import named_stream
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from benchctl.errors import UsageError
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import arms
+from benchctl.profile.planning import arms
 from benchctl.workload.prepare import prepare_requests
 
 SEED: Final = 42

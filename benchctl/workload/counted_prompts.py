@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchctl.records.request import Message
+from benchctl.records.record import Message
 from benchctl.workload.alphabet import Count
 from benchctl.workload.datasets.prompt import Prompt
 from benchctl.workload.tokenizers.tokenizer import Tokenizer

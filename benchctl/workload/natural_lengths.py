@@ -16,10 +16,10 @@ import msgspec
 from benchctl.errors import ProfileError, UsageError
 from benchctl.profile.load import stored_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.finish_reasons import is_cut, may_be_whole
-from benchctl.records.request import PreparedRequest, RequestRecord
+from benchctl.records.record import PreparedRequest, RequestRecord
 
 KEY: Final = "workload.lengths_from"
 _MEASURED_STATES: Final = {"done", "suspect"}

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchctl.errors import UsageError
-from benchctl.profile.engine_table import options_class
+from benchctl.profile.engine_options import options_class
 from benchctl.profile.load import stored_profile
-from benchctl.profile.sources.yaml_text import dump_document
+from benchctl.profile.yaml import dump_document
 from benchctl.records.directory import ResultDirectory
 from benchctl.steptime.diagnosis.run_to_add import RunToAdd, num_requests
 from benchctl.steptime.work import ObservedSteps

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from benchctl.errors import DatasetError, ProfileError
-from benchctl.profile.model import Profile
-from benchctl.profile.sections.workload import Arrival, Workload
-from benchctl.records.jsonl import encode
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import PreparedRequest
+from benchctl.profile.model import Arrival, Profile, Workload
+from benchctl.records.files import encode
+from benchctl.records.record import PreparedRequest
+from benchctl.records.schema import ResultWarning
 from benchctl.workload.arrival import arrival_offsets_ns, trace_offsets_ns
 from benchctl.workload.counted_prompts import counted_prompts
 from benchctl.workload.datasets.dataset import (

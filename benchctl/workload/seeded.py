@@ -7,7 +7,7 @@ from itertools import cycle, repeat
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # the simulator starts without pydantic
-    from benchctl.profile.sections.workload import Length, LengthRange
+    from benchctl.profile.model import Length, LengthRange
 
 _SEED_BITS: Final = 31
 """Every engine takes a seed of this size."""

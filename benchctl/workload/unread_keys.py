@@ -3,7 +3,7 @@
 from typing import Final
 
 from benchctl.errors import ProfileError
-from benchctl.profile.sections.workload import Workload
+from benchctl.profile.model import Workload
 from benchctl.workload.datasets.dataset import Dataset, MadeDataset, OwnDataset, names_of_datasets
 
 _HUB: Final = "huggingface"

@@ -24,13 +24,21 @@ import msgspec
 import numpy as np
 
 from benchctl.records.directory import ResultDirectory, run_directory_name
+from benchctl.records.files import encode
 from benchctl.records.integrity.digests import digests_of_run, record_run
-from benchctl.records.jsonl import encode
 from benchctl.records.loaded import copy_long_steps, load_run
-from benchctl.records.manifest import HostInfo, Manifest, Plan, PlannedRun
-from benchctl.records.request import ChoiceRecord, PreparedRequest, RequestRecord
-from benchctl.records.run import RunRecord, RunTimes
-from benchctl.records.step import StepRecord
+from benchctl.records.record import (
+    ChoiceRecord,
+    HostInfo,
+    Manifest,
+    Plan,
+    PlannedRun,
+    PreparedRequest,
+    RequestRecord,
+    RunRecord,
+    RunTimes,
+)
+from benchctl.records.schema import StepRecord
 from benchmarks.common.measured_process import best_of
 from benchmarks.common.table import show, write
 

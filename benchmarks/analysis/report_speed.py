@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from support.results import builders
 
-from benchctl.analysis.analyzed import analyze_directory
-from benchctl.report.page.build import directory_page
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.report.page.page import directory_page
 
 PLOTLY = files("benchctl.report.page") / "vendor" / "plotly-basic.min.js"
 NUM_BLOCKS = 8

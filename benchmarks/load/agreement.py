@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from benchctl.analysis.metrics.request_timing import is_completed, latencies_ns, measured
+from benchctl.analysis.metrics.latency import is_completed, latencies_ns, measured
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.environment import engines_directory
 from benchctl.measure.redaction import server_env
@@ -36,11 +36,10 @@ from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.port import choose_port
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory
-from benchctl.records.jsonl import read_jsonl
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.request import Message, PreparedRequest, RequestRecord
+from benchctl.records.files import read_jsonl
+from benchctl.records.record import Message, PlannedRun, PreparedRequest, RequestRecord
 from benchctl.units import ms_from_ns
 from benchctl.workload.prepare import prepare_requests
 from benchmarks.common.fresh_server import fresh_server

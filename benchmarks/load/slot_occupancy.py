@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchctl.analysis.metrics.offered_load import load_metrics
-from benchctl.analysis.metrics.request_timing import measured
+from benchctl.analysis.metrics.bounds import load_metrics
+from benchctl.analysis.metrics.latency import measured
 from benchctl.profile.load import parse_profile
 from benchctl.records.loaded import load_results
 from benchmarks.common.measured_process import Cost

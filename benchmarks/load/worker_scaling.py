@@ -26,10 +26,9 @@ from benchctl.load.process import allow_many_open_files, steady_interpreter
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.load.workers.workers import WorkerLoad, WorkerPlan
-from benchctl.profile.model import Timeouts
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.request import PreparedRequest
-from benchctl.records.samples import ClientSample
+from benchctl.profile.model import Arrival, Timeouts
+from benchctl.records.record import PreparedRequest
+from benchctl.records.schema import ClientSample
 from benchmarks.common.table import show, write
 from benchmarks.common.truth import PacedRun, paced_server, usable_cores
 

@@ -30,7 +30,7 @@ from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.engines.vllm.engine import VllmEngine
 from benchctl.measure.server.port import choose_port
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.planning import variant_settings
 from benchmarks.common.fresh_server import fresh_server
 
 SHAPE = ModelShape(

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchctl.report.charts.palette import BLUE, SLATE, VERMILION
-from benchctl.report.plots.style import legend_beside, new_figure, png_bytes, tidy
+from benchctl.report.charts.figure import BLUE, SLATE, VERMILION
+from benchctl.report.plots.plots import legend_beside, new_figure, png_bytes, tidy
 from benchctl.workload.datasets.files import data_directory
 from benchctl.workload.datasets.published.sharegpt import is_usable
 from benchmarks.common.table import show

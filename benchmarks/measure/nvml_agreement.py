@@ -22,7 +22,7 @@ import pynvml
 from benchctl.measure.telemetry.gpu_reading import unheard
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.nvml import open_nvml
-from benchctl.records.samples import GpuSample
+from benchctl.records.schema import GpuSample
 from benchctl.units import HZ_PER_MHZ, MIB, ms_from_ns
 
 NEAR_S = 0.5

@@ -16,8 +16,7 @@ from pathlib import Path
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.load import parse_profile
 from benchctl.records.directory import RunDirectory
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.run import RunTimes
+from benchctl.records.record import PlannedRun, RunTimes
 from benchctl.units import s_from_ns
 from benchctl.workload.prepare import prepare_requests
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchctl.guided.params import GuidanceParams
-from benchctl.records.jsonl import encode
+from benchctl.records.files import encode
 from benchctl.sim.config import SimConfig
 from benchctl.sim.requests.counted_requests import CountedRequests
 from benchctl.sim.requests.load import SimLoad

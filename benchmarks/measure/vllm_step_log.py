@@ -32,7 +32,7 @@ from benchctl.engines.metrics_page import series_of
 from benchctl.engines.vllm import engine as vllm
 from benchctl.measure.server.port import choose_port
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.planning import variant_settings
 from benchmarks.common.fresh_server import fresh_server
 
 CONCURRENCY, TOKENS = 12, 256

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from benchctl.report.charts.palette import BLUE, VERMILION
-from benchctl.report.plots.style import legend_beside, new_figure, png_bytes, tidy
+from benchctl.report.charts.figure import BLUE, VERMILION
+from benchctl.report.plots.plots import legend_beside, new_figure, png_bytes, tidy
 
 SIDES = (("measured", BLUE, "o"), ("predicted", VERMILION, "."))
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from benchctl.analysis.compare.metric_comparison import MetricComparison
+from benchctl.analysis.compare.metric import MetricComparison
 from benchmarks.verdict.known_truth import CHANGES, Experiment, Made, covers, experiments, is_found, judge
 from benchmarks.verdict.shares import COVERS_AT_LEAST, SELDOM, Row, row
 

@@ -13,21 +13,16 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.compare.correction import correct_for_multiple_tests
-from benchctl.analysis.compare.metric_comparison import (
-    MetricComparison,
-    Rules,
-    compare_metrics,
-)
+from benchctl.analysis.compare.compare import correct_for_multiple_tests
+from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metrics
 from benchctl.analysis.compare.result import CellComparison
-from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, Estimator, PooledSlope
+from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, UNORDERED, BlockDesign, Estimator, PooledSlope
 from benchctl.analysis.statistics.position_effect import PositionEffects
-from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import plan_runs
+from benchctl.profile.planning import plan_runs
 from benchctl.records.directory import arm_label
-from benchctl.records.noise import MetricNoise
+from benchctl.records.stores.peaks_store import MetricNoise
 from benchmarks.verdict.named_noise import ALL, Noise
 
 BLOCK_LOG_SD: Final = 0.05

@@ -15,10 +15,9 @@ import numpy as np
 from scipy.stats import t as student
 
 from benchctl.analysis.metrics.table import METRICS as TABLE
-from benchctl.analysis.statistics.block_ratio import PooledSlope
-from benchctl.analysis.statistics.node_effects import OWN_SCATTER_BLOCKS, NodeEffects, ratio_by_node
+from benchctl.analysis.statistics.estimate import BlockDesign, PooledSlope, metric_ratio
+from benchctl.analysis.statistics.nodes import OWN_SCATTER_BLOCKS, NodeEffects, ratio_by_node
 from benchctl.analysis.statistics.position_effect import PositionEffects
-from benchctl.analysis.statistics.side_ratio import BlockDesign, metric_ratio
 from benchctl.analysis.summary.nodes import NodeResults, correct_for_all_nodes, metric_by_node
 from benchmarks.verdict.known_truth import CONFIDENCE, METRICS, Experiment, Made, make, named_stream, slopes_of
 from benchmarks.verdict.sections import run_sections

@@ -6,9 +6,15 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.bonus.design import BonusDesign, backfill_point, decode_point
-from benchctl.analysis.bonus.verdict import BackfillVerdict, Comparison, judge_backfill
-from benchctl.profile.sections.forward_pass import ForwardPoint, Mode, Phase
+from benchctl.analysis.bonus.bonus import (
+    BackfillVerdict,
+    BonusDesign,
+    Comparison,
+    backfill_point,
+    decode_point,
+    judge_backfill,
+)
+from benchctl.profile.choices import ForwardPoint, Mode, Phase
 
 LAUNCH_NS: Final[Mapping[tuple[Phase, Mode], float]] = {
     ("decode", "graph"): 220_000.0,

@@ -11,8 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.statistics.outlier_mixture import credibility_of
-from benchctl.analysis.statistics.robust import PositionCovariate, estimate_mixtures
+from benchctl.analysis.statistics.robust import PositionCovariate, credibility_of, estimate_mixtures
 from benchmarks.common.table import show
 from benchmarks.verdict.known_truth import named_stream
 

@@ -15,17 +15,15 @@ from typing import Final
 
 import numpy as np
 
+from benchctl.analysis.attribution.breakdown import RunTimeBreakdown
 from benchctl.analysis.attribution.estimate import PairDesign
-from benchctl.analysis.attribution.factors import WallSplit, split_wall
-from benchctl.analysis.attribution.run_time import RunTimeBreakdown
-from benchctl.analysis.compare.metric_comparison import MetricComparison
+from benchctl.analysis.attribution.splits import WallSplit, split_wall
+from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.planning.stopping_rule import ALPHA, look_blocks
-from benchctl.analysis.statistics.block_ratio import estimate_paired, log_ratios
-from benchctl.analysis.statistics.margins import decision_alpha, margins_of, verdict_of
-from benchctl.analysis.statistics.multiplicity import holm_levels
-from benchctl.analysis.statistics.side_ratio import BlockDesign, metric_ratio
-from benchctl.records.columns.step_table import PHASES
-from benchctl.records.manifest import StopMode
+from benchctl.analysis.statistics.decide import decision_alpha, holm_levels, margins_of, verdict_of
+from benchctl.analysis.statistics.estimate import BlockDesign, estimate_paired, log_ratios, metric_ratio
+from benchctl.records.columns.columns import PHASES
+from benchctl.records.record import StopMode
 from benchmarks.verdict.false_alarms import false_alarms
 from benchmarks.verdict.known_truth import (
     BLOCK_LOG_SD,

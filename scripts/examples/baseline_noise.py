@@ -21,14 +21,14 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Final
 
-from benchctl.analysis.compare.correction import correct_for_multiple_tests
-from benchctl.analysis.compare.metric_comparison import BlockDesign, MetricComparison, Rules, compare_metrics
+from benchctl.analysis.compare.compare import correct_for_multiple_tests
+from benchctl.analysis.compare.metric import BlockDesign, MetricComparison, Rules, compare_metrics
 from benchctl.analysis.compare.result import CellComparison
-from benchctl.analysis.metrics.run_metrics import run_metrics
-from benchctl.analysis.statistics.block_ratio import RatioEstimate, estimate_paired
+from benchctl.analysis.metrics.run import run_metrics
+from benchctl.analysis.statistics.estimate import RatioEstimate, estimate_paired
 from benchctl.records.loaded import LoadedRun, load_results
-from benchctl.report.charts.palette import BLUE, GREY, VERMILION
-from benchctl.report.plots.style import new_figure, png_bytes, tidy
+from benchctl.report.charts.figure import BLUE, GREY, VERMILION
+from benchctl.report.plots.plots import new_figure, png_bytes, tidy
 
 METRIC: Final = "step_ms"
 """Every answer has its full length, so that step time is the cost; the simulator's is exact on any machine."""

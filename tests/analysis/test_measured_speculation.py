@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 from support.results.builders import edit_steps, write_results
 
-from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.statistics.side_ratio import UNORDERED, SideRatio, side_ratio
-from benchctl.analysis.summary.draft_acceptance import (
+from benchctl.analysis.drafts import (
     ArmDrafts,
+    agrees,
     count_drafts,
+    fit_costs,
+    measured_speculation,
     pooled,
     same_everywhere_p,
     same_in_arms_p,
 )
-from benchctl.analysis.summary.draft_costs import fit_costs
-from benchctl.analysis.summary.speculation import agrees, measured_speculation
+from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.statistics.estimate import UNORDERED, SideRatio, side_ratio
 from benchctl.errors import UsageError
-from benchctl.records.columns.step_columns import columns_from
-from benchctl.records.step import StepRecord
+from benchctl.records.columns.columns import columns_from
+from benchctl.records.schema import StepRecord
 from benchctl.steptime.speculation.acceptance import PositionCounts, of_counters
 from benchctl.steptime.speculation.draft_length import law_at
 from benchctl.steptime.speculation.estimate import Estimate

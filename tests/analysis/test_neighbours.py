@@ -10,13 +10,14 @@ import pytest
 from support.results.builders import PROFILE_YAML, T0_NS, edit_manifest, edit_run, set_positions, write_results
 
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.planning.neighbours import alone_and_beside, blocks_of_check, checked
 from benchctl.analysis.planning.noise_floor import engine_sha256
-from benchctl.analysis.statistics.block_ratio import estimate_paired
-from benchctl.analysis.statistics.disturbance import confidence_of_claims, finding_of
-from benchctl.analysis.statistics.margins import margins_of
-from benchctl.analysis.validity.neighbours_fit import (
+from benchctl.analysis.statistics.decide import confidence_of_claims, finding_of, margins_of
+from benchctl.analysis.statistics.estimate import estimate_paired
+from benchctl.analysis.validity.noise import (
+    alone_and_beside,
+    blocks_of_check,
     cause_text,
+    checked,
     finding_text,
     more_blocks_text,
     neighbour_warnings,
@@ -24,14 +25,12 @@ from benchctl.analysis.validity.neighbours_fit import (
 )
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.load import parse_profile
-from benchctl.profile.planning.plan import plan_runs
+from benchctl.profile.planning import plan_runs
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.manifest import Extension
-from benchctl.records.neighbours import NeighbourCheck, NeighbourSlot
-from benchctl.records.noise import MetricNoise, NoiseFloor
-from benchctl.records.record import ResultWarning
-from benchctl.records.run import RunFailure
-from benchctl.records.samples import GpuSample, HostSample
+from benchctl.records.record import Extension, RunFailure
+from benchctl.records.schema import GpuSample, HostSample, ResultWarning
+from benchctl.records.stores.peaks_store import MetricNoise, NoiseFloor
+from benchctl.records.stores.stores import NeighbourCheck, NeighbourSlot
 
 LAW = 10 / 15.5
 """Makes a guided step of the built results as long as one of the baseline."""

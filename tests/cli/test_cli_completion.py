@@ -64,7 +64,7 @@ def test_the_script_for_a_shell_is_printed(tmp_path: Path, shell: str) -> None:
 
 def test_completing_imports_nothing_heavy() -> None:
     code = (
-        "import sys, benchctl.cli.app; from benchctl.cli.options.completion import *; "
+        "import sys, benchctl.cli.app; from benchctl.cli.options.options import *; "
         "assert complete_profile('topk') and complete_engine('vllm'); complete_results(''); "
         "heavy = {'numpy', 'scipy', 'matplotlib', 'httpx', 'aiohttp', 'pydantic', 'psutil', 'msgspec'} "
         "& set(sys.modules); sys.exit(f'imported: {heavy}' if heavy else 0)"

@@ -8,7 +8,7 @@ import pytest
 from support.cli import benchctl
 
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
-from benchctl.report.page.parts.waterfall import from_model
+from benchctl.report.page.waterfall import from_model
 from benchctl.steptime.model import HeldOutError, Provenance, StepTimeModel
 from benchctl.steptime.model_file import write_model
 from benchctl.steptime.structure import Coefficient

@@ -14,7 +14,7 @@ from support.cli import benchctl, only_result
 
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.loaded import load_results
 
 SMALL = (

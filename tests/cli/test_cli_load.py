@@ -23,19 +23,18 @@ from support import cli
 from support.servers.handler_server import handled_by
 from support.servers.simulator import sim_server
 
-from benchctl.analysis.metrics import percentile
-from benchctl.analysis.metrics.percentile import SortedRuns
-from benchctl.analysis.metrics.timestamp_quality import client_metrics
-from benchctl.analysis.summary.load_figures import LoadAccumulator
+from benchctl.analysis.load_figures import LoadAccumulator
+from benchctl.analysis.metrics import latency as percentile
+from benchctl.analysis.metrics.client import client_metrics
+from benchctl.analysis.metrics.latency import SortedRuns
 from benchctl.engines.attach.engine import PlainOpenAi
 from benchctl.engines.attach.options import AttachOptions
 from benchctl.errors import UnsupportedError
 from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.profile.load import parse_profile
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.sampling import Sampling
+from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.loaded import load_results
-from benchctl.records.request import ChoiceRecord, Message, PreparedRequest, RequestError, RequestRecord
+from benchctl.records.record import ChoiceRecord, Message, PreparedRequest, RequestError, RequestRecord
 from benchctl.workload.datasets.tokens import count_chat_tokens, count_tokens
 
 KEY = "not-to-be-written-anywhere-0815"

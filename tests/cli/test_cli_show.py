@@ -9,16 +9,17 @@ import typer
 from support.results import builders
 from typer.testing import CliRunner
 
-from benchctl.analysis.analyzed import analyze_directory
-from benchctl.cli.commands import list_results, report, show
-from benchctl.cli.output.screen import in_one_row, wide_console
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.cli.commands import results as list_results
+from benchctl.cli.commands import results as report
+from benchctl.cli.commands import show
+from benchctl.cli.screen import in_one_row, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
-from benchctl.records.claims.lock import sole_writer
-from benchctl.records.manifest import GitState
-from benchctl.records.node import GpuInfo
-from benchctl.records.record import ResultWarning
-from benchctl.report.text.client_table import client_table
-from benchctl.report.text.tables import breakdown_table, cells_table, flops_table, runs_table, sweep_table
+from benchctl.records.claims.claims import sole_writer
+from benchctl.records.record import GitState
+from benchctl.records.schema import GpuInfo, ResultWarning
+from benchctl.report.tables.experiment import breakdown_table, cells_table, flops_table, runs_table, sweep_table
+from benchctl.report.text.acceptance_table import client_table
 
 app = typer.Typer()
 app.command("show")(show.show)

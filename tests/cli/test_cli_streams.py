@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl
 
-from benchctl.cli.output.progress import experiment_progress
+from benchctl.cli.screen import experiment_progress
 from benchctl.cli.streams import log_line
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.run import RunFailure, RunRecord
+from benchctl.records.record import PlannedRun, RunFailure, RunRecord
 from benchctl.untrusted.text import escaped
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +67,7 @@ def test_libraries_that_draw_may_colour_and_return_and_nothing_else() -> None:
 
 def test_a_table_has_our_colours_and_shows_those_of_a_label() -> None:
     table = (
-        "from rich.table import Table; from benchctl.cli.output.screen import verdict_text, wide_console; "
+        "from rich.table import Table; from benchctl.cli.screen import verdict_text, wide_console; "
         r't = Table(r"\x1b[31m[red]h :x:"); t.add_row("\x1b[31m[red]label[/red] :x:"); '
         't.add_row(verdict_text("regression")); wide_console().print(t)'
     )
@@ -96,7 +95,7 @@ def test_an_encoding_gets_stand_ins_for_characters_that_it_lacks(
 
 
 def test_json_is_ascii_and_means_the_same() -> None:
-    program = f'from benchctl.cli.output.screen import print_json; print_json({{"a": "{HOSTILE}\\u2028é😀"}})'
+    program = f'from benchctl.cli.screen import print_json; print_json({{"a": "{HOSTILE}\\u2028é😀"}})'
     output = printed(program)
     assert output.isascii()
     assert not any(byte < 32 and byte != 10 for byte in output)

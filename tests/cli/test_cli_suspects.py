@@ -3,9 +3,9 @@
 import pytest
 from support.results.builders import edit_run, write_results
 
-from benchctl.analysis.analyzed import analyze_directory
-from benchctl.cli.output.outcome import suspects_lines
-from benchctl.records.record import ResultWarning
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.cli.output.verdicts import suspects_lines
+from benchctl.records.schema import ResultWarning
 
 
 @pytest.fixture(name="results")

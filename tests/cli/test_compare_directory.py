@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl, only_result
 
-from benchctl.cli.output.comparison import SUFFIXES
+from benchctl.cli.commands.compare import SUFFIXES
 
 SMALL = ["--set", "workload.num_prompts=2", "--set", "workload.output_len=16", "--set", "gates=[]"]
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
-from benchctl.report.plots.forest import forest_plot
+from benchctl.report.plots.sweep import forest_plot
 
 BLOCKS = tuple({"baseline": 1 + 0.002 * i, "guided": 1.02 - 0.002 * i} for i in range(6))
 FOREIGN = Path(__file__).parents[1] / "interop" / "foreign"

@@ -246,7 +246,7 @@ def test_a_mistake_in_mid_run_leaves_no_run_and_no_server_behind(tmp_path: Path)
         "import sys\n"
         "class Planting:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'benchctl.cli.output.progress':\n"
+        "        if name == 'benchctl.cli.screen':\n"
         "            import benchctl.measure.run as run\n"
         "            def fail(*_): raise NameError('planted')\n"
         "            run._ExperimentRun._write_steps = fail\n"

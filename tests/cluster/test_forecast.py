@@ -7,7 +7,7 @@ import random
 import pytest
 
 from benchctl.cluster.forecast import BlockWork, arm_durations, time_left
-from benchctl.records.run import RunRecord, RunTimes
+from benchctl.records.record import RunRecord, RunTimes
 
 
 def record(block, position, arm, begins_s, took_s, host="n0", state="done"):

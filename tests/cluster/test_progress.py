@@ -10,15 +10,14 @@ import pytest
 from support.results.builders import edit_run, write_results
 from support.results.planted_progress import plant_block, plant_shared, write_lease
 
-from benchctl.cli.cluster.view import show_until_done
+from benchctl.cli.cluster.watch import show_until_done
 from benchctl.cluster.progress import progress_document, progress_of
 from benchctl.cluster.snapshot import SnapshotReader
 from benchctl.cluster.watcher import Watcher
 from benchctl.errors import UsageError
-from benchctl.records.directory import ResultDirectory
-from benchctl.records.record import ResultWarning
-from benchctl.records.run import RunFailure
-from benchctl.records.submission import Submission, write_submission
+from benchctl.records.directory import ResultDirectory, Submission, write_submission
+from benchctl.records.record import RunFailure
+from benchctl.records.schema import ResultWarning
 
 OUT_OF_MEMORY = RunFailure(cause="out-of-memory", message="the server ran out of memory")
 LATE = ResultWarning(code="client-late", message="requests were sent late")

@@ -7,7 +7,7 @@ import pytest
 from benchctl.cluster.host import Host, this_host
 from benchctl.cluster.slots import slots_of_host
 from benchctl.errors import UsageError
-from benchctl.records.node import NodeGpu
+from benchctl.records.schema import NodeGpu
 
 
 def host_of(*, num_gpus=0, num_nodes=2, cores_per_node=8, visible=None, smt=True, knows_nodes=True):

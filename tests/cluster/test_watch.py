@@ -20,14 +20,14 @@ from support.cli import benchctl
 from support.results.builders import edit_run, write_results
 from support.results.planted_progress import plant_block, plant_shared
 
-from benchctl.cli.cluster.progress_text import picture
+from benchctl.cli.cluster.watch import picture
 from benchctl.cluster.block_progress import STATES
 from benchctl.cluster.progress import progress_of
 from benchctl.cluster.snapshot import SnapshotReader
 from benchctl.cluster.watcher import Watcher
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.record import ResultWarning
-from benchctl.records.run import RunFailure
+from benchctl.records.record import RunFailure
+from benchctl.records.schema import ResultWarning
 
 OUT_OF_MEMORY = RunFailure(cause="out-of-memory", message="the server ran out of memory: choose a smaller model")
 LATE = ResultWarning(code="client-late", message="requests were sent late")

@@ -6,7 +6,7 @@ from support.results.builders import edit_manifest, write_results
 from benchctl.analysis.experiment.experiment import experiment_of, load_experiment
 from benchctl.engines.sim.options import SimOptions
 from benchctl.records.loaded import load_results
-from benchctl.records.node import GpuInfo
+from benchctl.records.schema import GpuInfo
 
 
 def hardware_of(tmp_path, engine, *names, options="{}"):

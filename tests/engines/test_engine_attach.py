@@ -32,14 +32,12 @@ from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.attached import AttachedServer
 from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.profile.load import load_profile
-from benchctl.profile.model import Timeouts, VariantSettings
-from benchctl.profile.planning.plan import variant_settings
-from benchctl.profile.sections.guidance import Guidance
-from benchctl.profile.sections.request import RequestOptions
-from benchctl.profile.sections.sampling import Sampling
+from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
+from benchctl.profile.planning import variant_settings
+from benchctl.profile.request import RequestOptions
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
-from benchctl.records.request import PreparedRequest
+from benchctl.records.record import PreparedRequest
 
 ENGINE = AttachEngine()
 KEY = "not-to-be-written-anywhere-4711"

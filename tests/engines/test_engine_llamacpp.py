@@ -28,12 +28,10 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
-from benchctl.profile.model import Timeouts, VariantSettings
-from benchctl.profile.sections.guidance import Guidance
-from benchctl.profile.sections.request import RequestOptions
-from benchctl.profile.sections.sampling import Sampling
-from benchctl.records.jsonl import read_jsonl
-from benchctl.records.request import Message, PreparedRequest, RequestRecord
+from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
+from benchctl.profile.request import RequestOptions
+from benchctl.records.files import read_jsonl
+from benchctl.records.record import Message, PreparedRequest, RequestRecord
 
 ENGINE = LlamaCppEngine()
 SHAPE = ModelShape(

@@ -25,10 +25,8 @@ from benchctl.errors import EngineUnavailableError, ServerStartError, Unsupporte
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
-from benchctl.profile.model import Timeouts, VariantSettings
-from benchctl.profile.sections.guidance import Guidance
-from benchctl.profile.sections.sampling import Sampling
-from benchctl.records.request import Message, PreparedRequest
+from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
+from benchctl.records.record import Message, PreparedRequest
 
 ENGINE = SglangEngine()
 BIND_ERROR = (

@@ -22,14 +22,10 @@ from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.guidance import Guidance
-from benchctl.profile.sections.sampling import Sampling
+from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.request import PreparedRequest
-from benchctl.records.run import RunRecord
+from benchctl.records.record import PlannedRun, PreparedRequest, RunRecord
 from benchctl.workload.prepare import prepare_requests
 
 ENGINE = SglangLenvmEngine()

@@ -15,16 +15,14 @@ from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.sim.engine import SimEngine
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, RecordError, UsageError
-from benchctl.profile.model import EngineKind, VariantSettings
-from benchctl.profile.sections.guidance import Guidance
-from benchctl.profile.sections.sampling import Sampling
-from benchctl.records.request import Message, PreparedRequest
+from benchctl.profile.model import EngineKind, Guidance, Sampling, VariantSettings
+from benchctl.records.record import Message, PreparedRequest
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES, SUSPECT_CODES
 from benchctl.sim.__main__ import parser
 from benchctl.sim.config import SimConfig
 
 if TYPE_CHECKING:
-    from benchctl.records.record import ResultWarning
+    from benchctl.records.schema import ResultWarning
 
 ENGINE = SimEngine()
 

@@ -7,8 +7,14 @@ from importlib.util import find_spec
 import pytest
 
 from benchctl.engines.engine import engine_for
-from benchctl.profile.engine_table import ENGINES, dialects, engine_spec, engine_specs, guiding_kinds
-from benchctl.profile.sections.engine_options import ServerOptions
+from benchctl.profile.engine_options import (
+    ENGINES,
+    ServerOptions,
+    dialects,
+    engine_spec,
+    engine_specs,
+    guiding_kinds,
+)
 
 METHODS = ("argv", "env", "request_call", "effective_config", "check_available", "check_requests", "diagnose")
 

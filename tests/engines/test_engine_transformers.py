@@ -18,11 +18,9 @@ from benchctl.engines.transformers import failures as transformers_failures
 from benchctl.engines.transformers.engine import TransformersEngine
 from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.guidance import Guidance
-from benchctl.profile.sections.sampling import Sampling
+from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.records.loaded import load_results
-from benchctl.records.request import Message, PreparedRequest
+from benchctl.records.record import Message, PreparedRequest
 
 ENGINE = TransformersEngine()
 LAUNCHER = Path(transformers_failures.__file__).parent / "inside" / "serve.py"

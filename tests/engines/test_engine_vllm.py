@@ -14,10 +14,8 @@ from benchctl.engines.hub import REPOSITORIES
 from benchctl.engines.vllm.engine import VllmEngine
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.guidance import Guidance
-from benchctl.profile.sections.sampling import Sampling
-from benchctl.records.request import Message, PreparedRequest
+from benchctl.profile.model import Guidance, Sampling, VariantSettings
+from benchctl.records.record import Message, PreparedRequest
 
 ENGINE = VllmEngine()
 

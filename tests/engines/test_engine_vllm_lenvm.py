@@ -18,11 +18,9 @@ from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.guided.params import parse_params
 from benchctl.profile.load import load_profile
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.profile.sections.guidance import Guidance
-from benchctl.profile.sections.sampling import Sampling
-from benchctl.records.run import RunRecord
+from benchctl.profile.model import Guidance, Sampling, VariantSettings
+from benchctl.profile.planning import arms, variant_settings
+from benchctl.records.record import RunRecord
 
 ENGINE = VllmLenvmEngine()
 REPOSITORY = str(Path(__file__).parents[2])

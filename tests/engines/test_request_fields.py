@@ -11,11 +11,10 @@ from support.servers.recording_server import SentRequest, recording_server
 
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.profile.engine_table import options_class
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.request import RequestOptions
-from benchctl.profile.sections.sampling import Sampling
-from benchctl.records.request import Message, PreparedRequest
+from benchctl.profile.engine_options import options_class
+from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.profile.request import RequestOptions
+from benchctl.records.record import Message, PreparedRequest
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
 FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}

@@ -20,7 +20,7 @@ from support.servers.stubborn_engine import wait_until
 
 from benchctl.engines.environment import engines_directory, installed_versions, interpreter_for
 from benchctl.engines.installing.recipes import INSTALLABLE, recipe_for
-from benchctl.profile.engine_table import engine_specs
+from benchctl.profile.engine_options import engine_specs
 
 ROOT = Path(__file__).parents[2]
 INSTALLERS = ROOT / "scripts" / "engines"

@@ -17,9 +17,8 @@ from benchctl.engines.vllm.options import VllmOptions
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError
 from benchctl.profile.load import load_profile
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.profile.sections.sampling import Sampling
+from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.profile.planning import arms, variant_settings
 
 ENGINE = VllmEngine()
 INSIDE = Path(vllm.__file__).parent / "inside"

@@ -9,7 +9,7 @@ import pytest
 from benchctl.engines.vllm.description import effective
 from benchctl.engines.vllm.engine import VllmEngine
 from benchctl.errors import RecordError
-from benchctl.records.step import StepRecord
+from benchctl.records.schema import StepRecord
 
 MS = 1_000_000
 

@@ -66,11 +66,11 @@ def load_modules() -> None:
 
 def _warm_up(directory: Path) -> None:
     """Do once what every fork would do again: compile templates, pack the library of charts, build tables."""
-    from benchctl.analysis.analyzed import analyze_directory
-    from benchctl.report.page.build import directory_page
+    from benchctl.analysis.summary.analyzed import analyze_directory
+    from benchctl.report.page.page import directory_page
 
     directory_page(analyze_directory(directory))
-    import_module("benchctl.report.plots.table")  # matplotlib, which searches for fonts when it is first imported
+    import_module("benchctl.report.plots.sweep")  # matplotlib, which searches for fonts when it is first imported
     gc.collect()
     gc.freeze()
 

@@ -22,7 +22,7 @@ machine the time on the clock says little."""
 _WALL_LIMITS: Final = 6
 _LOOK_S: Final = 0.5
 _MEMORY_BYTES: Final = 4 << 30
-_NO_PLOTS: Final = ModuleType("benchctl.report.plots.table")
+_NO_PLOTS: Final = ModuleType("benchctl.report.plots.sweep")
 _NO_PLOTS.draw_plots = lambda analysis: ()  # type: ignore[attr-defined]
 
 
@@ -111,7 +111,7 @@ def command_codes(
         _become_child()
         os.chdir(cwd)
         if not has_plots:
-            sys.modules["benchctl.report.plots.table"] = _NO_PLOTS
+            sys.modules["benchctl.report.plots.sweep"] = _NO_PLOTS
         _run_commands(commands, writer)
     os.close(writer)
     codes: list[int | None] = []

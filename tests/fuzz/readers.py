@@ -12,7 +12,7 @@ from support.peaks import cpu_peaks
 from support.results import builders, lenvm_results
 from support.step_time import MODELS, planted_run
 
-from benchctl.analysis.analyzed import analyze_directory
+from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.costs.config_json.shape import shape_from_config
 from benchctl.engines.metrics_page import series_of
 from benchctl.engines.sglang.steps import read_sglang_steps
@@ -27,12 +27,12 @@ from benchctl.load.answer.answer import Answer, head_of
 from benchctl.load.answer.failure import error_of
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.profile.load import load_profile
+from benchctl.records.archive.archive import contents_of
 from benchctl.records.archive.compression import compression_of_name
-from benchctl.records.archive.contents import contents_of
 from benchctl.records.archive.packing import write_archive
-from benchctl.records.integrity.verification import verify_directory
-from benchctl.records.peaks import read_peaks, write_peaks
-from benchctl.records.request import Message, PreparedRequest
+from benchctl.records.integrity.integrity import verify_directory
+from benchctl.records.record import Message, PreparedRequest
+from benchctl.records.stores.stores import read_peaks, write_peaks
 from benchctl.steptime.fitting.fit import FitOptions, fit_model
 from benchctl.steptime.model_file import read_model, write_model
 from benchctl.workload.datasets.own.custom import custom_prompts

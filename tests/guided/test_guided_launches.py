@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from benchctl.analysis.validity.comparability.declared import declared_settings, is_declared
 from benchctl.analysis.validity.comparability.launch import LaunchSetting, launch_settings
+from benchctl.analysis.validity.comparable import declared_settings, is_declared
 from benchctl.engines.engine import LaunchSite, engine_for
+from benchctl.profile.files import list_profiles
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.profile.sources.listing import list_profiles
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
-from benchctl.records.run import RunRecord
+from benchctl.records.record import RunRecord
 
 SIMULATED = {"llm-mock-cache", "bonus-tokens"}
 """Profiles that sweep options which the simulator alone has."""

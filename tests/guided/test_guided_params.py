@@ -13,7 +13,7 @@ from benchctl.errors import UsageError
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.parameter_table import CONSTRAINTS, KNOWN_KEYS, MODES, PARAMETERS
 from benchctl.guided.params import GuidanceParams, check_top_k, is_noop, parse_params
-from benchctl.profile.sections.guidance import Guidance
+from benchctl.profile.model import Guidance
 
 
 @pytest.mark.parametrize(

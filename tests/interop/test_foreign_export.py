@@ -12,14 +12,14 @@ from support.servers.real_engines import needs, tiny_model, turn_of
 from support.servers.simulator import sim_server
 from typer.testing import CliRunner
 
-from benchctl.analysis.metrics.run_metrics import run_metrics
+from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.cli.app import app
 from benchctl.engines.environment import engines_directory
 from benchctl.errors import RecordError
 from benchctl.interop.readers.files import read_foreign
 from benchctl.records.loaded import load_results
-from benchctl.records.request import RequestError
+from benchctl.records.record import RequestError
 
 PUBLISHED_COLUMNS = [
     "achieved_tflops_per_s",
@@ -187,7 +187,7 @@ def test_vllm_s_client_writes_the_keys_that_we_write_and_read(tmp_path):
 
 def test_the_command_module_imports_without_the_analysis():
     code = (
-        "import sys, benchctl.cli.commands.export; "
+        "import sys, benchctl.cli.commands.results; "
         "print([m for m in sys.modules if m.split('.')[0] in ('scipy', 'numpy')])"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -24,9 +24,9 @@ from support.results.lenvm_results import (
     write_directory,
 )
 
-from benchctl.analysis.analyzed import analyze_directory
-from benchctl.analysis.metrics.percentile import interpolated
-from benchctl.analysis.metrics.run_metrics import run_metrics
+from benchctl.analysis.metrics.latency import interpolated
+from benchctl.analysis.metrics.run import run_metrics
+from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.interop.lenvm.arm import makespan_s, sends_s
 from benchctl.interop.lenvm.convert import request_of

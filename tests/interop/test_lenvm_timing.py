@@ -21,8 +21,8 @@ from benchctl.interop.readers.lenvm_timing import (
     revisions_of,
     step_records,
 )
-from benchctl.records.jsonl import encode
-from benchctl.records.request import RequestRecord
+from benchctl.records.files import encode
+from benchctl.records.record import RequestRecord
 
 REVISIONS = ["V1", "V3", "V4"]
 WHOLE = as_lines([*own_steps(), *sampled_steps([3, 3, 2, 1], revision="V4", is_guided=True, loads=True)])

@@ -10,10 +10,9 @@ from support.servers.parts_server import serving, writing
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.sending import _crash_wait_s
-from benchctl.profile.model import Timeouts
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival, Timeouts
 from benchctl.records.finish_reasons import FINISH_REASONS, finish_error, finish_of, is_cut, unknown_reasons
-from benchctl.records.request import RequestRecord
+from benchctl.records.record import RequestRecord
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 

@@ -14,10 +14,9 @@ from support.servers.paced_engine import call, request, send
 
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
-from benchctl.profile.model import Timeouts
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.jsonl import encode
-from benchctl.records.request import RequestRecord
+from benchctl.profile.model import Arrival, Timeouts
+from benchctl.records.files import encode
+from benchctl.records.record import RequestRecord
 from benchctl.untrusted.limits import LINE_BYTES, MESSAGE_CHARS
 
 SERVER = Path(__file__).parent.parent / "support" / "servers" / "programs" / "hostile_server.py"

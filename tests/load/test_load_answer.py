@@ -9,7 +9,7 @@ from support.servers.sse import HEAD, answered, chunked, cut, event, request, to
 
 from benchctl.load.answer.answer import Answer, head_of
 from benchctl.load.answer.failure import error_of
-from benchctl.records.request import RequestError
+from benchctl.records.record import RequestError
 
 EVENTS = (
     event(written("a ", ids=[1])),

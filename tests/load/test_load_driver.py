@@ -17,7 +17,7 @@ from benchctl.load.transport.connections import Connections
 from benchctl.load.transport.exchange import Exchange
 from benchctl.load.transport.receiver import Receiver
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival
 from benchctl.units import NS_PER_MS
 
 

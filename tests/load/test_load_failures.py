@@ -15,9 +15,8 @@ from support.servers.parts_server import Writer, serving, writing
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
-from benchctl.profile.model import Timeouts
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.request import RequestRecord
+from benchctl.profile.model import Arrival, Timeouts
+from benchctl.records.record import RequestRecord
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\ndata: [DONE]\n\n'

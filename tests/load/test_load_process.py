@@ -11,7 +11,7 @@ from benchctl.load.driver import Load
 from benchctl.load.process import steady_interpreter
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival
 
 
 @pytest.mark.parametrize("mode", ["good", "truncate", "hang-up", "refuse", "error-event", "noise"])

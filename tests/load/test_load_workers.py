@@ -29,8 +29,7 @@ from benchctl.load.workers.workers import WORKER_CORES, WorkerLoad, WorkerPlan, 
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Profile
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival, Profile
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.units import NS_PER_MS, NS_PER_S
@@ -324,7 +323,7 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
         "from support.servers.paced_engine import call, request\n"
         "from benchctl.load.workers.workers import WorkerLoad, WorkerPlan\n"
         "from benchctl.profile.model import Timeouts\n"
-        "from benchctl.profile.sections.workload import Arrival\n"
+        "from benchctl.profile.model import Arrival\n"
         "plan = WorkerPlan(base_url=sys.argv[1], timeouts=Timeouts(), arrival=Arrival(kind='burst'), count=2)\n"
         "load = WorkerLoad(plan, print)\n"
         "asyncio.run(load.drive([call(request(i, max_tokens=4000, gap_ms=20)) for i in range(4)]))\n"

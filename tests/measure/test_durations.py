@@ -5,13 +5,13 @@ import pytest
 from support.results.builders import write_results
 from support.servers.paced_engine import profile, request
 
-from benchctl.cli.output.plan import print_plan
+from benchctl.cli.conduct import print_plan
 from benchctl.measure import durations
 from benchctl.measure.durations import estimate_durations, load_s, remember_duration
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival
 from benchctl.records.loaded import load_results
-from benchctl.records.run import RunTimes
-from benchctl.records.stores.duration_store import durations_directory, store_duration, stored_durations
+from benchctl.records.record import RunTimes
+from benchctl.records.stores.stores import durations_directory, store_duration, stored_durations
 from benchctl.units import NS_PER_S
 
 CLOSED = Arrival(kind="closed-loop", max_concurrency=2)

@@ -9,11 +9,10 @@ from support.cli import benchctl, only_result
 from support.results.builders import edit_manifest, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
-from benchctl.analysis.experiment.stopping import num_looks_of
+from benchctl.analysis.experiment.ladder import num_looks_of
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.imbalance import imbalance_of
-from benchctl.profile.planning.plan import extend_plan, plan_runs
-from benchctl.records.manifest import Extension
+from benchctl.profile.planning import extend_plan, imbalance_of, plan_runs
+from benchctl.records.record import Extension
 
 SMALL = ["workload.num_prompts=1", "workload.output_len=8", "engine.options.time_scale=20", "gates=[]"]
 OPTIONS = ["--engine", "sim-exact", "--quiet", *(word for override in SMALL for word in ("--set", override))]

@@ -8,7 +8,7 @@ from support.nvml import FakeNvml
 from benchctl.analysis.planning.noise_floor import engine_sha256
 from benchctl.measure.gpu_need import gpu_shortfalls
 from benchctl.measure.telemetry.gpu import absent_gpu
-from benchctl.profile.engine_table import engine_specs
+from benchctl.profile.engine_options import engine_specs
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import load_profile
 

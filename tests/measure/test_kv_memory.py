@@ -20,7 +20,7 @@ from benchctl.measure.kv_memory import KvPlan, plan_kv_memory, value_models
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.units import GIB, MIB
 from benchctl.workload.prepare import prepare_requests
 

@@ -14,7 +14,7 @@ from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server import cores, process
 from benchctl.measure.server.cores import CoreSplit, process_on, split_cores
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import RunDirectory
 
 ALL = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()

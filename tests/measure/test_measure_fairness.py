@@ -17,9 +17,8 @@ from benchctl.measure.telemetry.prometheus import prometheus_samples
 from benchctl.profile.load import parse_profile
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun, load_run
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.request import Message, PreparedRequest
-from benchctl.records.samples import PrometheusSample
+from benchctl.records.record import Message, PlannedRun, PreparedRequest
+from benchctl.records.schema import PrometheusSample
 from benchctl.workload.datasets.tokens import count_chat_tokens
 
 PROFILE = """\

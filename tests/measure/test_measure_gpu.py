@@ -21,9 +21,8 @@ from benchctl.measure.telemetry.gpu_reading import throttle_reasons, unheard
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.telemetry import Sampler
 from benchctl.measure.telemetry.visible_devices import visible_devices
-from benchctl.records.jsonl import read_jsonl
-from benchctl.records.node import GpuInfo
-from benchctl.records.samples import GpuSample
+from benchctl.records.files import read_jsonl
+from benchctl.records.schema import GpuInfo, GpuSample
 from benchctl.units import MIB, NS_PER_MS
 
 

@@ -10,15 +10,15 @@ from support.servers.simulator import sim_server
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.metrics.server_counters import GENERATED_TOKENS
-from benchctl.analysis.validity.reconcile import Check
+from benchctl.analysis.validity.checks import Check
 from benchctl.engines.metrics_page import series_of
 from benchctl.measure.telemetry.prometheus import prometheus_samples
 from benchctl.measure.telemetry.telemetry import Sampler
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.jsonl import read_jsonl
+from benchctl.records.files import read_jsonl
 from benchctl.records.loaded import load_results
-from benchctl.records.request import RequestError, RequestRecord
-from benchctl.records.samples import PrometheusSample
+from benchctl.records.record import RequestError, RequestRecord
+from benchctl.records.schema import PrometheusSample
 
 VLLM_TOKENS = GENERATED_TOKENS[0]
 PAGE = """\

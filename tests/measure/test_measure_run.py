@@ -20,7 +20,7 @@ from support.nvidia_smi import FakeSmi, devices
 from support.nvml import FakeNvml
 from support.servers.paced_engine import PacedEngine, planned, profile, request
 
-from benchctl.analysis.metrics.run_metrics import run_metrics
+from benchctl.analysis.metrics.run import run_metrics
 from benchctl.engines.engine import raw_step_log
 from benchctl.errors import EngineUnavailableError, PortTakenError, RunError
 from benchctl.measure.measured_run import MeasuredRun
@@ -29,7 +29,7 @@ from benchctl.measure.server.process import is_alive
 from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
-from benchctl.records.record import ResultWarning
+from benchctl.records.schema import ResultWarning
 from benchctl.units import NS_PER_MS
 
 

@@ -11,8 +11,8 @@ from test_measure_run import measure
 
 from benchctl.measure.warmup import batch_sizes, drain_lengths, shape_bursts, warmup_bursts
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import variant_settings
-from benchctl.records.request import Message, PreparedRequest
+from benchctl.profile.planning import variant_settings
+from benchctl.records.record import Message, PreparedRequest
 from benchctl.workload.prepare import prepare_requests
 
 

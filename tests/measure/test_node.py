@@ -21,8 +21,8 @@ from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.measure.telemetry.nvml import numa_node
 from benchctl.records.directory import RunDirectory, open_results
-from benchctl.records.jsonl import encode
-from benchctl.records.node import NodeGpu
+from benchctl.records.files import encode
+from benchctl.records.schema import NodeGpu
 
 
 def node_of_a_run(tmp_path, monkeypatch, nvml, visible):

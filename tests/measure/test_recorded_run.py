@@ -7,7 +7,7 @@ from benchctl.measure.capacity.point import simulate_point
 from benchctl.measure.capacity.sweep import sweep_points
 from benchctl.measure.recorded_run import simulate_recorded
 from benchctl.profile.load import parse_profile
-from benchctl.profile.planning.plan import plan_runs
+from benchctl.profile.planning import plan_runs
 from benchctl.sim.requests.counted_requests import CountedRequests
 from benchctl.sim.requests.request import Prompt, Request, SamplingParams
 from benchctl.workload.prepare import prepare_requests

@@ -7,11 +7,9 @@ from benchctl.errors import RunError
 from benchctl.measure.journal import Journal
 from benchctl.measure.redaction import redact_file, redacted_tree
 from benchctl.records.directory import RunDirectory
-from benchctl.records.record import ResultWarning
-from benchctl.records.run import RunFailure, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.untrusted.known_secrets import environment_redactor
-from benchctl.untrusted.secrets import Redactor
+from benchctl.records.record import RunFailure, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION, ResultWarning
+from benchctl.untrusted.secrets import Redactor, environment_redactor
 
 KEY = "sk-abcdefghijklmnopqrstuvwx"
 

@@ -9,7 +9,7 @@ from support.cli import benchctl, only_result
 
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import record_run
-from benchctl.records.node import NodeGpu
+from benchctl.records.schema import NodeGpu
 
 pytestmark = pytest.mark.slow
 SMALL = ["workload.num_prompts=1", "workload.output_len=8", "engine.options.time_scale=20", "gates=[]"]

@@ -9,20 +9,20 @@ import pytest
 from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opened
 from support.results.lenvm_results import Truth, write_directory
 
-from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
-from benchctl.analysis.attribution.sections import break_down, tally_steps
+from benchctl.analysis.attribution.breakdown import break_down, tally_steps
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.experiment.experiment import experiment_of
-from benchctl.analysis.metrics.run_metrics import METRICS, unavailable_reason
-from benchctl.analysis.validity.batch_fill import in_step_frac, underfilled_batch_warnings
-from benchctl.analysis.validity.reconcile import Check
-from benchctl.cli.output.screen import wide_console
+from benchctl.analysis.metrics.run import METRICS, unavailable_reason
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.analysis.validity.checks import Check
+from benchctl.analysis.validity.client import in_step_frac, underfilled_batch_warnings
+from benchctl.cli.screen import wide_console
 from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.records.loaded import LoadedRun, load_results
+from benchctl.report.charts.figure import Chart
 from benchctl.report.export import write_report
-from benchctl.report.page.charts.figure import Chart
-from benchctl.report.page.charts.table import draw_charts
-from benchctl.report.text.tables import breakdown_table
+from benchctl.report.page.charts.acceptance import draw_charts
+from benchctl.report.tables.experiment import breakdown_table
 
 GUIDED_MS = 0.25 + 12 + 36 + 5
 """A sampler's time in the directory, and what guidance adds to it; the value model's load comes on top."""

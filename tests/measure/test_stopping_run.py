@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl, only_result
 
-from benchctl.cli.output.progress import experiment_progress
+from benchctl.cli.screen import experiment_progress
 from benchctl.measure.experiment import Listener, create_experiment, run_experiment
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.measure.resume.pending import undone_runs
 from benchctl.profile.load import load_profile
-from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
-from benchctl.records.run import RunRecord
+from benchctl.records.record import Look, PlannedRun, RunRecord, StoppingRecord
 from benchctl.workload.prepare import prepare_requests
 
 pytestmark = pytest.mark.slow

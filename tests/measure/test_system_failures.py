@@ -11,11 +11,11 @@ from support.results.builders import write_results
 from benchctl.errors import RunError, UsageError
 from benchctl.measure.journal import Journal
 from benchctl.measure.server.failure import limit_in_log, start_refusal
-from benchctl.records.claims.lock import current_manifest, is_claimed, sole_writer
+from benchctl.records.claims.claims import current_manifest, is_claimed, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import read_document
 from benchctl.records.loaded import load_results
-from benchctl.records.run import RunFailure, RunRecord
+from benchctl.records.record import RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.catalog import list_directories
 from benchctl.system_errors import address_space_shortfall, as_usage_error, system_failure

@@ -5,22 +5,22 @@ from pathlib import Path
 import pytest
 from support.fake_passes import A100, FakeWorkers
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
-from benchctl.analysis.compare.unpaired import compare_paths
+from benchctl.analysis.compare.foreign import compare_paths
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.pairing import baseline_pairs
+from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.errors import RunError, UsageError
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.micro.experiment import MicroOutcome, measure_forward, resume_forward
 from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_of_points
-from benchctl.profile.sections.forward_pass import ForwardPoint
+from benchctl.profile.choices import ForwardPoint
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.integrity.verification import verify_directory
-from benchctl.report.page.parts.passes import passes_values
-from benchctl.report.text.passes_table import launch_table
+from benchctl.records.integrity.integrity import verify_directory
+from benchctl.report.page.parts.nodes import passes_values
+from benchctl.report.text.acceptance_table import launch_table
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
 EAGER_US, GRAPH_US = 900.0, 230.0

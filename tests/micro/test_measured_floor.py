@@ -6,8 +6,8 @@ import pytest
 from support.fake_passes import A100, FakeWorkers
 from support.peaks import cpu_peaks, gpu_peaks
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.costs.hardware import HARDWARE
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
@@ -17,9 +17,9 @@ from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_o
 from benchctl.micro.peak_checks import peak_warnings
 from benchctl.micro.peaks_of_device import peaks_of_device
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.peaks import hardware_of, load_peaks
 from benchctl.records.stores.peaks_store import STORE_VARIABLE, store_peaks
-from benchctl.report.text.passes_table import passes_table
+from benchctl.records.stores.stores import hardware_of, load_peaks
+from benchctl.report.text.acceptance_table import passes_table
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
 HOST = platform.node()

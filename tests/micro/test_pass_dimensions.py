@@ -9,7 +9,7 @@ from benchctl.costs.shapes import BUILT_IN_SHAPES, shape_for
 from benchctl.errors import UsageError
 from benchctl.micro.inside.dimensions import Dimensions, PassPoint, kv_plan, pass_bytes, weight_bytes
 from benchctl.micro.worker import check_measurable
-from benchctl.profile.sections.forward_pass import ForwardPoint
+from benchctl.profile.choices import ForwardPoint
 
 DENSE = [shape for shape in BUILT_IN_SHAPES.values() if shape.moe is None and shape.latent is None]
 

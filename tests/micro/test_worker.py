@@ -16,7 +16,7 @@ import pytest
 from benchctl.costs.model_shape import ModelShape
 from benchctl.errors import EngineUnavailableError, RunError, UsageError
 from benchctl.micro.worker import WorkerSettings, started_worker
-from benchctl.profile.sections.forward_pass import ForwardPoint
+from benchctl.profile.choices import ForwardPoint
 
 TINY = ModelShape(name="tiny", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=128)
 DECODE = ForwardPoint(phase="decode", batch_size=3, context_tokens=20)

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.profile.planning.balance import balanced_numbers, balanced_orders, cycle_length
-from benchctl.profile.planning.imbalance import Imbalance, imbalance_of
-from benchctl.records.manifest import PlannedRun
+from benchctl.profile.planning import Imbalance, balanced_numbers, balanced_orders, cycle_length, imbalance_of
+from benchctl.records.record import PlannedRun
 
 EVERY_DESIGN = [(arms, blocks) for arms in range(2, 13) for blocks in range(1, 25)]
 

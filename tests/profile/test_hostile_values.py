@@ -13,13 +13,13 @@ import typer
 from support.hostile_values import PROFILES, VALUES, keys_of, profile_text
 
 from benchctl.cli.commands.run import run
-from benchctl.cli.experiment import prepare_experiment
+from benchctl.cli.conduct import prepare_experiment
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.errors import BenchctlError
 from benchctl.measure.run import noise_seed
 from benchctl.measure.warmup import warmup_bursts
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import plan_runs, variant_settings
+from benchctl.profile.planning import plan_runs, variant_settings
 from benchctl.records.directory import run_directory_name
 from benchctl.sim.__main__ import parser
 from benchctl.sim.config import SimConfig

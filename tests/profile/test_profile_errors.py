@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import DATASETS
+from benchctl.profile.files import preset_files
 from benchctl.profile.load import load_profile, parse_profile
-from benchctl.profile.sources.files import preset_files
 
 HEAD = """\
 name: p

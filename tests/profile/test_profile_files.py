@@ -8,11 +8,10 @@ from typer.testing import CliRunner
 
 from benchctl.cli.commands.profiles import app
 from benchctl.errors import ProfileError
+from benchctl.profile.files import GROUPS, OWN, builtin_profiles, grouped_profiles, list_profiles, preset_files
 from benchctl.profile.keys import option_keys, profile_keys
 from benchctl.profile.load import load_profile, parse_profile
-from benchctl.profile.planning.plan import arms, plan_runs, variant_settings
-from benchctl.profile.sources.files import builtin_profiles, preset_files
-from benchctl.profile.sources.listing import GROUPS, OWN, grouped_profiles, list_profiles
+from benchctl.profile.planning import arms, plan_runs, variant_settings
 
 NAMES = (
     "aa",

@@ -10,13 +10,12 @@ from support.results.builders import PROFILE_YAML
 
 from benchctl.errors import NotComparableError
 from benchctl.measure.result_directory import reopen_experiment
-from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.choices import Section
+from benchctl.profile.engine_options import ENGINES
 from benchctl.profile.identity import FORMER_DEFAULTS, is_profile_of, profile_sha256
 from benchctl.profile.keys import option_keys, profile_keys
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
-from benchctl.profile.model import Profile
-from benchctl.profile.sections.section import Section
-from benchctl.profile.sections.workload import Workload
+from benchctl.profile.model import Profile, Workload
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 EXAMPLE = Path(__file__).resolve().parents[1] / "fixtures" / "example-schema-1"

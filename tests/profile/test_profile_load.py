@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from support.results.builders import PROFILE_YAML
 
 from benchctl.errors import ProfileError
+from benchctl.profile.files import builtin_profiles, list_profiles
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
-from benchctl.profile.sections.workload import LengthRange
-from benchctl.profile.sources.files import builtin_profiles
-from benchctl.profile.sources.listing import list_profiles
-from benchctl.profile.sources.yaml_text import dump_document, read_document
+from benchctl.profile.model import LengthRange
+from benchctl.profile.yaml import dump_document, read_document
 
 SMALL = """\
 engine: {kind: sim}
@@ -285,7 +284,7 @@ def test_profiles_are_listed_by_name_with_the_users_own_first(here):
 def test_the_profiles_of_an_installed_package_lie_inside_it(tmp_path, monkeypatch):
     assert builtin_profiles() == Path(__file__).resolve().parents[2] / "profiles"
     (tmp_path / "_profiles").mkdir()
-    monkeypatch.setattr("benchctl.profile.sources.files._PACKAGE", tmp_path)
+    monkeypatch.setattr("benchctl.profile.files._PACKAGE", tmp_path)
     assert builtin_profiles() == tmp_path / "_profiles"
 
 
@@ -305,6 +304,6 @@ def test_a_preset_that_cannot_be_read_is_named(here):
 
 
 def test_a_bare_kind_stands_for_an_engine_without_options(here, monkeypatch):
-    monkeypatch.setattr("benchctl.profile.sources.presets.preset_files", dict)
+    monkeypatch.setattr("benchctl.profile.layers.preset_files", dict)
     write(here / "profiles/tiny.yaml", SMALL.replace("{kind: sim}", "sim"))
     assert load_profile("tiny").engine.options["time_scale"] == 1.0

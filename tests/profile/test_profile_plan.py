@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile, parse_profile, profile_from_plain
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import (
-    allowed_difference,
-    arms,
-    plan_runs,
-    variant_settings,
-)
+from benchctl.profile.planning import allowed_difference, arms, plan_runs, variant_settings
 from benchctl.profile.settings import cells_of
 
 

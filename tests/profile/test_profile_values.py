@@ -7,10 +7,10 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from benchctl.errors import ProfileError
-from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.engine_options import ENGINES
 from benchctl.profile.keys import option_keys, profile_keys
 from benchctl.profile.load import load_profile, profile_from_plain
-from benchctl.profile.planning.plan import plan_runs
+from benchctl.profile.planning import plan_runs
 
 KEYS = {f"{kind}: {key.path}": key.field for kind in ENGINES for key in option_keys(kind)} | {
     key.path: key.field for key in profile_keys()

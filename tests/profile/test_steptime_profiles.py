@@ -6,9 +6,9 @@ import pytest
 from support.cli import benchctl
 
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import arms, plan_runs, variant_settings
-from benchctl.records.jsonl import read_jsonl
-from benchctl.records.step import StepRecord
+from benchctl.profile.planning import arms, plan_runs, variant_settings
+from benchctl.records.files import read_jsonl
+from benchctl.records.schema import StepRecord
 from benchctl.workload.prepare import prepare_requests
 
 NAMES = ("steptime-w1", "steptime-w2", "steptime-w3", "steptime-w4", "steptime-w5", "steptime-v1")

@@ -11,7 +11,7 @@ from support.cli import preloaded_directory
 from support.servers.real_engines import needs, tiny_model, turn_of
 
 from benchctl.engines.environment import engines_directory
-from benchctl.records.samples import GpuSample
+from benchctl.records.schema import GpuSample
 from benchctl.units import MIB, NS_PER_MS
 from benchmarks.measure.nvml_agreement import differences, paired, report
 

@@ -22,9 +22,9 @@ from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.measure.tokenizing.choice import tokenizer_for
 from benchctl.measure.tokenizing.launched import launched_server
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.planning import variant_settings
 from benchctl.records.loaded import load_results
-from benchctl.records.request import PreparedRequest
+from benchctl.records.record import PreparedRequest
 from benchctl.workload.prepare import prepare_requests
 from benchctl.workload.tokenizers.local import LocalTokenizer
 

@@ -6,7 +6,7 @@ import pytest
 from support.results.builders import edit_run, write_results
 from support.servers.real_engines import assert_compared, assert_ended
 
-from benchctl.records.record import ResultWarning
+from benchctl.records.schema import ResultWarning
 
 
 def ended(code):

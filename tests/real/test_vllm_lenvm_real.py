@@ -21,8 +21,7 @@ from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
-from benchctl.profile.model import Timeouts, VariantSettings
-from benchctl.profile.sections.sampling import Sampling
+from benchctl.profile.model import Sampling, Timeouts, VariantSettings
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
 

@@ -15,15 +15,15 @@ from backports.zstd import ZstdFile
 from support.cli import benchctl
 from support.results.builders import write_results
 
-from benchctl.analysis.step_time.sources import read_sources
+from benchctl.analysis.step_time.observed import read_sources
 from benchctl.api import compare, load_results
 from benchctl.errors import RecordError, UsageError
-from benchctl.records.archive import opening, unpacking
-from benchctl.records.archive.contents import contents_of
-from benchctl.records.archive.opening import archives_directory, is_archive, opened_directory
+from benchctl.records.archive import archive as opening
+from benchctl.records.archive import archive as unpacking
+from benchctl.records.archive.archive import archives_directory, contents_of, is_archive, opened_directory
 from benchctl.records.directory import open_results
-from benchctl.records.integrity.verification import verify_directory
-from benchctl.report.documents.comparison import document_of
+from benchctl.records.integrity.integrity import verify_directory
+from benchctl.report.documents.documents import document_of
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example"
 SUFFIXES = (".tar.zst", ".tar.gz", ".tar")
@@ -375,7 +375,7 @@ def test_an_experiment_is_not_continued_inside_an_archive(directory, tmp_path):
 def test_processes_that_open_one_archive_at_a_time_all_read_it(directory, tmp_path, cache):
     export(directory, tmp_path / "x.tar.zst")
     code = (
-        "import sys\nfrom pathlib import Path\nfrom benchctl.records.archive.opening import opened_directory\n"
+        "import sys\nfrom pathlib import Path\nfrom benchctl.records.archive.archive import opened_directory\n"
         "sys.stdin.readline()\nprint(opened_directory(Path(sys.argv[1])))"
     )
     argv = [sys.executable, "-c", code, str(tmp_path / "x.tar.zst")]

@@ -11,19 +11,15 @@ from support.peaks import cpu_peaks
 from support.results.builders import edit_requests, write_results
 
 from benchctl.errors import InvalidDataError, RecordError
-from benchctl.records.columns.log_copy import copy_bytes, copy_path, write_copy
-from benchctl.records.columns.step_columns import columns_from
+from benchctl.records.columns.columns import columns_from, copy_bytes, copy_path, table_of, write_copy
 from benchctl.records.columns.step_log import read_step_log
-from benchctl.records.columns.step_table import table_of
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.files import encode
 from benchctl.records.integrity.digests import digest_of, read_digests
-from benchctl.records.jsonl import encode
 from benchctl.records.loaded import DAMAGED_LINE, ReadLimits, load_results, load_run
-from benchctl.records.noise import read_noise
-from benchctl.records.peaks import read_peaks, write_peaks
-from benchctl.records.step import StepRecord
-from benchctl.records.stores.duration_store import stored_durations
-from benchctl.records.stores.peaks_store import machine_peaks
+from benchctl.records.schema import StepRecord
+from benchctl.records.stores.peaks_store import machine_peaks, read_noise
+from benchctl.records.stores.stores import read_peaks, stored_durations, write_peaks
 from benchctl.report.catalog import list_directories
 
 RUN = "runs/000-b0-baseline"

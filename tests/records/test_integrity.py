@@ -20,10 +20,8 @@ from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import DIGESTS_FILE, FILE_MEASUREMENTS, digest_of, read_digests, record_file
-from benchctl.records.integrity.hashing import STAMPS_FILE, FileHasher
-from benchctl.records.integrity.verification import verify_directory
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.run import RunRecord
+from benchctl.records.integrity.integrity import STAMPS_FILE, FileHasher, verify_directory
+from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.workload.prepare import prepare_requests
 
 EXAMPLE = Path(__file__).parents[1] / "fixtures" / "example-schema-1"

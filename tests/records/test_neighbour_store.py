@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from benchctl.cli.app import app
 from benchctl.errors import RecordError, UsageError
-from benchctl.records.neighbours import (
+from benchctl.records.stores.neighbour_store import STORE_VARIABLE, find_checks, key_of, store_check, stored_checks
+from benchctl.records.stores.stores import (
     NEIGHBOURS_FILE,
     NeighbourCheck,
     NeighbourEffect,
@@ -18,7 +19,6 @@ from benchctl.records.neighbours import (
     load_neighbours,
     write_neighbours,
 )
-from benchctl.records.stores.neighbour_store import STORE_VARIABLE, find_checks, key_of, store_check, stored_checks
 
 
 def check(**changes: Any) -> NeighbourCheck:

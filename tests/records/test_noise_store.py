@@ -12,19 +12,19 @@ from typer.testing import CliRunner
 
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.planning.noise_floor import noise_of_experiment
-from benchctl.analysis.planning.power import estimate_power, power_lines
-from benchctl.analysis.statistics.block_ratio import estimate_paired
-from benchctl.analysis.statistics.sample_size import minimum_detectable_effect
-from benchctl.analysis.validity.noise_floor_fit import age_days, noise_warnings, version_warning
+from benchctl.analysis.power import estimate_power, power_lines
+from benchctl.analysis.statistics.decide import minimum_detectable_effect
+from benchctl.analysis.statistics.estimate import estimate_paired
+from benchctl.analysis.validity.noise import age_days, noise_warnings, version_warning
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.measure.noise_on_file import keep_noise, noise_on_file, sound_noise
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.noise import MetricNoise, NoiseFloor
-from benchctl.records.record import ResultWarning
-from benchctl.records.stores.file_store import newest_of_each, remove_files
+from benchctl.records.schema import ResultWarning
 from benchctl.records.stores.noise_store import STORE_VARIABLE, find_noise, key_of, store_noise, stored_noise
+from benchctl.records.stores.peaks_store import MetricNoise, NoiseFloor
+from benchctl.records.stores.stores import newest_of_each, remove_files
 
 SCATTER = (0.01, -0.012, 0.004, -0.007, 0.013, -0.008, 0.002, 0.006)
 SAME_SERVER = PROFILE_YAML.split("variants:", maxsplit=1)[0] + "variants:\n  baseline: {}\n  guided: {}\n"

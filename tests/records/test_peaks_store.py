@@ -12,9 +12,7 @@ from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.errors import ProfileError, UsageError
 from benchctl.measure.peaks_on_file import peaks_on_file
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
-from benchctl.records.node import GpuInfo
-from benchctl.records.peaks import PEAKS_FILE, hardware_of, write_peaks
-from benchctl.records.record import ResultWarning
+from benchctl.records.schema import GpuInfo, ResultWarning
 from benchctl.records.stores.peaks_store import (
     STORE_VARIABLE,
     key_of,
@@ -25,6 +23,7 @@ from benchctl.records.stores.peaks_store import (
     store_peaks,
     stored_peaks,
 )
+from benchctl.records.stores.stores import PEAKS_FILE, hardware_of, write_peaks
 
 HOST = platform.node()
 OLD, NEW = "2026-11-20T08:00:00Z", "2026-11-22T19:05:01Z"

@@ -11,11 +11,10 @@ from support.results.builders import PROFILE_YAML, write_results
 
 from benchctl.errors import RecordError, SchemaVersionError, UsageError
 from benchctl.records.directory import cell_name, open_results, run_directory_name
-from benchctl.records.jsonl import JsonlWriter, encode, read_jsonl, read_whole, write_bytes_atomic
+from benchctl.records.files import JsonlWriter, encode, read_jsonl, read_whole, write_bytes_atomic
 from benchctl.records.loaded import load_results
-from benchctl.records.request import RequestError, RequestRecord
-from benchctl.records.schema import upgrade
-from benchctl.records.step import StepRecord
+from benchctl.records.record import RequestError, RequestRecord
+from benchctl.records.schema import StepRecord, upgrade
 
 
 def step(number: int) -> StepRecord:

@@ -9,18 +9,17 @@ from hypothesis import strategies as st
 from support.results.builders import edit_requests, edit_run, write_results
 from typer.testing import CliRunner
 
-from benchctl.analysis.metrics.request_timing import itls_ns, latencies_ns, pooled_itls_ns
+from benchctl.analysis.metrics.latency import itls_ns, latencies_ns, pooled_itls_ns
 from benchctl.cli.app import app
-from benchctl.records.columns import request_arrays
-from benchctl.records.columns.log_copy import copy_path
-from benchctl.records.columns.request_arrays import CHUNK_FIELDS, read_requests
+from benchctl.records.columns import columns as request_arrays
+from benchctl.records.columns.columns import CHUNK_FIELDS, copy_path, read_requests
 from benchctl.records.columns.tensor_file import tensors_of
 from benchctl.records.directory import RunDirectory
+from benchctl.records.files import encode
 from benchctl.records.integrity.digests import digests_of_run, record_run
-from benchctl.records.integrity.verification import verify_directory
-from benchctl.records.jsonl import encode
+from benchctl.records.integrity.integrity import verify_directory
 from benchctl.records.loaded import DAMAGED_LINE, ReadLimits, load_run
-from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
+from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 SIX = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(6))

@@ -12,8 +12,8 @@ import pytest
 
 from benchctl.records.directory import open_results
 from benchctl.records.integrity.digests import manifest_sha256
-from benchctl.records.noise import read_noise
 from benchctl.records.schema import RENAMED_CODES, RENAMED_METRICS, SCHEMA_VERSION, current_metric_name, upgrade
+from benchctl.records.stores.peaks_store import read_noise
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RECORDED = json.loads((FIXTURES / "example-schema-1-verdict.json").read_text())

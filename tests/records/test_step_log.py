@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from support.results.builders import edit_run, write_results
 
 from benchctl.records.columns import step_log
-from benchctl.records.columns.log_copy import copy_path
-from benchctl.records.columns.step_columns import StepColumns
-from benchctl.records.columns.step_columns import columns_from as columns_by_table
+from benchctl.records.columns.columns import OPTIONAL, PHASES, StepColumns, copy_path
+from benchctl.records.columns.columns import columns_from as columns_by_table
 from benchctl.records.columns.step_log import read_step_log
-from benchctl.records.columns.step_table import OPTIONAL, PHASES
 from benchctl.records.directory import RunDirectory
+from benchctl.records.files import encode
 from benchctl.records.integrity.digests import digest_of
-from benchctl.records.jsonl import encode
 from benchctl.records.loaded import DAMAGED_LINE, ReadLimits, load_run
-from benchctl.records.step import SECTION_PARENT, StepRecord
+from benchctl.records.schema import SECTION_PARENT, StepRecord
 
 moments = st.integers(-(2**62), 2**62)
 durations = st.integers(0, 86_400 * 10**9)

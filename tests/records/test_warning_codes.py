@@ -12,11 +12,11 @@ import pytest
 from support.results.builders import write_results
 
 import benchctl
-from benchctl.analysis.validity.reconcile import expected, reconcile
+from benchctl.analysis.validity.checks import expected, reconcile
 from benchctl.profile.load import parse_profile
-from benchctl.records.integrity.verification import AlterationKind
+from benchctl.records.integrity.integrity import AlterationKind
 from benchctl.records.loaded import load_results
-from benchctl.records.record import ResultWarning
+from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import (
     CLIENT_SUSPECT_CODES,
     LIGHTER_LOAD_CODES,
@@ -25,7 +25,7 @@ from benchctl.records.warning_codes import (
     by_severity,
     severity_of,
 )
-from benchctl.records.warning_table import CHECKS, FINDINGS, IMPORT_LIMITS, IMPORT_REPAIRS, WARNING_TABLE
+from benchctl.records.warnings import CHECKS, FINDINGS, IMPORT_LIMITS, IMPORT_REPAIRS, WARNING_TABLE
 
 PACKAGE = Path(benchctl.__file__).parent
 PASSED_ON = {

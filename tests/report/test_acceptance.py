@@ -8,10 +8,10 @@ from support.results.builders import edit_requests, write_results
 from support.results.drafted import profile_of, write_drafted
 from typer.testing import CliRunner
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
+from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.app import app
-from benchctl.report.page.charts.table import draw_charts
+from benchctl.report.page.charts.acceptance import draw_charts
 
 ACCEPTED = ((3, 2, 0, 3, 1, 3), (2, 3, 3, 0, 3, 1), (1, 3, 2, 3, 0, 3))
 ARM = "guided top_k=5"

@@ -5,14 +5,21 @@ from itertools import pairwise
 import pytest
 from support.results import builders
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
-from benchctl.analysis.compare.text import change_text
-from benchctl.analysis.statistics.block_ratio import estimate_paired
-from benchctl.report.charts.forest import forest_of
-from benchctl.report.charts.scale import LogScale, scale_of
-from benchctl.report.charts.sections import UNNAMED, section_bars
-from benchctl.report.charts.sweep import SweepPoint, interval_label, reach_of, sweep_lines, swept_factor, swept_rows
+from benchctl.analysis.compare.words import change_text
+from benchctl.analysis.statistics.estimate import estimate_paired
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.report.charts.figure import LogScale, scale_of
+from benchctl.report.charts.ratios import (
+    SweepPoint,
+    interval_label,
+    reach_of,
+    sweep_lines,
+    swept_factor,
+    swept_rows,
+)
+from benchctl.report.charts.steps import UNNAMED, section_bars
+from benchctl.report.page.charts.acceptance import forest_of
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(4)]
 CELLS = [{"top_k": 10}, {"top_k": 2}]

@@ -9,11 +9,11 @@ from support.cli import benchctl
 from support.results.builders import write_results
 from support.results.decomposition_laws import assert_exact
 
-from benchctl.analysis.attribution.roofline import NO_PEAKS, NO_SETTINGS, WorkModel, work_model
+from benchctl.analysis.attribution.work import NO_PEAKS, NO_SETTINGS, WorkModel, work_model
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.costs.hardware import hardware_for
 from benchctl.profile.load import profile_from_plain
-from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.planning import variant_settings
 
 BLOCKS = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(6))
 

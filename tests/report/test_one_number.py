@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import benchctl.analysis.experiment.experiment
 import benchctl.profile.load
-from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
+from benchctl.records.schema import FOREIGN_GPU_PROCESS, ResultWarning
 
 FACTORS = [
     {

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from support.results import builders
 
-from benchctl.analysis.analyzed import analyze_directory
+from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.errors import SchemaVersionError, UsageError
-from benchctl.records.request import RequestError
+from benchctl.records.record import RequestError
 from benchctl.report.export import write_report
-from benchctl.report.plots.style import Part, stacked_bars
+from benchctl.report.plots.plots import Part, stacked_bars
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

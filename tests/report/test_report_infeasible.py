@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from support.results.builders import edit_run, write_results
 
-from benchctl.analysis.analyzed import analyze_directory
+from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import RunFailure
-from benchctl.report.documents.experiment import show_document
+from benchctl.records.record import RunFailure
+from benchctl.report.documents.documents import show_document
 from benchctl.report.export import write_report
-from benchctl.report.text.tables import cells_table, sweep_table
+from benchctl.report.tables.experiment import cells_table, sweep_table
 
 BLOCKS = ({"baseline": 1.0, "guided": 1.0},) * 2
 LOST = "guided top_k=5"

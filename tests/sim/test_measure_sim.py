@@ -6,8 +6,7 @@ from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.load import parse_profile
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.request import Message, PreparedRequest
+from benchctl.records.record import Message, PlannedRun, PreparedRequest
 
 PROFILE = """\
 name: measured

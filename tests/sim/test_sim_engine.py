@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, prompt_of, request_of, run
 
 from benchctl.errors import UsageError
-from benchctl.records.jsonl import encode
-from benchctl.records.step import SECTION_PARENT, StepRecord
+from benchctl.records.files import encode
+from benchctl.records.schema import SECTION_PARENT, StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest

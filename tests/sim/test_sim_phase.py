@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.servers.simulator import request_of
 
-from benchctl.records.jsonl import encode
+from benchctl.records.files import encode
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest

@@ -9,7 +9,7 @@ from support.datasets import GSM8K
 from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, question_request
 
 from benchctl.guided.params import GuidanceParams
-from benchctl.records.step import StepRecord
+from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.requests.request import Request, SamplingParams
 from benchctl.sim.simulate import SimLoad, Simulation, simulate

@@ -7,7 +7,7 @@ import pytest
 
 from benchctl.errors import UsageError
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.planning import variant_settings
 from benchctl.sim.requests.load import SimLoad
 from benchctl.sim.settings import config_of, core_request
 from benchctl.sim.simulate import simulate

@@ -12,9 +12,9 @@ from support.servers.simulator import decode_batch, prompt_of, request_of
 
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import UsageError
-from benchctl.records.columns.step_columns import columns_from
-from benchctl.records.jsonl import encode
-from benchctl.records.step import StepRecord
+from benchctl.records.columns.columns import columns_from
+from benchctl.records.files import encode
+from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.costs.cost_model import cost_model_for

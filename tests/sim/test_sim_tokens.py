@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.datasets import GSM8K
 
-from benchctl.records.request import Message
+from benchctl.records.record import Message
 from benchctl.workload.datasets.tokens import count_chat_tokens, count_tokens, tokenize
 
 

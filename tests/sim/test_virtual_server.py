@@ -2,13 +2,13 @@
 
 import pytest
 
-from benchctl.analysis.validity.reconcile import expected, reconcile
+from benchctl.analysis.validity.checks import expected, reconcile
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.simulated_run import simulate_run
 from benchctl.profile.load import parse_profile
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
-from benchctl.records.manifest import PlannedRun
+from benchctl.records.record import PlannedRun
 from benchctl.workload.prepare import prepare_requests
 
 PROFILE = """\

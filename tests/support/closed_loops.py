@@ -3,8 +3,8 @@
 import heapq
 from collections.abc import Callable, Sequence
 
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.request import RequestRecord
+from benchctl.profile.model import Arrival
+from benchctl.records.record import RequestRecord
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 T0_NS = 50 * NS_PER_S

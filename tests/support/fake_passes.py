@@ -8,8 +8,8 @@ from itertools import count
 from benchctl.errors import BenchctlError, UsageError
 from benchctl.micro.forward_times import ForwardTimes
 from benchctl.micro.worker import WorkerInfo
+from benchctl.profile.choices import ForwardPoint, Mode
 from benchctl.profile.model import Profile
-from benchctl.profile.sections.forward_pass import ForwardPoint, Mode
 from benchctl.workload.seeded import named_stream
 
 CPU = "AMD EPYC"

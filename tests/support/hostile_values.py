@@ -7,8 +7,8 @@ from typing import Final
 import yaml
 
 from benchctl.profile.keys import option_keys, profile_keys
-from benchctl.profile.sections.request import RequestOptions
-from benchctl.profile.sections.sampling import Sampling
+from benchctl.profile.model import Sampling
+from benchctl.profile.request import RequestOptions
 
 VALUES: Final = (
     "{}", "[]", "[1,[2]]", "null", "true", "-1", "0", "1", "1.5", "1e26", "1e400", "-0.0", "5e-324", "1000000000",

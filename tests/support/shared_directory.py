@@ -13,7 +13,7 @@ from pathlib import Path
 from support.cli import benchctl
 
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import RunRecord
+from benchctl.records.record import RunRecord
 
 PROFILE = """\
 name: small

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from benchctl.engines.tiny_models.tokenizer import train_tokenizer
-from benchctl.records.request import Message
+from benchctl.records.record import Message
 
 
 class TrainedTokenizer:

@@ -17,8 +17,8 @@ from benchctl.untrusted.reading import (
     read_json,
     read_lines,
     read_text,
+    read_yaml,
 )
-from benchctl.untrusted.yaml_file import read_yaml
 from tests.support.hostile_files import HOSTILE, refusal_of, write_hostile
 
 SIGNS = st.text(alphabet='{}[]",:\\ud8019.eE+-&*!<> \n\t', max_size=80)

@@ -11,8 +11,8 @@ from support.strangers import within_seconds
 from benchctl.errors import RecordError
 from benchctl.interop.readers.files import AIPERF_FILE, AIPERF_RECORDS, is_foreign, read_foreign
 from benchctl.interop.readers.layer_profile import DENSE, EXPERTS, read_layer_tables
-from benchctl.untrusted import searching
-from benchctl.untrusted.searching import files_below
+from benchctl.untrusted import files as searching
+from benchctl.untrusted.files import files_below
 
 
 def test_files_are_found_at_any_depth_and_not_through_links(tmp_path: Path) -> None:

@@ -7,9 +7,14 @@ from urllib.parse import quote
 
 import pytest
 
-from benchctl.untrusted.known_secrets import environment_redactor, is_ordinary, redacted
-from benchctl.untrusted.redacted_stream import RedactedStream
-from benchctl.untrusted.secrets import Redactor, with_old_marks
+from benchctl.untrusted.secrets import (
+    RedactedStream,
+    Redactor,
+    environment_redactor,
+    is_ordinary,
+    redacted,
+    with_old_marks,
+)
 
 KEY = "hf_" + "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0dF"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQ==\n-----END RSA PRIVATE KEY-----"

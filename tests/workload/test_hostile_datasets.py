@@ -11,7 +11,7 @@ from benchctl.engines.hub import limits_of
 from benchctl.engines.tiny_models.stored_weights import StoredWeights
 from benchctl.engines.vllm.description import read_description
 from benchctl.errors import DatasetError, UsageError
-from benchctl.records.request import Message
+from benchctl.records.record import Message
 from benchctl.steptime.model_file import read_model
 from benchctl.workload.datasets.own.custom import custom_prompts
 from benchctl.workload.datasets.own.huggingface import huggingface_prompts

@@ -12,8 +12,8 @@ from benchctl.errors import ProfileError, UsageError
 from benchctl.profile.load import parse_profile, profile_from_plain
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.jsonl import encode
-from benchctl.records.request import RequestRecord
+from benchctl.records.files import encode
+from benchctl.records.record import RequestRecord
 from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 from benchctl.workload.prepare import PreparedSet, prepare_requests
 

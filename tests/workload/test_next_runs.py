@@ -10,9 +10,9 @@ from support.cli import benchctl
 
 from benchctl.errors import UsageError
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.records.jsonl import read_jsonl
-from benchctl.records.step import StepRecord
+from benchctl.profile.planning import arms, variant_settings
+from benchctl.records.files import read_jsonl
+from benchctl.records.schema import StepRecord
 from benchctl.steptime.diagnosis.run_to_add import RunToAdd
 from benchctl.workload.next_runs import profile_text_of_runs
 from benchctl.workload.prepare import prepare_requests

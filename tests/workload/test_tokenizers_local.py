@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.servers.real_engines import tiny_model
 
 from benchctl.errors import UsageError
-from benchctl.records.request import Message
+from benchctl.records.record import Message
 from benchctl.workload.tokenizers import chat_template
 from benchctl.workload.tokenizers.chat_template import ChatTemplate
 from benchctl.workload.tokenizers.local import LocalTokenizer

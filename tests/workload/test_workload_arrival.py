@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchctl.profile.sections.workload import Arrival, LengthRange
+from benchctl.profile.model import Arrival, LengthRange
 from benchctl.workload.arrival import (
     arrival_offsets_ns,
     constant_offsets_ns,

@@ -1,32 +1,104 @@
-"""Decomposition of the difference between two sides: the wall time as factors and parts, the latency, the step.
+"""The latency of a request: time to first token, more tokens, or more time for each.
 
-    wall = factors (exact in logarithms)            factors.py
-    latency of a request = parts                    latency.py
-    mean step = sections = batches = work + rest    steps.py, roofline.py, step_time_model.py
-
-A waterfall of the wall time goes from ``wall.a_s`` by ``added_s`` of each of ``wall.factors`` to ``wall.b_s``,
-exactly. The unit of every estimate is the block, as in the comparison. Wall time and factors are geometric means
-over the blocks, all else arithmetic means: a product needs the former, a sum the latter. The mean step of
-``sections`` may therefore differ from the factor ``time per step`` by the scatter of the blocks.
+Decomposition of the difference between two sides: the wall time as factors and parts, the latency, the step.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import fmean
 from types import MappingProxyType
 from typing import Final
 
-from benchctl.analysis.attribution.estimate import PairDesign, select_known_runs
-from benchctl.analysis.attribution.factors import WallSplit, split_wall
-from benchctl.analysis.attribution.latency import LatencySplit, split_latency
-from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
+import numpy as np
+
+from benchctl.analysis.attribution.breakdown import Latency, RunTimeBreakdown, TimeScales, at_middle_of_block
+from benchctl.analysis.attribution.estimate import (
+    Contribution,
+    FlooredRun,
+    PairDesign,
+    StepFloor,
+    WorkSplit,
+    estimate_contributions,
+    select_known_runs,
+    split_work,
+)
+from benchctl.analysis.attribution.splits import (
+    BatchSplit,
+    SectionSplit,
+    WallSplit,
+    split_batches,
+    split_sections,
+    split_wall,
+)
 from benchctl.analysis.attribution.step_time_model import ModelledRun, ModelSplit, SourcedModel, split_by_model
-from benchctl.analysis.attribution.steps import BatchSplit, SectionSplit, split_batches, split_sections
-from benchctl.analysis.attribution.work_split import FlooredRun, StepFloor, WorkSplit, split_work
-from benchctl.analysis.statistics.side_ratio import SideRatio
-from benchctl.records.manifest import StopMode
+from benchctl.analysis.statistics.estimate import SideRatio
+from benchctl.records.record import StopMode
 from benchctl.units import MS_PER_S
+
+TTFT: Final = "time to first token"
+TOKENS: Final = "number of tokens"
+TIME_EACH: Final = "time per token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencySplit:
+    """Invariant: ``parts`` add up to ``whole``, the difference of the mean latency of a request."""
+
+    whole: Contribution
+    parts: tuple[Contribution, ...]
+    """In this order: ``TTFT``, ``TOKENS``, ``TIME_EACH``."""
+    num_requests: int
+    """Fewest requests that any two runs share."""
+    warning: str | None = None
+
+
+Requests = Mapping[str, Latency]
+
+
+def split_latency(
+    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
+) -> LatencySplit | None:
+    """Parts of the latency; None if the latency of a run's requests is unknown, or two runs share none."""
+    a_latencies, b_latencies = ([run.latencies for run in side if run.latencies] for side in (a, b))
+    if not a or not b or len(a_latencies) < len(a) or len(b_latencies) < len(b):
+        return None
+    combinations = (
+        zip(a_latencies, b_latencies, strict=True) if design.is_paired else product(a_latencies, b_latencies)
+    )
+    pairs = [(x, y, x.keys() & y.keys()) for x, y in combinations]
+    shared = min(len(common) for _, _, common in pairs)
+    if not shared:
+        return None
+    names = ("request latency", TTFT, TOKENS, TIME_EACH)
+    whole, *parts = estimate_contributions(names, a_latencies, b_latencies, _split, design)
+    both = [
+        fmean(side[name].ttft_s + side[name].span_s for side in (x, y) for name in common) for x, y, common in pairs
+    ]
+    middle, half = fmean(both), whole.added_s / 2
+    bunched = sum(run.is_bunched for run in (*a, *b))
+    return LatencySplit(
+        whole=replace(whole, a_s=middle - half, b_s=middle + half),
+        parts=tuple(parts),
+        num_requests=shared,
+        warning=f"tokens reached the client in bursts in {bunched} of {len(a) + len(b)} runs" if bunched else None,
+    )
+
+
+def _split(x: Requests, y: Requests) -> list[float]:
+    """Differences of the shared requests' means: whole, time to first token, tokens, time per token."""
+    names = sorted(x.keys() & y.keys())
+    a, b = np.array([x[name] for name in names]).T, np.array([y[name] for name in names]).T
+    m_a, m_b = a[2], b[2]
+    t_a, t_b = (np.divide(span, m, out=np.full(len(names), np.nan), where=m > 0) for _, span, m in (a, b))
+    t_a, t_b = np.where(np.isnan(t_a), t_b, t_a), np.where(np.isnan(t_b), t_a, t_b)
+    ttft = b[0] - a[0]
+    tokens = np.nan_to_num((m_b - m_a) * (t_a + t_b) / 2)
+    time_per_token = np.nan_to_num((t_b - t_a) * (m_a + m_b) / 2)
+    whole = ttft + b[1] - a[1]
+    return [float(part.mean()) for part in (whole, ttft, tokens, time_per_token)]
+
 
 NO_MODEL: Final = "no step-time model is named"
 _ROUNDING: Final = 1e-12

@@ -13,10 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from benchctl.analysis.attribution.drafter import Drafter, with_drafts
-from benchctl.analysis.metrics.request_timing import choice_tokens, is_completed, measured
-from benchctl.analysis.metrics.run_metrics import load_window_ns
-from benchctl.analysis.metrics.unknown import known_values, total
+from benchctl.analysis.metrics.latency import choice_tokens, is_completed, known_values, measured, total
+from benchctl.analysis.metrics.run import load_window_ns
+from benchctl.analysis.metrics.speculation import Drafter, with_drafts
 from benchctl.costs.difference import Correction, explain_difference
 from benchctl.costs.flops import (
     FlopsAccount,
@@ -28,10 +27,10 @@ from benchctl.costs.flops import (
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape
 from benchctl.costs.work import Lengths, RunLengths, StepLogCounts, spread_evenly
-from benchctl.records.columns.step_columns import StepColumns
+from benchctl.records.columns.columns import StepColumns
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import PreparedRequest, RequestRecord
+from benchctl.records.record import PreparedRequest, RequestRecord
+from benchctl.records.schema import ResultWarning
 from benchctl.units import s_from_ns
 
 

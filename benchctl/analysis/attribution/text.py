@@ -6,9 +6,9 @@ from typing import Final
 
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.estimate import Contribution
-from benchctl.analysis.attribution.factors import TIME_PER_STEP, Factor
+from benchctl.analysis.attribution.splits import TIME_PER_STEP, Factor
 from benchctl.analysis.attribution.step_time_model import ModelSource
-from benchctl.analysis.statistics.block_ratio import RatioEstimate
+from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.formats import change_of_ratio, percentage, signed_three_digits, three_digits
 from benchctl.units import MS_PER_S

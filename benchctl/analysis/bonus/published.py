@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.profile.sections.forward_pass import Mode, Phase
+from benchctl.profile.choices import Mode, Phase
 
 SOURCE: Final = "vLLM issue #4212, llama-68m on one A100"
 GUESSED_EXPANSION_MS: Final = 0.5

@@ -2,13 +2,11 @@
 
 from typing import Final
 
-from benchctl.analysis.bonus.design import BonusDesign
+from benchctl.analysis.bonus.bonus import BackfillVerdict, BonusDesign, Comparison, MeasuredBonus, cheaper_from
 from benchctl.analysis.bonus.published import GUESSED_EXPANSION_MS, PASSES, least_noise_ms, published_expansion_ms
-from benchctl.analysis.bonus.results import MeasuredBonus
-from benchctl.analysis.bonus.verdict import BackfillVerdict, Comparison, cheaper_from
-from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.formats import percentage, range_of
-from benchctl.profile.sections.forward_pass import Mode
+from benchctl.profile.choices import Mode
 
 WAYS: Final = {"expansion": "batch expansion", "prefill": "a prefill pass"}
 _MODES: Final[dict[Mode, str]] = {"eager": "without graphs", "graph": "with graphs"}

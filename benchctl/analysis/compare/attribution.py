@@ -3,19 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.attribution.decomposition import NO_MODEL, compare_work, decompose, steps_at_level
-from benchctl.analysis.attribution.estimate import PairDesign
-from benchctl.analysis.attribution.factors import METRIC_OF
-from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
+from benchctl.analysis.attribution.estimate import PairDesign, StepFloor
+from benchctl.analysis.attribution.splits import METRIC_OF, SectionSplit, split_sections
 from benchctl.analysis.attribution.step_time_model import SourcedModel
-from benchctl.analysis.attribution.steps import SectionSplit, split_sections
-from benchctl.analysis.attribution.work_split import StepFloor
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.paired_runs import PairedRuns
-from benchctl.analysis.statistics.block_ratio import Estimator
-from benchctl.analysis.statistics.side_ratio import SideRatio, unpaired_ratio
-from benchctl.analysis.step_time.explain import modelled_run
+from benchctl.analysis.experiment.pairing import PairedRuns
+from benchctl.analysis.statistics.estimate import Estimator, SideRatio, unpaired_ratio
+from benchctl.analysis.step_time.observed import modelled_run
 from benchctl.records.loaded import LoadedRun
 
 

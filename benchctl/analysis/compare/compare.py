@@ -1,54 +1,215 @@
-"""The comparison of two sides: cells matched, metrics of each cell compared, all tests corrected together.
+"""One cell of a comparison: its metrics, those that must not decide, and the errors that make the cell invalid.
 
-    sides ▸ load ▸ match cells ▸ require comparable ▸ compare cells ▸ correct for several tests ▸ answers ▸ causes
-
-A pure function of the directories: no clock, no randomness, and the same numbers on every machine.
+One correction for all deciding tests of a comparison: every metric in every cell is a chance to be wrong.
+The comparison of two sides: cells matched, metrics of each cell compared, all tests corrected together.
+The number of blocks with which the inconclusive verdicts of a directory would be settled.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from benchctl.analysis.compare.answers import AnswerOptions, with_answers
 from benchctl.analysis.compare.attribution import with_decompositions
-from benchctl.analysis.compare.cell import compare_cell
-from benchctl.analysis.compare.correction import correct_for_multiple_tests
-from benchctl.analysis.compare.metric_comparison import Rules, roles_of
-from benchctl.analysis.compare.result import Comparison
-from benchctl.analysis.compare.warnings import (
+from benchctl.analysis.compare.metric import MetricComparison, Role, Rules, compare_metrics, judge_metric, roles_of
+from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.compare.words import (
     measurement_warnings,
     node_warnings,
     statistical_warnings,
     suspect_warnings,
 )
-from benchctl.analysis.experiment.deciding import DecidingMetrics, deciding_between
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
-from benchctl.analysis.experiment.paired_runs import PairedRuns
-from benchctl.analysis.experiment.pairing import CellPair, Side, match_cells, parse_side
-from benchctl.analysis.experiment.stopping import num_extensions_of, num_looks_of
-from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.statistics.block_ratio import Estimator
-from benchctl.analysis.step_time.explain import explaining_model
+from benchctl.analysis.experiment.ladder import num_extensions_of, num_looks_of
+from benchctl.analysis.experiment.pairing import (
+    CellPair,
+    DecidingMetrics,
+    PairedRuns,
+    Side,
+    deciding_between,
+    match_cells,
+    parse_side,
+)
+from benchctl.analysis.metrics.latency import is_completed, measured
+from benchctl.analysis.metrics.speculation import arm_drafts
+from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
+from benchctl.analysis.statistics.decide import (
+    BlockScores,
+    blocks_for_verdict,
+    decision_alpha,
+    holm_levels,
+    joint_levels,
+)
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator
+from benchctl.analysis.step_time.observed import explaining_model
 from benchctl.analysis.summary.nodes import results_by_node
-from benchctl.analysis.validity.comparability.declared import declared_settings
-from benchctl.analysis.validity.comparability.differences import (
+from benchctl.analysis.validity.client import num_bunched
+from benchctl.analysis.validity.comparable import (
     Difference,
     configuration_differences,
+    declared_settings,
     experiment_differences,
     refused_differences,
     require_comparable,
     run_differences,
 )
-from benchctl.analysis.validity.comparability.hardware import hardware_differences
-from benchctl.analysis.validity.integrity import require_intact
-from benchctl.analysis.validity.noise_floor_fit import other_machine_warning
+from benchctl.analysis.validity.machines import hardware_differences
+from benchctl.analysis.validity.noise import other_machine_warning
+from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError
-from benchctl.profile.sources.files import did_you_mean
-from benchctl.records.noise import NOISE_FILE, MetricNoise, load_noise
-from benchctl.records.record import ResultWarning
-from benchctl.records.schema import current_metric_name
+from benchctl.profile.files import did_you_mean
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.schema import ResultWarning, current_metric_name
+from benchctl.records.stores.peaks_store import NOISE_FILE, MetricNoise, load_noise
 from benchctl.untrusted.text import visible_line
+
+
+def compare_cell(
+    cell: PairedRuns, roles: Mapping[str, Role], rules: Rules, *, allow_failed: bool
+) -> CellComparison:
+    """Compare two arms metric by metric, without a correction for several tests."""
+    pair, runs = cell.pair, cell.runs
+    comparisons = compare_metrics(*cell.metrics(), roles, replace(rules, slopes=cell.slopes()), cell.design)
+    metrics = tuple(
+        mark_bounded(explain_client_exclusions(mark_unreliable(metric, runs), pair), cell) for metric in comparisons
+    )
+    failures = tuple(failure for run in runs if (failure := _describe_failed_requests(run)))
+    errors = [] if pair.a_runs and pair.b_runs else ["no block has a usable run on both sides"]
+    errors += metric_errors(metrics, failures, allow_failed=allow_failed)
+    errors += (
+        f"{run.record.run_id}: check {check.name} failed: {check.detail}"
+        for run, check in cell.checks()
+        if check.ok is False and check.is_fatal
+    )
+    return CellComparison(
+        label=pair.label,
+        a_label=pair.a.label,
+        b_label=pair.b.label,
+        num_blocks=min(len(pair.a_runs), len(pair.b_runs)),
+        metrics=metrics,
+        errors=tuple(errors),
+        failures=failures,
+        a_drafts=arm_drafts(pair.a_runs),
+        b_drafts=arm_drafts(pair.b_runs),
+        design=cell.design,
+    )
+
+
+def metric_errors(
+    metrics: Sequence[MetricComparison], failures: Sequence[str], *, allow_failed: bool
+) -> Iterator[str]:
+    """Failed requests, unless they are allowed; without any, the exact metrics whose sides differ."""
+    if failures and not allow_failed:
+        yield from (f"INCOMPLETE: {failure}" for failure in failures)
+    elif not failures:
+        for metric in metrics:
+            if metric.verdict == "different":
+                yield f"{metric.metric.name} must be equal and is {metric.a:.6g} against {metric.b:.6g}"
+
+
+def _describe_failed_requests(run: LoadedRun) -> str | None:
+    """Number and kinds of a run's failed requests; None where all were answered."""
+    requests = measured(run.requests)
+    failed = [request for request in requests if not is_completed(request)]
+    if not failed:
+        return None
+    counts = Counter(request.error.kind if request.error else "unanswered" for request in failed)
+    kinds = ", ".join(f"{count} {kind}" if len(counts) > 1 else kind for kind, count in sorted(counts.items()))
+    return f"{len(failed)} of {len(requests)} requests failed in {run.record.run_id} ({kinds})"
+
+
+def mark_unreliable(metric: MetricComparison, runs: Sequence[LoadedRun]) -> MetricComparison:
+    """``metric``, made inconclusive where it times chunks and tokens came in bursts in any of its ``runs``.
+
+    Its numbers and its interval stay: they are what the client measured.
+    """
+    number = 0 if metric.estimate is None else num_bunched(metric.metric.name, runs)
+    if not number:
+        return metric
+    reason = (
+        f"tokens reached the client in bursts in {number} of {len(runs)} runs, so it decides nothing; free "
+        "processors and measure again, or let other metrics decide (--metrics)"
+    )
+    return replace(metric, verdict="inconclusive", reason=reason, is_unreliable=True)
+
+
+def mark_bounded(metric: MetricComparison, cell: PairedRuns) -> MetricComparison:
+    """``metric`` with the number of runs that know it only between bounds and do not count for it."""
+    name = metric.metric.name
+    num_a = sum(name in cell.a.bounds(run) for run in cell.pair.a_runs)
+    num_b = sum(name in cell.b.bounds(run) for run in cell.pair.b_runs)
+    if not num_a and not num_b:
+        return metric
+    reason = (
+        f"{num_a + num_b} of {len(cell.runs)} runs know it between bounds only, because chunks were read or "
+        "written together, and do not count for it; free processors and measure again"
+    )
+    return replace(_limited(metric, reason), num_bounded=(num_a, num_b))
+
+
+def explain_client_exclusions(metric: MetricComparison, pair: CellPair) -> MetricComparison:
+    """``metric`` with the number of runs whose client times do not count, where it lacks them for a verdict."""
+    num_excluded = len(pair.a.client_excluded) + len(pair.b.client_excluded)
+    if not num_excluded or metric.metric.name not in CLIENT_TIMED:
+        return metric
+    return _limited(
+        metric,
+        f"the client's times of {num_excluded} of {len(pair.a.runs) + len(pair.b.runs)} runs do not count; metrics "
+        "that the server measured do (step_ms), and --allow-suspect counts all",
+    )
+
+
+def _limited(metric: MetricComparison, limit: str) -> MetricComparison:
+    """A metric with one more limit, which comes first in the reason where it has no verdict."""
+    is_open = metric.verdict in {"inconclusive", "unknown"}
+    reason = "; ".join(filter(None, (limit, metric.reason))) if is_open else metric.reason
+    return replace(metric, limits=(limit, *metric.limits), reason=reason)
+
+
+def correct_for_multiple_tests(cells: Sequence[CellComparison], confidence: float) -> tuple[CellComparison, ...]:
+    """The cells with their deciding verdicts made together: the chance of any wrong one is 1 - confidence."""
+    tests = [
+        (c, i, metric)
+        for c, cell in enumerate(cells)
+        for i, metric in enumerate(cell.metrics)
+        if metric.role == "deciding" and metric.estimate is not None and not metric.is_unreliable
+    ]
+    metrics = [list(cell.metrics) for cell in cells]
+    levels = _levels([metric for _, _, metric in tests], 1 - confidence)
+    for (c, i, metric), level in zip(tests, levels, strict=True):
+        metrics[c][i] = judge_metric(metric, 1 - level)
+    return tuple(replace(cell, metrics=tuple(m)) for cell, m in zip(cells, metrics, strict=True))
+
+
+def _levels(metrics: Sequence[MetricComparison], alpha: float) -> tuple[float, ...]:
+    """The alpha of each test: joint where the sides share blocks, Holm's where they do not."""
+    scores = {i: scores for i, metric in enumerate(metrics) if (scores := _block_scores(metric)) is not None}
+    if not scores:
+        p_values = [  # 1 where there are too few blocks for a verdict
+            1.0 if m.estimate is None or m.is_screening else decision_alpha(m.estimate, m.margins) for m in metrics
+        ]
+        return holm_levels(p_values, alpha)
+    indices = list(scores)
+
+    def decides(test: int, level: float) -> bool:
+        return judge_metric(metrics[indices[test]], 1 - level).verdict != "inconclusive"
+
+    levels = [alpha] * len(metrics)
+    for i, level in zip(indices, joint_levels(list(scores.values()), decides, alpha), strict=True):
+        levels[i] = level
+    return tuple(levels)
+
+
+def _block_scores(metric: MetricComparison) -> BlockScores | None:
+    """The contribution of each block to the estimate; None where the sides share none, or too few for a verdict."""
+    estimate = metric.estimate
+    if estimate is None or not estimate.block_weights or metric.is_screening:
+        return None
+    weights_and_residuals = zip(estimate.block_weights, estimate.residuals, strict=True)
+    return BlockScores(metric.blocks, tuple(weight * residual for weight, residual in weights_and_residuals))
+
 
 __all__ = [
     "CompareOptions",
@@ -268,3 +429,33 @@ def side_names(a: Side, b: Side) -> tuple[str, str]:
         return a.variant, b.variant
     short = (a.path.resolve().name, b.path.resolve().name)
     return short if short[0] != short[1] else (str(a), str(b))
+
+
+def blocks_to_settle(comparisons: Iterable[Comparison]) -> int | None:
+    """Blocks in all that give the deciding metrics of cells without a verdict theirs, where blocks can do that.
+
+    Ratio and scatter are taken to stay as they are. To add blocks is one more look at the data, so the intervals
+    are those of alpha * K / (K + 1) where they were those of alpha after K looks. None where nothing is
+    inconclusive, or where no number of blocks helps.
+    """
+    needed = [
+        number
+        for comparison in comparisons
+        for cell in comparison.cells
+        if not cell.errors and cell.verdict == "inconclusive"
+        for metric in cell.deciding
+        if (number := _blocks_needed(metric, comparison.num_looks)) is not None
+    ]
+    return max(needed, default=None)
+
+
+def _blocks_needed(metric: MetricComparison, num_looks: int) -> int | None:
+    """Blocks for one metric; a screening needs at least those that a verdict takes."""
+    estimate, judged = metric.estimate, metric.judged_confidence
+    if metric.verdict != "inconclusive" or estimate is None or judged is None or metric.is_unreliable:
+        return None
+    confidence = 1 - (1 - judged) * num_looks / (num_looks + 1)
+    needed = blocks_for_verdict(estimate, metric.margins, confidence)
+    if metric.is_screening:
+        return max(needed or 0, MIN_PAIRED_BLOCKS)
+    return None if needed is None else max(needed, estimate.num_blocks + 1)

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.attribution.decomposition import Decomposition
-from benchctl.analysis.compare.metric_comparison import MetricComparison, MetricVerdict
+from benchctl.analysis.compare.metric import MetricComparison, MetricVerdict
 from benchctl.analysis.experiment.pairing import Pairing
+from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.analysis.quality.accuracy import QualityComparison
 from benchctl.analysis.quality.divergence import DivergenceComparison
-from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign
-from benchctl.analysis.summary.arm_drafts import ArmDrafts
+from benchctl.analysis.statistics.estimate import UNORDERED, BlockDesign
 from benchctl.analysis.summary.nodes import NodeResults
-from benchctl.analysis.validity.comparability.differences import Difference
-from benchctl.records.noise import MetricNoise
-from benchctl.records.record import ResultWarning
+from benchctl.analysis.validity.comparable import Difference
+from benchctl.records.schema import ResultWarning
+from benchctl.records.stores.peaks_store import MetricNoise
 
 OverallVerdict: TypeAlias = Literal["invalid", "regression", "inconclusive", "improvement", "equivalent"]
 

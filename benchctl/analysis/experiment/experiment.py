@@ -1,11 +1,10 @@
-"""A measured experiment in memory: its records, its profile, and everything derived from single runs.
+"""Arms of an experiment: one variant in one cell, with the usable run of each block.
 
-Everything that reads a result directory starts here. The profile is parsed when the directory is opened; settings,
-metrics, checks and FLOPs of a run are derived on first use, and once.
+A measured experiment in memory: its records, its profile, and everything derived from single runs.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from pathlib import Path
@@ -13,38 +12,100 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from benchctl.analysis.attribution.drafter import drafter_of
+from benchctl.analysis.attribution.breakdown import (
+    Latency,
+    RunTimeBreakdown,
+    break_down_run_time,
+    request_latencies,
+)
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
-from benchctl.analysis.attribution.roofline import peaks_of, work_model
-from benchctl.analysis.attribution.run_time import Latency, RunTimeBreakdown, break_down_run_time, request_latencies
-from benchctl.analysis.experiment.arms import Arm, group_by_arm
-from benchctl.analysis.experiment.nodes import node_of_run
+from benchctl.analysis.attribution.work import peaks_of, work_model
 from benchctl.analysis.metrics.bounds import Bounds, run_bounds
-from benchctl.analysis.metrics.run_metrics import run_metrics
+from benchctl.analysis.metrics.run import run_metrics
+from benchctl.analysis.metrics.speculation import drafter_of
 from benchctl.analysis.metrics.table import CLIENT_TIMED, POSITION_ADJUSTED
-from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, Estimator, PooledSlope
+from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, Estimator, PooledSlope
+from benchctl.analysis.statistics.nodes import node_of_run
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
+from benchctl.analysis.validity.answers import unreported_prompt_warnings
+from benchctl.analysis.validity.checks import Check, expected_of, failed_checks, reconcile
 from benchctl.analysis.validity.comparability.sites import Site, chooses_devices, scattered_blocks, site_of
-from benchctl.analysis.validity.prompt_tokens import unreported_prompt_warnings
-from benchctl.analysis.validity.reconcile import Check, expected_of, failed_checks, reconcile
-from benchctl.analysis.validity.redactions import redaction_warnings
 from benchctl.analysis.validity.side_by_side import side_by_side_warning
-from benchctl.analysis.validity.usability import Usability, usability_of
+from benchctl.analysis.validity.usable import Usability, redaction_warnings, usability_of
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import ProfileError, RecordError, UsageError
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning.plan import variant_settings
-from benchctl.records.directory import arm_label
+from benchctl.profile.planning import variant_settings
+from benchctl.records.directory import arm_label, arm_order, cell_name
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.neighbours import NEIGHBOURS_FILE
-from benchctl.records.peaks import PEAKS_FILE, MeasuredPeaks, load_peaks
-from benchctl.records.record import ResultWarning
-from benchctl.records.run import RunRecord
+from benchctl.records.record import PlannedRun, RunRecord
+from benchctl.records.schema import Cell, ResultWarning
+from benchctl.records.stores.stores import NEIGHBOURS_FILE, PEAKS_FILE, MeasuredPeaks, load_peaks
 from benchctl.untrusted.files import is_there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One variant in one cell, by block."""
+
+    variant: str
+    cell: Cell
+    runs: dict[int, LoadedRun]
+    """Usable runs."""
+    positions: dict[int, int]
+    """Planned positions of the usable runs."""
+    excluded: dict[int, str]
+    """Reasons why the other runs are not usable."""
+    client_excluded: dict[int, str]
+    """Of usable runs: reasons why nothing counts that the client timed."""
+
+    def restrict_to(self, blocks: Collection[int]) -> "Arm":
+        """The arm with the usable runs of ``blocks`` only."""
+        return replace(self, runs={block: run for block, run in self.runs.items() if block in blocks})
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Identity of the arm, in this and other experiments."""
+        return self.variant, cell_key(self.cell)
+
+    @property
+    def label(self) -> str:
+        return arm_label(self.variant, self.cell)
+
+
+def cell_key(cell: Cell) -> str:
+    """Name of a cell, whatever the order of its factors."""
+    return cell_name(dict(sorted(cell.items())))
+
+
+def group_by_arm(results: LoadedResults, usability_of: Callable[[LoadedRun], Usability]) -> tuple[Arm, ...]:
+    """Every arm of the plan: the baseline first, then by variant and factor values."""
+    begun = {run.record.run_id: run for run in results.runs}
+    arms: dict[tuple[str, str], Arm] = {}
+    for planned in results.plan.runs:
+        fresh = Arm(
+            variant=planned.variant, cell=planned.cell, runs={}, positions={}, excluded={}, client_excluded={}
+        )
+        arm = arms.setdefault(fresh.key, fresh)
+        run = begun.get(planned.run_id)
+        if run is None:
+            arm.excluded[planned.block] = f"{planned.run_id}: not begun"
+            continue
+        usability = usability_of(run)
+        if usability.excluded is not None:
+            arm.excluded[planned.block] = f"{planned.run_id}: {usability.excluded}"
+            continue
+        arm.runs[planned.block] = run
+        arm.positions[planned.block] = planned.position
+        if usability.client_excluded is not None:
+            label = "" if usability.label is None else f" ({usability.label})"
+            arm.client_excluded[planned.block] = f"{planned.run_id}: {usability.client_excluded}{label}"
+    baseline = results.manifest.baseline
+    return tuple(sorted(arms.values(), key=lambda arm: arm_order(arm.variant, arm.cell, baseline)))
+
 
 Metrics = Mapping[str, float | None]
 T = TypeVar("T")

@@ -1,28 +1,24 @@
 """Ladders of controls: the cost of a variant divided into the differences of neighbouring steps.
 
-A block runs every step of the ladder on a fresh server, and only blocks count in which every step is usable. Each
-step has one level: that of the baseline times its ratio to the baseline, as a comparison estimates both. The price
-of a step is the difference of its level and the one before, so that prices add up to the whole and the whole is
-what ``compare`` shows. Its interval is that of the two neighbours' own ratio, times the logarithmic mean of their
-levels.
+The declared rule for ending early: measure until the answer is precise, whatever the answer is.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.analysis.attribution.factors import logarithmic_mean
-from benchctl.analysis.experiment.arms import Arm
-from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.paired_runs import PairedRuns
-from benchctl.analysis.experiment.pairing import CellPair
-from benchctl.analysis.statistics.side_ratio import SideRatio
+from benchctl.analysis.attribution.splits import logarithmic_mean
+from benchctl.analysis.experiment.experiment import Arm, Experiment
+from benchctl.analysis.experiment.pairing import CellPair, PairedRuns, Side, deciding_between, match_cells
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, SideRatio
 from benchctl.profile.controls import ladder_of
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning.plan import arms
+from benchctl.profile.planning import arms
 from benchctl.profile.settings import factors_of
 from benchctl.records.directory import arm_label
-from benchctl.records.record import Cell
+from benchctl.records.record import HalfWidth, Look, Manifest, StoppingRecord
+from benchctl.records.schema import Cell
 
 CONFIDENCE: Final = 0.95
 LADDER_METRICS: Final = ("wall_s", "step_ms")
@@ -159,3 +155,77 @@ def describe_difference(lower: VariantSettings | None, upper: VariantSettings | 
 
 def _without_value_model(settings: VariantSettings) -> dict[str, object]:
     return settings.server.model_dump(exclude=set(settings.server.VALUE_MODEL_OPTIONS))
+
+
+def num_looks_of(a: Manifest, b: Manifest) -> int:
+    """Number of looks at which two compared experiments could have ended; 1 where their blocks were fixed.
+
+    Who adds blocks to an experiment could have ended it before: every extension is one more look, whether or not
+    anybody looked. Of two experiments the numbers are multiplied, because each end of one may meet each end of the
+    other.
+    """
+    manifests = (a,) if a == b else (a, b)
+    return math.prod(
+        len(m.stopping.look_blocks) if m.stopping is not None else 1 + len(m.extensions) for m in manifests
+    )
+
+
+def num_extensions_of(a: Manifest, b: Manifest) -> int:
+    """Number of times that blocks were added to either of two experiments."""
+    return len(a.extensions) + (0 if a == b else len(b.extensions))
+
+
+def take_look(
+    experiment: Experiment,
+    rule: StoppingRecord,
+    num_blocks: int,
+    metrics: Sequence[str],
+    *,
+    left_out: Collection[str] = (),
+) -> Look:
+    """The precision of the primary ``metrics`` after ``num_blocks`` blocks.
+
+    A block counts where it counts in a comparison, and so does a metric (``deciding_between``). Cells in
+    ``left_out`` (by label) are ignored; where nothing remains, the look is not precise.
+    """
+    so_far = experiment.first_blocks(num_blocks)
+    results, baseline = so_far.results, so_far.results.manifest.baseline
+    others = dict.fromkeys(run.variant for run in results.plan.runs if run.variant != baseline)
+    sides = [(Side(results.path, baseline), Side(results.path, other)) for other in others]
+    widths = tuple(
+        width
+        for a, b in sides
+        for pair in match_cells(so_far, a, so_far, b)
+        if pair.b.label not in left_out
+        for name in deciding_between(metrics, pair, (so_far, so_far)).names
+        if (width := _half_width(PairedRuns.of(pair, (so_far, so_far)), name, rule.confidence)) is not None
+    )
+    is_precise = bool(widths) and all(_width(width) <= rule.precision_frac for width in widths)
+    return Look(num_blocks=num_blocks, half_widths=widths, is_precise=is_precise)
+
+
+def widest_interval(look: Look) -> HalfWidth | None:
+    """The widest interval, an unknown one first: what keeps the experiment from ending. None without any."""
+    return max(look.half_widths, key=_width, default=None)
+
+
+def _width(width: HalfWidth) -> float:
+    return math.inf if width.half_width_frac is None else width.half_width_frac
+
+
+def _half_width(paired: PairedRuns, name: str, confidence: float) -> HalfWidth | None:
+    """exp(half the interval of the logarithms) - 1; unknown below six blocks.
+
+    None where all runs know the metric and it has no ratio, such as a count that is zero.
+    """
+    ratio = paired.ratio(name, confidence)
+    if ratio is None and paired.pair.a_runs and all(m[name] is not None for side in paired.metrics() for m in side):
+        return None
+    num_blocks = 0 if ratio is None else ratio.estimate.num_blocks
+    half = ratio.estimate.half_width if ratio is not None and num_blocks >= MIN_PAIRED_BLOCKS else None
+    return HalfWidth(
+        cell=paired.pair.b.label,
+        metric=name,
+        num_blocks=num_blocks,
+        half_width_frac=None if half is None else math.expm1(half),
+    )

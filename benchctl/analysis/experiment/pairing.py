@@ -1,21 +1,35 @@
 """Pairs of arms to compare, from two sides.
 
-Two arms of one experiment are paired by recorded block; arms of two experiments by block index where both followed
-the same plan, and otherwise not at all.
+Two arms with the values that every comparison of them takes: metrics by block, positions, slopes.
+The primary metrics that decide between two sides: those that the servers of both sides record.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from benchctl.analysis.experiment.arms import Arm, cell_key
-from benchctl.analysis.experiment.experiment import Experiment
+from benchctl.analysis.experiment.experiment import Arm, Experiment, Metrics, cell_key
+from benchctl.analysis.metrics.table import OF_STEPS, SERVER_RECORDED
+from benchctl.analysis.statistics.estimate import (
+    UNORDERED,
+    BlockDesign,
+    Estimator,
+    PooledSlope,
+    SideRatio,
+    metric_ratio,
+    side_ratio,
+)
+from benchctl.analysis.validity.answers import Check, differing_counts
 from benchctl.errors import NotComparableError, RecordError, UsageError
+from benchctl.formats import in_a_row
 from benchctl.interop.readers.files import exists
-from benchctl.records.archive.opening import is_archive
+from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.planning import arms, variant_settings
+from benchctl.records.archive.archive import is_archive
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.loaded import LoadedResults, LoadedRun
+from benchctl.records.schema import ResultWarning
 
 Pairing: TypeAlias = Literal["interleaved", "same-plan", "unpaired"]
 """``interleaved``: blocks of one experiment. ``same-plan``: two experiments in the same order, not interleaved."""
@@ -143,8 +157,8 @@ def baseline_pairs(experiment: Experiment) -> tuple[CellPair, ...]:
 def unmatched_arms(a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair]) -> tuple[str, ...]:
     """Labels of arms of the compared variants without a counterpart."""
     labels = []
-    for results, arms in ((a, [pair.a for pair in pairs]), (b, [pair.b for pair in pairs])):
-        variants, matched = {arm.variant for arm in arms}, {arm.key for arm in arms}
+    for results, paired in ((a, [pair.a for pair in pairs]), (b, [pair.b for pair in pairs])):
+        variants, matched = {arm.variant for arm in paired}, {arm.key for arm in paired}
         for planned in results.plan.runs:
             key = planned.variant, cell_key(planned.cell)
             if planned.variant in variants and key not in matched:
@@ -175,3 +189,138 @@ def _arms_of_variant(experiment: Experiment, variant: str | None) -> tuple[Arm, 
         variants = ", ".join(dict.fromkeys(arm.variant for arm in arms))
         raise UsageError(f"{experiment.source} has no variant {variant!r}; it has {variants}")
     return of_variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedRuns:
+    """A pair of arms with the experiments that they belong to: the same one where both are of one directory."""
+
+    pair: CellPair
+    a: Experiment
+    b: Experiment
+    design: BlockDesign
+
+    @classmethod
+    def of(cls, pair: CellPair, experiments: tuple[Experiment, Experiment]) -> "PairedRuns":
+        """The pair with its design: positions count only where both sides ran inside the same blocks."""
+        design = UNORDERED if pair.pairing == "unpaired" else BlockDesign(pair.blocks)
+        if pair.is_ordered:
+            a, b = pair.a.positions, pair.b.positions
+            centre = experiments[0].position_effects.centre
+            design = BlockDesign(
+                pair.blocks,
+                tuple(b[block] - a[block] for block in pair.blocks),
+                tuple(a[block] - centre for block in pair.blocks),
+            )
+        return cls(pair=pair, a=experiments[0], b=experiments[1], design=design)
+
+    @property
+    def runs(self) -> tuple[LoadedRun, ...]:
+        """The runs of both sides."""
+        return (*self.pair.a_runs, *self.pair.b_runs)
+
+    def metrics(self) -> tuple[list[Metrics], list[Metrics]]:
+        """The metrics of each side that count, run by run."""
+        a = [self.a.counted_metrics(run) for run in self.pair.a_runs]
+        b = [self.b.counted_metrics(run) for run in self.pair.b_runs]
+        return a, b
+
+    def slopes(self) -> Mapping[str, PooledSlope] | None:
+        """Effects of the position by metric, from all arms; None where these two arms estimate their own."""
+        if not self.pair.is_ordered:
+            return {}
+        return self.a.position_slopes if self.a.is_pooled else None
+
+    def ratio(self, name: str, confidence: float = 0.95, estimator: Estimator | None = None) -> SideRatio | None:
+        """The ratio of a metric as a comparison estimates it; None where no block knows it on both sides."""
+        a, b = ([metrics[name] for metrics in side] for side in self.metrics())
+        return metric_ratio(name, a, b, self.design, self.slopes(), confidence, estimator or self.a.estimator)
+
+    def ratio_of(
+        self, value_of: Callable[[LoadedRun], float | None], *, is_time: bool, confidence: float = 0.95
+    ) -> SideRatio | None:
+        """The ratio of any other value of a run; ``is_time`` where a drift within the block moves it."""
+        a, b = ([value_of(run) for run in side] for side in (self.pair.a_runs, self.pair.b_runs))
+        is_adjusted = is_time and self.pair.is_ordered
+        slope = self.a.slope_of(value_of) if is_adjusted and self.a.is_pooled else None
+        is_adjusted = is_adjusted and (slope is not None or not self.a.is_pooled)
+        design = self.design if is_adjusted else self.design.without_positions
+        return side_ratio(a, b, design, slope, confidence, self.a.estimator)
+
+    def prompt_warnings(self) -> Iterator[ResultWarning]:
+        """Warnings about the prompt tokens of single runs, and of one side against the other."""
+        yield from (warning for run in self.pair.a_runs for warning in self.a.prompt_warnings(run))
+        yield from (warning for run in self.pair.b_runs for warning in self.b.prompt_warnings(run))
+        yield from self.prompt_differences()
+
+    def prompt_differences(self) -> tuple[ResultWarning, ...]:
+        """A warning where the two sides count the same prompts differently."""
+        return differing_counts(self.pair.a_runs, self.pair.b_runs, (self.pair.a.label, self.pair.b.label))
+
+    def checks(self) -> Iterator[tuple[LoadedRun, Check]]:
+        """The checks of every run of both sides."""
+        yield from ((run, check) for run in self.pair.a_runs for check in self.a.checks(run))
+        yield from ((run, check) for run in self.pair.b_runs for check in self.b.checks(run))
+
+
+NOTHING: Final[frozenset[str]] = frozenset()
+_LOST_RECORDS: Final = frozenset(
+    {"steps-missing", "steps-damaged", "gpu-sampler-failed", "host-sampler-failed", "prometheus-sampler-failed"}
+)
+"""Warnings of runs whose records should be there: what these lack is lost, not unrecorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecidingMetrics:
+    """The metrics that decide, and the primary ones that are left out because a server does not record them."""
+
+    names: tuple[str, ...]
+    unrecorded: tuple[str, ...] = ()
+
+
+def recorded_metrics(primary: Sequence[str], unrecorded: Collection[str]) -> DecidingMetrics:
+    """The split of primary metrics by what a side does not record."""
+    return DecidingMetrics(
+        names=tuple(name for name in primary if name not in unrecorded),
+        unrecorded=tuple(name for name in primary if name in unrecorded),
+    )
+
+
+def deciding_between(
+    primary: Sequence[str], pair: CellPair, experiments: tuple[Experiment, Experiment]
+) -> DecidingMetrics:
+    """The metrics of ``primary`` that decide between two measured arms."""
+    a, b = experiments
+    return recorded_metrics(primary, unrecorded_metrics(a, pair.a_runs) | unrecorded_metrics(b, pair.b_runs))
+
+
+def deciding_in_plan(
+    primary: Sequence[str], profile: Profile, has_steps: Callable[[VariantSettings], bool]
+) -> DecidingMetrics:
+    """The metrics of ``primary`` that will decide between some pair of arms of a profile that is yet to be
+    measured, on an engine of which ``has_steps`` tells where it records steps.
+    """
+    has_step_log = [(name, has_steps(variant_settings(profile, name, cell))) for name, cell in arms(profile)]
+    baseline = any(steps for name, steps in has_step_log if name == profile.baseline)
+    others = any(steps for name, steps in has_step_log if name != profile.baseline)
+    return recorded_metrics(primary, NOTHING if baseline and others else OF_STEPS)
+
+
+def unrecorded_text(unrecorded: Sequence[str], deciding: Sequence[str]) -> str:
+    """``step_ms is not recorded by this server; tpot_ms and wall_s decide``."""
+    verb = "is" if len(unrecorded) == 1 else "are"
+    missing = f"{in_a_row(unrecorded)} {verb} not recorded by this server"
+    if not deciding:
+        return f"{missing}, and no other primary metric is left; name one with --metrics, such as wall_s"
+    return f"{missing}; {in_a_row(deciding)} {'decides' if len(deciding) == 1 else 'decide'}"
+
+
+def unrecorded_metrics(experiment: Experiment, runs: Sequence[LoadedRun]) -> frozenset[str]:
+    """The metrics that the server of these runs does not record: no run has them, and none lost its records.
+
+    Only metrics from the server's own records are among them. One that the client measures is never unrecorded.
+    """
+    if not runs or any(warning.code in _LOST_RECORDS for run in runs for warning in run.record.warnings):
+        return NOTHING
+    recorded = {name for run in runs for name, value in experiment.metrics(run).items() if value is not None}
+    return SERVER_RECORDED - recorded

@@ -10,8 +10,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.profile.engine_table import engine_specs
-from benchctl.records.samples import PrometheusSample
+from benchctl.profile.engine_options import engine_specs
+from benchctl.records.schema import PrometheusSample
 
 _POSITION: Final = re.compile(r'[{,]position="([0-9]{1,3})"')
 """A draft has far fewer than a thousand tokens."""

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from benchctl.analysis.metrics.percentile import percentiles
-from benchctl.analysis.metrics.unknown import quotient
+from benchctl.analysis.metrics.latency import percentiles, quotient
 from benchctl.formats import milliseconds
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import RequestRecord
+from benchctl.profile.model import Arrival
+from benchctl.records.record import RequestRecord
+from benchctl.records.schema import ResultWarning
 from benchctl.units import NS_PER_S
 
 MAX_IDLE_FRAC: Final = 0.01

@@ -10,7 +10,7 @@ with its steps; ``client_wall_s``, ``ready_s`` and ``warmup_s`` are not.
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from benchctl.analysis.metrics.percentile import PERCENTS, smallest_sample
+from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 
 Direction = Literal["lower", "higher", "none"]
 

@@ -11,21 +11,19 @@ from statistics import stdev
 from typing import Final
 
 from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.paired_runs import PairedRuns
-from benchctl.analysis.experiment.pairing import Side, match_cells
-from benchctl.analysis.experiment.stopping import num_looks_of
+from benchctl.analysis.experiment.ladder import num_looks_of
+from benchctl.analysis.experiment.pairing import PairedRuns, Side, match_cells
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.planning.stopping_rule import ALPHA
-from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR
-from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
-from benchctl.analysis.validity.comparability.machines import Machine, gpu_names, machines_of, machines_text
+from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, MIN_PAIRED_BLOCKS
+from benchctl.analysis.validity.machines import Machine, gpu_names, machines_of, machines_text
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.identity import NOT_MEASURED
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.loaded import LoadedResults
-from benchctl.records.noise import MetricNoise, NoiseFloor
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.stores.peaks_store import MetricNoise, NoiseFloor
 
 _BLOCKS_OF_A_FLOOR: Final = 8
 

@@ -6,9 +6,9 @@ Every run imports this module, so it imports neither numpy nor scipy.
 import math
 from typing import Final
 
-from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.profile.model import Profile
-from benchctl.records.manifest import StoppingRecord
+from benchctl.records.record import StoppingRecord
 
 ALPHA: Final = 0.05
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from statistics import median
 
-from benchctl.analysis.metrics.request_timing import choice_tokens, is_completed, measured
+from benchctl.analysis.metrics.latency import choice_tokens, is_completed, measured
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.request import ChoiceRecord, RequestRecord
+from benchctl.records.record import ChoiceRecord, RequestRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

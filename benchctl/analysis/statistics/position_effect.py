@@ -19,8 +19,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, Estimator, PooledSlope, estimate_paired
-from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
+from benchctl.analysis.statistics.estimate import (
+    DEFAULT_ESTIMATOR,
+    MIN_PAIRED_BLOCKS,
+    Estimator,
+    PooledSlope,
+    estimate_paired,
+)
 
 RunKey: TypeAlias = tuple[int, str]
 """Block and arm of a run."""

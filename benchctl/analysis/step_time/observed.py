@@ -1,24 +1,36 @@
 """The steps of a measured run as input of a step-time model.
 
-Work comes from ``steps.jsonl``, shapes and devices from the profile, hardware from the manifest or the
-simulated server. Steps of the warm-up are not in the columns; saturated ones are marked.
+The step-time model that explains measured runs: the one that is named, or one fitted to the baseline's steps.
+Steps by name: result directories, and tables of steps as CSV or JSON Lines.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.costs.hardware import Hardware
+from benchctl.analysis.attribution.step_time_model import ModelledRun, ModelSource, SourcedModel, mean_work
+from benchctl.analysis.experiment.experiment import Experiment, load_experiment
+from benchctl.analysis.step_time.saturation import saturation
+from benchctl.costs.hardware import Hardware, hardware_for, hardware_or_none
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
+from benchctl.interop.readers.files import MANIFEST
+from benchctl.interop.readers.step_table import TableDefaults, is_step_table, read_step_table
 from benchctl.profile.model import VariantSettings
-from benchctl.records.columns.step_columns import Floats, StepColumns
+from benchctl.records.archive.archive import is_archive
+from benchctl.records.columns.columns import Floats, StepColumns
 from benchctl.records.integrity.digests import digest_of
 from benchctl.records.loaded import LoadedRun
+from benchctl.steptime.fitting.fit import FitOptions, fit_model
+from benchctl.steptime.model import StepTimeModel
+from benchctl.steptime.model_file import read_model
 from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, count_step_work, first_reasons
 from benchctl.steptime.work import Deployment, ObservedSteps, Origin, StepWork
-from benchctl.units import NS_PER_US
+from benchctl.units import NS_PER_US, US_PER_S
+from benchctl.untrusted.files import is_there
 
 _GUIDED = ("guided_rows", "candidates", "value_prefill_tokens", "value_extend_tokens")
 _COUNTS = ("num_prefill_tokens", "num_decode_tokens", "context_tokens")
@@ -140,3 +152,139 @@ def _origin(experiment: Experiment, run: LoadedRun) -> Origin:
         engine_version=run.record.engine_version,
         clock=run.record.clock,
     )
+
+
+BASELINE_FIT: Final = "fitted to the baseline's own steps"
+_DRAWS: Final = 2
+"""Of the bootstrap, whose intervals nothing here uses; the fewest that give any."""
+
+
+def explaining_model(
+    experiments: Sequence[Experiment], baseline_runs: Sequence[LoadedRun], named: Path | None
+) -> SourcedModel | str:
+    """The named model, else that of the baseline's profile, else one fitted to the baseline; or why there is none.
+
+    ``experiments`` are those of both sides, the baseline's first. Raises UsageError for a named model that is
+    damaged or of other hardware; one that the profile names and that is not there is only a reason.
+    """
+    if named is not None:
+        return named_model(experiments, named)
+    baseline = experiments[0]
+    of_profile = None if baseline.profile_or_none is None else baseline.profile_or_none.step_time_model
+    if of_profile is None:
+        return baseline_model(baseline, baseline_runs)
+    try:
+        return named_model(experiments, Path(of_profile))
+    except UsageError as error:
+        return f"the step-time model of the profile cannot be used: {error}"
+
+
+def named_model(experiments: Sequence[Experiment], path: Path) -> SourcedModel:
+    """The model of a file. Raises UsageError for one of other hardware than that of the experiments.
+
+    A machine without a GPU is what the model says it is. Features have the peaks that the model was fitted with,
+    whatever those of the directory.
+    """
+    model = read_model(path)
+    source, hardware = source_of(model, str(path)), hardware_for(model.hardware)
+    for experiment in experiments:
+        device = experiment.hardware
+        if device is not None and device.device != hardware.device:
+            raise UsageError(
+                f"{path}: a step-time model of {model.hardware}, and {experiment.source} is of {device.device}; "
+                f"name a model of {device.device}, or carry this one over with 'benchctl steptime calibrate'"
+            )
+    return SourcedModel(predict_us=model.extrapolate_us, source=source, hardware=hardware)
+
+
+def source_of(model: StepTimeModel, name: str) -> ModelSource:
+    """Name of a model and its error on steps that its fit did not see, the first of those that it states."""
+    held_out = model.provenance.held_out
+    return ModelSource(name=name, mape_frac=held_out[0].mape_frac if held_out else None)
+
+
+def baseline_model(baseline: Experiment, runs: Sequence[LoadedRun]) -> SourcedModel | str:
+    """A model of the baseline's steps, where these vary enough to determine one; else the reason.
+
+    On a machine without a GPU the peaks are those of the profile: coefficients absorb how far they are off.
+    """
+    hardware = baseline.hardware_of(runs[0].record) if runs else baseline.hardware
+    if hardware is None and baseline.profile_or_none is not None:
+        hardware = hardware_or_none(baseline.profile_or_none.hardware)
+    if hardware is None:
+        return "the profile names no hardware whose peaks a step-time model could use"
+    steps = [observed_steps(baseline, run, hardware) for run in {run.record.run_id: run for run in runs}.values()]
+    if reasons := [reason for reason in steps if isinstance(reason, str)]:
+        return reasons[0]
+    try:
+        model = fit_model([each for each in steps if not isinstance(each, str)], FitOptions(num_draws=_DRAWS))
+    except UsageError as error:
+        return f"the baseline's steps determine no step-time model: {error}"
+    return SourcedModel(predict_us=model.extrapolate_us, source=ModelSource(name=BASELINE_FIT), hardware=hardware)
+
+
+def modelled_run(experiment: Experiment, run: LoadedRun, model: SourcedModel) -> ModelledRun | str:
+    """A run with its steps as the model predicts them, or the reason why it predicts nothing."""
+    observed = observed_steps(experiment, run, model.hardware)
+    if isinstance(observed, str):
+        return observed
+    predicted_us = model.predict_us(observed.work, observed.deployment)
+    return ModelledRun(
+        step_s=float(observed.duration_us.mean()) / US_PER_S,
+        predicted_s=float(np.mean(predicted_us)) / US_PER_S,
+        work=mean_work(observed.work, len(observed.duration_us)),
+        deployment=observed.deployment,
+    )
+
+
+NO_DEFAULTS: Final = TableDefaults()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSources:
+    """Steps of every run that could be used, and the reason for each that could not."""
+
+    observed: tuple[ObservedSteps, ...]
+    skipped: tuple[str, ...] = ()
+
+
+def read_sources(
+    paths: Sequence[Path], defaults: TableDefaults = NO_DEFAULTS, *, allow_suspect: bool = False
+) -> StepSources:
+    """The steps that ``paths`` name. Raises UsageError when a path is neither, or no run can be used."""
+    observed: list[ObservedSteps] = []
+    skipped: list[str] = []
+    for path in paths:
+        if is_step_table(path):
+            observed += read_step_table(path, defaults)
+        elif is_archive(path) or is_there(path / MANIFEST, within=path):
+            _read_directory(path, defaults, observed, skipped, allow_suspect=allow_suspect)
+        else:
+            raise UsageError(
+                f"{path}: neither a result directory nor a table of steps; name a directory that 'benchctl run' "
+                "wrote, or a .csv or .jsonl file with one row a step (from a Parquet file, write a CSV file first)"
+            )
+    if not observed:
+        raise UsageError("no run has steps that a model can use: " + "; ".join(skipped))
+    return StepSources(observed=tuple(observed), skipped=tuple(skipped))
+
+
+def _read_directory(
+    path: Path, defaults: TableDefaults, observed: list[ObservedSteps], skipped: list[str], *, allow_suspect: bool
+) -> None:
+    hardware: Hardware | None = None if defaults.hardware is None else hardware_for(defaults.hardware)
+    experiment = load_experiment(path, allow_suspect=allow_suspect)
+    for run in experiment.results.runs:
+        steps = _steps_of(experiment, run, hardware)
+        if isinstance(steps, str):
+            skipped.append(f"{run_label(experiment, run)}: {steps}")
+        else:
+            observed.append(steps)
+
+
+def _steps_of(experiment: Experiment, run: LoadedRun, hardware: Hardware | None) -> ObservedSteps | str:
+    """The steps of a run that counts and is not saturated, or the reason why a model cannot use them."""
+    usability = experiment.usability(run)
+    if not usability.is_usable:
+        return f"{usability.excluded}"
+    return saturation(run) or observed_steps(experiment, run, hardware)

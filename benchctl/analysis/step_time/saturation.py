@@ -15,9 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, measured, ttft_ns
+from benchctl.analysis.metrics.latency import e2el_ns, is_completed, measured, ttft_ns
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.request import RequestRecord
+from benchctl.records.record import RequestRecord
 from benchctl.steptime.step_counts import Floats
 
 NUM_SIGNS: Final = 2

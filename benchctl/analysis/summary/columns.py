@@ -13,14 +13,18 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from benchctl.analysis.attribution.flops import RunFlops
-from benchctl.analysis.metrics.percentile import percentiles, percentiles_of_sorted
-from benchctl.analysis.metrics.request_timing import is_completed, measured
-from benchctl.analysis.metrics.run_metrics import num_guided_steps, tails_of_few
+from benchctl.analysis.metrics.latency import (
+    is_completed,
+    known_values,
+    measured,
+    percentiles,
+    percentiles_of_sorted,
+)
+from benchctl.analysis.metrics.run import num_guided_steps, tails_of_few
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
-from benchctl.analysis.metrics.unknown import known_values
 from benchctl.costs.flops import FlopsAccount, achieved_flops_per_s
 from benchctl.profile.model import VariantSettings
-from benchctl.records.columns.step_columns import StepColumns
+from benchctl.records.columns.columns import StepColumns
 from benchctl.records.directory import cell_name
 from benchctl.records.loaded import LoadedRun
 from benchctl.units import NS_PER_MS, PETA, TERA

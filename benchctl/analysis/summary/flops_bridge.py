@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchctl.analysis.summary.runs import CellSummary
+from benchctl.analysis.summary.summary import CellSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,25 +1,24 @@
-"""Results by node, where blocks ran on more than one: the ratio of each node, which node differs from the others,
-and the ratio of a node like these.
+"""Results by node, where blocks ran on more than one: the ratio of each node, which node differs from the
+others, and the ratio of a node like these.
 
-    PairedRuns ▸ ratio (the verdict's log-ratios of blocks) ▸ ratio_by_node ▸ Holm's correction ▸ NodeResults
-
-Terminal, page, JSON and CSV take every number by node from here. The verdict stays that over blocks, which is about
-the machines that were measured. All nodes, cells and deciding metrics of one comparison are one family of tests.
+Results by node of every variant of a directory: those of its comparison with the baseline.
+Findings about nodes: one whose ratios are not those of the others.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchctl.analysis.experiment.nodes import node_of_run
-from benchctl.analysis.experiment.paired_runs import PairedRuns
-from benchctl.analysis.statistics.block_ratio import Estimator, RatioEstimate
+from benchctl.analysis.compare.metric import roles_of
+from benchctl.analysis.experiment.pairing import PairedRuns, deciding_between
+from benchctl.analysis.findings import Finding
+from benchctl.analysis.statistics.decide import holm_p_values
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator, RatioEstimate
 from benchctl.analysis.statistics.intervals import StudentT
-from benchctl.analysis.statistics.multiplicity import holm_p_values
-from benchctl.analysis.statistics.node_effects import NodeEffects, NodeMean, ratio_by_node
-from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
-from benchctl.analysis.validity.bunching import num_bunched
+from benchctl.analysis.statistics.nodes import NodeEffects, NodeMean, node_of_run, ratio_by_node
+from benchctl.analysis.validity.client import num_bunched
 from benchctl.formats import change_in_interval, count_of, first_of, in_a_row, p_value
+from benchctl.records.schema import current_metric_name
 
 _MOST_OTHERS = 4
 
@@ -248,3 +247,32 @@ def correct_for_all_nodes(variant: str, metrics: Sequence[MetricByNode], confide
         for m, metric in enumerate(metrics)
     )
     return NodeResults(variant=variant, metrics=corrected_metrics, num_tests=len(tests), confidence=confidence)
+
+
+def nodes_of_variants(pairs: Sequence[PairedRuns], confidence: float) -> tuple[NodeResults, ...]:
+    """One for each variant whose blocks ran on more than one node; ``pairs`` are of one directory.
+
+    None where the profile, which names the deciding metrics, cannot be read.
+    """
+    by_variant: dict[str, list[tuple[PairedRuns, Sequence[str]]]] = {}
+    for paired in pairs:
+        if paired.a.profile_or_none is not None:
+            by_variant.setdefault(paired.pair.b.variant, []).append((paired, _deciding(paired)))
+    variants = (results_by_node(cells, confidence) for cells in by_variant.values())
+    return tuple(results for results in variants if results is not None)
+
+
+def _deciding(paired: PairedRuns) -> list[str]:
+    named = tuple(dict.fromkeys(map(current_metric_name, paired.a.profile.primary_metrics)))
+    names = deciding_between(named, paired.pair, (paired.a, paired.b)).names
+    roles = roles_of(names, is_forced=paired.a.results.manifest.stop != "natural")
+    return [name for name, role in roles.items() if role == "deciding"]
+
+
+def node_findings(variants: Iterable[NodeResults]) -> Iterator[Finding]:
+    """A finding for each variant in whose comparison a node differs from the others beyond chance."""
+    for results in variants:
+        sentence, rows = node_sentence(results), [row for metric in results.metrics for row in metric.differing]
+        if sentence is not None:
+            numbers = {"num_nodes": float(len({row.node for row in rows})), "num_tests": float(results.num_tests)}
+            yield Finding(code="node-differs", sentence=f"{results.variant}: {sentence}.", numbers=numbers)

@@ -8,11 +8,10 @@ shares are not compared at equal work.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from benchctl.analysis.metrics.request_timing import measured
+from benchctl.analysis.metrics.latency import measured, total
 from benchctl.analysis.metrics.server_counters import PREFIX_HITS, measure_growth
-from benchctl.analysis.metrics.unknown import total
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.record import ResultWarning
+from benchctl.records.schema import ResultWarning
 
 TOLERATED_SHARE: Final = 0.05
 """Of all prompt tokens: the difference below which caches count as equally warm."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.formats import count_of, in_a_row
-from benchctl.records.record import ResultWarning
-from benchctl.records.run import RunRecord
+from benchctl.records.record import RunRecord
+from benchctl.records.schema import ResultWarning
 from benchctl.units import s_from_ns
 from benchctl.untrusted.text import visible_line
 

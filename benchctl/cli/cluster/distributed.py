@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from benchctl.cli.options.distribution import Distribution, Scheduler
+from benchctl.cli.options.options import Distribution, Scheduler
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
-    from benchctl.records.request import PreparedRequest
+    from benchctl.records.record import PreparedRequest
 
 
 def measure_distributed(
@@ -40,7 +40,7 @@ def measure_distributed(
         return measure_on_slots(
             results, profile, requests, distribution, is_quiet=is_quiet, keeps_raw_logs=keeps_raw_logs
         )
-    from benchctl.cli.cluster.prepared import print_tasks
+    from benchctl.cli.cluster.slurm import print_tasks
 
     print_tasks(results)
     return None

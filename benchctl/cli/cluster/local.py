@@ -8,8 +8,8 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from benchctl.cli.options.distribution import Distribution
-from benchctl.cli.output.outcome import warn
+from benchctl.cli.options.options import Distribution
+from benchctl.cli.output.verdicts import warn
 from benchctl.errors import BenchctlError, InvalidDataError, RecordError, RunError, UsageError
 from benchctl.formats import count_of, duration
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
-    from benchctl.records.manifest import PlannedRun
-    from benchctl.records.request import PreparedRequest
+    from benchctl.records.record import PlannedRun, PreparedRequest
 
 _END_LIMIT_S: Final = 60.0
 """Time beyond that of a server's own end for the processes of blocks to end when they are asked to."""
@@ -74,9 +73,9 @@ def print_slots(profile: "Profile", requests: "tuple[PreparedRequest, ...]", dis
 
 
 def _tell_slots(profile: "Profile", requests: "tuple[PreparedRequest, ...]", slots: "Sequence[Slot]") -> None:
-    from benchctl.cli.output.prediction import estimate_plan
+    from benchctl.cli.output.verdicts import estimate_plan
     from benchctl.cluster.local.demand import slot_text
-    from benchctl.profile.planning.plan import plan_runs
+    from benchctl.profile.planning import plan_runs
     from benchctl.records.directory import arm_label
 
     print(f"{count_of(len(slots), 'block')} at a time on this host:")
@@ -107,7 +106,7 @@ def measure_on_slots(
     keeps_raw_logs: bool,
 ) -> "Outcome | None":
     """Measure the blocks that are not done, at most ``--parallel`` at a time; returns their outcome."""
-    from benchctl.cli.cluster.neighbours import note_neighbours
+    from benchctl.cli.commands.noise import note_neighbours
     from benchctl.measure.resume.pending import undone_runs
 
     num = _num_slots(distribution)
@@ -143,7 +142,7 @@ def _hand_out(
     keeps_raw_logs: bool,
 ) -> "BlocksOnSlots":
     """Measure the blocks of ``pending``; returns what became of those that were not measured."""
-    from benchctl.cli.cluster.view import show_until_done
+    from benchctl.cli.cluster.watch import show_until_done
     from benchctl.cluster.local.block_process import BlockProcess
     from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots
     from benchctl.cluster.local.demand import devices_begun_on

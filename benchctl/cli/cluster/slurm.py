@@ -1,29 +1,35 @@
-"""``benchctl run --on slurm``: the blocks of an experiment as an array job."""
+"""``benchctl run --on slurm``: the blocks of an experiment as an array job.
 
+``benchctl run --block I --into DIR``: one block of an experiment that several processes measure.
+``benchctl run --prepare``: a result directory whose blocks any job system measures.
+"""
+
+import os
 import shlex
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
 
-from benchctl.cli.options.distribution import Distribution
-from benchctl.cli.output.outcome import warn
+from benchctl.cli.conduct import A_RUN_FAILED, A_RUN_IS_SUSPECT, check_gpu, check_machine
+from benchctl.cli.options.options import Distribution
+from benchctl.cli.output.verdicts import warn
 from benchctl.errors import RecordError, RunError, UsageError
 from benchctl.formats import count_of
 from benchctl.untrusted.text import visible_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from benchctl.cluster.slurm.blocks_on_slurm import BlocksOnSlurm
     from benchctl.cluster.slurm.submission import ArrayJob
     from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
-    from benchctl.records.directory import ResultDirectory
-    from benchctl.records.manifest import PlannedRun
-    from benchctl.records.request import PreparedRequest
-    from benchctl.records.submission import Submission
+    from benchctl.records.directory import ResultDirectory, Submission
+    from benchctl.records.record import PlannedRun, PreparedRequest
+
 
 _INTERRUPTED: Final = 130
 _LINES_OF_LOG: Final = 20
@@ -65,8 +71,8 @@ def check_block_time(profile: "Profile", requests: "Sequence[PreparedRequest]", 
 
     Where either is unknown, that is a warning.
     """
-    from benchctl.cli.output.prediction import estimate_plan
-    from benchctl.profile.planning.plan import arms
+    from benchctl.cli.output.verdicts import estimate_plan
+    from benchctl.profile.planning import arms
     from benchctl.records.directory import arm_label
 
     limit_s = profile.cluster.time_s
@@ -173,7 +179,7 @@ def _array_job(directory: "Path", profile: "Profile", *, keeps_raw_logs: bool) -
 
 
 def _watch(results: "ResultDirectory", watched: "BlocksOnSlurm", profile: "Profile", *, is_quiet: bool) -> None:
-    from benchctl.cli.cluster.view import show_until_done
+    from benchctl.cli.cluster.watch import show_until_done
 
     try:
         show_until_done(
@@ -260,3 +266,68 @@ def _blocks_text(blocks: "Iterable[int]") -> str:
             ranges.append([block, block])
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
     return f"{'block' if len(ordered) == 1 else 'blocks'} {', '.join(texts)}"
+
+
+def measure_block(
+    path: Path, block: int, time_left_s: float | None, *, is_quiet: bool, keeps_raw_logs: bool
+) -> int:
+    """Measure block ``block`` of ``path``, as far as it is not done; returns the exit code."""
+    from benchctl.cli.screen import experiment_progress
+    from benchctl.measure.result_directory import reopen_experiment
+    from benchctl.measure.shared.block import block_runs, check_block, run_block
+
+    reopened = reopen_experiment(path, None)
+    results, profile, requests = reopened.results, reopened.profile, reopened.requests
+    check_block(results, block)
+    check_gpu(profile)
+    check_machine(profile, requests, path)
+    num_runs = len(block_runs(results, block))
+    is_quiet = is_quiet or bool(os.environ.get("CI"))
+    try:
+        with experiment_progress(num_runs, num_runs, is_quiet=is_quiet) as listener:
+            outcome = run_block(
+                results,
+                profile,
+                requests,
+                block,
+                listener,
+                time_left=_time_left(time_left_s),
+                keeps_raw_logs=keeps_raw_logs,
+                lease_s=profile.cluster.lease_s,
+                on_wait=_tell,
+            )
+    except KeyboardInterrupt:
+        _tell(f"block {block} was interrupted; what was measured is kept, and its task may run again")
+        raise
+    counts = {
+        "done": outcome.num_done,
+        "suspect": outcome.num_suspect,
+        "failed": outcome.num_failed,
+        "done before": outcome.num_skipped,
+    }
+    print(f"block {block}: " + ", ".join(f"{count} {state}" for state, count in counts.items() if count))
+    return A_RUN_FAILED if outcome.num_failed else A_RUN_IS_SUSPECT if outcome.num_suspect else 0
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _time_left(given_s: float | None) -> Callable[[], float | None]:
+    """The seconds until this process must end, as the user gave them at its start, else as Slurm tells them."""
+    import time
+
+    from benchctl.cluster.slurm.time_left import time_left_in_job
+
+    if given_s is None:
+        return time_left_in_job()
+    ends_s = time.monotonic() + given_s
+    return lambda: ends_s - time.monotonic()
+
+
+def print_tasks(results: "ResultDirectory") -> None:
+    """Print the command of a task, and for which blocks it is needed."""
+    path = shlex.quote(str(results.path))
+    last = results.manifest().blocks - 1
+    print(f"nothing was measured: each block from 0 to {last} is one task: benchctl run --block I --into {path}")
+    print(f"progress: benchctl watch {path}; afterwards: benchctl compare {path}")

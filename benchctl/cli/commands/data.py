@@ -75,7 +75,7 @@ def verify(
 def _print_table(directory: Path, states: "Iterable[tuple[DatasetFile, FileState]]") -> None:
     from rich.table import Table
 
-    from benchctl.cli.output.screen import folding_console
+    from benchctl.cli.screen import folding_console
 
     table = Table(box=None, pad_edge=False)
     for title in ("name", "state", "size", "licence", "file", "source"):

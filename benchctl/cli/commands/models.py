@@ -8,7 +8,7 @@ import typer
 
 from benchctl.errors import UsageError
 from benchctl.formats import megabytes
-from benchctl.profile.sections.ranges import MAX_CONCURRENCY, MAX_CONTEXT, MAX_LAYERS
+from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_LAYERS
 
 if TYPE_CHECKING:
     from benchctl.costs.shapes import ModelShape
@@ -224,7 +224,7 @@ def acceptance(
     served model; all probabilities are float64, at temperature 1 without top_k and top_p, and at temperature 0.
     """
     from benchctl.engines.tiny_models.draft_law import draft_law
-    from benchctl.records.jsonl import encode
+    from benchctl.records.files import encode
 
     law = draft_law(base, draft, draft_tokens)
     if as_json:

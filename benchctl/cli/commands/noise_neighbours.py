@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.cli.options.experiment import (
+from benchctl.cli.options.options import (
     RESULTS,
     Blocks,
     Destination,
@@ -27,7 +27,7 @@ from benchctl.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from benchctl.cli.cluster.neighbours import CheckOutcome
+    from benchctl.cli.commands.noise import CheckOutcome
     from benchctl.cluster.slots import Slot
     from benchctl.profile.model import Profile
 
@@ -74,7 +74,7 @@ def neighbours(  # the parameters are the command line
     order, each run with a fresh server. Exit code 0, whatever it finds; 4 with suspect runs, 5 when a run failed.
     Example: benchctl noise neighbours topk-sweep --engine vllm --parallel 8
     """
-    from benchctl.cli.output.screen import print_json
+    from benchctl.cli.screen import print_json
     from benchctl.profile.load import load_profile
 
     profile_name = chosen_profile(name, profile)
@@ -126,17 +126,17 @@ def _begin(
     is_plan: bool,
 ) -> "CheckOutcome | None":
     """Measure a new check; of a plan, print it. None where nothing was measured."""
-    from benchctl.cli.cluster.neighbours import begin_check, plan_check
-    from benchctl.cli.experiment import (
+    from benchctl.cli.commands.noise import begin_check, plan_check
+    from benchctl.cli.conduct import (
         check_experiment,
         check_gpu,
         check_machine,
         measure_lengths,
         prepare_experiment,
+        print_plan,
         share_kv_memory,
         tokenizer_of,
     )
-    from benchctl.cli.output.plan import print_plan
     from benchctl.cluster.local.demand import check_beside
     from benchctl.cluster.neighbours.check import nothing_to_check
     from benchctl.cluster.slots import slots_of_host
@@ -177,7 +177,7 @@ def _begin(
 
 def _continue(path: Path, num_blocks: int | None, *, stores: bool, is_quiet: bool) -> "CheckOutcome":
     """Measure what is left of a check, on the slots that it was begun on."""
-    from benchctl.cli.cluster.neighbours import continue_check
+    from benchctl.cli.commands.noise import continue_check
     from benchctl.cluster.neighbours.check import slots_of_check
     from benchctl.records.directory import open_results
 
@@ -200,7 +200,7 @@ def _held(slots: "Sequence[Slot]", num: int) -> "Iterator[tuple[Slot, ...]]":
 
 
 def _exit(outcome: "CheckOutcome") -> None:
-    from benchctl.cli.experiment import A_RUN_FAILED, A_RUN_IS_SUSPECT
+    from benchctl.cli.conduct import A_RUN_FAILED, A_RUN_IS_SUSPECT
 
     counts = outcome.outcome
     code = A_RUN_FAILED if counts.num_failed else A_RUN_IS_SUSPECT if counts.num_suspect else 0

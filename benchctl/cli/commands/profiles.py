@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.cli.options.completion import complete_profile
-from benchctl.cli.options.experiment import EnginePreset
+from benchctl.cli.options.options import EnginePreset, complete_profile
 from benchctl.errors import ProfileError, UsageError
 from benchctl.formats import count_of
 
@@ -28,9 +27,8 @@ def list_known() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from benchctl.cli.output.screen import folding_console
-    from benchctl.profile.sources.files import display_path, preset_files
-    from benchctl.profile.sources.listing import grouped_profiles
+    from benchctl.cli.screen import folding_console
+    from benchctl.profile.files import display_path, grouped_profiles, preset_files
 
     table = Table(box=None, pad_edge=False)
     for title in ("profile", "description", "file"):
@@ -67,7 +65,7 @@ def validate(
 ) -> None:
     """Check profiles and report every error with its line. Exit code: 2 with errors, else 0."""
     from benchctl.profile.load import load_profile
-    from benchctl.profile.planning.plan import plan_runs
+    from benchctl.profile.planning import plan_runs
 
     errors: list[str] = []
     for name in names:

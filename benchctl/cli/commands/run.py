@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from benchctl.cli.cluster.distributed import (
-    check_block_time,
-    check_distribution,
-    with_cluster,
-)
-from benchctl.cli.experiment import (
+from benchctl.cli.cluster.distributed import check_block_time, check_distribution, with_cluster
+from benchctl.cli.conduct import (
     check_experiment,
     check_gpu,
     check_machine,
@@ -23,33 +19,30 @@ from benchctl.cli.experiment import (
     share_kv_memory,
     tokenizer_of,
 )
-from benchctl.cli.measured_experiment import Manner, measure_and_report, measure_new
-from benchctl.cli.options.distribution import (
+from benchctl.cli.options.options import (
+    RESULTS,
     Block,
+    Blocks,
     CheckNeighbours,
     ClusterFile,
+    Destination,
     Detach,
     Distribution,
-    Into,
-    On,
-    Parallel,
-    Prepare,
-    Scheduler,
-    TimeLeft,
-)
-from benchctl.cli.options.experiment import (
-    RESULTS,
-    Blocks,
-    Destination,
     EnginePreset,
+    Into,
     Label,
+    On,
     Output,
     OutputDir,
     Overrides,
+    Parallel,
+    Prepare,
     ProfileArgument,
     ProfileName,
     Quiet,
+    Scheduler,
     Seed,
+    TimeLeft,
     chosen_profile,
 )
 from benchctl.cli.options.run import (
@@ -64,8 +57,8 @@ from benchctl.cli.options.run import (
     StepTimeModel,
     UntilPrecision,
 )
-from benchctl.cli.output.outcome import warn
-from benchctl.cli.planned_runs import print_planned, print_runs_left
+from benchctl.cli.output.verdicts import warn
+from benchctl.cli.planned_runs import Manner, measure_and_report, measure_new, print_planned, print_runs_left
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -215,7 +208,7 @@ def _measure_block(
         raise UsageError(
             f"--into {into} measures a block as it was planned: leave out the profile, --on and --prepare"
         )
-    from benchctl.cli.cluster.block import measure_block
+    from benchctl.cli.cluster.slurm import measure_block
 
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
         return measure_block(

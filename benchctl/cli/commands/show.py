@@ -1,16 +1,23 @@
-"""``benchctl show``: the contents of a result directory as tables."""
+"""``benchctl show``: the contents of a result directory as tables.
+
+A verification of a result directory on the terminal.
+``benchctl verify``: check a result directory for alterations since the measurement.
+"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from benchctl.cli.options.completion import complete_results
-from benchctl.cli.output.screen import print_json, uncollected
+from benchctl.cli.options.options import complete_results
+from benchctl.cli.screen import print_json, uncollected
 from benchctl.errors import RecordError
+from benchctl.formats import megabytes
+from benchctl.untrusted.text import visible_line
 
 if TYPE_CHECKING:
-    from benchctl.analysis.analyzed import AnalyzedExperiment
+    from benchctl.analysis.summary.analyzed import AnalyzedExperiment
+    from benchctl.records.integrity.integrity import Verification
 
 
 @uncollected()
@@ -30,11 +37,11 @@ def show(
 
     Damaged files are named on stderr, with exit code 4 after everything readable has been shown.
     """
-    from benchctl.analysis.analyzed import analyze_directory
+    from benchctl.analysis.summary.analyzed import analyze_directory
 
     analysis = analyze_directory(results, allow_suspect=allow_suspect)
     if as_json:
-        from benchctl.report.documents.experiment import show_document
+        from benchctl.report.documents.documents import show_document
 
         print_json(show_document(analysis))
     else:
@@ -44,20 +51,23 @@ def show(
 
 
 def _print_tables(analysis: "AnalyzedExperiment") -> None:
-    from benchctl.cli.output.screen import in_one_row, print_notes, wide_console
-    from benchctl.report.text.acceptance_table import acceptance_table
-    from benchctl.report.text.client_table import client_table
-    from benchctl.report.text.floor_table import floor_table
-    from benchctl.report.text.ladder_table import ladder_table
-    from benchctl.report.text.node_table import nodes_table
-    from benchctl.report.text.passes_table import launch_table, passes_table
-    from benchctl.report.text.tables import (
+    from benchctl.cli.screen import in_one_row, print_notes, wide_console
+    from benchctl.report.tables.experiment import (
         breakdown_table,
         cells_table,
         flops_table,
         headline,
+        nodes_table,
         runs_table,
         sweep_table,
+    )
+    from benchctl.report.text.acceptance_table import (
+        acceptance_table,
+        client_table,
+        floor_table,
+        ladder_table,
+        launch_table,
+        passes_table,
     )
 
     console = wide_console()
@@ -81,3 +91,87 @@ def _print_tables(analysis: "AnalyzedExperiment") -> None:
             console.print()
             console.print(in_one_row(table))
     print_notes(console, analysis)
+
+
+def print_verification(results: Path, verified: "Verification") -> None:
+    """Print what was altered in ``results``, or that nothing was."""
+    for alteration in verified.alterations:
+        remark = "" if alteration.decides else " (no number depends on it)"
+        print(f"{alteration.kind}: {alteration}{remark}")
+    if verified.unrecorded and verified.num_files:
+        print(f"no digest recorded for {len(verified.unrecorded)} runs: {', '.join(verified.unrecorded)}")
+    if verified.uncovered and verified.num_files:
+        print(f"covered by no digest: {', '.join(map(visible_line, verified.uncovered))}")
+    if verified.alterations:
+        print(
+            f"{results} was altered; restore these files from a copy, or measure again. 'benchctl compare' refuses "
+            "it without --allow-altered if numbers depend on them"
+        )
+    elif verified.num_files == 0:
+        print(
+            f"{results} was written by benchctl {verified.manifest.benchctl_version} without digests; its "
+            "plan, the order of its runs and its request set agree, and nothing else can be verified"
+        )
+    else:
+        print(f"{results} is intact: {verified.num_files} files, {megabytes(verified.hashed_bytes)} read")
+    if not verified.alterations:
+        print_digest(verified)
+
+
+def print_digest(verified: "Verification") -> None:
+    """Print the digest by which the directory is cited; nothing for one of an older version without digests."""
+    from benchctl.records.integrity.digests import directory_sha256
+
+    if verified.digests is not None:
+        print(f"digest of the whole directory: sha256 {directory_sha256(verified.digests)}")
+
+
+_ALTERED: Final = 4
+
+
+def verify(
+    results: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Result directory, finished or not, or an archive.", autocompletion=complete_results
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Read every file of a result directory, and report alterations since the measurement.
+
+    Files without a digest are named. Exit code: 0 intact, 4 altered. Directories of older versions have no digests:
+    their plan, the order of their runs and their request set are verified.
+    """
+    from benchctl.records.directory import open_results
+    from benchctl.records.integrity.integrity import verify_directory
+
+    verified = verify_directory(open_results(results).path, is_fresh=True)
+    if as_json:
+        import json
+
+        print(json.dumps(_document(results, verified), indent=1))
+    else:
+        print_verification(results, verified)
+    if verified.alterations:
+        raise typer.Exit(_ALTERED)
+
+
+def _document(results: Path, verified: "Verification") -> dict[str, Any]:
+    from benchctl.records.integrity.digests import directory_sha256
+
+    digests = verified.digests
+    return {
+        "path": str(results),
+        "intact": not verified.alterations,
+        "sha256": None if digests is None else directory_sha256(digests),
+        "benchctl_version": verified.manifest.benchctl_version,
+        "files": verified.num_files,
+        "hashed_bytes": verified.hashed_bytes,
+        "unrecorded": list(verified.unrecorded),
+        "uncovered": list(verified.uncovered),
+        "alterations": [
+            {"code": one.kind, "file": one.file, "what": one.what, "decides": one.decides}
+            for one in verified.alterations
+        ],
+    }

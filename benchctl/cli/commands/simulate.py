@@ -1,15 +1,23 @@
-"""``benchctl simulate``: an experiment in virtual time, without servers and HTTP."""
+"""``benchctl simulate``: an experiment in virtual time, without servers and HTTP.
 
+A sweep of loads as a table, a JSON document and a picture.
+``benchctl simulate sweep``: the load that a setting carries, by simulation.
+"""
+
+import os
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from enum import StrEnum
+from itertools import groupby, product
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from benchctl.cli.experiment import (
+from benchctl.cli.conduct import (
     A_RUN_FAILED,
     A_RUN_IS_SUSPECT,
     check_experiment,
@@ -19,7 +27,7 @@ from benchctl.cli.experiment import (
     measure_lengths,
     prepare_experiment,
 )
-from benchctl.cli.options.experiment import (
+from benchctl.cli.options.options import (
     RESULTS,
     AsJson,
     Blocks,
@@ -32,17 +40,21 @@ from benchctl.cli.options.experiment import (
     Quiet,
     Seed,
 )
-from benchctl.cli.output.outcome import print_outcome
-from benchctl.cli.output.prediction_intervals import print_predictions, write_predictions
-from benchctl.cli.output.recorded import simulate_summary
-from benchctl.errors import UsageError
-from benchctl.profile.sections.ranges import MAX_BLOCKS, MAX_THREADS
+from benchctl.cli.output.recorded import print_predictions, simulate_summary, write_predictions
+from benchctl.cli.output.verdicts import print_outcome, warn
+from benchctl.errors import MissingPackageError, UsageError
+from benchctl.formats import short_number
+from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
 
 if TYPE_CHECKING:
+    from benchctl.measure.capacity.point import LoadKind
+    from benchctl.measure.capacity.search import Largest
+    from benchctl.measure.capacity.sweep import Sweep
     from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
-    from benchctl.records.request import PreparedRequest
+    from benchctl.records.record import PreparedRequest
+
 
 app = typer.Typer(help="Simulate an experiment in virtual time, without servers and HTTP.")
 
@@ -176,12 +188,286 @@ def _simulate(
 
 def _print_document(path: Path, predicted: "list[Any]") -> None:
     """Print what ``show --json`` prints, with the directory; everything derived is written as well."""
-    from benchctl.analysis.analyzed import analyze_directory
-    from benchctl.cli.output.screen import print_json
-    from benchctl.report.documents.experiment import show_document
+    from benchctl.analysis.summary.analyzed import analyze_directory
+    from benchctl.cli.screen import print_json
+    from benchctl.report.documents.documents import show_document
     from benchctl.report.export import write_derived
 
     analysis = analyze_directory(path)
     write_derived(analysis)
     intervals = {"predictions": predicted} if predicted else {}
     print_json({"directory": str(path), **show_document(analysis), **intervals})
+
+
+_ALWAYS: Final = ("ttft_ms", "tpot_ms", "output_throughput", "mean_batch_size")
+"""Metrics of every table, behind those of the limits."""
+_OUTCOMES: Final = {True: "kept", False: "broken", None: "too short to tell"}
+_UNITS: Final = {"rate": "requests/s", "max-concurrency": "slots"}
+
+
+def print_sweep(sweep: "Sweep", profile: "Profile") -> None:
+    """Print a row for each load, and a sentence for each arm on the largest that keeps all limits."""
+    from rich.table import Table
+
+    from benchctl.cli.screen import wide_console
+
+    console = wide_console()
+    names = _names(sweep, _ALWAYS)
+    heads = [
+        "arm",
+        *([_UNITS[sweep.kind]] if sweep.kind else []),
+        *names,
+        *(["limits"] if sweep.objectives else []),
+    ]
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="left" if head in {"arm", "limits"} else "right", no_wrap=True)
+    for each in sweep.points:
+        cells = [each.point.label]
+        if each.point.size is not None:
+            cells.append(f"{each.point.size:.4g}")
+        cells += ["-" if (value := each.metrics[name]) is None else short_number(value) for name in names]
+        table.add_row(*cells, *([_OUTCOMES[each.holds]] if sweep.objectives else []))
+    console.print(table)
+    console.print()
+    for line in _sentences(sweep):
+        console.print(line)
+    console.print(f"all times are simulated, with {_costs(profile)}")
+    for warning in sweep.warnings:
+        warn(warning.message)
+
+
+def sweep_document(sweep: "Sweep", profile: "Profile") -> dict[str, Any]:
+    """Everything of a sweep; ``largest`` and ``breaks`` enclose the capacity of an arm."""
+    import msgspec
+
+    return {
+        "schema_version": 1,
+        "profile": profile.name,
+        "seed": profile.seed,
+        "blocks": profile.blocks,
+        "costs": _costs(profile),
+        "load": sweep.kind,
+        "objectives": [str(objective) for objective in sweep.objectives],
+        "points": [
+            {
+                "arm": each.point.label,
+                "variant": each.point.variant,
+                "cell": each.point.cell,
+                "settings": each.point.settings,
+                "size": each.point.size,
+                "holds": each.holds if sweep.objectives else None,
+                "metrics": {name: value for name, value in each.metrics.items() if value is not None},
+            }
+            for each in sweep.points
+        ],
+        "capacities": [
+            {"arm": each.label, "largest": each.largest.holds, "breaks": each.largest.breaks}
+            for each in sweep.capacities
+        ],
+        "warnings": msgspec.to_builtins(sweep.warnings),
+    }
+
+
+def write_sweep(sweep: "Sweep", profile: "Profile", output_root: "Path") -> "tuple[Path, ...]":
+    """Write ``sweep.json``, and where a load was swept ``saturation.png``, into a new directory.
+
+    Without the package that draws, a line on stderr says that there is no picture.
+    """
+    import datetime as dt
+
+    from benchctl.measure.result_directory import renamed_when_complete
+    from benchctl.records.files import write_bytes_atomic, write_json_atomic
+
+    stem = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-sweep"
+    names = ["sweep.json"]
+    with renamed_when_complete(output_root / profile.name, stem) as (unfinished, finish):
+        write_json_atomic(unfinished / "sweep.json", sweep_document(sweep, profile))
+        if sweep.kind is not None:
+            try:
+                write_bytes_atomic(unfinished / "saturation.png", _picture(sweep, profile))
+                names.append("saturation.png")
+            except MissingPackageError as error:
+                warn(f"saturation.png is not drawn: {error}")
+        directory = finish()
+    return tuple(directory / name for name in names)
+
+
+def _picture(sweep: "Sweep", profile: "Profile") -> bytes:
+    from benchctl.report.plots.sweep import SaturationLine, draw_saturation
+
+    largest = {each.label: each.largest.holds for each in sweep.capacities}
+    lines = []
+    for label, group in groupby(sweep.points, key=lambda each: each.point.label):
+        points = list(group)
+        lines.append(
+            SaturationLine(
+                label=label,
+                sizes=[each.point.size or 0.0 for each in points],
+                metrics=[each.metrics for each in points],
+                largest=largest.get(label),
+            )
+        )
+    limits = {objective.metric: objective.limit for objective in sweep.objectives}
+    names = list(dict.fromkeys([*(limits or ("ttft_ms",)), "output_throughput"]))
+    title = f"{profile.name}: load and latency, simulated"
+    return draw_saturation(title, _UNITS[sweep.kind or "rate"], lines, names, limits)
+
+
+def _names(sweep: "Sweep", others: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys([*(objective.metric for objective in sweep.objectives), *others]))
+
+
+def _costs(profile: "Profile") -> str:
+    from benchctl.profile.planning import arms, variant_settings
+    from benchctl.sim.settings import costs_in_words
+
+    return " and ".join(
+        sorted({costs_in_words(variant_settings(profile, variant, cell)) for variant, cell in arms(profile)})
+    )
+
+
+def _sentences(sweep: "Sweep") -> list[str]:
+    limits = " and ".join(map(str, sweep.objectives))
+    unit = _UNITS[sweep.kind or "rate"]
+    lines = [f"{each.label}: {_in_words(each.largest, unit)}" for each in sweep.capacities]
+    if sweep.objectives and any(each.holds is None for each in sweep.points):
+        lines.append(
+            "too short to tell: the requests arrive within less than five latencies, or fill the slots less than "
+            "five times; raise workload.num_prompts"
+        )
+    best = max(sweep.capacities, key=lambda each: each.largest.holds or 0.0, default=None)
+    if best is not None and best.largest.holds is not None and len(sweep.capacities) > 1:
+        lines.append(f"most under {limits}: {best.label} with {best.largest.holds:.4g} {unit}")
+    return lines
+
+
+def _in_words(largest: "Largest", unit: str) -> str:
+    if largest.holds is None:
+        return "no load keeps the limits" + (
+            "" if largest.breaks is None else f", not even {largest.breaks:.4g} {unit}"
+        )
+    if largest.breaks is None:
+        return f"no load breaks the limits up to {largest.holds:.4g} {unit}, the most that was tried"
+    return f"{largest.holds:.4g} {unit} keep the limits, {largest.breaks:.4g} break them"
+
+
+_NO_OBJECTIVE_HELD: Final = 1
+
+
+class Searched(StrEnum):
+    """The size of a load that ``--largest`` searches."""
+
+    RATE = "rate"
+    MAX_CONCURRENCY = "max-concurrency"
+
+
+_Rates = Annotated[
+    str | None, typer.Option("--rate", metavar="A,B,…", help="Requests per second of an open loop to try.")
+]
+_Concurrencies = Annotated[
+    str | None, typer.Option("--max-concurrency", metavar="A,B,…", help="Slots of a closed loop to try.")
+]
+_Slos = Annotated[
+    list[str] | None,
+    typer.Option("--slo", metavar="METRIC=LIMIT", help="Limit that a metric must keep; repeat as needed."),
+]
+_LargestOption = Annotated[
+    Searched | None,
+    typer.Option("--largest", help="Search the largest load of each arm that keeps every --slo, by bisection."),
+]
+_SweptOverrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C,D,…", help="Try each value of a setting; repeat for every combination."),
+]
+_BlocksOfPoint = Annotated[
+    int,
+    typer.Option(
+        "--blocks", min=1, max=MAX_BLOCKS, help="Servers of each load, whose mean is taken; they differ in noise."
+    ),
+]
+
+
+def sweep(
+    profile: ProfileName = None,
+    engine: EnginePreset = None,
+    overrides: _SweptOverrides = None,
+    rate: _Rates = None,
+    max_concurrency: _Concurrencies = None,
+    slo: _Slos = None,
+    largest: _LargestOption = None,
+    blocks: _BlocksOfPoint = 1,
+    seed: Seed = None,
+    output_dir: OutputDir = RESULTS,
+    jobs: Jobs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate each arm of a profile under several loads: a saturation curve, and the largest load under limits.
+
+    Ends with 1 if no load of any arm keeps every --slo.
+    """
+    from benchctl.cli.screen import print_json
+    from benchctl.measure.capacity.objective import parse_objective
+    from benchctl.measure.capacity.sweep import run_sweep, sweep_points
+
+    objectives = [parse_objective(text) for text in slo or []]
+    kind, sizes = _loads(rate, max_concurrency, largest)
+    if largest is not None and not objectives:
+        raise UsageError("--largest needs a limit: give --slo METRIC=LIMIT, such as --slo p99_ttft_ms=200")
+    profiles = _profiles(profile, engine, overrides or [], blocks, seed)
+    points = sweep_points(profiles, kind, sizes)
+    outcome = run_sweep(points, objectives, searches=largest is not None, jobs=jobs or os.cpu_count() or 1)
+    written = write_sweep(outcome, profiles[0][1], output_dir)
+    if as_json:
+        print_json({"files": [str(path) for path in written], **sweep_document(outcome, profiles[0][1])})
+    else:
+        print_sweep(outcome, profiles[0][1])
+        print("files: " + ", ".join(map(str, written)))
+    if objectives and not any(each.holds for each in outcome.points):
+        warn("no load of any arm keeps every limit")
+        raise typer.Exit(_NO_OBJECTIVE_HELD)
+
+
+def _loads(
+    rate: str | None, concurrency: str | None, largest: Searched | None
+) -> "tuple[LoadKind | None, list[float]]":
+    """The swept size of the load, and its values; a search without values begins at 1."""
+    if rate is not None and concurrency is not None:
+        raise UsageError("--rate is for an open loop and --max-concurrency for a closed one; give one of the two")
+    if (concurrency if largest is Searched.RATE else rate if largest is not None else None) is not None:
+        raise UsageError(f"--largest {largest} searches another load than the one whose values are given")
+    if rate is not None:
+        return "rate", _numbers(rate, "--rate")
+    if concurrency is not None:
+        return "max-concurrency", _numbers(concurrency, "--max-concurrency", is_whole=True)
+    return (None, []) if largest is None else (largest.value, [1.0])
+
+
+def _numbers(text: str, option: str, *, is_whole: bool = False) -> list[float]:
+    try:
+        numbers = sorted({float(int(part)) if is_whole else float(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(f"{option} {text!r}: expected numbers separated by commas, such as 1,2,4") from None
+    if not (numbers[0] > 0 and isfinite(numbers[-1])):
+        raise UsageError(f"{option} {text!r}: each must be above 0")
+    return numbers
+
+
+def _profiles(
+    name: str | None, engine: str | None, overrides: list[str], blocks: int, seed: int | None
+) -> "list[tuple[tuple[str, ...], Profile]]":
+    """A profile for each combination of settings, with those that differ between them."""
+    choices = [_values(override) for override in overrides]
+    profiles = []
+    for combination in product(*choices):
+        differing = tuple(each for each, values in zip(combination, choices, strict=True) if len(values) > 1)
+        profiles.append((differing, simulated_profile(name, engine, list(combination), blocks, seed)))
+    return profiles
+
+
+def _values(override: str) -> list[str]:
+    """``a=1,2`` as ``a=1`` and ``a=2``; a list or a mapping in YAML is one value."""
+    key, separator, value = override.partition("=")
+    if not separator or value.lstrip().startswith(("[", "{", '"', "'")):
+        return [override]
+    return [f"{key}={part}" for part in value.split(",")]

@@ -1,6 +1,10 @@
-"""``benchctl steptime``: fit, judge, use and carry over a model of step time."""
+"""Output that the commands of ``benchctl steptime`` share: the fit, pictures and the files written.
+
+``benchctl steptime``: fit, judge, use and carry over a model of step time.
+"""
 
 import datetime as dt
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,26 +31,81 @@ from benchctl.cli.options.step_time import (
     fit_options,
     read_steps,
 )
-from benchctl.cli.output.screen import print_json, wide_console
-from benchctl.cli.output.step_time import (
-    draw_fitted,
-    picture_title,
-    print_files,
-    print_fit,
-    print_lines,
-    write_picture,
-)
+from benchctl.cli.screen import print_json, wide_console
 from benchctl.errors import UsageError
-from benchctl.profile.sections.ranges import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
+from benchctl.formats import count_of, four_digits
+from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchctl.analysis.step_time.sources import StepSources
+    from rich.console import Console
+
+    from benchctl.analysis.step_time.observed import StepSources
     from benchctl.steptime.diagnosis.diagnose import Diagnosis
     from benchctl.steptime.diagnosis.evaluate import Evaluation
+    from benchctl.steptime.diagnosis.predictions import Predictions
     from benchctl.steptime.fitting.fit import FitOptions
     from benchctl.steptime.model import StepTimeModel
+
+
+def draw_fitted(path: Path, fitted: "StepTimeModel", steps: "StepSources", evaluation: "Evaluation | None") -> None:
+    from benchctl.steptime.diagnosis.predictions import predict_runs
+
+    if evaluation is not None:
+        write_picture(path, evaluation.predictions, picture_title(evaluation))
+    else:
+        title = f"Step time on {fitted.hardware}: {fitted.structure}, fitted to these steps"
+        write_picture(path, predict_runs(fitted, steps.observed), title)
+
+
+def picture_title(evaluation: "Evaluation") -> str:
+    device = evaluation.predictions.runs[0].deployment.hardware.name
+    how = (
+        f"each {evaluation.by} predicted by a fit to the others" if evaluation.is_held_out else "one model for all"
+    )
+    return f"Step time on {device}: {evaluation.structure}, {how}"
+
+
+def write_picture(path: Path, predictions: "Predictions", title: str) -> None:
+    from benchctl.report.plots.plots import draw_fit
+
+    path.write_bytes(draw_fit(predictions, title))
+
+
+def print_fit(fitted: "StepTimeModel", steps: "StepSources", evaluation: "Evaluation | None", by: str) -> None:
+    from benchctl.report.tables.steptime import accuracy_table, coefficient_table, evaluation_table, source_lines
+    from benchctl.steptime.diagnosis.evaluate import judge
+
+    console = wide_console()
+    print_lines(console, source_lines(fitted, steps.skipped))
+    console.print()
+    console.print(coefficient_table(fitted))
+    if (alpha := fitted.overheads) is not None:
+        console.print(
+            f"alpha, of {count_of(alpha.num_requests, 'request')}: {four_digits(alpha.arrival_us)} us until queued,"
+            f" {four_digits(alpha.departure_us)} us after the last step, and "
+            f"{four_digits(alpha.departure_us_per_token)} us more for each output token"
+        )
+    console.print()
+    if evaluation is not None:
+        console.print(evaluation_table([evaluation]))
+        return
+    whole = judge(fitted, steps.observed, "run").whole
+    console.print(accuracy_table("Errors on the steps of the fit itself", "steps", [("all", whole)]))
+    console.print(f"only one {by}: add another to know the errors on unseen ones")
+
+
+def print_files(output: Path | None, picture: Path | None) -> None:
+    for name, path in (("model", output), ("picture", picture)):
+        if path is not None:
+            print(f"{name}: {path}")
+
+
+def print_lines(console: "Console", lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(line)
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -75,7 +134,7 @@ def fit(
     as_json: JsonOption = False,
 ) -> None:
     """Fit a model to the steps of SOURCES, and judge it on each run or model left out."""
-    from benchctl.report.documents.step_time_fit import evaluations_document, model_document
+    from benchctl.report.documents.decomposition import evaluations_document, model_document
     from benchctl.steptime.fitting.fit import fit_model
     from benchctl.steptime.model_file import write_model
 
@@ -122,8 +181,8 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Errors on unseen runs or models, beside those of the published form and of the roofline."""
-    from benchctl.report.documents.step_time_fit import bucket_document, evaluations_document
-    from benchctl.report.text.step_time_fit import bucket_table, evaluation_table
+    from benchctl.report.documents.decomposition import bucket_document, evaluations_document
+    from benchctl.report.tables.steptime import bucket_table, evaluation_table
     from benchctl.steptime.diagnosis.buckets import buckets
     from benchctl.steptime.diagnosis.evaluate import compare_structures, judge
 
@@ -173,7 +232,7 @@ def predict(
     from benchctl.costs.shapes import shape_for
     from benchctl.formats import four_digits
     from benchctl.records.stores.peaks_store import resolved_hardware
-    from benchctl.report.text.step_time_fit import outside_words
+    from benchctl.report.tables.steptime import outside_words
     from benchctl.steptime.work import Deployment, one_step
 
     if prompt_context and not prefill:
@@ -232,8 +291,8 @@ def calibrate(
     """Carry MODEL to other hardware with two scalars, from a few steps measured there."""
     from dataclasses import asdict
 
-    from benchctl.report.documents.step_time_fit import model_document
-    from benchctl.report.text.step_time_fit import accuracy_table
+    from benchctl.report.documents.decomposition import model_document
+    from benchctl.report.tables.steptime import accuracy_table
     from benchctl.steptime.diagnosis.evaluate import judge
     from benchctl.steptime.fitting.calibrate import calibrate as calibrate_model
     from benchctl.steptime.model_file import write_model
@@ -276,8 +335,8 @@ def diagnose(
     as_json: JsonOption = False,
 ) -> None:
     """Health of a fit to SOURCES: features, coefficients, errors by bucket, and the runs to add next."""
-    from benchctl.report.documents.step_time_fit import diagnosis_document
-    from benchctl.report.text.step_time_fit import bucket_table, column_table, diagnosis_lines, run_table
+    from benchctl.report.documents.decomposition import diagnosis_document
+    from benchctl.report.tables.steptime import bucket_table, column_table, diagnosis_lines, run_table
     from benchctl.steptime.diagnosis.diagnose import diagnose as diagnose_model
     from benchctl.steptime.fitting.fit import fit_model
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.cli.options.experiment import chosen_output
+from benchctl.cli.options.options import chosen_output
 from benchctl.errors import UsageError
-from benchctl.profile.sections.ranges import MAX_CONCURRENCY, MAX_DEVICES
+from benchctl.profile.choices import MAX_CONCURRENCY, MAX_DEVICES
 from benchctl.units import MS_PER_S
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def list_workloads() -> None:
     """List the calibration workloads with their profiles, and the datasets that a profile may name."""
     from rich.table import Table
 
-    from benchctl.cli.output.screen import folding_console
+    from benchctl.cli.screen import folding_console
     from benchctl.workload.calibration import WORKLOADS
     from benchctl.workload.datasets.dataset import meanings_of_datasets
 

@@ -6,8 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from benchctl.profile.choices import DatasetName
-from benchctl.profile.sections.ranges import MAX_CONCURRENCY, MAX_OUTPUTS, MAX_SEED, MAX_TOKENS, MAX_WARMUPS
+from benchctl.profile.choices import MAX_CONCURRENCY, MAX_OUTPUTS, MAX_SEED, MAX_TOKENS, MAX_WARMUPS, DatasetName
 
 OUTPUT_TOKENS: Final = 128
 """Length of an output if neither the command line nor the dataset sets it."""

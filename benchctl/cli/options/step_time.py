@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from benchctl.cli.pictures import drawable
+from benchctl.cli.screen import drawable
 from benchctl.errors import UsageError
-from benchctl.profile.sections.ranges import MAX_DEVICES
+from benchctl.profile.choices import MAX_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchctl.analysis.step_time.sources import StepSources
+    from benchctl.analysis.step_time.observed import StepSources
     from benchctl.steptime.fitting.fit import FitOptions
 
 SourcesArgument = Annotated[
@@ -91,7 +91,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 def read_steps(
     sources: "Sequence[Path]", model: str | None, hardware: str | None, tp: int, shapes: list[str] | None
 ) -> "StepSources":
-    from benchctl.analysis.step_time.sources import read_sources
+    from benchctl.analysis.step_time.observed import read_sources
     from benchctl.interop.readers.step_table import TableDefaults
     from benchctl.records.stores.peaks_store import resolved_hardware
 

@@ -1,15 +1,21 @@
-"""``benchctl simulate --keep summary``: a trace of any length, of which only metrics are printed and written."""
+"""``benchctl simulate --keep summary``: a trace of any length, of which only metrics are printed and written.
+
+Prediction intervals as a table and as ``predictions.json``.
+"""
 
 from typing import TYPE_CHECKING, Any, Final
 
-from benchctl.cli.output.outcome import warn
-from benchctl.cli.output.screen import print_json, uncollected, wide_console
-from benchctl.formats import short_number
+from benchctl.cli.output.verdicts import warn
+from benchctl.cli.screen import print_json, uncollected, wide_console
+from benchctl.formats import percentage, short_number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from benchctl.measure.capacity.prediction import ArmPrediction
     from benchctl.profile.model import Profile
+
 
 _COLUMNS: Final = (
     "num_requests",
@@ -34,9 +40,9 @@ def simulate_summary(profile: "Profile", output_root: "Path", *, as_json: bool) 
     from benchctl.measure.recorded_run import simulate_recorded
     from benchctl.measure.result_directory import renamed_when_complete
     from benchctl.profile.load import dump_profile
-    from benchctl.profile.planning.plan import plan_runs, variant_settings
+    from benchctl.profile.planning import plan_runs, variant_settings
     from benchctl.records.directory import arm_label
-    from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
+    from benchctl.records.files import write_bytes_atomic, write_json_atomic
     from benchctl.sim.settings import costs_in_words
     from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
     from benchctl.workload.recorded import recorded_load
@@ -75,3 +81,42 @@ def _print_table(runs: list[dict[str, Any]]) -> None:
         values = [run["metrics"].get(name) for name in _COLUMNS]
         table.add_row(run["run_id"], *("-" if value is None else short_number(value) for value in values))
     wide_console().print(table)
+
+
+_SHOWN: Final = ("wall_s", "output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "step_ms")
+
+
+def print_predictions(predictions: "Sequence[ArmPrediction]") -> None:
+    """Print a row for each arm; nothing without predictions."""
+    from rich.table import Table
+
+    from benchctl.cli.screen import wide_console
+
+    if not predictions:
+        return
+    table = Table(box=None, pad_edge=False)
+    for head in ("arm", *_SHOWN):
+        table.add_column(head, justify="left" if head == "arm" else "right", no_wrap=True)
+    for each in predictions:
+        table.add_row(each.arm, *(_interval(each, name) for name in _SHOWN))
+    first = predictions[0]
+    print(f"\nPredicted, with the interval of {percentage(first.level)} of {first.num_draws} draws of the fit")
+    wide_console().print(table)
+
+
+def write_predictions(directory: "Path", predictions: "Sequence[ArmPrediction]") -> list[Any]:
+    """Write ``predictions.json`` into the result directory; returns its content."""
+    import msgspec
+
+    from benchctl.records.files import write_json_atomic
+
+    content: list[Any] = msgspec.to_builtins(predictions)
+    write_json_atomic(directory / "predictions.json", {"schema_version": 1, "predictions": content})
+    return content
+
+
+def _interval(prediction: "ArmPrediction", name: str) -> str:
+    metric = prediction.metrics.get(name)
+    if metric is None:
+        return "-"
+    return f"{short_number(metric.value)} [{short_number(metric.low)}, {short_number(metric.high)}]"

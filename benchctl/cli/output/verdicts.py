@@ -1,15 +1,30 @@
-"""The verdicts at the end of ``benchctl run``, as lines and as JSON, and the commands that follow."""
+"""The verdicts at the end of ``benchctl run``, as lines and as JSON, and the commands that follow.
+
+The outcome of an experiment on the terminal: tables, counts of runs, reasons of suspect runs, stored noise.
+An experiment before its first run: durations, batch, saturation, and the origin of the step times.
+"""
 
 import shlex
+import sys
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from benchctl.formats import count_of, duration, four_digits, percentage
+from benchctl.untrusted.text import visible_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from benchctl.analysis.analyzed import AnalyzedExperiment
+    from benchctl.analysis.summary.analyzed import AnalyzedExperiment
+    from benchctl.analysis.summary.summary import RunSummary
     from benchctl.measure.experiment import Outcome
+    from benchctl.profile.model import Profile
+    from benchctl.records.record import PreparedRequest
     from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
+    from benchctl.sim.prediction.plan_prediction import PlanPrediction
+    from benchctl.sim.prediction.prediction import PredictedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +41,8 @@ class FollowUp:
 
     @classmethod
     def of(cls, analysis: "AnalyzedExperiment", verdict: "PageVerdict") -> Self:
-        from benchctl.analysis.compare.more_blocks import blocks_to_settle
-        from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
+        from benchctl.analysis.compare.compare import blocks_to_settle
+        from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
         from benchctl.report.export import PAGE_NAME
 
         path, planned = analysis.results.path, analysis.results.manifest.blocks
@@ -45,7 +60,7 @@ class FollowUp:
 
 def _why_more(likely: int | None, *, is_screening: bool) -> str:
     """The reason for more blocks; ``likely`` is the number that would settle every arm."""
-    from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
+    from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 
     if not is_screening:
         return f"inconclusive; about {likely} blocks would settle it if scatter and changes stay as they are"
@@ -59,8 +74,8 @@ def print_verdicts(analysis: "AnalyzedExperiment", verdict: "PageVerdict") -> No
     """Print one line for each arm against the baseline, then the page and the commands to go on with."""
     from rich.text import Text
 
-    from benchctl.analysis.compare.text import looks_lines
-    from benchctl.cli.output.screen import verdict_text, wide_console
+    from benchctl.analysis.compare.words import looks_lines
+    from benchctl.cli.screen import verdict_text, wide_console
     from benchctl.untrusted.text import visible_line
 
     if _has_verdicts(analysis, verdict):
@@ -126,8 +141,8 @@ def _can_grow(analysis: "AnalyzedExperiment") -> bool:
 
 
 def _verdict_lines(one: "ComparisonVerdict") -> "Iterator[tuple[str, str]]":
-    from benchctl.analysis.compare.text import cell_sentence
-    from benchctl.analysis.quality.text import accuracy_sentence
+    from benchctl.analysis.compare.words import cell_sentence
+    from benchctl.analysis.quality.accuracy import accuracy_sentence
 
     control = " (control)" if one.is_control else ""
     if one.comparison is None:
@@ -140,8 +155,8 @@ def _verdict_lines(one: "ComparisonVerdict") -> "Iterator[tuple[str, str]]":
 
 
 def _verdict_documents(one: "ComparisonVerdict") -> "Iterator[dict[str, Any]]":
-    from benchctl.analysis.compare.text import cell_sentence
-    from benchctl.report.documents.comparison import quality_document
+    from benchctl.analysis.compare.words import cell_sentence
+    from benchctl.report.documents.documents import quality_document
 
     if one.comparison is None:
         yield {"arm": one.b_name, "verdict": one.word, "is_control": one.is_control, "sentence": one.sentence}
@@ -166,3 +181,228 @@ def _verdict_documents(one: "ComparisonVerdict") -> "Iterator[dict[str, Any]]":
             ],
             "quality": quality_document(cell),
         }
+
+
+def print_outcome(path: "Path", outcome: "Outcome") -> "tuple[AnalyzedExperiment, PageVerdict]":
+    """Print what an experiment came to and its verdicts, and warn of suspect runs; returns what was printed."""
+    analysis, verdict = _print_results(path)
+    counts = {
+        "done": outcome.num_done,
+        "suspect": outcome.num_suspect,
+        "failed": outcome.num_failed,
+        "done before": outcome.num_skipped,
+    }
+    print("runs: " + ", ".join(f"{count} {state}" for state, count in counts.items() if count))
+    print(f"tables: {path / 'summary.csv'}, {path / 'sweep_summary.csv'}")
+    print(f"details: benchctl show {shlex.quote(str(path))}")
+    if outcome.num_failed:
+        warn(f"{outcome.num_failed} runs failed; repeat them with: benchctl run --resume {shlex.quote(str(path))}")
+    for line in suspects_lines(analysis):
+        warn(line)
+    print_verdicts(analysis, verdict)
+    return analysis, verdict
+
+
+def print_tables(analysis: "AnalyzedExperiment") -> None:
+    """Print cells, their comparison with the baseline, findings and notes."""
+    from benchctl.cli.screen import print_notes, wide_console
+    from benchctl.report.tables.experiment import cells_table, nodes_table, sweep_table
+    from benchctl.report.text.acceptance_table import floor_table, ladder_table, launch_table, passes_table
+
+    console = wide_console()
+    tables = (cells_table, sweep_table, floor_table, nodes_table, ladder_table, passes_table, launch_table)
+    for table in (draw(analysis) for draw in tables):
+        if table is not None:
+            console.print()
+            console.print(table)
+    print_notes(console, analysis)
+
+
+def _print_results(path: "Path") -> "tuple[AnalyzedExperiment, PageVerdict]":
+    from benchctl.analysis.summary.analyzed import analyze_directory
+    from benchctl.report.export import write_derived
+
+    analysis = analyze_directory(path)
+    files = write_derived(analysis)
+    print_tables(analysis)
+    print()
+    for reason in files.skipped:
+        print(f"not drawn: {reason}")
+    for picture in files.written:
+        if picture.suffix == ".png":
+            print(f"picture: {picture}")
+    return analysis, files.verdict
+
+
+def store_noise(path: "Path", profile: "Profile") -> None:
+    """Store the noise of an A/A experiment and print the result; no effect for other experiments."""
+    from benchctl.measure.noise_on_file import keep_noise
+
+    stored = keep_noise(path, profile)
+    if stored is not None and stored.path is not None:
+        print(f"noise of this machine stored: benchctl noise show {stored.path.parent.name}")
+    elif stored is not None:
+        warn(f"the noise was not stored: {stored.reason}")
+
+
+def suspects_lines(analysis: "AnalyzedExperiment") -> list[str]:
+    """One sentence for suspect runs whose client times are excluded, one for those that are excluded entirely."""
+    suspect = [run for run in analysis.runs if run.record.state == "suspect"]
+    in_part = [run for run in suspect if run.usability.client_excluded is not None]
+    others = [run for run in suspect if run.usability.client_excluded is None]
+    lines = []
+    if in_part:
+        lines.append(
+            f"{_runs(in_part)}: times of the client are excluded, times of the server (step_ms) are not; "
+            "see Notes. --allow-suspect of compare, report and show includes all"
+        )
+    if others:
+        lines.append(f"{_runs(others)}: their results are not reliable; see Notes")
+    return lines
+
+
+def _runs(suspect: "Sequence[RunSummary]") -> str:
+    from benchctl.analysis.validity.usable import decisive_warnings
+
+    codes = Counter(code for run in suspect for code in {w.code for w in decisive_warnings(run.record)})
+    why = ", ".join(f"{code} in {count}" for code, count in codes.most_common()) or "no reason recorded"
+    number = "1 run is" if len(suspect) == 1 else f"{len(suspect)} runs are"
+    return f"{number} suspect ({why})"
+
+
+def warn(message: str) -> None:
+    print(f"warning: {visible_lines(message)}", file=sys.stderr)
+
+
+_WORDS_FROM_S: Final = 100
+_TIMES_FROM: Final = 10
+_CROWDED_FRAC: Final = 0.95
+_WAITING_FROM: Final = 1.05
+"""Requests for each row of the batch from which some wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEstimate:
+    """Seconds of one run of each arm by its label, as far as they are known, and what they rest on.
+
+    ``has_starts`` is False where they are those of the load alone, because no server was started here before.
+    """
+
+    run_s: "Mapping[str, float]"
+    around_s: float
+    basis: str
+    has_starts: bool = True
+    prediction: "PlanPrediction | None" = None
+
+
+def estimate_plan(
+    profile: "Profile",
+    requests: "Sequence[PreparedRequest]",
+    model: "Path | None" = None,
+    *,
+    visible: str | None = None,
+) -> PlanEstimate:
+    """Durations by the step-time model that is named, else from earlier runs here, else by the roofline.
+
+    ``visible`` names the devices of the servers, where CUDA_VISIBLE_DEVICES is another one for them. Raises
+    UsageError for a step-time model that is damaged or of another hardware.
+    """
+    from benchctl.measure.durations import AROUND_S, earlier_overhead_s, estimate_durations
+    from benchctl.measure.telemetry.gpu import gpu_inventory
+    from benchctl.sim.prediction.plan_prediction import predict_plan
+
+    gpus = [gpu.name for gpu in gpu_inventory(visible)]
+    predicted = predict_plan(profile, requests, gpus, model)
+    prediction = None if isinstance(predicted, str) else predicted
+    is_named = model is not None or profile.step_time_model is not None
+    earlier = None if is_named or profile.engine.kind == "sim" else estimate_durations(profile, requests, gpus)
+    if earlier is not None:
+        basis = f"from {count_of(earlier.num_runs, 'earlier run')} on this machine"
+        return PlanEstimate(run_s=earlier.run_s, around_s=earlier.around_s, basis=basis, prediction=prediction)
+    if isinstance(predicted, str):
+        return PlanEstimate(run_s={}, around_s=0.0, basis=predicted)
+    overhead_s = predicted.overhead_s
+    if overhead_s is None:
+        overhead_s = earlier_overhead_s(profile, gpus)
+    run_s = {label: run.load_s + (overhead_s or 0.0) for label, run in predicted.runs.items()}
+    return PlanEstimate(
+        run_s=run_s,
+        around_s=0.0 if profile.engine.kind == "sim" else AROUND_S,
+        basis=predicted.basis,
+        has_starts=overhead_s is not None,
+        prediction=prediction,
+    )
+
+
+def duration_text(profile: "Profile", estimate: PlanEstimate) -> str:
+    """``estimated duration 240 s (4 min)``, with what it leaves out; or that it is unknown."""
+    from benchctl.profile.planning import plan_runs
+    from benchctl.records.directory import arm_label
+
+    if not estimate.run_s:
+        return (
+            f"duration unknown: no earlier run of {profile.engine.kind} with {profile.model} on this machine; the "
+            "first block will show it"
+        )
+    runs = plan_runs(profile).runs
+    total_s = sum(estimate.run_s[arm_label(run.variant, run.cell)] for run in runs) + estimate.around_s
+    at_most = " at most" if profile.stopping is not None else ""
+    in_words = f" ({duration(total_s)})" if total_s >= _WORDS_FROM_S else ""
+    what = "duration" if estimate.has_starts else "duration of the loads"
+    rest = "" if estimate.has_starts else f"; {count_of(len(runs), 'server start')} come on top, unmeasured here"
+    earlier = f", {estimate.basis}" if estimate.prediction is None or estimate.basis.startswith("from ") else ""
+    return f"estimated {what} {total_s:.0f} s{in_words}{at_most}{earlier}{rest}"
+
+
+def print_prediction(estimate: PlanEstimate) -> None:
+    """Print the origin of the step times, and the load that they predict."""
+    if estimate.prediction is None:
+        if not estimate.run_s:
+            print(estimate.basis)
+        return
+    print(estimate.prediction.basis)
+    for line in load_lines(estimate.prediction.runs):
+        print(line)
+    for warning in estimate.prediction.warnings:
+        warn(warning.message)
+
+
+def load_lines(runs: "Mapping[str, PredictedRun]") -> "Iterator[str]":
+    """One line for each load that arms share, with the arms that it holds for."""
+    labels: dict[str, list[str]] = {}
+    for label, run in runs.items():
+        labels.setdefault(load_text(run), []).append(label)
+    for text, arms in labels.items():
+        yield f"{', '.join(arms)}: {text}" if len(labels) > 1 else f"load: {text}"
+
+
+def load_text(run: "PredictedRun") -> str:
+    """The batch, its latencies and its memory; at a rate, how much of the server's capacity is offered."""
+    parts = [
+        f"{four_digits(run.batch)} rows in a batch on average, {run.largest_batch} at most",
+        f"step {four_digits(run.step_s * 1e3)} ms",
+        f"first token after {four_digits(run.ttft_s * 1e3)} ms",
+    ]
+    if run.in_server > _WAITING_FROM * run.batch:
+        parts.insert(1, f"{four_digits(run.in_server)} sequences in the server, so that some wait for a row")
+    if run.kv_frac is not None:
+        crowded = ": it is full" if run.kv_frac > _CROWDED_FRAC else ""
+        parts.append(f"key-value memory {percentage(run.kv_frac, 2)} used at most{crowded}")
+    if run.num_preempted:
+        parts.append(f"{count_of(run.num_preempted, 'preemption')}")
+    if run.offered is not None and run.offered_rate is not None:
+        parts.insert(0, _saturation_text(run))
+    return "; ".join(parts)
+
+
+def _saturation_text(run: "PredictedRun") -> str:
+    offered, rate = run.offered, run.offered_rate
+    if offered is None or rate is None:
+        return ""
+    part = offered.utilisation
+    times = f"{percentage(part)} of" if part < _TIMES_FROM else f"{part:.0f} times"
+    most = f"the {four_digits(offered.max_requests_per_s)} that the server completes at most"
+    share = f"{four_digits(rate)} requests/s offered, {times} {most}"
+    if offered.is_saturated:
+        return f"saturated: {share}, so the queue grows while the load lasts"
+    return f"{share}, {four_digits(offered.concurrency)} in the server on average"

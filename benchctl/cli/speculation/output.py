@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchctl.cli.output.screen import print_json, wide_console
+from benchctl.cli.screen import print_json, wide_console
 
 if TYPE_CHECKING:
-    from benchctl.analysis.summary.speculation import MeasuredSpeculation
-    from benchctl.records.record import ResultWarning
+    from benchctl.analysis.drafts import MeasuredSpeculation
+    from benchctl.records.schema import ResultWarning
     from benchctl.steptime.speculation.draft_length import SpeculationLaw
     from benchctl.steptime.speculation.served import ServedSpeculation
 
@@ -28,7 +28,7 @@ def show_answer(answer: SpeculationAnswer, picture: Path | None, *, as_json: boo
     if picture is not None:
         draw_answer(picture, answer)
     if as_json:
-        from benchctl.report.documents.speculation import speculation_document
+        from benchctl.report.documents.documents import speculation_document
 
         print_json(speculation_document(answer.law, answer.served, answer.measured, answer.warnings))
         return
@@ -39,8 +39,7 @@ def show_answer(answer: SpeculationAnswer, picture: Path | None, *, as_json: boo
 
 def print_answer(answer: SpeculationAnswer) -> None:
     """Print the measurement, the law and, of a server, its goodput by batch and its latency by rate."""
-    from benchctl.report.text.measured_speculation import measured_lines, measured_table
-    from benchctl.report.text.speculation import law_lines, law_table
+    from benchctl.report.tables.speculation import law_lines, law_table, measured_lines, measured_table
 
     console = wide_console()
     if answer.measured is not None:
@@ -58,7 +57,7 @@ def print_answer(answer: SpeculationAnswer) -> None:
 
 
 def _print_served(served: "ServedSpeculation") -> None:
-    from benchctl.report.text.speculation import batch_lines, batch_table, rate_table
+    from benchctl.report.tables.speculation import batch_lines, batch_table, rate_table
 
     console = wide_console()
     console.print()
@@ -73,8 +72,8 @@ def _print_served(served: "ServedSpeculation") -> None:
 def draw_answer(path: Path, answer: SpeculationAnswer) -> None:
     """Write the picture, whose title names the acceptance and the origin of step times."""
     from benchctl.formats import capitalized
-    from benchctl.report.plots.speculation import draw_speculation
-    from benchctl.report.text.speculation import acceptance_words
+    from benchctl.report.plots.plots import draw_speculation
+    from benchctl.report.tables.speculation import acceptance_words
 
     words = capitalized(acceptance_words(answer.law.acceptance))
     title = words if answer.served is None else f"{words}; {answer.served.origin}"

@@ -1,14 +1,6 @@
 """``benchctl speculation``: what drafts gain, by the law and on a server with step times."""
 
-from benchctl.cli.output.screen import uncollected
-from benchctl.cli.speculation.answer import (
-    LoadOptions,
-    StatedAcceptance,
-    answer_on_server,
-    answer_with_constants,
-    read_question,
-)
-from benchctl.cli.speculation.options import (
+from benchctl.cli.commands.speculation import (
     AcceptanceOption,
     AcceptedOption,
     BackfillCostOption,
@@ -18,11 +10,13 @@ from benchctl.cli.speculation.options import (
     DeviceOption,
     DraftCostOption,
     DraftModelOption,
+    DraftOptions,
     DraftsOption,
     DraftTokensOption,
     FittedOption,
     InputLengthOption,
     JsonOption,
+    LoadOptions,
     MaxNumSeqsOption,
     NoBonusOption,
     OutputLengthOption,
@@ -30,11 +24,16 @@ from benchctl.cli.speculation.options import (
     RatesOption,
     ResultsArgument,
     SeedOption,
+    ServerOptions,
+    StatedAcceptance,
     TargetOption,
     TpOption,
+    answer_on_server,
+    answer_with_constants,
+    read_question,
 )
+from benchctl.cli.screen import uncollected
 from benchctl.cli.speculation.output import show_answer
-from benchctl.cli.speculation.server import DraftOptions, ServerOptions
 from benchctl.errors import UsageError
 
 

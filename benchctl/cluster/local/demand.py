@@ -8,9 +8,9 @@ from benchctl.formats import count_of
 from benchctl.measure.server.cores import core_ranges
 from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.manifest import PlannedRun
+from benchctl.records.record import PlannedRun
 
 
 def check_beside(profile: Profile, num: int) -> None:

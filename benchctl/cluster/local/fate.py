@@ -5,10 +5,9 @@ from typing import Final, Literal, TypeAlias
 
 from benchctl.cluster.local.block_process import BlockProcess
 from benchctl.errors import InvalidDataError, RecordError, RunError, UsageError
-from benchctl.records.claims.lease import newest_leases
-from benchctl.records.claims.lock import state_of
+from benchctl.records.claims.claims import newest_leases, state_of
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import ENDED
+from benchctl.records.record import ENDED
 
 Fate: TypeAlias = Literal["ended", "of others", "refused", "died"]
 """All runs of the block have ended; another process measures it; its process refused it, as others would; that

@@ -11,10 +11,9 @@ from typing import Final
 import msgspec
 
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.planning.neighbours import BESIDE, NEIGHBOUR_LOST, checked
 from benchctl.analysis.planning.noise_floor import engine_sha256
-from benchctl.analysis.statistics.disturbance import confidence_of_claims
-from benchctl.analysis.validity.neighbours_fit import neighbour_warnings
+from benchctl.analysis.statistics.decide import confidence_of_claims
+from benchctl.analysis.validity.noise import BESIDE, NEIGHBOUR_LOST, checked, neighbour_warnings
 from benchctl.cluster.local.demand import slot_text
 from benchctl.cluster.neighbours.children import NeighbourPlan, neighbours_loading
 from benchctl.cluster.slots import Slot
@@ -27,8 +26,10 @@ from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.integrity.digests import record_file
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.neighbours import (
+from benchctl.records.record import PlannedRun, RunFailure, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION, ResultWarning
+from benchctl.records.stores.peaks_store import NOISE_FILE, NoiseFloor, load_noise, write_noise
+from benchctl.records.stores.stores import (
     CHECK_NOTE,
     NEIGHBOURS_FILE,
     NeighbourCheck,
@@ -36,10 +37,6 @@ from benchctl.records.neighbours import (
     load_neighbours,
     write_neighbours,
 )
-from benchctl.records.noise import NOISE_FILE, NoiseFloor, load_noise, write_noise
-from benchctl.records.record import ResultWarning
-from benchctl.records.run import RunFailure, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.warning_codes import by_severity
 
 _LOGS: Final = "logs"

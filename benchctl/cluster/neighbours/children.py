@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from benchctl.analysis.planning.neighbours import NEIGHBOUR_LOST
+from benchctl.analysis.validity.noise import NEIGHBOUR_LOST
 from benchctl.cluster.neighbours.neighbour import LOADING, NeighbourReport
 from benchctl.cluster.slots import Slot
 from benchctl.errors import RunError
@@ -21,7 +21,7 @@ from benchctl.measure.server import process as processes
 from benchctl.measure.server.cores import thread_on
 from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Timeouts
-from benchctl.untrusted.decoding import DECODING_ERRORS
+from benchctl.untrusted.reading import DECODING_ERRORS
 
 _MODULE: Final = "benchctl.cluster.neighbours.neighbour"
 _WARMUP_S: Final = 600.0

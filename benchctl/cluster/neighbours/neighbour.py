@@ -34,10 +34,10 @@ from benchctl.measure.server.cores import CoreSplit, process_on, split_cores
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
-from benchctl.profile.planning.plan import variant_settings
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.record import Count, Record
-from benchctl.records.request import PreparedRequest
+from benchctl.profile.model import Arrival
+from benchctl.profile.planning import variant_settings
+from benchctl.records.record import PreparedRequest
+from benchctl.records.schema import Count, Record
 
 LOADING = "loading"
 """Line by which a neighbour says that its server answers the load."""

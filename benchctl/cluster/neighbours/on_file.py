@@ -10,18 +10,16 @@ from typing import Final
 import msgspec
 
 from benchctl.analysis.planning.noise_floor import engine_sha256
-from benchctl.analysis.validity.neighbours_fit import neighbour_warnings, unchecked_warning
+from benchctl.analysis.validity.noise import neighbour_warnings, unchecked_warning
 from benchctl.cluster.neighbours.check import nothing_to_check
 from benchctl.cluster.slots import Slot
 from benchctl.errors import UsageError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.neighbours import NEIGHBOURS_FILE, NeighbourCheck, NeighbourSlot, write_neighbours
-from benchctl.records.node import GpuInfo
-from benchctl.records.record import ResultWarning
-from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.schema import SCHEMA_VERSION, GpuInfo, ResultWarning
 from benchctl.records.stores.neighbour_store import key_of, neighbours_directory, stored_checks
+from benchctl.records.stores.stores import NEIGHBOURS_FILE, NeighbourCheck, NeighbourSlot, write_neighbours
 
 _KEPT: Final = frozenset({"--engine", "--set", "--seed", "--profile", "-p"})
 """Options of ``run``, with a value each, that a check takes over."""

@@ -21,10 +21,10 @@ from benchctl.engines.engine import LaunchSite, RequestCall
 from benchctl.engines.openai_server import JsonGetter, OpenAiServer, own_options, streamed
 from benchctl.engines.prompt_counter import PromptCounter, TokenizeCounter
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.engine_table import PLAIN_DIALECT, engine_spec, load_name
+from benchctl.profile.engine_options import PLAIN_DIALECT, engine_spec, load_name
 from benchctl.profile.model import VariantSettings
-from benchctl.records.jsonl import encode
-from benchctl.records.request import PreparedRequest
+from benchctl.records.files import encode
+from benchctl.records.record import PreparedRequest
 from benchctl.untrusted.http import fetch, fetch_json
 
 

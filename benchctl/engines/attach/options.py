@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 from pydantic import Field, field_validator
 
 from benchctl.engines.attach.address import server_address
-from benchctl.profile.engine_table import dialects
-from benchctl.profile.sections.engine_options import ServerOptions
+from benchctl.profile.engine_options import ServerOptions, dialects
 
 if TYPE_CHECKING:
     Dialect: TypeAlias = str

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from benchctl.errors import EngineUnavailableError, UsageError
-from benchctl.profile.engine_table import ENGINES, engine_spec
+from benchctl.profile.engine_options import ENGINES, engine_spec
 
 Device = Literal["cpu", "cuda"]
 _DEVICES: Final[dict[str, Device]] = {"cpu": "cpu", "cuda": "cuda"}

@@ -24,11 +24,10 @@ from benchctl.engines.llamacpp.options import LlamaCppOptions
 from benchctl.engines.llamacpp.prompt_counter import LlamaCppCounter
 from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, own_options, streamed
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.engine_options import ServerOptions
-from benchctl.profile.sections.request import RequestOptions
-from benchctl.profile.sections.sampling import Sampling
-from benchctl.records.request import PreparedRequest
+from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.profile.request import RequestOptions
+from benchctl.records.record import PreparedRequest
 from benchctl.untrusted.http import fetch_json
 
 _PROGRAM: Final = "llama-server"

@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from benchctl.profile.sections.engine_options import Flag, LaunchedOptions
-from benchctl.profile.sections.quantities import Concurrency, ContextLength, LayerCount, ThreadCount
+from benchctl.profile.choices import Concurrency, ContextLength, LayerCount, ThreadCount
+from benchctl.profile.engine_options import Flag, LaunchedOptions
 
 
 class LlamaCppOptions(LaunchedOptions):

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from benchctl.profile.engine_table import EngineSpec
+from benchctl.profile.engine_options import EngineSpec
 
 SPEC: Final = EngineSpec(
     kind="micro",

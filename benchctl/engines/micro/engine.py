@@ -7,7 +7,7 @@ from benchctl.engines.engine import LaunchSite, RequestCall
 from benchctl.engines.openai_server import OpenAiServer
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
-from benchctl.records.request import PreparedRequest
+from benchctl.records.record import PreparedRequest
 
 if TYPE_CHECKING:
     import httpx

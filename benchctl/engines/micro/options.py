@@ -2,10 +2,20 @@
 
 from pydantic import Field, model_validator
 
-from benchctl.profile.sections.engine_options import ServerOptions
-from benchctl.profile.sections.forward_pass import DataType, ForwardPass, ForwardPoint, KvLayout, Mode, Phase
-from benchctl.profile.sections.quantities import Concurrency, RequestCount, ThreadCount, TokenCount
-from benchctl.profile.sections.ranges import MAX_TOKENS
+from benchctl.profile.choices import (
+    MAX_TOKENS,
+    Concurrency,
+    DataType,
+    ForwardPass,
+    ForwardPoint,
+    KvLayout,
+    Mode,
+    Phase,
+    RequestCount,
+    ThreadCount,
+    TokenCount,
+)
+from benchctl.profile.engine_options import ServerOptions
 
 
 class MicroOptions(ServerOptions):

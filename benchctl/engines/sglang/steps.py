@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 
 from benchctl.engines.engine import phase_of, raw_step_log
-from benchctl.records.jsonl import read_jsonl
-from benchctl.records.step import StepRecord
+from benchctl.records.files import read_jsonl
+from benchctl.records.schema import StepRecord
 
 
 class _RawStep(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,8 +40,8 @@ from benchctl.engines.sglang_lenvm.steps import read_lenvm_steps, stamped_record
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.interop.readers.lenvm_timing import revisions_of
 from benchctl.profile.model import VariantSettings
-from benchctl.records.request import PreparedRequest
-from benchctl.records.step import StepRecord
+from benchctl.records.record import PreparedRequest
+from benchctl.records.schema import StepRecord
 from benchctl.untrusted.reading import UnreadableError, read_json
 
 _KIND: Final = "sglang-lenvm"

@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from benchctl.engines.sglang.options import SglangOptions
 from benchctl.guided.parameter_table import REVISIONS_THAT_SKIP
-from benchctl.profile.sections.quantities import Share, StepCount
+from benchctl.profile.choices import Share, StepCount
 
 LenvmRevision = Literal["V0", "V1", "V2", "V3", "V4"]
 """Generations of SGLang's LenVM fork, which understand requests differently; see docs/engines.md."""

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from benchctl.guided.parameter_table import EXPONENTIAL_MODES, NEUTRAL_WIDTH, SERVER_MODE, SERVER_SCALE
-from benchctl.profile.sections.guidance import Guidance
-from benchctl.profile.sections.sampling import Sampling
+from benchctl.profile.model import Guidance, Sampling
 
 BUILT_IN_GAMMA: Final = 0.997
 """Discount of the path for finitely many candidates, whatever a request says."""

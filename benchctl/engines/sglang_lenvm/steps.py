@@ -16,9 +16,9 @@ import msgspec
 from benchctl.engines.engine import raw_step_log
 from benchctl.errors import RecordError
 from benchctl.interop.readers.lenvm_timing import SAMPLER, TimingRecord, record_from, step_records
-from benchctl.records.jsonl import read_jsonl
-from benchctl.records.request import RequestRecord
-from benchctl.records.step import StepRecord
+from benchctl.records.files import read_jsonl
+from benchctl.records.record import RequestRecord
+from benchctl.records.schema import StepRecord
 from benchctl.units import NS_PER_MS
 
 Stamped = tuple[int, TimingRecord]

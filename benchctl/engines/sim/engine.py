@@ -14,26 +14,17 @@ from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, raw_step_log, signatures
 from benchctl.engines.metrics_page import series_of
-from benchctl.engines.openai_server import (
-    LOOPBACK,
-    OpenAiServer,
-    check_chats,
-    own_options,
-    plain_body,
-    streamed,
-)
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, check_chats, own_options, plain_body, streamed
 from benchctl.engines.prompt_counter import TokenizeCounter
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.interop.readers.layer_profile import find_tables
 from benchctl.profile.choices import COST_MODELS
+from benchctl.profile.engine_options import Flag, option_text
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.drafting import option_text
-from benchctl.profile.sections.engine_options import Flag
-from benchctl.records.jsonl import encode, read_jsonl
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import PreparedRequest
-from benchctl.records.step import Clock, StepRecord
+from benchctl.records.files import encode, read_jsonl
+from benchctl.records.record import PreparedRequest
+from benchctl.records.schema import Clock, ResultWarning, StepRecord
 from benchctl.steptime.model_file import read_model
 from benchctl.steptime.work import Deployment
 from benchctl.untrusted.http import fetch, fetch_json

@@ -7,20 +7,12 @@ from pydantic import Field, model_validator
 from benchctl.guided.parameter_table import REVISIONS_THAT_SKIP
 from benchctl.profile.choices import (
     COST_MODELS,
-    CostModelName,
-    devices_error,
-    file_option_error,
-    noise_error,
-    value_model_error,
-)
-from benchctl.profile.sections.drafting import DraftSource, drafting_error
-from benchctl.profile.sections.engine_options import ServerOptions
-from benchctl.profile.sections.quantities import (
     BlockCount,
     BlockTokens,
     CachedTokens,
     Concurrency,
     ContextLength,
+    CostModelName,
     CostShare,
     Delay,
     DeviceCount,
@@ -29,7 +21,12 @@ from benchctl.profile.sections.quantities import (
     Port,
     Probability,
     TokenCount,
+    devices_error,
+    file_option_error,
+    noise_error,
+    value_model_error,
 )
+from benchctl.profile.engine_options import DraftSource, ServerOptions, drafting_error
 from benchctl.steptime.speculation.server_steps import Backfill
 
 

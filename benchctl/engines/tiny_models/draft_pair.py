@@ -14,7 +14,7 @@ from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.engines.tiny_models.safetensors_file import write_tensors
 from benchctl.engines.tiny_models.tokenizer import train_tokenizer
 from benchctl.errors import UsageError
-from benchctl.records.jsonl import encode
+from benchctl.records.files import encode
 
 LAW_FILE: Final = "acceptance.json"
 LAW_POSITIONS: Final = 8

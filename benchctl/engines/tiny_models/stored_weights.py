@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from benchctl.engines.tiny_models.hugging_face import NORM_EPSILON
 from benchctl.errors import UsageError
-from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
 from benchctl.untrusted.limits import DOCUMENT_BYTES
-from benchctl.untrusted.reading import UnreadableError, read_bytes
+from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_bytes
 
 _LENGTH_BYTES: Final = 8
 _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from benchctl.profile.engine_table import EngineSpec, RequestFields
+from benchctl.profile.engine_options import EngineSpec, RequestFields
 
 SPEC: Final = EngineSpec(
     kind="transformers",

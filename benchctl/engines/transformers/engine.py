@@ -31,11 +31,10 @@ from benchctl.engines.openai_server import LOOPBACK, own_options, streamed
 from benchctl.engines.transformers.failures import SIGNATURES
 from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.sampling import Sampling
-from benchctl.records.jsonl import encode, read_jsonl
-from benchctl.records.request import PreparedRequest
-from benchctl.records.step import StepRecord
+from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.records.files import encode, read_jsonl
+from benchctl.records.record import PreparedRequest
+from benchctl.records.schema import StepRecord
 from benchctl.untrusted.reading import UnreadableError, read_bytes
 
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "serve.py"

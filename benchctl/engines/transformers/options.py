@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from benchctl.profile.sections.engine_options import Flag, PythonOptions
-from benchctl.profile.sections.quantities import BlockCount, BlockTokens, ContextLength
+from benchctl.profile.choices import BlockCount, BlockTokens, ContextLength
+from benchctl.profile.engine_options import Flag, PythonOptions
 
 
 class TransformersOptions(PythonOptions):

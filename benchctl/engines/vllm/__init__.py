@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from benchctl.profile.engine_table import EngineSpec, ServerCounters
+from benchctl.profile.engine_options import EngineSpec, ServerCounters
 
 SPEC: Final = EngineSpec(
     kind="vllm",

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from benchctl.untrusted.decoding import DECODING_ERRORS
-from benchctl.untrusted.reading import UnreadableError, read_bytes
+from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, read_bytes
 
 _FLAT: Final = (
     "model_config", "cache_config", "scheduler_config", "parallel_config", "load_config", "device_config",

@@ -45,8 +45,8 @@ from benchctl.engines.vllm.signatures import SIGNATURES
 from benchctl.engines.vllm.steps import read_vllm_steps
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
-from benchctl.records.request import PreparedRequest
-from benchctl.records.step import StepRecord
+from benchctl.records.record import PreparedRequest
+from benchctl.records.schema import StepRecord
 from benchctl.untrusted.http import fetch_json
 
 _INSIDE: Final = Path(__file__).parent / "inside"

@@ -5,9 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from benchctl.profile.sections.drafting import DraftSource
-from benchctl.profile.sections.engine_options import Flag, PythonOptions
-from benchctl.profile.sections.quantities import (
+from benchctl.profile.choices import (
     AdapterCount,
     ByteCount,
     Concurrency,
@@ -16,6 +14,7 @@ from benchctl.profile.sections.quantities import (
     DraftTokens,
     Share,
 )
+from benchctl.profile.engine_options import DraftSource, Flag, PythonOptions
 
 MemorySize = Annotated[str, Field(pattern=r"^[0-9]{1,15}([kKmMgGtT]|\.[0-9]{1,6}[kmgt])?$")]
 """A number of bytes as vLLM reads it: ``256M``."""

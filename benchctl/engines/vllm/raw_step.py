@@ -3,7 +3,7 @@
 import msgspec
 
 from benchctl.engines.engine import phase_of
-from benchctl.records.step import StepPhase
+from benchctl.records.schema import StepPhase
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,8 +24,8 @@ from benchctl.engines.engine import raw_step_log
 from benchctl.engines.vllm.contexts import with_contexts
 from benchctl.engines.vllm.description import num_kv_blocks
 from benchctl.engines.vllm.raw_step import RawStep, SpecDecoding
-from benchctl.records.jsonl import read_jsonl
-from benchctl.records.step import StepRecord
+from benchctl.records.files import read_jsonl
+from benchctl.records.schema import StepRecord
 from benchctl.units import NS_PER_MS
 
 

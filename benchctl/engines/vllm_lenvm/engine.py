@@ -32,11 +32,10 @@ from benchctl.engines.vllm_lenvm.value_model import MAX_CANDIDATES
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.guided.parameter_table import VLLM_PREFIX
 from benchctl.profile.model import VariantSettings
-from benchctl.records.jsonl import encode
-from benchctl.records.request import PreparedRequest
-from benchctl.records.step import StepRecord
-from benchctl.untrusted.decoding import DECODING_ERRORS
-from benchctl.untrusted.reading import UnreadableError, read_bytes
+from benchctl.records.files import encode
+from benchctl.records.record import PreparedRequest
+from benchctl.records.schema import StepRecord
+from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, read_bytes
 
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 _PROCESSOR_FLAG: Final = "--logits-processors"

@@ -29,7 +29,7 @@ from benchctl.engines.vllm_lenvm.value_model import value_model_of
 from benchctl.errors import UsageError
 from benchctl.guided.value_model.memory import ValueModelMemory
 from benchctl.profile.model import VariantSettings
-from benchctl.records.node import GpuInfo
+from benchctl.records.schema import GpuInfo
 from benchctl.units import GIB, MIB
 
 DEFAULT_SHARE: Final = 0.92

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import model_validator
 
 from benchctl.engines.vllm.options import VllmOptions
-from benchctl.profile.sections.engine_options import Flag
-from benchctl.profile.sections.quantities import ByteCount, StepCount
+from benchctl.profile.choices import ByteCount, StepCount
+from benchctl.profile.engine_options import Flag
 
 
 class VllmLenvmOptions(VllmOptions):

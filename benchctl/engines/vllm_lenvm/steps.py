@@ -18,8 +18,8 @@ import msgspec
 
 from benchctl.engines.vllm.steps import read_numbered_steps
 from benchctl.errors import RecordError
-from benchctl.records.jsonl import read_jsonl
-from benchctl.records.step import StepRecord
+from benchctl.records.files import read_jsonl
+from benchctl.records.schema import StepRecord
 
 DEVICE_PREFIX: Final = "device."
 """Prefix of sections that are device times in a step of the host."""

@@ -7,14 +7,7 @@ import torch
 from torch import Tensor
 
 from benchctl.guided.transfer import to_device
-from benchctl.guided.value_model.layout import (
-    Shape,
-    Work,
-    exact_shape,
-    pack,
-    padded_shape,
-    unpack,
-)
+from benchctl.guided.value_model.layout import Shape, Work, exact_shape, pack, padded_shape, unpack
 from benchctl.guided.value_model.prefix_cache import PrefixCache
 from benchctl.guided.value_model.recording import Recorded, Recorder
 from benchctl.guided.value_model.sizes import recorded_sizes, spans

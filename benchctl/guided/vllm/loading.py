@@ -17,12 +17,7 @@ from benchctl.guided.value_model.checkpoint import read_config
 from benchctl.guided.value_model.float8 import ChosenProduct, choose_product
 from benchctl.guided.value_model.memory import ValueModelMemory, value_model_memory
 from benchctl.guided.value_model.scoring import Scorer
-from benchctl.guided.value_model.value_model import (
-    ValueModel,
-    dimensions,
-    load_value_model,
-    random_value_model,
-)
+from benchctl.guided.value_model.value_model import ValueModel, dimensions, load_value_model, random_value_model
 from benchctl.guided.vllm.settings import DESCRIPTION_VARIABLE, VllmSettings
 from benchctl.units import GIB
 

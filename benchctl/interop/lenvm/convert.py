@@ -19,10 +19,8 @@ from benchctl.interop.lenvm.gpu_samples import read_gpu_samples
 from benchctl.interop.lenvm.responses import Answered
 from benchctl.interop.readers.lenvm_timing import SAMPLER, step_records
 from benchctl.records.finish_reasons import finish_error
-from benchctl.records.request import Message, PreparedRequest, RequestError, RequestRecord
-from benchctl.records.run import RunTimes
-from benchctl.records.samples import GpuSample
-from benchctl.records.step import StepRecord
+from benchctl.records.record import Message, PreparedRequest, RequestError, RequestRecord, RunTimes
+from benchctl.records.schema import GpuSample, StepRecord
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 

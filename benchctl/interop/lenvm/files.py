@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 
 from benchctl.errors import InvalidDataError, UsageError
-from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
-from benchctl.untrusted.reading import UnreadableError, read_bytes
+from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_bytes
 
 BASELINE: Final = "baseline"
 _META: Final = ".meta.json"

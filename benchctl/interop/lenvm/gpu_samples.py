@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Final
 
-from benchctl.records.samples import GpuSample
+from benchctl.records.schema import GpuSample
 from benchctl.units import NS_PER_S
 
 _FORMAT: Final = "%Y/%m/%d %H:%M:%S.%f"

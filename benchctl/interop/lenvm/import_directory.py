@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 import benchctl
-from benchctl.analysis.validity.answer_ends import AnswerEnds
-from benchctl.analysis.validity.reconcile import expected, failed_checks, reconcile
+from benchctl.analysis.validity.answers import AnswerEnds
+from benchctl.analysis.validity.checks import expected, failed_checks, reconcile
 from benchctl.errors import UsageError
 from benchctl.interop.lenvm.arm import ArmData, read_arm
 from benchctl.interop.lenvm.convert import (
@@ -35,18 +35,23 @@ from benchctl.interop.readers.lenvm_timing import ALL
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import dump_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, run_directory_name
+from benchctl.records.files import encode, write_bytes_atomic, write_json_atomic
 from benchctl.records.integrity.digests import digests_of_run, record_run
-from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
 from benchctl.records.loaded import copy_long_steps, load_run
-from benchctl.records.manifest import HostInfo, Imported, Manifest, Plan, PlannedRun
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import PreparedRequest, RequestRecord
-from benchctl.records.run import RunRecord
-from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.untrusted.known_secrets import environment_redactor
-from benchctl.untrusted.redacted_stream import copy_redacted
+from benchctl.records.record import (
+    HostInfo,
+    Imported,
+    Manifest,
+    Plan,
+    PlannedRun,
+    PreparedRequest,
+    RequestRecord,
+    RunRecord,
+)
+from benchctl.records.schema import SCHEMA_VERSION, ResultWarning
+from benchctl.untrusted.secrets import copy_redacted, environment_redactor
 
 WINDOWS_NAME: Final = "timing_windows.jsonl"
 _UNKNOWN: Final = "unknown"

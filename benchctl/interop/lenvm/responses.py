@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 
 from benchctl.records.finish_reasons import MOST_WORD_CHARS
-from benchctl.records.request import ChoiceRecord
-from benchctl.untrusted.decoding import DECODING_ERRORS
+from benchctl.records.record import ChoiceRecord
+from benchctl.untrusted.reading import DECODING_ERRORS
 
 JsonObject = Mapping[str, Any]
 _MOST_COUNT: Final = 1 << 53

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
-from benchctl.analysis.metrics.percentile import interpolated
+from benchctl.analysis.metrics.latency import interpolated
 from benchctl.analysis.summary.columns import TIMED_SECTIONS
 from benchctl.costs.flops import FlopsAccount, published_flops
 from benchctl.costs.shapes import shape_for

@@ -10,16 +10,9 @@ import yaml
 from pydantic import ValidationError
 
 from benchctl.errors import UsageError
-from benchctl.interop.readers.inference_perf_schema import (
-    ConcurrentStage,
-    Config,
-    RateStage,
-    Schema,
-    SessionStage,
-)
-from benchctl.untrusted.reading import UnreadableError
+from benchctl.interop.readers.inference_perf_schema import ConcurrentStage, Config, RateStage, Schema, SessionStage
+from benchctl.untrusted.reading import UnreadableError, read_yaml
 from benchctl.untrusted.text import visible_value
-from benchctl.untrusted.yaml_file import read_yaml
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 

@@ -23,9 +23,9 @@ from typing import Any, Final
 import msgspec
 
 from benchctl.interop.readers.lenvm_averages import read_averages
-from benchctl.records.step import StepRecord
+from benchctl.records.schema import StepRecord
 from benchctl.units import NS_PER_MS
-from benchctl.untrusted.decoding import DECODING_ERRORS
+from benchctl.untrusted.reading import DECODING_ERRORS
 
 ALL: Final = ("V0", "V1", "V2", "V3", "V4")
 """Revisions of the fork."""

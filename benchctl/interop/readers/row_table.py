@@ -10,9 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from benchctl.errors import UsageError
-from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
 from benchctl.untrusted.limits import ROWS_BYTES
-from benchctl.untrusted.reading import UnreadableError, read_csv, read_lines, whole_rows
+from benchctl.untrusted.reading import (
+    DECODING_ERRORS,
+    UnreadableError,
+    decoding_problem,
+    read_csv,
+    read_lines,
+    whole_rows,
+)
 
 _WORDS = {"true": 1.0, "false": 0.0}
 

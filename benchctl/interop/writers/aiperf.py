@@ -11,22 +11,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from benchctl import __version__
-from benchctl.analysis.metrics.percentile import percentiles, standard_deviation
-from benchctl.analysis.metrics.request_timing import (
+from benchctl.analysis.metrics.latency import (
     e2el_ns,
     is_completed,
     itls_ns,
     latencies_ns,
     measured,
+    percentiles,
+    standard_deviation,
     tpots_ns,
     ttft_ns,
 )
-from benchctl.analysis.metrics.run_metrics import run_metrics
+from benchctl.analysis.metrics.run import run_metrics
 from benchctl.interop.writers.vllm import total_throughput
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.manifest import Manifest
-from benchctl.records.request import RequestRecord
+from benchctl.records.record import Manifest, RequestRecord
 from benchctl.units import MS_PER_S, ms_from_ns
 
 _SCHEMA: Final = "1.4"

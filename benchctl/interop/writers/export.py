@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.analysis.summary.runs import RunSummary
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment
+from benchctl.analysis.summary.summary import RunSummary
 from benchctl.errors import RecordError
 from benchctl.interop.writers.aiperf import aiperf_records, aiperf_result
 from benchctl.interop.writers.lenvm import lenvm_csv
 from benchctl.interop.writers.vllm import vllm_result
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival
 from benchctl.records.directory import arm_label
-from benchctl.records.jsonl import document_bytes, encode, write_bytes_atomic
-from benchctl.records.manifest import Manifest
-from benchctl.untrusted.writing import make_folder
+from benchctl.records.files import document_bytes, encode, write_bytes_atomic
+from benchctl.records.record import Manifest
+from benchctl.untrusted.files import make_folder
 
 Format: TypeAlias = Literal["vllm", "aiperf", "lenvm"]
 _NO_PART: Final = re.compile(r"[/\\\x00-\x1f]|^\.+")

@@ -8,8 +8,8 @@ answers are streamed and reported one by one.
 from pathlib import Path
 from typing import Any, Final
 
-from benchctl.profile.sources.yaml_text import dump_document
-from benchctl.records.jsonl import write_bytes_atomic
+from benchctl.profile.yaml import dump_document
+from benchctl.records.files import write_bytes_atomic
 from benchctl.workload.calibration import SEED, CalibrationStage, CalibrationWorkload
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"

@@ -12,13 +12,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from benchctl.analysis.metrics.bounds import Bounds, run_bounds
-from benchctl.analysis.metrics.percentile import PERCENTS, standard_deviation
-from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, itls_ns, latencies_ns, measured, ttft_ns
+from benchctl.analysis.metrics.latency import (
+    PERCENTS,
+    e2el_ns,
+    is_completed,
+    itls_ns,
+    latencies_ns,
+    measured,
+    standard_deviation,
+    ttft_ns,
+)
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.manifest import Manifest
-from benchctl.records.request import RequestRecord
+from benchctl.records.record import Manifest, RequestRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.units import ms_from_ns, s_from_ns
 
@@ -27,7 +34,7 @@ _RUN_FIELDS: Final = ("run_id", "variant", "cell", "block", "state", "clock", "t
 
 def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> dict[str, Any]:
     """The document of one run. ``arrival`` is the profile's, or None when the profile cannot be read."""
-    from benchctl.analysis.metrics.run_metrics import run_metrics  # noqa: PLC0415 - numpy; the schedule of a load needs none
+    from benchctl.analysis.metrics.run import run_metrics  # noqa: PLC0415 - numpy; the schedule of a load needs none
 
     metrics = run_metrics(run, arrival)
     requests = measured(run.requests)

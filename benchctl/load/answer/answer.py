@@ -9,7 +9,7 @@ import httptools
 
 from benchctl.load.answer.excess import ExcessError, most_answer_bytes
 from benchctl.load.answer.stream import CompletionReader, excerpt
-from benchctl.records.request import RequestError
+from benchctl.records.record import RequestError
 from benchctl.untrusted.limits import ERROR_BODY_BYTES, RESPONSE_HEAD_BYTES, RESPONSE_HEADERS
 
 OK: Final = 200

@@ -7,7 +7,7 @@ import msgspec
 from benchctl.load.answer.answer import OK, Answer
 from benchctl.load.answer.events import UNREADABLE
 from benchctl.load.answer.stream import CompletionReader, excerpt
-from benchctl.records.request import PreparedRequest, RequestError
+from benchctl.records.record import PreparedRequest, RequestError
 
 _MOST_OVER_FRAC: Final = 1.25
 _MOST_OVER_TOKENS: Final = 16

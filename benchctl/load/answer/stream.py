@@ -28,8 +28,8 @@ from benchctl.load.answer.events import (
 )
 from benchctl.load.answer.excess import ExcessError
 from benchctl.records.finish_reasons import MOST_WORD_CHARS, finish_error
-from benchctl.records.request import ChoiceRecord, RequestError
-from benchctl.untrusted.decoding import decoding_problem
+from benchctl.records.record import ChoiceRecord, RequestError
+from benchctl.untrusted.reading import decoding_problem
 
 _EXCERPT_BYTES: Final = 200
 _EMPTY: Final = frozenset({b"null", b"[]", b"{}"})

@@ -25,7 +25,7 @@ from benchctl.load.transport.redirects import MOST_REDIRECTS, Redirect, redirect
 from benchctl.load.transport.request_head import RequestWriter
 from benchctl.load.transport.watch import Watch
 from benchctl.profile.model import Timeouts
-from benchctl.records.request import RequestError
+from benchctl.records.record import RequestError
 from benchctl.units import NS_PER_MS
 
 _HTTP_PORT: Final = 80

@@ -11,7 +11,7 @@ from benchctl.load.transport.failures import transport_error
 from benchctl.load.transport.plain_http import PlainTransport
 from benchctl.load.transport.receiver import MOST_HELD_BYTES
 from benchctl.profile.model import Timeouts
-from benchctl.records.request import RequestError
+from benchctl.records.record import RequestError
 
 HEADERS: Final = {"accept-encoding": "identity", "user-agent": "benchctl"}
 STREAM_HEADERS: Final = {**HEADERS, "content-type": "application/json", "accept": "text/event-stream"}

@@ -16,11 +16,11 @@ from benchctl.load.transport.limits import limit_passed
 from benchctl.load.transport.receiver import OVERHEAD_BYTES, Connection, HeldBytes, Read
 from benchctl.profile.model import Timeouts
 from benchctl.records.finish_reasons import FINISH_ERROR_KINDS
-from benchctl.records.request import PreparedRequest, RequestError, RequestRecord
+from benchctl.records.record import PreparedRequest, RequestError, RequestRecord
 from benchctl.system_errors import OWN_LIMITS
 from benchctl.units import NS_PER_S
-from benchctl.untrusted.known_secrets import redacted
 from benchctl.untrusted.limits import LINE_BYTES, MESSAGE_CHARS
+from benchctl.untrusted.secrets import redacted
 
 _SLICE_BYTES: Final = 32_768
 """Decoded at once, in a quarter of a millisecond; then other streams are read."""

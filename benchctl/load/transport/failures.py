@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
-from benchctl.records.request import RequestError
+from benchctl.records.record import RequestError
 from benchctl.system_errors import OWN_LIMITS, system_failure
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import time
 from bisect import bisect_right
 from typing import Final
 
-from benchctl.records.samples import ClockOffset
+from benchctl.records.schema import ClockOffset
 from benchctl.units import NS_PER_S
 
 SO_TIMESTAMPNS: Final = 35

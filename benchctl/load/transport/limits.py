@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from benchctl.profile.model import Timeouts
-from benchctl.records.request import ChoiceRecord, RequestError
+from benchctl.records.record import ChoiceRecord, RequestError
 from benchctl.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import httpx
 from benchctl.load.answer.answer import Answer
 from benchctl.load.transport.exchange import Call
 from benchctl.load.transport.request_head import RequestWriter
-from benchctl.records.request import RequestError
+from benchctl.records.record import RequestError
 
 MOST_REDIRECTS: Final = 20
 _SAME_REQUEST: Final = frozenset({307, 308})

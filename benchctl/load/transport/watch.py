@@ -10,7 +10,7 @@ from benchctl.load.transport.exchange import Exchange
 from benchctl.load.transport.limits import check_interval_s, limit_reached
 from benchctl.load.transport.receiver import HeldBytes
 from benchctl.profile.model import Timeouts
-from benchctl.records.request import RequestError
+from benchctl.records.record import RequestError
 from benchctl.units import NS_PER_S
 
 _CHECK_S: Final = 0.1

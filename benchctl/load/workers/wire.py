@@ -16,8 +16,8 @@ import msgspec
 from benchctl.load.tally import Activity
 from benchctl.load.transport.exchange import Call
 from benchctl.profile.model import PriorityOption
-from benchctl.records.request import RequestRecord
-from benchctl.records.samples import ClientSample
+from benchctl.records.record import RequestRecord
+from benchctl.records.schema import ClientSample
 
 M = TypeVar("M")
 

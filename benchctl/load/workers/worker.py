@@ -32,9 +32,8 @@ from benchctl.load.workers.wire import (
     ToWorker,
     Wire,
 )
-from benchctl.profile.model import Timeouts
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.samples import ClientSample
+from benchctl.profile.model import Arrival, Timeouts
+from benchctl.records.schema import ClientSample
 
 
 async def _work() -> None:

@@ -39,10 +39,9 @@ from benchctl.load.workers.wire import (
     Ready,
     Stop,
 )
-from benchctl.profile.model import PriorityOption, Profile, Timeouts
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.request import RequestRecord
-from benchctl.records.samples import ClientSample
+from benchctl.profile.model import Arrival, PriorityOption, Profile, Timeouts
+from benchctl.records.record import RequestRecord
+from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 WORKER_CORES: Final = 0.5

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.errors import UsageError
-from benchctl.profile.sources.files import did_you_mean
+from benchctl.profile.files import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

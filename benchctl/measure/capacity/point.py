@@ -5,25 +5,21 @@ from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from benchctl.analysis.metrics.run_metrics import run_metrics
+from benchctl.analysis.metrics.run import run_metrics
 from benchctl.measure.run import noise_seed
 from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_counted
 from benchctl.measure.warmup import warmup_bursts
-from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning.plan import plan_runs, variant_settings
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.planning import plan_runs, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.record import Cell
-from benchctl.records.request import PreparedRequest
-from benchctl.records.run import RunRecord
-from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.record import PlannedRun, PreparedRequest, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION, Cell
 from benchctl.sim.virtual_server import VirtualServer
 from benchctl.units import MS_PER_S
 
 if TYPE_CHECKING:
-    from benchctl.records.step import StepRecord
+    from benchctl.records.schema import StepRecord
 
 _FEWEST_WAVES: Final = 5
 _IDLE_REQUESTS: Final = 0.1

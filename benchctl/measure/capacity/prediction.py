@@ -16,10 +16,10 @@ from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import UsageError
 from benchctl.measure.capacity.point import metrics_of_life
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
-from benchctl.records.record import Record
-from benchctl.records.request import PreparedRequest
+from benchctl.records.record import PreparedRequest
+from benchctl.records.schema import Record
 from benchctl.steptime.model_file import read_model
 
 

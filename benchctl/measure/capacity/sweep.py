@@ -11,8 +11,8 @@ from benchctl.measure.capacity.point import LoadKind, LoadPoint, Metrics, is_idl
 from benchctl.measure.capacity.search import Largest, enclosed, find_largest
 from benchctl.measure.simulated_runs import simulating_processes
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.records.record import ResultWarning
+from benchctl.profile.planning import arms, variant_settings
+from benchctl.records.schema import ResultWarning
 from benchctl.sim.settings import config_of
 from benchctl.sim.speculation.fitted_drafts import draft_warnings
 

@@ -8,8 +8,7 @@ from functools import partial
 from benchctl.engines.engine import Installation, engine_for
 from benchctl.errors import EngineUnavailableError
 from benchctl.measure.doctor.check import Check
-from benchctl.profile.engine_table import EngineSpec, engine_specs
-from benchctl.profile.sections.engine_options import ServerOptions
+from benchctl.profile.engine_options import EngineSpec, ServerOptions, engine_specs
 
 _check = partial(Check, topic="engine")
 

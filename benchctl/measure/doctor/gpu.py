@@ -12,7 +12,7 @@ from benchctl.measure.telemetry.gpu_reading import NONE_VISIBLE, OpenedGpus, pro
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.nvml import GpuState, NvmlStates, nvml_states
 from benchctl.measure.telemetry.visible_devices import VARIABLE
-from benchctl.records.node import GpuInfo
+from benchctl.records.schema import GpuInfo
 from benchctl.units import GIB, HZ_PER_MHZ, MIB
 
 _check = partial(Check, topic="gpu")

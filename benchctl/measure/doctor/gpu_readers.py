@@ -8,8 +8,7 @@ from benchctl.formats import count_of
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.telemetry.gpu_reading import READ_QUANTITIES, GpuReader, OpenedGpus
 from benchctl.measure.telemetry.nvml import NvmlStates
-from benchctl.records.record import ResultWarning
-from benchctl.records.samples import GpuSample
+from benchctl.records.schema import GpuSample, ResultWarning
 from benchctl.records.warning_codes import WARNING_CODES
 
 _check = partial(Check, topic="gpu")

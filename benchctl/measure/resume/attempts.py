@@ -8,8 +8,7 @@ from typing import Final
 
 from benchctl.errors import BenchctlError
 from benchctl.records.directory import RunDirectory
-from benchctl.untrusted.files import entry_names, is_there
-from benchctl.untrusted.writing import make_folder, move_entry
+from benchctl.untrusted.files import entry_names, is_there, make_folder, move_entry
 
 _EARLIER_ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 

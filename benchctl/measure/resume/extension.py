@@ -17,13 +17,11 @@ from benchctl.measure.result_directory import ReopenedExperiment
 from benchctl.measure.resume.pending import undone_runs
 from benchctl.profile.checks import MAX_RUNS
 from benchctl.profile.choices import NO_REQUESTS
-from benchctl.profile.planning.plan import extend_plan
-from benchctl.records.claims.lease import newest_leases
-from benchctl.records.claims.lock import sole_writer, state_of
+from benchctl.profile.planning import extend_plan
+from benchctl.records.claims.claims import newest_leases, sole_writer, state_of
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import renew_digests
-from benchctl.records.manifest import Extension, Manifest, Plan
-from benchctl.records.run import ENDED
+from benchctl.records.record import ENDED, Extension, Manifest, Plan
 
 _SIMULATED: Final = "simulated"
 """Code of the note in the manifest of an experiment in virtual time."""

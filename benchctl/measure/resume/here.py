@@ -11,10 +11,10 @@ from benchctl.measure.node import job_name, node_name
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import variant_settings
-from benchctl.records.claims.lease import Owner, boot_id
-from benchctl.records.node import GpuInfo
-from benchctl.records.run import RunRecord
+from benchctl.profile.planning import variant_settings
+from benchctl.records.claims.claims import Owner, boot_id
+from benchctl.records.record import RunRecord
+from benchctl.records.schema import GpuInfo
 
 
 def this_owner() -> Owner:

@@ -7,8 +7,7 @@ from itertools import groupby
 from benchctl.errors import RecordError
 from benchctl.measure.resume.here import Here
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.manifest import Plan, PlannedRun
-from benchctl.records.run import RunRecord
+from benchctl.records.record import Plan, PlannedRun, RunRecord
 
 
 def undone_runs(results: ResultDirectory, plan: Plan | None = None) -> tuple[PlannedRun, ...]:

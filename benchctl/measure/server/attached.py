@@ -13,7 +13,7 @@ import httpx
 
 from benchctl.errors import ServerDiedError, ServerStartError
 from benchctl.load.transport.failures import underlying
-from benchctl.records.record import ResultWarning
+from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.http import fetch
 
 _POLL_S: Final = 0.5

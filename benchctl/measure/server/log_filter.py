@@ -25,8 +25,7 @@ from typing import Final, NoReturn
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[3]))  # last, so that nothing there stands for the standard library
 
-from benchctl.untrusted.redacted_stream import RedactedStream
-from benchctl.untrusted.secrets import KnownValue, Redactor
+from benchctl.untrusted.secrets import KnownValue, RedactedStream, Redactor
 
 _CONTROL, _LOG, _REPORT = 0, 1, 2
 _READ_BYTES: Final = 1 << 18

@@ -21,7 +21,7 @@ import psutil
 
 from benchctl.measure.server import guardian
 from benchctl.measure.server.cores import thread_on
-from benchctl.untrusted.writing import open_to_append
+from benchctl.untrusted.files import open_to_append
 
 _POLL_S: Final = 0.01
 _KILL_WAIT_S: Final = 5.0

@@ -16,8 +16,8 @@ from benchctl.measure.server import process as processes
 from benchctl.measure.server.cores import thread_on
 from benchctl.measure.server.failure import describe_end
 from benchctl.units import MS_PER_S
+from benchctl.untrusted.files import open_to_append
 from benchctl.untrusted.secrets import KnownValue, Redactor
-from benchctl.untrusted.writing import open_to_append
 
 _PIPE_BYTES: Final = 1 << 20
 """Room for what a server writes in a burst, so that it need not wait."""

@@ -33,10 +33,10 @@ from benchctl.measure.server.port import HOST, belongs_to, wait_free
 from benchctl.measure.server.redacted_log import RedactedLog
 from benchctl.measure.server.shared_memory import Segments
 from benchctl.profile.model import Timeouts
-from benchctl.records.record import ResultWarning
+from benchctl.records.schema import ResultWarning
 from benchctl.system_errors import as_run_error
 from benchctl.untrusted.http import fetch
-from benchctl.untrusted.known_secrets import environment_redactor
+from benchctl.untrusted.secrets import environment_redactor
 
 _FIRST_POLL_S: Final = 0.02
 _LAST_POLL_S: Final = 0.25

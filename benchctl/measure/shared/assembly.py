@@ -2,15 +2,15 @@
 
 import msgspec
 
-from benchctl.analysis.validity.noise_floor_fit import version_warning
+from benchctl.analysis.validity.noise import version_warning
 from benchctl.errors import RecordError
-from benchctl.records.claims.lock import state_of
+from benchctl.records.claims.claims import state_of
 from benchctl.records.claims.shared import is_shared
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import assemble_digests
-from benchctl.records.noise import load_noise
-from benchctl.records.record import ResultWarning
-from benchctl.records.run import ENDED
+from benchctl.records.record import ENDED
+from benchctl.records.schema import ResultWarning
+from benchctl.records.stores.peaks_store import load_noise
 
 
 def assemble(results: ResultDirectory) -> bool:

@@ -24,19 +24,19 @@ from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.shared.assembly import assemble
 from benchctl.measure.shared.time_needed import seconds_by_arm
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import arms
-from benchctl.records.claims.held import HeldBlock
-from benchctl.records.claims.lease import LEASE_S
-from benchctl.records.claims.lock import settled
-from benchctl.records.claims.shared import claimed_block, is_shared
-from benchctl.records.claims.watch import LeaseWatch
+from benchctl.profile.planning import arms
+from benchctl.records.claims.claims import LEASE_S, HeldBlock, settled
+from benchctl.records.claims.shared import LeaseWatch, claimed_block, is_shared
 from benchctl.records.directory import ResultDirectory, arm_label
-from benchctl.records.integrity.block_digests import BlockDigests, write_block_digests
-from benchctl.records.integrity.digests import digest_of, files_of_block, run_record_path
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.record import RunState
-from benchctl.records.request import PreparedRequest
-from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.integrity.digests import (
+    BlockDigests,
+    digest_of,
+    files_of_block,
+    run_record_path,
+    write_block_digests,
+)
+from benchctl.records.record import PlannedRun, PreparedRequest
+from benchctl.records.schema import SCHEMA_VERSION, RunState
 from benchctl.system_errors import KEPT, as_run_error, as_usage_error, is_of_the_system
 
 

@@ -8,8 +8,7 @@ from benchctl.errors import RecordError
 from benchctl.measure.durations import estimate_durations
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory, arm_label
-from benchctl.records.request import PreparedRequest
-from benchctl.records.run import RunRecord
+from benchctl.records.record import PreparedRequest, RunRecord
 from benchctl.units import s_from_ns
 
 _ENOUGH: Final = 4

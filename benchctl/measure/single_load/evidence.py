@@ -12,9 +12,8 @@ import msgspec
 
 from benchctl.analysis.metrics.bounds import Bounds, metric_bounds
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.request import ChoiceRecord, RequestRecord
-from benchctl.records.run import RunRecord
-from benchctl.records.samples import ClientSample
+from benchctl.records.record import ChoiceRecord, RequestRecord, RunRecord
+from benchctl.records.schema import ClientSample
 
 NUM_CHUNKS: Final = 20_000
 """Arrivals that are kept, of requests from the whole load; they take two megabytes."""

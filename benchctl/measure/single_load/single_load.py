@@ -14,9 +14,9 @@ from itertools import islice
 
 import msgspec
 
-from benchctl.analysis.metrics.offered_load import ClientQuality, load_metrics, offered_load
-from benchctl.analysis.metrics.timestamp_quality import client_metrics
-from benchctl.analysis.summary.load_figures import LoadAccumulator, LoadFigures
+from benchctl.analysis.load_figures import LoadAccumulator, LoadFigures
+from benchctl.analysis.metrics.bounds import ClientQuality, load_metrics, offered_load
+from benchctl.analysis.metrics.client import client_metrics
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite
@@ -31,15 +31,12 @@ from benchctl.measure.sending import ServerUnderTest
 from benchctl.measure.server.attached import NOT_FRESH
 from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.measure.warmup import warmup_requests
-from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.claims.lock import sole_writer
+from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.records.claims.claims import sole_writer
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import record_run
-from benchctl.records.manifest import Manifest
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import RequestRecord
-from benchctl.records.run import RunRecord
+from benchctl.records.record import Manifest, RequestRecord, RunRecord
+from benchctl.records.schema import ResultWarning
 from benchctl.workload.prepare import PreparedSet
 
 

@@ -14,8 +14,7 @@ from benchctl.measure.telemetry.gpu_reading import GpuReader, OpenedGpus, Warn, 
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.nvml import open_nvml
 from benchctl.measure.telemetry.visible_devices import VARIABLE, hides_all
-from benchctl.records.node import GpuInfo
-from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
+from benchctl.records.schema import FOREIGN_GPU_PROCESS, GpuInfo, ResultWarning
 from benchctl.units import MIB
 from benchctl.untrusted.text import visible_value
 

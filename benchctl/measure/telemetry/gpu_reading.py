@@ -8,9 +8,7 @@ from typing import Final, Protocol, TypeAlias
 
 import psutil
 
-from benchctl.records.node import GpuInfo, NodeGpu
-from benchctl.records.record import GPU_LOST, GPU_UNREADABLE, ResultWarning
-from benchctl.records.samples import GpuSample
+from benchctl.records.schema import GPU_LOST, GPU_UNREADABLE, GpuInfo, GpuSample, NodeGpu, ResultWarning
 from benchctl.units import s_from_ns
 
 Warn: TypeAlias = Callable[[ResultWarning], None]

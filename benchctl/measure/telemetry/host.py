@@ -8,7 +8,7 @@ from typing import Final
 import psutil
 
 from benchctl.measure.server.process import tree
-from benchctl.records.samples import HostSample
+from benchctl.records.schema import HostSample
 from benchctl.units import s_from_ns
 
 _SCAN_S: Final = 5.0

@@ -31,9 +31,7 @@ from benchctl.measure.telemetry.smi_program import (
     number,
 )
 from benchctl.measure.telemetry.visible_devices import names_mig, visible_devices
-from benchctl.records.node import GpuInfo, NodeGpu
-from benchctl.records.record import GPU_UNREADABLE, ResultWarning
-from benchctl.records.samples import GpuSample
+from benchctl.records.schema import GPU_UNREADABLE, GpuInfo, GpuSample, NodeGpu, ResultWarning
 from benchctl.units import HZ_PER_MHZ, MIB
 from benchctl.untrusted.text import visible_line
 

@@ -23,9 +23,7 @@ from benchctl.measure.telemetry.gpu_reading import (
     unreadable_device,
 )
 from benchctl.measure.telemetry.visible_devices import VisibleDevices, names_mig, visible_devices
-from benchctl.records.node import GpuInfo, NodeGpu
-from benchctl.records.record import ResultWarning
-from benchctl.records.samples import GpuSample
+from benchctl.records.schema import GpuInfo, GpuSample, NodeGpu, ResultWarning
 from benchctl.units import HZ_PER_MHZ, MILLI_PER_UNIT
 from benchctl.untrusted.text import visible_line
 

@@ -15,7 +15,7 @@ import httpx
 
 from benchctl.analysis.metrics.server_counters import is_idle, token_counts
 from benchctl.engines.metrics_page import series_of
-from benchctl.records.samples import PrometheusSample
+from benchctl.records.schema import PrometheusSample
 from benchctl.untrusted.http import fetch_now
 from benchctl.untrusted.limits import METRICS_BYTES
 

@@ -14,8 +14,8 @@ from benchctl.measure.telemetry.gpu_reading import GpuReader
 from benchctl.measure.telemetry.host import host_samples
 from benchctl.measure.telemetry.prometheus import prometheus_samples
 from benchctl.profile.model import Telemetry
-from benchctl.records.jsonl import JsonlWriter
-from benchctl.records.record import ResultWarning
+from benchctl.records.files import JsonlWriter
+from benchctl.records.schema import ResultWarning
 
 _FIRST_SAMPLE_S: Final = 5.0
 """Time that a load waits for the first sample before it starts without."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.records.record import ResultWarning
+from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.text import visible_value
 
 VARIABLE: Final = "CUDA_VISIBLE_DEVICES"

@@ -18,9 +18,9 @@ from benchctl.engines.engine import engine_for
 from benchctl.engines.hub import repository_of
 from benchctl.measure.tokenizing.server_tokenizer import ServerTokenizer, question_headers
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import ESTIMATE
+from benchctl.profile.planning import arms, variant_settings
+from benchctl.records.record import ESTIMATE
+from benchctl.records.schema import ResultWarning
 from benchctl.workload.prepare import PreparedSet, prepare_requests
 from benchctl.workload.tokenizers.files import KEY, directory_named, directory_on_disk
 from benchctl.workload.tokenizers.local import LocalTokenizer

@@ -13,8 +13,8 @@ from benchctl.errors import UsageError
 from benchctl.load.transport.control import control_client
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.profile.model import Timeouts, VariantSettings
-from benchctl.records.jsonl import encode
-from benchctl.records.request import SERVER, Message, PreparedRequest
+from benchctl.records.files import encode
+from benchctl.records.record import SERVER, Message, PreparedRequest
 from benchctl.untrusted.http import fetch, json_object
 from benchctl.workload.tokenizers.tokenizer import Chat, Tokenizer
 

@@ -53,7 +53,7 @@ class Dimensions:
 
 @dataclass(frozen=True)
 class PassPoint:
-    """One forward pass: see ``benchctl.profile.sections.forward_pass.ForwardPoint``, whose fields these are."""
+    """One forward pass: see ``benchctl.profile.choices.ForwardPoint``, whose fields these are."""
 
     phase: Literal["decode", "prefill"]
     batch_size: int

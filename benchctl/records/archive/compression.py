@@ -13,8 +13,8 @@ else:
     from backports.zstd import CompressionParameter, ZstdError, ZstdFile
 
 from benchctl.errors import UsageError
-from benchctl.untrusted.decoding import DECODING_ERRORS
 from benchctl.untrusted.files import read_head
+from benchctl.untrusted.reading import DECODING_ERRORS
 
 Compression: TypeAlias = Literal["zstd", "gzip", "none"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, Final
 
 from benchctl.errors import RecordError, UsageError
+from benchctl.records.archive.archive import Contents, is_safe
 from benchctl.records.archive.compression import Compression, compressing
-from benchctl.records.archive.contents import Contents, is_safe
 from benchctl.records.directory import ResultDirectory
 from benchctl.untrusted.files import open_file
 

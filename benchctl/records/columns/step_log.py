@@ -12,13 +12,20 @@ from pathlib import Path
 from typing import Final, overload
 
 from benchctl.errors import RecordError
-from benchctl.records.columns.log_copy import copy_bytes, read_copy, write_copy
-from benchctl.records.columns.step_columns import StepColumns, columns_of
-from benchctl.records.columns.step_table import StepTable, checked_table, joined, table_of
-from benchctl.records.files import open_log
-from benchctl.records.jsonl import damaged_line, decode_lines, decode_whole, read_jsonl
-from benchctl.records.run import FileDigest
-from benchctl.records.step import StepRecord
+from benchctl.records.columns.columns import (
+    StepColumns,
+    StepTable,
+    checked_table,
+    columns_of,
+    copy_bytes,
+    joined,
+    read_copy,
+    table_of,
+    write_copy,
+)
+from benchctl.records.files import damaged_line, decode_lines, decode_whole, open_log, read_jsonl
+from benchctl.records.record import FileDigest
+from benchctl.records.schema import StepRecord
 from benchctl.untrusted.files import lines_of, stat_file
 from benchctl.untrusted.limits import LINE_BYTES
 

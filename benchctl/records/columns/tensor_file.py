@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from benchctl.records.record import Size
+from benchctl.records.schema import Size
 
 Numbers = npt.NDArray[Any]
 

@@ -1,29 +1,102 @@
-"""Digests of a result directory, by which later readers recognise altered files.
+"""Digests of the runs of one block of a shared directory, written by the owner of the block alone.
 
-``run.json`` holds the digest of every other file of its run, taken when the run ended. ``digests.json`` holds those
-of all ``run.json``, of the plan, the profile and the request set, of measurements that were on file, and of the
-lasting fields of the manifest; ``derived.json`` those of what a report wrote. They find mistakes and carelessness;
-a forger who rewrites the digests as well goes undetected.
+Digests of a result directory, by which later readers recognise altered files.
 """
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 import benchctl
+from benchctl.errors import RecordError
 from benchctl.records.directory import ResultDirectory, RunDirectory
-from benchctl.records.documents import document_of, record_of
-from benchctl.records.files import check_name, is_name, read_document, read_if_there
-from benchctl.records.integrity.block_digests import BlockDigests, newest_block_digests
-from benchctl.records.jsonl import document_bytes, encode, write_bytes_atomic, write_json_atomic
-from benchctl.records.record import Record
-from benchctl.records.run import FileDigest
-from benchctl.records.schema import RENAMED_STOP_MODES, SCHEMA_VERSION
-from benchctl.untrusted.files import entry_names, is_there, open_file
+from benchctl.records.files import (
+    check_name,
+    check_run_id,
+    document_bytes,
+    document_of,
+    encode,
+    is_name,
+    read_document,
+    read_if_there,
+    record_of,
+    write_bytes_atomic,
+    write_json_atomic,
+)
+from benchctl.records.record import FileDigest
+from benchctl.records.schema import RENAMED_STOP_MODES, SCHEMA_VERSION, Count, Record
+from benchctl.untrusted.files import Fence, entry_names, is_there, make_folder, open_file
+from benchctl.untrusted.text import visible_value
+
+FOLDER: Final = "digests"
+_NAME: Final = re.compile(r"b(\d{1,9})-(\d{1,9})\.json")
+_BLOCK_DIGESTS_REMEDY: Final = "restore the file from a copy"
+
+
+class BlockDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Digests of the records of one block's runs, as the owner of one claim of it found and left them."""
+
+    schema_version: int
+    """Version of the result format."""
+    block: Count
+    """The block, from 0."""
+    generation: Count
+    """The claim whose owner wrote them, from 1."""
+    runs: tuple[str, ...]
+    """All runs of the block."""
+    files: dict[str, FileDigest] = {}
+    """Digests of the records of those that have ended, by path below the directory, with slashes."""
+
+
+def write_block_digests(directory: Path, digests: BlockDigests, fence: Fence | None = None) -> None:
+    """Replace the file of one claim; ``fence`` is called before it appears, and may refuse."""
+    folder = directory / FOLDER
+    make_folder(folder, within=directory)
+    path = folder / f"b{digests.block:03d}-{digests.generation}.json"
+    write_json_atomic(path, digests, within=directory, fence=fence)
+
+
+def newest_block_digests(directory: Path, only: int | None = None) -> Mapping[int, BlockDigests]:
+    """The digests of the newest claim of each block that has some, or of the block ``only``, by block.
+
+    Empty for an ordinary directory. Raises RecordError when they cannot be read.
+    """
+    newest: dict[int, tuple[int, str]] = {}
+    for name in _names(directory):
+        if match := _NAME.fullmatch(name):
+            block, generation = int(match[1]), int(match[2])
+            if only is None or only == block:
+                newest[block] = max(newest.get(block, (0, "")), (generation, name))
+    return {block: _read(directory, block, *newest[block]) for block in sorted(newest)}
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return entry_names(directory / FOLDER, within=directory)
+    except FileNotFoundError:
+        return []
+
+
+def _read(directory: Path, block: int, generation: int, name: str) -> BlockDigests:
+    path = directory / FOLDER / name
+    digests = record_of(read_document(path, within=directory), path, BlockDigests, remedy=_BLOCK_DIGESTS_REMEDY)
+    if (digests.block, digests.generation) != (block, generation):
+        raise RecordError(
+            f"{path}: is of block {visible_value(digests.block)}, generation "
+            f"{visible_value(digests.generation)}; {_REMEDY}"
+        )
+    for number, run_id in enumerate(digests.runs):
+        check_run_id(run_id, path, f"runs[{number}]")
+    for file in digests.files:
+        for part in file.split("/"):
+            check_name(part, path, f"the file {file[:80]!r}")
+    return digests
+
 
 DIGESTS_FILE: Final = "digests.json"
 WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")

@@ -10,15 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from benchctl.records.neighbours import NeighbourCheck, read_neighbours, write_neighbours
-from benchctl.records.stores.file_store import (
+from benchctl.records.stores.stores import (
+    NeighbourCheck,
     StoredFile,
     file_measurement,
     find_files,
     key_name,
     path_of,
+    read_neighbours,
     store_directory,
     stored_files,
+    write_neighbours,
 )
 
 STORE_VARIABLE: Final = "BENCHCTL_NEIGHBOURS_DIR"

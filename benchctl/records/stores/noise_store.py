@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from benchctl.records.noise import NoiseFloor, read_noise, write_noise
-from benchctl.records.stores.file_store import (
+from benchctl.records.stores.peaks_store import NoiseFloor, read_noise, write_noise
+from benchctl.records.stores.stores import (
     StoredFile,
     file_measurement,
     find_files,

@@ -1,10 +1,6 @@
 """The peaks on file: what the devices of this machine were measured to reach.
 
-    <store>/<key>/<when>-<hash>.json
-
-The store belongs to the user. A new result directory gets a copy of the peaks of its device (``peaks.json``), and
-readers of results never use the store. The newest measurement of a key counts, of a quiet machine if there is one;
-all others stay as history.
+``noise.json``: the change that a machine shows when nothing changed, from an A/A experiment.
 """
 
 import platform
@@ -14,15 +10,22 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from benchctl.errors import UsageError
-from benchctl.records.peaks import MeasuredPeaks, device_word, hardware_of, read_peaks, write_peaks
-from benchctl.records.stores.file_store import (
+from benchctl.records.files import read_document, record_of, write_json_atomic
+from benchctl.records.schema import Amount, Count, MachineMeasurement, Record
+from benchctl.records.stores.stores import (
+    MeasuredPeaks,
     StoredFile,
+    device_word,
     file_measurement,
+    hardware_of,
     key_name,
     path_of,
+    read_peaks,
     store_directory,
     stored_files,
+    write_peaks,
 )
+from benchctl.untrusted.files import is_there
 
 STORE_VARIABLE: Final = "BENCHCTL_PEAKS_DIR"
 MEASURED: Final = "measured"
@@ -117,3 +120,44 @@ def resolved_hardware(text: str) -> str:
     if word != MEASURED or ":" in name:
         return text
     return hardware_of(named_peaks(peaks_directory(), name or None)).name
+
+
+NOISE_FILE: Final = "noise.json"
+_REMEDY: Final = "remove the file, or measure an A/A experiment again"
+
+
+class MetricNoise(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One metric of an A/A experiment."""
+
+    log_sd: Amount
+    """Standard deviation of the block log-ratios."""
+    num_blocks: Count
+    """Blocks of the experiment."""
+    floor_frac: float
+    """The change that identical servers could not rule out: exp(the end of their interval farther from 0) - 1."""
+
+
+class NoiseFloor(MachineMeasurement, frozen=True, kw_only=True, omit_defaults=True):
+    """The noise of one host, engine and model, by metric."""
+
+    metrics: dict[str, MetricNoise]
+    """Noise of each metric."""
+
+
+def load_noise(results_path: Path) -> NoiseFloor | None:
+    """The noise in a result directory; None without one. Raises RecordError when it is damaged."""
+    path = results_path / NOISE_FILE
+    return read_noise(path, within=results_path) if is_there(path, within=results_path) else None
+
+
+def read_noise(path: Path, *, within: Path | None = None) -> NoiseFloor:
+    """Read one file of noise, to which no link leads from ``within``, by default its folder.
+
+    Raises RecordError when it is damaged, SchemaVersionError when it is newer.
+    """
+    content = read_document(path, within=within or path.parent)
+    return record_of(content, path, NoiseFloor, remedy=_REMEDY, first_version=1)
+
+
+def write_noise(path: Path, noise: NoiseFloor) -> None:
+    write_json_atomic(path, noise)

@@ -1,32 +1,56 @@
-"""The report page: one HTML file that needs nothing else, neither network nor server nor the result directory.
+"""The data of the page, inside the page: what somebody else needs to compute its ratios again.
 
-    analyses + verdict + charts ▸ plain values ▸ templates ▸ one document with its style, its scripts and its data
-
-The verdict and every table are plain HTML and need no script; a script in the page draws the charts when they come
-into view.
+The content security policy of a page: what a browser runs and loads of it, whatever else gets into its text.
+Plain values to HTML by the templates in ``templates/``: every text is escaped, whatever it looks like.
+The report page: one HTML file that needs nothing else, neither network nor server nor the result directory.
+From result directories to the text of a page, whatever state they are in.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import base64
+import gzip
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
 from typing import Any, Final
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
 from benchctl import __version__
-from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.analysis.compare.result import CellComparison
-from benchctl.report.page.charts.figure import Chart
-from benchctl.report.page.data import data_document
-from benchctl.report.page.foreign import ForeignSides, file_rows
+from benchctl.analysis.compare.compare import CompareOptions
+from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment
+from benchctl.formats import capitalized, minus, minus_in_numbers, percentage
+from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.charts.figure import Chart
+from benchctl.report.documents.csv_files import comparison_document
+from benchctl.report.documents.decomposition import verdicts_document
+from benchctl.report.page.charts.acceptance import draw_charts
+from benchctl.report.page.foreign import ForeignSides, distribution_charts, file_rows, packed
 from benchctl.report.page.foreign import percentile_values as foreign_percentiles
-from benchctl.report.page.parts.bonus import bonus_values
-from benchctl.report.page.parts.definitions import definition_values
-from benchctl.report.page.parts.forest import forest_values
-from benchctl.report.page.parts.nodes import node_values
-from benchctl.report.page.parts.numbers import answer_values, table_values
-from benchctl.report.page.parts.passes import passes_values
-from benchctl.report.page.parts.percentiles import percentile_values
-from benchctl.report.page.parts.provenance import comparison_values, directory_values
-from benchctl.report.page.parts.runs import runs_values
-from benchctl.report.page.parts.top import top_values
-from benchctl.report.page.parts.waterfall import (
+from benchctl.report.page.parts.nodes import bonus_values, forest_values, node_values, passes_values
+from benchctl.report.page.parts.parts import (
+    answer_values,
+    comparison_values,
+    directory_values,
+    percentile_values,
+    runs_values,
+    table_values,
+    top_values,
+)
+from benchctl.report.page.verdict import (
+    AnalyzedSide,
+    PageVerdict,
+    directory_verdict,
+    sides_verdict,
+    unpaired_verdict,
+)
+from benchctl.report.page.waterfall import (
     Waterfall,
     from_decomposition,
     from_ladder,
@@ -34,9 +58,142 @@ from benchctl.report.page.parts.waterfall import (
     from_sections,
     waterfall_values,
 )
-from benchctl.report.page.policy import content_policy
-from benchctl.report.page.render import closed, inert_json, packed_plotly, plotly, render_page, resource
-from benchctl.report.page.verdict import PageVerdict
+from benchctl.report.page.words import SHAPES, SIGNS, definition_values, kind_of
+from benchctl.untrusted.text import visible, visible_lines
+
+
+def data_document(
+    verdict: PageVerdict, analyses: Sequence[AnalyzedExperiment], charts: Sequence[Chart]
+) -> dict[str, Any]:
+    """``benchctl-data``: comparisons with their block values, runs, and the series of the charts, downsampled."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "verdict": {"verdict": verdict.word, "exit_code": verdict.exit_code, "summary": verdict.sentence},
+        "comparisons": [comparison_document(one) for one in verdict.all],
+        "directories": [_directory(analysis) for analysis in analyses],
+        "charts": [
+            {
+                "id": chart.id,
+                "title": chart.title,
+                "definition": chart.definition,
+                "choices": [{"name": choice.name, "selected": choice.selected} for choice in chart.choices],
+                "figure": packed(chart.figure),
+            }
+            for chart in charts
+            if chart.figure is not None
+        ],
+        "definitions": {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()},
+    }
+
+
+def _directory(analysis: AnalyzedExperiment) -> dict[str, Any]:
+    manifest = analysis.results.manifest
+    return {
+        "name": analysis.results.path.resolve().name,
+        "profile": manifest.profile,
+        "profile_sha256": manifest.profile_sha256,
+        "request_set_sha256": manifest.request_set_sha256,
+        "created_at": manifest.created_at,
+        "runs": [dict(run.values) for run in analysis.runs],
+        **({} if analysis.bonus is None else {"bonus": verdicts_document(analysis.bonus)}),
+    }
+
+
+def content_policy(*, scripts: Iterable[str], styles: Iterable[str]) -> str:
+    """The policy under which the given inline scripts and styles are the only ones of a document.
+
+    Pictures may be ``data:`` addresses: the empty icon. The empty style is that of plotly.js, which adds an empty
+    element and fills it by rules of the object model, as it sets all its ``style`` attributes; a policy judges only
+    those in the text. So neither ``unsafe-inline`` nor ``unsafe-eval`` is needed.
+    """
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_hashes(scripts)}",
+            f"style-src {_hashes((*styles, ''))}",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+
+
+def _hashes(texts: Iterable[str]) -> str:
+    """Source expressions of Content Security Policy Level 3: ``'sha256-`` and the digest of the UTF-8 in base64."""
+    digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+    return " ".join(f"'sha256-{b64encode(digest).decode()}'" for digest in digests)
+
+
+def render_page(values: dict[str, Any]) -> str:
+    """The page as HTML; the same values give the same bytes. Raises jinja2.UndefinedError for a missing value."""
+    return _environment().get_template("page.html").render(values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("benchctl.report.page"),
+        autoescape=True,
+        finalize=_visible_value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "capitalized": capitalized,
+        "kind": kind_of,
+        "minus": minus,
+        "minus_in_numbers": minus_in_numbers,
+        "percentage": percentage,
+        "whole": whole,
+    }
+    environment.globals |= {"shapes": SHAPES, "signs": SIGNS}
+    return environment
+
+
+def _visible_value(value: Any) -> Any:
+    """A value on its way into the page: of a text, what can be seen; markup stays as it is."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def whole(text: str) -> Markup:
+    """A text of many lines, such as a log, of which only lines that are too long are cut."""
+    return escape(visible_lines(text))
+
+
+def inert_json(document: Any) -> Markup:
+    """A JSON document for a ``<script>`` element, which scripts and people can read out again.
+
+    Nothing in it can end its element: every ``<`` is written as an escape of JSON, which means the same.
+    """
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - nothing in it can end its element
+
+
+def closed(code: str, tag: str) -> Markup:
+    """Our own rules or script as the content of a ``tag`` element. Raises ValueError for code that ends it."""
+    if f"</{tag}" in code.lower():
+        raise ValueError(f"this {tag} holds </{tag} and cannot be put into a page")
+    return Markup(code)  # noqa: S704 - code of our own that cannot end its element
+
+
+def resource(name: str) -> str:
+    """A text file of this package."""
+    return (files("benchctl.report.page") / name).read_text(encoding="utf-8")
+
+
+@cache
+def plotly() -> str:
+    """plotly.js as it is run."""
+    return resource("vendor/plotly-basic.min.js")
+
+
+@cache
+def packed_plotly() -> Markup:
+    """plotly.js, compressed by gzip and written in base64: 0.5 MB instead of 1.2; the page unpacks it."""
+    code = base64.b64encode(gzip.compress(plotly().encode(), mtime=0)).decode()
+    return Markup(code)  # noqa: S704 - base64 has no markup
+
 
 _LADDER_QUANTITIES: Final = {"step_ms": "ms", "wall_s": "s"}
 
@@ -168,3 +325,57 @@ def _ladder_waterfalls(analysis: AnalyzedExperiment) -> Iterator[Waterfall]:
             fall = from_ladder(ladder, base.centre(quantity) if base is not None else None, quantity, unit)
             if fall is not None:
                 yield fall
+
+
+def directory_page(
+    analysis: AnalyzedExperiment,
+    options: CompareOptions | None = None,
+    *,
+    verdict: PageVerdict | None = None,
+    is_inside: bool = True,
+) -> str:
+    """The page of one directory: every other variant against its baseline.
+
+    ``verdict`` is that of the directory where it is known already; ``is_inside``: the page is written into it.
+    """
+    verdict = directory_verdict(analysis, options) if verdict is None else verdict
+    title = f"{verdict.word}: {analysis.results.manifest.profile}"
+    return render(title, (analysis,), verdict, _charts(analysis, verdict), is_inside=is_inside)
+
+
+def sides_page(
+    a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None = None, comparison: Comparison | None = None
+) -> str:
+    """The page of two sides. Charts are those of each directory; of one directory, once.
+
+    ``comparison`` is theirs where it was already made.
+    """
+    verdict = sides_verdict(a, b, options, comparison)
+    (side_verdict,) = verdict.deciding
+    analyses = (a[0],) if a[0] is b[0] else (a[0], b[0])
+    charts = _charts(analyses[0], verdict) if len(analyses) == 1 else _charts_of_each(analyses)
+    title = f"{verdict.word}: {side_verdict.b_name} against {side_verdict.a_name}"
+    return render(title, analyses, verdict, charts, is_inside=False)
+
+
+def files_page(comparison: Comparison, sides: ForeignSides) -> str:
+    """The page of an unpaired comparison, of which at least one side are result files of other tools."""
+    verdict = unpaired_verdict(comparison)
+    title = f"{verdict.word}: {sides.b_name} against {sides.a_name}"
+    return render(title, (), verdict, distribution_charts(sides), is_inside=False, foreign=sides)
+
+
+def _charts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> tuple[Chart, ...]:
+    """Those of one directory whose own variants were compared."""
+    cells = [cell for comparison in verdict.comparisons for cell in comparison.cells]
+    noise = {name: floor for comparison in verdict.comparisons for name, floor in comparison.noise.items()}
+    return draw_charts(analysis, cells=cells, noise=noise)
+
+
+def _charts_of_each(analyses: Sequence[AnalyzedExperiment]) -> tuple[Chart, ...]:
+    """Those of several directories, told apart by their names."""
+    return tuple(
+        replace(chart, id=f"{chart.id}-{i}", title=f"{chart.title}: {analysis.results.path.resolve().name}")
+        for i, analysis in enumerate(analyses, start=1)
+        for chart in draw_charts(analysis)
+    )

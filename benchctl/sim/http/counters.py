@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from benchctl.records.step import StepRecord
+from benchctl.records.schema import StepRecord
 from benchctl.sim.engine import SimulatedEngine, StepOutput
 from benchctl.units import NS_PER_S
 

@@ -5,7 +5,7 @@ import logging
 import time
 from typing import Final
 
-from benchctl.records.jsonl import JsonlWriter
+from benchctl.records.files import JsonlWriter
 from benchctl.sim.core import Core
 from benchctl.sim.engine import StepOutput
 from benchctl.sim.http.counters import Counters

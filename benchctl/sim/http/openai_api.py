@@ -10,7 +10,7 @@ from msgspec import Meta
 from benchctl.errors import UsageError
 from benchctl.guided.parameter_table import EXPONENTIAL_MODES
 from benchctl.guided.params import TOKEN_TEMPERATURE_KEYS, GuidanceParams, parse_params
-from benchctl.records.request import Message
+from benchctl.records.record import Message
 from benchctl.sim.config import SimConfig
 from benchctl.sim.requests.request import Prompt, Request, SamplingParams
 from benchctl.sim.requests.static_prefixes import static_prefixes

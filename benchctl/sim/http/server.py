@@ -16,7 +16,7 @@ from aiohttp import web
 
 from benchctl import __version__
 from benchctl.errors import UsageError
-from benchctl.records.jsonl import JsonlWriter
+from benchctl.records.files import JsonlWriter
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.http.counters import SimCollector, exposition

@@ -16,10 +16,10 @@ from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import UsageError
 from benchctl.formats import percentage, percentage_change
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import PreparedRequest
+from benchctl.records.record import PreparedRequest
+from benchctl.records.schema import ResultWarning
 from benchctl.sim.prediction.prediction import PredictedRun, StepTimes, predict_run
 from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
 from benchctl.steptime.model import StepTimeModel

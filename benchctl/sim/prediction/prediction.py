@@ -18,12 +18,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from benchctl.analysis.attribution.drafter import drafter_of
+from benchctl.analysis.metrics.speculation import drafter_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.request import PreparedRequest
+from benchctl.profile.model import Arrival, VariantSettings
+from benchctl.records.record import PreparedRequest
 from benchctl.sim.config import MAX_MODEL_LEN, SimConfig
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
 from benchctl.sim.requests.request import Prompt, Request, SamplingParams

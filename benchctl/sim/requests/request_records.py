@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Final
 
 from benchctl.errors import UsageError
-from benchctl.records.request import ChoiceRecord, PreparedRequest, RequestError, RequestRecord
+from benchctl.records.record import ChoiceRecord, PreparedRequest, RequestError, RequestRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.service import ServedChoice, ServedRequest
 

@@ -17,9 +17,8 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import UsageError
-from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
 from benchctl.untrusted.limits import ROWS_BYTES
-from benchctl.untrusted.reading import UnreadableError, read_lines
+from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_lines
 from benchctl.workload.datasets.tokens import tokenize
 
 

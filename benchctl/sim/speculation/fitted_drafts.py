@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchctl.analysis.step_time.fitted_drafts import fitted_draft_warnings
+from benchctl.analysis.attribution.work import fitted_draft_warnings
 from benchctl.profile.model import Profile
-from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.records.record import ResultWarning
+from benchctl.profile.planning import arms, variant_settings
+from benchctl.records.schema import ResultWarning
 from benchctl.sim.config import SimConfig
 from benchctl.sim.settings import config_of
 from benchctl.steptime.model_file import read_model

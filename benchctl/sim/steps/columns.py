@@ -7,8 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from benchctl.records.columns.step_columns import Flags, Floats, Integers, StepColumns
-from benchctl.records.columns.step_table import OPTIONAL, PHASES
+from benchctl.records.columns.columns import OPTIONAL, PHASES, Flags, Floats, Integers, StepColumns
 from benchctl.sim.costs.cost_model import StepCost
 from benchctl.sim.steps.log import WIDTH, StepLog, Stretch
 

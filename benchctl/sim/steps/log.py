@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from benchctl.records.step import StepPhase, StepRecord
+from benchctl.records.schema import StepPhase, StepRecord
 from benchctl.sim.costs.cost_model import StepCost
 from benchctl.sim.guided.guidance import GuidedStep
 

@@ -17,14 +17,7 @@ from benchctl.steptime.features import COUNTS
 from benchctl.steptime.fitting.anchors import anchor_of
 from benchctl.steptime.fitting.design import Design, Indices, fitted_design
 from benchctl.steptime.fitting.diagnostics import check_design, identified_columns
-from benchctl.steptime.fitting.least_squares import (
-    Constraint,
-    Floats,
-    Pull,
-    Rows,
-    relative_rows,
-    solve,
-)
+from benchctl.steptime.fitting.least_squares import Constraint, Floats, Pull, Rows, relative_rows, solve
 from benchctl.steptime.model import LEVEL, DataFile, Provenance, StepTimeModel, scatter_of
 from benchctl.steptime.step_counts import distances, most_query_tokens, range_of
 from benchctl.steptime.structure import Coefficient, ExpertsRead, Structure

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from benchctl.errors import DatasetError
 from benchctl.profile.choices import DATASETS
-from benchctl.profile.sections.workload import Workload
+from benchctl.profile.model import Workload
 from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.recorded_load import RecordedLoad

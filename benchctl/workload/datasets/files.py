@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 import platformdirs
 
 from benchctl.errors import DatasetError
-from benchctl.profile.sources.files import profile_directories
+from benchctl.profile.files import profile_directories
 from benchctl.workload.datasets.prompt import SourceFile
 
 DATA_DIRECTORY_VARIABLE: Final = "BENCHCTL_DATA_DIR"

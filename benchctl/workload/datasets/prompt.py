@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchctl.errors import DatasetError
-from benchctl.records.request import Message
+from benchctl.records.record import Message
 from benchctl.workload.seeded import named_stream
 
 

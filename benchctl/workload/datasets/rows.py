@@ -6,9 +6,8 @@ from typing import Annotated, Final, TypeAlias, TypeVar
 import msgspec
 
 from benchctl.errors import DatasetError
-from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
 from benchctl.untrusted.limits import PROMPT_TOKENS, ROWS_BYTES
-from benchctl.untrusted.reading import UnreadableError, read_bytes, read_lines
+from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_bytes, read_lines
 
 Length: TypeAlias = Annotated[int, msgspec.Meta(le=PROMPT_TOKENS)]
 """Tokens of a prompt or an output; those below 1 have messages of their own."""

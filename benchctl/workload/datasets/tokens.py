@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from benchctl.records.request import Message
+from benchctl.records.record import Message
 
 _LATIN_CHARS: Final = 8
 _OTHER_CHARS: Final = 4

@@ -21,10 +21,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from benchctl.errors import UsageError
-from benchctl.records.request import Message
-from benchctl.untrusted.decoding import decoding_problem
+from benchctl.records.record import Message
 from benchctl.untrusted.limits import LINE_BYTES, PROFILE_BYTES, TEMPLATE_BYTES, TEMPLATE_S
-from benchctl.untrusted.reading import UnreadableError, read_json, read_text
+from benchctl.untrusted.reading import UnreadableError, decoding_problem, read_json, read_text
 from benchctl.workload.tokenizers.files import TEMPLATE_FILES, TOKEN_FILES
 
 _TEMPLATE_ERRORS: Final[tuple[type[Exception], ...]] = (

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchctl.errors import MissingPackageError, UsageError
-from benchctl.untrusted.decoding import decoding_problem
-from benchctl.untrusted.reading import UnreadableError, read_bytes
+from benchctl.untrusted.reading import UnreadableError, decoding_problem, read_bytes
 from benchctl.workload.tokenizers.files import TOKENIZER_FILE
 from benchctl.workload.tokenizers.tokenizer import Chat
 

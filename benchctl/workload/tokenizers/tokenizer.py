@@ -7,7 +7,7 @@ Prompts are counted and written before the load; the request set records by whom
 from collections.abc import Sequence
 from typing import Final, Protocol, TypeAlias
 
-from benchctl.records.request import ESTIMATE, Message
+from benchctl.records.record import ESTIMATE, Message
 from benchctl.workload.datasets.tokens import count_chat_tokens, count_tokens
 
 Chat: TypeAlias = Sequence[Message]

@@ -18,8 +18,8 @@ from typing import Any
 
 from benchctl.engines.environment import engines_directory
 from benchctl.errors import BenchctlError
-from benchctl.records.jsonl import read_jsonl
-from benchctl.records.request import RequestRecord
+from benchctl.records.files import read_jsonl
+from benchctl.records.record import RequestRecord
 from benchmarks.common.measured_process import Cost, run_measured
 from benchmarks.common.truth import Seen, on_cores
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results import builders
 
-from benchctl.analysis.attribution.sections import Breakdown, tally_steps
-from benchctl.analysis.attribution.sections import break_down as break_down_tallies
-from benchctl.records.columns.step_columns import columns_from
+from benchctl.analysis.attribution.breakdown import Breakdown, tally_steps
+from benchctl.analysis.attribution.breakdown import break_down as break_down_tallies
+from benchctl.records.columns.columns import columns_from
 from benchctl.records.loaded import load_results
-from benchctl.records.step import SECTION_PARENT, Clock, StepRecord
+from benchctl.records.schema import SECTION_PARENT, Clock, StepRecord
 
 
 def step(dur_ns: int, sections_ns: dict[str, int], *, clock: Clock = "host", is_warmup: bool = False) -> StepRecord:

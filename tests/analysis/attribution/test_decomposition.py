@@ -23,11 +23,11 @@ from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.text import batch_line, latency_line, sentence, wall_line
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.compare.result import CellComparison
-from benchctl.analysis.compare.text import change_text
-from benchctl.analysis.statistics.block_ratio import Estimator
+from benchctl.analysis.compare.words import change_text
+from benchctl.analysis.statistics.estimate import Estimator
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.request import RequestRecord
-from benchctl.records.step import StepRecord
+from benchctl.records.record import RequestRecord
+from benchctl.records.schema import StepRecord
 
 TRUTH = 15.5 / 10
 STEADY = ({"baseline": 1.0, "guided": 1.0},) * 6

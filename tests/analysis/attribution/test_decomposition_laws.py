@@ -13,15 +13,14 @@ from scipy.stats import ttest_ind
 from support.results.decomposition_laws import assert_adds_up
 from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
 
+from benchctl.analysis.attribution.breakdown import Latency, RunTimeBreakdown, SizedSteps, SizeKey
+from benchctl.analysis.attribution.decomposition import split_latency
 from benchctl.analysis.attribution.estimate import PairDesign, estimate_levels, estimate_terms
-from benchctl.analysis.attribution.factors import logarithmic_mean
-from benchctl.analysis.attribution.latency import split_latency
-from benchctl.analysis.attribution.roofline import Floor, WorkModel, floor_of
-from benchctl.analysis.attribution.run_time import Latency, RunTimeBreakdown, SizedSteps, SizeKey
-from benchctl.analysis.attribution.steps import split_batches
+from benchctl.analysis.attribution.splits import logarithmic_mean, split_batches
+from benchctl.analysis.attribution.work import Floor, WorkModel, floor_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.records.columns.step_columns import columns_from
+from benchctl.records.columns.columns import columns_from
 
 WORK = WorkModel(
     base=shape_for("qwen2.5-7b"), value=shape_for(VALUE_MODEL).as_value_model(), hardware=hardware_for("h100-sxm")

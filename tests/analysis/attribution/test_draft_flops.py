@@ -8,15 +8,15 @@ import msgspec
 import pytest
 from support.results.drafted import NUM_SEQS, write_drafted
 
-from benchctl.analysis.attribution.drafter import Drafter, drafter_of
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.metrics.speculation import Drafter, drafter_of
 from benchctl.costs.flops import observed_flops
 from benchctl.costs.shapes import shape_for
 from benchctl.costs.work import Lengths, StepLogCounts
 from benchctl.engines.sim.options import SimOptions
 from benchctl.engines.vllm.options import VllmOptions
-from benchctl.profile.sections.engine_options import ServerOptions
+from benchctl.profile.engine_options import ServerOptions
 from benchctl.records.loaded import LoadedRun, load_results
 
 BASE, DRAFT = shape_for("llama-160m"), shape_for("llama-68m")

@@ -15,8 +15,8 @@ from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.costs.work import Lengths, RunTotals, StepLogCounts
 from benchctl.records.loaded import LoadedRun, load_results
-from benchctl.records.request import PreparedRequest, RequestError, RequestRecord
-from benchctl.records.step import StepRecord
+from benchctl.records.record import PreparedRequest, RequestError, RequestRecord
+from benchctl.records.schema import StepRecord
 
 BASE = shape_for("qwen2.5-7b")
 VALUE = shape_for("qwen2.5-1.5b")

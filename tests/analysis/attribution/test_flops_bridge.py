@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 from support.results.builders import write_results
 
-from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.summary.flops_bridge import flops_bridge
-from benchctl.report.documents.experiment import summary_document
-from benchctl.report.text.tables import flops_table
+from benchctl.report.documents.documents import summary_document
+from benchctl.report.tables.experiment import flops_table
 
 
 @pytest.fixture(scope="module")

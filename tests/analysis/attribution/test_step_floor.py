@@ -10,15 +10,15 @@ from support import cli
 from support.results.builders import edit_manifest, write_results
 from support.servers.simulator import FILTERED, request_of, run
 
-from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
-from benchctl.analysis.attribution.roofline import Floor, WorkModel, floor_of
-from benchctl.analysis.attribution.work_split import StepFloor
+from benchctl.analysis.attribution.estimate import StepFloor
+from benchctl.analysis.attribution.work import Floor, WorkModel, floor_of
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.costs.guided_floor import Scoring, guided_floor
 from benchctl.costs.hardware import HARDWARE
 from benchctl.costs.shapes import shape_for
 from benchctl.guided.params import GuidanceParams
-from benchctl.records.columns.step_columns import columns_from
-from benchctl.records.step import StepRecord
+from benchctl.records.columns.columns import columns_from
+from benchctl.records.schema import StepRecord
 
 BASE, VALUE, H200 = shape_for("qwen2.5-7b"), shape_for("qwen2.5-1.5b"), HARDWARE["h200-sxm"]
 ROWS, CONTEXT, CANDIDATES = 64, 300, 5

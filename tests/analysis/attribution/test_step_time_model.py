@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchctl.analysis.attribution.estimate import PairDesign
-from benchctl.analysis.attribution.mean_work import FACTORS, mean_work
 from benchctl.analysis.attribution.step_time_model import (
+    FACTORS,
     MODEL,
     SCATTER,
     ModelledRun,
     ModelSource,
     SourcedModel,
+    mean_work,
     shapley_s,
     split_by_model,
 )

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from benchctl.analysis.bonus import published
-from benchctl.analysis.bonus.design import bonus_design, decode_point
+from benchctl.analysis.bonus.bonus import bonus_design, decode_point, judge_backfill
 from benchctl.analysis.bonus.sentences import published_limits, verdict_sentences
-from benchctl.analysis.bonus.verdict import judge_backfill
 from benchmarks.verdict.planted_passes import Planted
 
 CONTEXT = 256

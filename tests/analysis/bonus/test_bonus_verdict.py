@@ -5,8 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchctl.analysis.bonus.design import backfill_point, bonus_design, decode_point, measured_designs
-from benchctl.analysis.bonus.verdict import cheaper_from, judge_backfill
+from benchctl.analysis.bonus.bonus import (
+    backfill_point,
+    bonus_design,
+    cheaper_from,
+    decode_point,
+    judge_backfill,
+    measured_designs,
+)
 from benchctl.errors import UsageError
 from benchmarks.verdict.planted_passes import ROW_NS, Planted, events_of, true_ns, verdicts
 from benchmarks.verdict.shares import COVERS_AT_LEAST, SELDOM, row

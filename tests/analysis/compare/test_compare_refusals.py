@@ -13,14 +13,11 @@ from support.results.builders import (
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
-from benchctl.records.claims.lock import sole_writer
-from benchctl.records.jsonl import encode
-from benchctl.records.manifest import GitState
-from benchctl.records.node import GpuInfo
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import RequestError
-from benchctl.records.run import RunFailure
-from benchctl.report.documents.comparison import refusal_document
+from benchctl.records.claims.claims import sole_writer
+from benchctl.records.files import encode
+from benchctl.records.record import GitState, RequestError, RunFailure
+from benchctl.records.schema import GpuInfo, ResultWarning
+from benchctl.report.documents.documents import refusal_document
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"

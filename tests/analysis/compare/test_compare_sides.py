@@ -8,11 +8,11 @@ from support.results.builders import edit_manifest, set_positions, share_request
 
 from benchctl.analysis.attribution.text import wall_line
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides, parse_side
-from benchctl.analysis.compare.metric_comparison import judge_metric
-from benchctl.analysis.compare.text import reasons_of, verdict_sentence
+from benchctl.analysis.compare.metric import judge_metric
+from benchctl.analysis.compare.words import reasons_of, verdict_sentence
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.interop.readers.files import is_foreign
-from benchctl.records.noise import MetricNoise
+from benchctl.records.stores.peaks_store import MetricNoise
 
 TRUTH = 15.5 / 10
 

@@ -11,12 +11,11 @@ from support.results.builders import edit_requests, edit_run, write_results
 from typer.testing import CliRunner
 
 import benchctl.measure
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.commands.compare import compare as compare_command
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import RequestError
-from benchctl.records.run import RunFailure
+from benchctl.records.record import RequestError, RunFailure
+from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES, SUSPECT_CODES
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7

@@ -12,19 +12,19 @@ from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.compare.result import Comparison
-from benchctl.analysis.compare.text import reasons_of, unrecorded_lines, verdict_sentence
-from benchctl.analysis.experiment.deciding import deciding_in_plan, recorded_metrics
+from benchctl.analysis.compare.words import reasons_of, unrecorded_lines, verdict_sentence
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.experiment.stopping import take_look
+from benchctl.analysis.experiment.ladder import take_look
+from benchctl.analysis.experiment.pairing import deciding_in_plan, recorded_metrics
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.planning.power import estimate_power, power_lines
+from benchctl.analysis.power import estimate_power, power_lines
 from benchctl.engines.engine import engine_for
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.manifest import StoppingRecord
-from benchctl.records.record import ResultWarning
-from benchctl.report.documents.comparison import document_of
-from benchctl.report.text.comparison_table import footnotes_of
+from benchctl.records.record import StoppingRecord
+from benchctl.records.schema import ResultWarning
+from benchctl.report.documents.documents import document_of
+from benchctl.report.tables.compare import footnotes_of
 
 GREEDY = ({"top_k": 1},)
 SCATTER = (0.001, -0.001, 0.002, -0.002, 0.001, 0.0)

@@ -9,11 +9,10 @@ from support.results.builders import edit_requests, write_results
 from typer.testing import CliRunner
 
 from benchctl.analysis.compare.compare import CompareOptions
-from benchctl.analysis.compare.unpaired import compare_foreign
-from benchctl.analysis.compare.unpaired_sides import name_of_side, runs_of_side
+from benchctl.analysis.compare.foreign import compare_foreign, name_of_side, runs_of_side
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
-from benchctl.records.request import RequestError
+from benchctl.records.record import RequestError
 
 WRITTEN = Path(__file__).parents[2] / "interop" / "foreign"
 VLLM = json.loads((WRITTEN / "vllm-0.json").read_text())

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from support.results.builders import write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
-from benchctl.analysis.compare.more_blocks import blocks_to_settle
+from benchctl.analysis.compare.compare import CompareOptions, Side, blocks_to_settle, compare_sides
 
 LIKE_BASELINE = 0.635
 """Factor that takes the cost of guidance out of the builder's guided runs."""

@@ -4,8 +4,8 @@ import pytest
 from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
-from benchctl.analysis.compare.text import reasons_of
-from benchctl.records.record import ResultWarning
+from benchctl.analysis.compare.words import reasons_of
+from benchctl.records.schema import ResultWarning
 
 BLOCKS = tuple({"baseline": 1.0, "guided": factor} for factor in (1.0, 1.001, 0.999, 1.002, 1.0, 0.998))
 IN_BURSTS = ResultWarning(code="client-bunching", message="tokens reached the client in bursts")

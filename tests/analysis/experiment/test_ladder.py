@@ -6,17 +6,17 @@ import math
 import pytest
 from support.results.builders import edit_run
 
-from benchctl.analysis.analyzed import analyze_directory
-from benchctl.analysis.attribution.factors import logarithmic_mean
+from benchctl.analysis.attribution.splits import logarithmic_mean
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
 from benchctl.analysis.experiment.ladder import describe_difference
+from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.measure.experiment import Listener, create_experiment, run_experiment
 from benchctl.measure.result_directory import Origin
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory
 from benchctl.report.export import write_report
-from benchctl.report.text.ladder_table import ladder_table
+from benchctl.report.text.acceptance_table import ladder_table
 from benchctl.workload.prepare import prepare_requests
 
 QUICK = (

@@ -1,9 +1,8 @@
 """Nodes of runs, by what their records say."""
 
-from benchctl.analysis.experiment.nodes import node_of_run
-from benchctl.records.node import NodeInfo
-from benchctl.records.run import RunRecord
-from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.analysis.statistics.nodes import node_of_run
+from benchctl.records.record import RunRecord
+from benchctl.records.schema import SCHEMA_VERSION, NodeInfo
 
 
 def run_on(node: str | None, block: int = 0, host: str = "login", **fields: object) -> RunRecord:

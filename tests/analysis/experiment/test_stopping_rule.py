@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results.builders import edit_manifest, edit_run, write_results
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.experiment.stopping import num_looks_of, take_look, widest_interval
+from benchctl.analysis.experiment.ladder import num_looks_of, take_look, widest_interval
 from benchctl.analysis.planning.stopping_rule import look_blocks, stopping_rule
-from benchctl.analysis.statistics.block_ratio import estimate_paired
+from benchctl.analysis.statistics.estimate import estimate_paired
+from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.manifest import StoppingRecord
+from benchctl.records.record import StoppingRecord
 from benchctl.report.catalog import list_directories
-from benchctl.report.text.tables import headline, runs_table
+from benchctl.report.tables.experiment import headline, runs_table
 
 RULE = StoppingRecord(precision_frac=0.02, confidence=0.9875, look_blocks=(6, 8, 10, 12))
 SCATTER = (0.01, -0.012, 0.004, -0.007, 0.013, -0.008, 0.002, 0.006)

@@ -9,7 +9,7 @@ from benchctl.analysis.metrics.server_counters import (
     measure_growth_by_position,
 )
 from benchctl.engines.metrics_page import series_of
-from benchctl.records.samples import PrometheusSample
+from benchctl.records.schema import PrometheusSample
 
 POSITION = ACCEPTED_BY_POSITION[0]
 GENERATED = GENERATED_TOKENS[0]

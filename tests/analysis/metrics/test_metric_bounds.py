@@ -10,19 +10,19 @@ from support.closed_loops import T0_NS, closed
 from support.results.builders import edit_requests, write_results
 from test_client_guard import codes, run_of, samples_of
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.load_figures import LoadAccumulator
 from benchctl.analysis.metrics.bounds import MARK, TIMES_BOUNDED, metric_bounds, run_bounds
-from benchctl.analysis.metrics.run_metrics import run_metrics
-from benchctl.analysis.summary.load_figures import LoadAccumulator
-from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
+from benchctl.analysis.metrics.run import run_metrics
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.measure.single_load.evidence import LoadEvidence
-from benchctl.records.request import ChoiceRecord, RequestRecord
-from benchctl.report.documents.comparison import document_of
-from benchctl.report.text.comparison_table import footnotes_of, rows_of
-from benchctl.report.text.load_report import bounds_note, durations_table
-from benchctl.report.text.tables import runs_table
+from benchctl.records.record import ChoiceRecord, RequestRecord
+from benchctl.report.documents.documents import document_of
+from benchctl.report.tables.compare import footnotes_of, rows_of
+from benchctl.report.tables.experiment import runs_table
+from benchctl.report.tables.load import bounds_note, durations_table
 from benchctl.units import NS_PER_MS
 
 TTFTS = {"ttft_ms", "p90_ttft_ms", "p95_ttft_ms", "p99_ttft_ms"}

@@ -5,19 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.analysis.metrics.percentile import percentiles, smallest_sample
-from benchctl.analysis.metrics.request_timing import (
+from benchctl.analysis.metrics.latency import (
     choice_tokens,
     e2el_ns,
     is_completed,
     itls_ns,
     load_span_ns,
     measured,
+    percentiles,
     send_lag_ns,
+    smallest_sample,
     tpots_ns,
     ttft_ns,
 )
-from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
+from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord
 
 ONE_CHOICE = RequestRecord(
     request_id="r0",

@@ -4,12 +4,10 @@ import msgspec
 import pytest
 from support.results.builders import T0_NS, edit_requests, edit_run, edit_steps, write_results
 
-from benchctl.analysis.metrics.run_metrics import METRICS, load_window_ns, run_metrics, unavailable_reason
+from benchctl.analysis.metrics.run import METRICS, load_window_ns, run_metrics, unavailable_reason
 from benchctl.records.loaded import LoadedRun, load_results
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import RequestError
-from benchctl.records.run import RunRecord, RunTimes
-from benchctl.records.samples import GpuSample, HostSample
+from benchctl.records.record import RequestError, RunRecord, RunTimes
+from benchctl.records.schema import GpuSample, HostSample, ResultWarning
 from benchctl.units import NS_PER_S
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from support.closed_loops import T0_NS, closed, closed_loop
 from test_client_guard import OPEN, codes, run_of, sent
 
-from benchctl.analysis.metrics.offered_load import ClientQuality, load_metrics, offered_load
-from benchctl.analysis.metrics.run_metrics import run_metrics
+from benchctl.analysis.load_figures import LoadAccumulator
+from benchctl.analysis.metrics.bounds import ClientQuality, load_metrics, offered_load
+from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
-from benchctl.analysis.summary.load_figures import LoadAccumulator
-from benchctl.analysis.validity.client_guard import client_suspect_warnings
-from benchctl.profile.sections.workload import Arrival
-from benchctl.records.request import RequestError
-from benchctl.report.text.load_report import totals_table
+from benchctl.analysis.validity.client import client_suspect_warnings
+from benchctl.profile.model import Arrival
+from benchctl.records.record import RequestError
+from benchctl.report.tables.load import totals_table
 from benchctl.units import NS_PER_MS
 
 

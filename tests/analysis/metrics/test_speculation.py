@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchctl.analysis.metrics.run_metrics import run_metrics
+from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.speculation import (
     DraftCounts,
     PositionAcceptance,
@@ -11,11 +11,10 @@ from benchctl.analysis.metrics.speculation import (
     run_drafts,
     speculation_metrics,
 )
-from benchctl.records.columns.step_columns import columns_from
+from benchctl.records.columns.columns import columns_from
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.run import RunRecord
-from benchctl.records.samples import PrometheusSample
-from benchctl.records.step import StepRecord
+from benchctl.records.record import RunRecord
+from benchctl.records.schema import PrometheusSample, StepRecord
 
 
 def step(number, **changed):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchctl.analysis.metrics.unknown import known_values, mean_of_known, quotient, total
+from benchctl.analysis.metrics.latency import known_values, mean_of_known, quotient, total
 
 
 def test_a_sum_with_an_unknown_part_is_unknown_and_so_is_the_sum_of_nothing():

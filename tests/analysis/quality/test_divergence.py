@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from support.results.answered_questions import write_answers
 from support.results.builders import edit_requests
 
+from benchctl.analysis.quality.accuracy import divergence_sentence
 from benchctl.analysis.quality.divergence import DivergenceComparison, compare_divergence, compare_texts
-from benchctl.analysis.quality.text import divergence_sentence
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import LoadedRun, load_results
-from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
+from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord
 
 
 def request(text: str, chars: tuple[int, ...] | None, tokens: tuple[int, ...] | None = None) -> RequestRecord:

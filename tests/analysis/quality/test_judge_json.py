@@ -7,15 +7,15 @@ import msgspec
 import pytest
 from support.results.builders import edit_requests, write_request_set, write_results
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.quality.accuracy import quality_lines
 from benchctl.analysis.quality.judge import judge_named
-from benchctl.analysis.quality.text import quality_lines
+from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.output.verdicts import print_verdicts
 from benchctl.profile.load import dump_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.jsonl import encode
-from benchctl.records.request import RequestRecord
+from benchctl.records.files import encode
+from benchctl.records.record import RequestRecord
 from benchctl.report.page.verdict import directory_verdict
 
 WHOLE = judge_named("json").is_correct

@@ -17,15 +17,14 @@ from benchctl.analysis.quality.accuracy import (
     SIGN_FLIP,
     QualityComparison,
     compare_quality,
+    quality_lines,
     quality_verdict,
 )
-from benchctl.analysis.quality.grading import grade
-from benchctl.analysis.quality.judge import judge_named
-from benchctl.analysis.quality.text import quality_lines
+from benchctl.analysis.quality.judge import grade, judge_named
 from benchctl.analysis.statistics.paired_shares import newcombe_interval
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
-from benchctl.records.request import RequestError
+from benchctl.records.record import RequestError
 
 JUDGE = judge_named("numeric")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchctl.analysis.statistics.block_order import order_effects, outlier_indices
+from benchctl.analysis.statistics.intervals import order_effects, outlier_indices
 
 POSITIONS = (1, -1, 1, -1, 3, -2)
 BLOCKS = (0, 1, 2, 4, 5, 6)

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchctl.analysis.statistics.block_ratio import RatioEstimate, estimate_paired
-from benchctl.analysis.statistics.disturbance import (
+from benchctl.analysis.statistics.decide import (
     ALPHA,
     Finding,
+    Share,
     blocks_to_decide,
     confidence_of_claims,
     finding_of,
     loses_runs,
+    margins_of,
 )
-from benchctl.analysis.statistics.fisher import Share
-from benchctl.analysis.statistics.margins import margins_of
+from benchctl.analysis.statistics.estimate import RatioEstimate, estimate_paired
 
 NUM_EXPERIMENTS = 2_000
 MOST_FALSE = round(NUM_EXPERIMENTS * ALPHA + 3 * math.sqrt(NUM_EXPERIMENTS * ALPHA * (1 - ALPHA)))

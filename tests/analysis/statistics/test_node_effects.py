@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchctl.analysis.statistics.block_ratio import PooledSlope
-from benchctl.analysis.statistics.multiplicity import holm_p_values
-from benchctl.analysis.statistics.node_effects import NodeEffects, node_effects, ratio_by_node
+from benchctl.analysis.statistics.decide import holm_p_values
+from benchctl.analysis.statistics.estimate import BlockDesign, PooledSlope, side_ratio
+from benchctl.analysis.statistics.nodes import NodeEffects, node_effects, ratio_by_node
 from benchctl.analysis.statistics.robust import PositionCovariate
-from benchctl.analysis.statistics.side_ratio import BlockDesign, side_ratio
 
 N1, N2, N3 = (0.10, 0.12, 0.11, 0.15), (0.09, 0.13, 0.12, 0.10), (0.16, 0.18, 0.15, 0.21)
 BALANCED = {"n1": N1, "n2": N2, "n3": N3}

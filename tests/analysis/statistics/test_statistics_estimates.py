@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchctl.analysis.statistics.block_ratio import (
+from benchctl.analysis.statistics.decide import (
+    blocks_to_detect,
+    decision_alpha,
+    log_margin,
+    margins_of,
+    minimum_detectable_effect,
+    verdict_of,
+)
+from benchctl.analysis.statistics.estimate import (
     PooledSlope,
     RatioEstimate,
     estimate_paired,
@@ -18,8 +26,6 @@ from benchctl.analysis.statistics.block_ratio import (
     t_quantile,
 )
 from benchctl.analysis.statistics.intervals import adjusted_means
-from benchctl.analysis.statistics.margins import decision_alpha, log_margin, margins_of, verdict_of
-from benchctl.analysis.statistics.sample_size import blocks_to_detect, minimum_detectable_effect
 
 DIFFERENCES = (0.010, 0.014, 0.008, 0.021, -0.002, 0.016)
 A = (10.0, 11.0, 10.5, 9.8)

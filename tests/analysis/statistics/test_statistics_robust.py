@@ -8,9 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchctl.analysis.statistics.block_ratio import PooledSlope, estimate_paired
-from benchctl.analysis.statistics.outlier_mixture import alpha_of, calibration_of, credibility_of
-from benchctl.analysis.statistics.robust import PositionCovariate, estimate_mixtures
+from benchctl.analysis.statistics.estimate import PooledSlope, estimate_paired
+from benchctl.analysis.statistics.robust import (
+    PositionCovariate,
+    alpha_of,
+    calibration_of,
+    credibility_of,
+    estimate_mixtures,
+)
 
 CLEAN = (0.010, 0.014, 0.008, 0.021, -0.002, 0.016, 0.005, 0.012)
 POSITIONS = (1, -1, 1, -1, 1, -1, 1, -1)

@@ -8,13 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchctl.analysis.compare.metric_comparison import MetricComparison, judge_metric
+from benchctl.analysis.compare.metric import MetricComparison, judge_metric
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.statistics.block_ratio import estimate_paired
-from benchctl.analysis.statistics.margins import Margins, log_margin, margins_of, verdict_of_interval
-from benchctl.analysis.statistics.margins import verdict_of as verdict_with
-from benchctl.analysis.statistics.multiplicity import BlockScores, holm_levels, joint_level
-from benchctl.analysis.statistics.sample_size import blocks_for_verdict
+from benchctl.analysis.statistics.decide import (
+    BlockScores,
+    Margins,
+    blocks_for_verdict,
+    holm_levels,
+    joint_level,
+    log_margin,
+    margins_of,
+    verdict_of_interval,
+)
+from benchctl.analysis.statistics.decide import verdict_of as verdict_with
+from benchctl.analysis.statistics.estimate import estimate_paired
 
 MIRROR = {"regression": "improvement", "improvement": "regression"}
 differences = st.lists(st.floats(-0.2, 0.2), min_size=1, max_size=8)

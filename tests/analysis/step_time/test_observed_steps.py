@@ -9,13 +9,12 @@ import pytest
 from support.results.builders import edit_run, edit_steps, write_results
 
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.step_time.observed import observed_steps, work_of
-from benchctl.analysis.step_time.sources import read_sources
+from benchctl.analysis.step_time.observed import observed_steps, read_sources, work_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.errors import UsageError
 from benchctl.interop.readers.step_table import TableDefaults
-from benchctl.records.columns.step_columns import columns_from
-from benchctl.records.step import StepRecord
+from benchctl.records.columns.columns import columns_from
+from benchctl.records.schema import StepRecord
 from benchctl.steptime.work import ObservedSteps, StepWork
 
 BASELINE, GUIDED = 0, 1

@@ -9,10 +9,10 @@ from support import cli
 from support.results.builders import edit_run
 from support.results.nodes import write_on_nodes
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
 from benchctl.analysis.compare.result import Comparison
-from benchctl.records.node import NodeInfo
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.records.schema import NodeInfo
 
 THREE = ("n1", "n2", "n3") * 4
 

@@ -10,9 +10,9 @@ import pytest
 from support.results import builders
 
 from benchctl.analysis.experiment.experiment import experiment_of, load_experiment
-from benchctl.analysis.metrics.run_metrics import METRICS
+from benchctl.analysis.metrics.run import METRICS
 from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
-from benchctl.analysis.summary.runs import arm_label, summarise_cells, summarise_runs
+from benchctl.analysis.summary.summary import arm_label, summarise_cells, summarise_runs
 from benchctl.records.directory import arm_order
 from benchctl.records.loaded import load_results
 from benchctl.report.export import csv_bytes

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from benchctl.analysis.validity.answer_ends import AnswerEnds
-from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
+from benchctl.analysis.validity.answers import AnswerEnds
+from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord
 
 MS = 1_000_000
 ASKED = 128

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results.builders import write_results
 
-from benchctl.analysis.validity.batch_fill import MIN_IN_STEP_FRAC, in_step_frac, underfilled_batch_warnings
+from benchctl.analysis.validity.client import MIN_IN_STEP_FRAC, in_step_frac, underfilled_batch_warnings
 from benchctl.records.loaded import LoadedRun, load_results
-from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
-from benchctl.records.step import StepRecord
+from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord
+from benchctl.records.schema import StepRecord
 
 STEP_NS = 4_000_000
 

@@ -10,17 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results.builders import T0_NS, edit_requests, edit_run, write_results
 
-from benchctl.analysis.validity import bunching
-from benchctl.analysis.validity.bunching import (
-    BUNCHED_FRAC,
-    UNEVEN_STEPS,
-    bunching_warnings,
-)
-from benchctl.records.columns.step_columns import columns_from
+from benchctl.analysis.validity import client as bunching
+from benchctl.analysis.validity.client import BUNCHED_FRAC, UNEVEN_STEPS, bunching_warnings
+from benchctl.records.columns.columns import columns_from
 from benchctl.records.loaded import load_results
-from benchctl.records.request import ChoiceRecord, RequestRecord
-from benchctl.records.samples import ClientSample
-from benchctl.records.step import StepRecord
+from benchctl.records.record import ChoiceRecord, RequestRecord
+from benchctl.records.schema import ClientSample, StepRecord
 from benchctl.records.warning_codes import SUSPECT_CODES
 
 STEP_NS = 4_000_000

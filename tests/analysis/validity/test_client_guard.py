@@ -8,13 +8,11 @@ import pytest
 from support.results.builders import edit_requests, edit_run, write_results
 from support.servers.paced_engine import PacedEngine, call, launch, planned, profile, request
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
-from benchctl.analysis.metrics.arrival_errors import BEAT_NS, arrival_errors
-from benchctl.analysis.metrics.run_metrics import run_metrics
-from benchctl.analysis.metrics.timestamp_quality import busy_cores
-from benchctl.analysis.validity.bunching import bunching_warnings
-from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
+from benchctl.analysis.metrics.client import BEAT_NS, arrival_errors, busy_cores
+from benchctl.analysis.metrics.run import run_metrics
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.validity.client import bunching_warnings, client_suspect_warnings, client_warnings
 from benchctl.engines.engine import RequestCall
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.load.driver import Load
@@ -22,15 +20,14 @@ from benchctl.load.transport import connections, receiver
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.sections.workload import Arrival
+from benchctl.profile.model import Arrival
 from benchctl.records.directory import RunDirectory
-from benchctl.records.jsonl import encode
+from benchctl.records.files import encode
 from benchctl.records.loaded import LoadedRun, load_results, load_run
-from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
-from benchctl.records.run import RunRecord
-from benchctl.records.samples import ClientSample, ClockOffset
+from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord, RunRecord
+from benchctl.records.schema import ClientSample, ClockOffset
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES
-from benchctl.report.text.client_table import client_table
+from benchctl.report.text.acceptance_table import client_table
 from benchctl.units import NS_PER_MS, NS_PER_S
 from benchctl.workload.arrival import arrival_offsets_ns
 

@@ -10,14 +10,13 @@ from support.results.builders import edit_run, share_request_set, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.compare.result import Comparison
-from benchctl.analysis.validity.comparability.declared import declared_settings, is_declared
-from benchctl.analysis.validity.comparability.differences import Difference, refused_differences
+from benchctl.analysis.validity.comparable import Difference, declared_settings, is_declared, refused_differences
 from benchctl.errors import NotComparableError
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import RunRecord
+from benchctl.records.record import RunRecord
 
 VLLM = """\
 name: two

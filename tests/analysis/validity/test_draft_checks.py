@@ -5,7 +5,7 @@ import pytest
 from support.results.builders import edit_steps, rewrite_lines, write_results
 
 from benchctl.analysis.experiment.experiment import experiment_of
-from benchctl.analysis.validity.reconcile import Expectation, expected_of, reconcile
+from benchctl.analysis.validity.checks import Expectation, expected_of, reconcile
 from benchctl.profile.settings import options_class
 from benchctl.records.loaded import load_results
 

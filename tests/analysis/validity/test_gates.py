@@ -5,11 +5,10 @@ import pytest
 from support.results.builders import T0_NS, edit_requests, edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
-from benchctl.analysis.validity.gates import clock_warnings, violated_gates
+from benchctl.analysis.validity.usable import clock_warnings, violated_gates
 from benchctl.records.loaded import load_run
-from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
-from benchctl.records.request import RequestError
-from benchctl.records.samples import GpuSample
+from benchctl.records.record import RequestError
+from benchctl.records.schema import FOREIGN_GPU_PROCESS, GpuSample, ResultWarning
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 ALL = ("throttling", "foreign-gpu-process", "failed-requests")

@@ -8,17 +8,15 @@ import pytest
 from support.results.builders import edit_manifest, edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
-from benchctl.analysis.validity.comparability.differences import configuration_differences
 from benchctl.analysis.validity.comparability.launch import launch_settings
+from benchctl.analysis.validity.comparable import configuration_differences
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.errors import NotComparableError
-from benchctl.profile.engine_table import options_class
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.sampling import Sampling
+from benchctl.profile.engine_options import options_class
+from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import load_run
-from benchctl.records.manifest import HostInfo
-from benchctl.records.run import RunRecord
+from benchctl.records.record import HostInfo, RunRecord
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 

@@ -5,21 +5,21 @@ import pytest
 from support.peaks import gpu_peaks
 from support.results.builders import edit_manifest, edit_run, write_results
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.planning.noise_floor import noise_of_experiment
-from benchctl.analysis.validity.comparability.machines import machines_of
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import NotComparableError
 from benchctl.measure.durations import gpu_names_here
-from benchctl.records.jsonl import write_json_atomic
+from benchctl.records.files import write_json_atomic
 from benchctl.records.loaded import load_results
-from benchctl.records.node import GpuInfo, NodeGpu, NodeInfo
-from benchctl.records.noise import NOISE_FILE, MetricNoise, NoiseFloor
-from benchctl.records.peaks import PEAKS_FILE
-from benchctl.report.documents.experiment import show_document
-from benchctl.report.page.parts.provenance import directory_values
-from benchctl.report.text.tables import headline
+from benchctl.records.schema import GpuInfo, NodeGpu, NodeInfo
+from benchctl.records.stores.peaks_store import NOISE_FILE, MetricNoise, NoiseFloor
+from benchctl.records.stores.stores import PEAKS_FILE
+from benchctl.report.documents.documents import show_document
+from benchctl.report.page.parts.parts import directory_values
+from benchctl.report.tables.experiment import headline
 
 SEVEN = ({"baseline": 1.0, "guided": 1.1},) * 7
 LOGIN_GPU = GpuInfo(index=0, name="Quadro P400", uuid="GPU-login", memory_bytes=2 << 30, driver="470.1")

@@ -18,14 +18,14 @@ from support.results.builders import (
     write_results,
 )
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
-from benchctl.analysis.validity.prompt_tokens import PromptCounts, count_prompts, prompt_warnings
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.validity.answers import PromptCounts, count_prompts, prompt_warnings
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.jsonl import encode
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import PreparedRequest, RequestRecord
-from benchctl.report.text.tables import footnotes
+from benchctl.records.files import encode
+from benchctl.records.record import PreparedRequest, RequestRecord
+from benchctl.records.schema import ResultWarning
+from benchctl.report.tables.experiment import footnotes
 
 SYNTHETIC = {"source": "synthetic:0"}
 TRACE = {"source": "azure-trace/conv-2023:3"}

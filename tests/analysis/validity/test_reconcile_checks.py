@@ -5,15 +5,14 @@ import pytest
 from support.cli import benchctl
 from support.results.builders import PROFILE_YAML, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import experiment_of
-from benchctl.analysis.validity.reconcile import Expectation, expected, expected_of, reconcile
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.validity.checks import Expectation, expected, expected_of, reconcile
 from benchctl.errors import RecordError
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.planning import variant_settings
 from benchctl.records.loaded import load_results
-from benchctl.records.request import RequestError
-from benchctl.records.run import RunTimes
+from benchctl.records.record import RequestError, RunTimes
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 

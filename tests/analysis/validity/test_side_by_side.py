@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchctl.analysis.validity.side_by_side import side_by_side_warning
-from benchctl.records.node import NodeInfo
-from benchctl.records.run import RunRecord, RunTimes
-from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.record import RunRecord, RunTimes
+from benchctl.records.schema import SCHEMA_VERSION, NodeInfo
 
 _MIDNIGHT = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 _SECOND = 1_000_000_000

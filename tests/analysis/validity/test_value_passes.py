@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from support.results.builders import edit_run, edit_steps, write_results
 
-from benchctl.analysis.validity.value_passes import value_model_warnings
+from benchctl.analysis.validity.checks import value_model_warnings
 from benchctl.records.loaded import load_results
 from benchctl.records.warning_codes import SUSPECT_CODES
 

@@ -21,8 +21,8 @@ from support.servers.stubborn_engine import processes_of, wait_until
 
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.planning.noise_floor import engine_sha256
-from benchctl.cli.cluster.neighbours import CheckOutcome, begin_check, continue_check, note_neighbours, plan_check
-from benchctl.cli.experiment import create, prepare_experiment
+from benchctl.cli.commands.noise import CheckOutcome, begin_check, continue_check, note_neighbours, plan_check
+from benchctl.cli.conduct import create, prepare_experiment
 from benchctl.cluster.neighbours.check import conclude_check
 from benchctl.cluster.neighbours.on_file import check_command
 from benchctl.cluster.slots import Slot
@@ -32,9 +32,9 @@ from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.neighbours import NeighbourCheck, load_neighbours
-from benchctl.records.noise import MetricNoise, NoiseFloor
 from benchctl.records.stores.noise_store import store_noise
+from benchctl.records.stores.peaks_store import MetricNoise, NoiseFloor
+from benchctl.records.stores.stores import NeighbourCheck, load_neighbours
 
 pytestmark = [
     pytest.mark.slow,

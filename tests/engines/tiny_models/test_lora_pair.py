@@ -13,8 +13,7 @@ from benchctl.engines.vllm.engine import VllmEngine
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError
 from benchctl.profile.load import load_profile
-from benchctl.profile.model import VariantSettings
-from benchctl.profile.sections.sampling import Sampling
+from benchctl.profile.model import Sampling, VariantSettings
 
 
 @pytest.fixture(autouse=True)

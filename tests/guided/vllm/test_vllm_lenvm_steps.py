@@ -5,10 +5,10 @@ import json
 import pytest
 from test_vllm_steps import line
 
-from benchctl.analysis.attribution.sections import break_down, tally_steps
+from benchctl.analysis.attribution.breakdown import break_down, tally_steps
 from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
 from benchctl.errors import RecordError
-from benchctl.records.columns.step_columns import columns_from
+from benchctl.records.columns.columns import columns_from
 
 SECTIONS = {"lvm_apply_outer": 900, "lvm_forward": 700}
 

@@ -16,7 +16,7 @@ from support.servers.simulator import sim_server
 from benchctl.errors import UsageError
 from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_counted, tokenizer_for
 from benchctl.profile.load import profile_from_plain
-from benchctl.records.request import Message
+from benchctl.records.record import Message
 from benchctl.workload.datasets.tokens import count_chat_tokens, count_tokens
 from benchctl.workload.tokenizers.local import LocalTokenizer
 

@@ -13,11 +13,17 @@ from dataclasses import dataclass, field
 import pytest
 
 from benchctl.errors import ClaimedError, LostClaimError, UsageError
-from benchctl.records.claims import held as held_module
-from benchctl.records.claims.held import HeldBlock, create_lease
-from benchctl.records.claims.lease import CLAIMS, LEASE_BYTES, Owner, lease_path, newest_leases
-from benchctl.records.claims.shared import try_claim
-from benchctl.records.claims.watch import LeaseWatch
+from benchctl.records.claims import claims as held_module
+from benchctl.records.claims.claims import (
+    CLAIMS,
+    LEASE_BYTES,
+    HeldBlock,
+    Owner,
+    create_lease,
+    lease_path,
+    newest_leases,
+)
+from benchctl.records.claims.shared import LeaseWatch, try_claim
 
 LEASE_S = 12.0
 NUM_PROCESSES = 3

@@ -15,13 +15,12 @@ from scipy.stats import t as student
 from support.cli import benchctl
 from support.results import builders
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
-from benchctl.analysis.compare.text import change_text
-from benchctl.records.run import RunFailure
-from benchctl.report.page.build import directory_page, sides_page
-from benchctl.report.page.parts.waterfall import from_decomposition, from_sections
-from benchctl.report.page.render import closed, inert_json, render_page
+from benchctl.analysis.compare.words import change_text
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.records.record import RunFailure
+from benchctl.report.page.page import closed, directory_page, inert_json, render_page, sides_page
+from benchctl.report.page.waterfall import from_decomposition, from_sections
 from benchctl.untrusted.text import escaped, visible
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]

@@ -10,16 +10,16 @@ from support.bonus_directory import LISTENER, launch_bound, measured
 from support.cli import benchctl
 from support.fake_passes import FakeWorkers
 
-from benchctl.analysis.analyzed import analyze_directory
-from benchctl.analysis.bonus.results import measured_bonus
+from benchctl.analysis.bonus.bonus import measured_bonus
 from benchctl.analysis.bonus.sentences import verdict_sentences
+from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.measure.result_directory import Origin
 from benchctl.micro.experiment import measure_forward
 from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_of_points
-from benchctl.report.documents.experiment import summary_document
+from benchctl.report.documents.documents import summary_document
 from benchctl.report.export import write_report
-from benchctl.report.page.build import directory_page
-from benchctl.report.text.bonus_table import row_cells
+from benchctl.report.page.page import directory_page
+from benchctl.report.tables.experiment import row_cells
 
 EXAMPLE = Path("results/example")
 

@@ -12,9 +12,9 @@ from support.browser import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, nee
 from support.cli import benchctl
 from support.results import builders
 
-from benchctl.analysis.analyzed import analyze_directory
-from benchctl.records.run import RunFailure
-from benchctl.report.page.build import directory_page
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.records.record import RunFailure
+from benchctl.report.page.page import directory_page
 
 pytestmark = [pytest.mark.browser, needs_browser]
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><b>"

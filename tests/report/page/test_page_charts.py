@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 from support.results.builders import T0_NS, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
-from benchctl.records.node import GpuInfo
-from benchctl.records.noise import MetricNoise
-from benchctl.records.request import RequestError
-from benchctl.records.samples import GpuSample, HostSample
-from benchctl.report.charts.palette import SERIES
-from benchctl.report.page.charts.figure import Chart, legend_px, no_chart, rounded, wrapped
-from benchctl.report.page.charts.table import draw_charts
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.records.record import RequestError
+from benchctl.records.schema import GpuInfo, GpuSample, HostSample
+from benchctl.records.stores.peaks_store import MetricNoise
+from benchctl.report.charts.figure import SERIES, Chart, legend_px, no_chart, rounded, wrapped
+from benchctl.report.page.charts.acceptance import draw_charts
 
 EXAMPLE = Path(__file__).parent.parent.parent.parent / "results" / "example"
 SWEEP = tuple({"top_k": k} for k in (1, 2, 5))

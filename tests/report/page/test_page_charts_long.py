@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.records.columns.step_columns import StepColumns
-from benchctl.report.charts.step_time import MAX_STRETCHES, course_of
-from benchctl.report.page.charts.batch_size import batch_size_trace, bins_of
-from benchctl.report.page.charts.devices import MAX_POINTS, thinned
+from benchctl.records.columns.columns import StepColumns
+from benchctl.report.charts.requests import MAX_POINTS, thinned
+from benchctl.report.charts.steps import MAX_STRETCHES, batch_size_trace, bins_of, course_of
 
 
 def columns(dur_ns, num_seqs=None, gaps_ns=0):

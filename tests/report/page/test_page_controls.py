@@ -8,9 +8,9 @@ import pytest
 from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opened
 from support.results import builders
 
-from benchctl.analysis.analyzed import analyze_directory
-from benchctl.report.page.build import directory_page
-from benchctl.report.page.charts.table import draw_charts
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.report.page.charts.acceptance import draw_charts
+from benchctl.report.page.page import directory_page
 
 pytestmark = [pytest.mark.browser, needs_browser]
 EXAMPLE = Path(__file__).parents[3] / "results" / "example"

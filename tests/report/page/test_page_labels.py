@@ -4,9 +4,9 @@ import pytest
 from support.browser import chromium, look_at_all, needs_browser, opened
 from support.results import builders
 
-from benchctl.analysis.analyzed import analyze_directory
-from benchctl.report.page.build import directory_page
-from benchctl.report.page.packing import packed
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.report.page.foreign import packed
+from benchctl.report.page.page import directory_page
 
 LABEL = '<a href="https://evil.example">go</a><b>&lt;c\x1b[31m\u202e'
 SHOWN = '<a href="https://evil.example">go</a><b>&lt;c\\x1b[31m\\u202e'
@@ -65,7 +65,7 @@ def test_block_values_saved_from_the_page_hold_no_formula(tmp_path) -> None:
 
 def test_a_picture_shows_formulas_and_controls_as_text_and_a_long_label_leaves_room(recwarn) -> None:
     pytest.importorskip("matplotlib")
-    from benchctl.report.plots.style import Part, plain, stacked_bars
+    from benchctl.report.plots.plots import Part, plain, stacked_bars
 
     hostile = ["$\\frac$", "$", "a_$b$_c", "\x1b[31m\x07\u202e", "\ud800", "x" * 10_000]
     parts = [Part(label=label, color="#0072B2", values=[1.0] * len(hostile)) for label in hostile]

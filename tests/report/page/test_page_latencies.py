@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 from support.results.builders import edit_requests, edit_run, write_results
 
-from benchctl.analysis.analyzed import analyze_directory
-from benchctl.analysis.metrics.percentile import percentiles
-from benchctl.analysis.metrics.run_metrics import unavailable_reason
-from benchctl.analysis.statistics.side_ratio import level_interval
-from benchctl.analysis.summary.latencies import level_of_blocks, percentile_levels, run_latencies
+from benchctl.analysis.metrics.latency import percentiles
+from benchctl.analysis.metrics.run import unavailable_reason
+from benchctl.analysis.statistics.estimate import level_interval
+from benchctl.analysis.summary.analyzed import analyze_directory, level_of_blocks, percentile_levels, run_latencies
+from benchctl.report.page.charts.acceptance import draw_charts
 from benchctl.report.page.charts.latencies import MAX_POINTS, quantiles
-from benchctl.report.page.charts.table import draw_charts
-from benchctl.report.page.packing import packed, unpacked
-from benchctl.report.page.parts.percentiles import percentile_values
+from benchctl.report.page.foreign import packed, unpacked
+from benchctl.report.page.parts.parts import percentile_values
 
 FACTORS = [{"baseline": 1 + 0.02 * (i % 3), "guided": 1.2 + 0.03 * (i % 4)} for i in range(6)]
 

@@ -4,8 +4,8 @@ import re
 
 from support.results.nodes import write_on_nodes
 
-from benchctl.analysis.analyzed import analyze_directory
-from benchctl.report.page.build import directory_page
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.report.page.page import directory_page
 
 
 def section_of(path) -> str:

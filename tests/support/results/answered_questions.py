@@ -7,7 +7,7 @@ import msgspec
 from support.results.builders import edit_manifest, edit_requests, rewrite_lines, share_request_set, write_results
 
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.request import RequestRecord
+from benchctl.records.record import RequestRecord
 
 Said = Callable[[str, int, int, int], str]
 """Variant, block, number of the question and of the sample to text. The gold answer of question i is 2 i."""

@@ -13,13 +13,20 @@ from typing import Any
 import msgspec
 
 from benchctl.records.directory import ResultDirectory, run_directory_name
-from benchctl.records.jsonl import encode
-from benchctl.records.manifest import HostInfo, Manifest, Plan, PlannedRun
-from benchctl.records.record import Cell
-from benchctl.records.request import ChoiceRecord, Message, PreparedRequest, RequestRecord
-from benchctl.records.run import RunRecord, RunTimes
-from benchctl.records.samples import GpuSample, HostSample, PrometheusSample
-from benchctl.records.step import StepRecord
+from benchctl.records.files import encode
+from benchctl.records.record import (
+    ChoiceRecord,
+    HostInfo,
+    Manifest,
+    Message,
+    Plan,
+    PlannedRun,
+    PreparedRequest,
+    RequestRecord,
+    RunRecord,
+    RunTimes,
+)
+from benchctl.records.schema import Cell, GpuSample, HostSample, PrometheusSample, StepRecord
 
 STEP_NS = 10_000_000
 LVM_SECTIONS_NS = {"lvm_build_pending": 1_000_000, "lvm_forward": 4_000_000, "lvm_apply_guidance": 500_000}

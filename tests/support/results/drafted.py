@@ -7,9 +7,8 @@ import msgspec
 from support.results.builders import PROFILE_YAML, STEP_NS, T0_NS, edit_requests, edit_run, write_results
 
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.jsonl import encode
-from benchctl.records.samples import PrometheusSample
-from benchctl.records.step import StepRecord
+from benchctl.records.files import encode
+from benchctl.records.schema import PrometheusSample, StepRecord
 
 NUM_SEQS = 8
 

@@ -5,11 +5,8 @@ from pathlib import Path
 import msgspec
 from support.results import builders
 
-from benchctl.records.manifest import GitState
-from benchctl.records.node import GpuInfo
-from benchctl.records.record import ResultWarning
-from benchctl.records.request import RequestError
-from benchctl.records.run import RunFailure
+from benchctl.records.record import GitState, RequestError, RunFailure
+from benchctl.records.schema import GpuInfo, ResultWarning
 
 HOSTILE = (
     "=cmd()\x1b]0;owned\x07\x9b31m\x1b[31m\x1b[2J\x08\r\u202e\u2028<script>alert(1)</script><img src=x>"

@@ -8,7 +8,7 @@ from pathlib import Path
 from support.results.builders import edit_run, set_positions, write_results
 
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.node import NodeInfo
+from benchctl.records.schema import NodeInfo
 
 _ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0), (0, 2, 1), (1, 0, 2))
 

@@ -8,14 +8,11 @@ import msgspec
 
 from benchctl.cluster.block_progress import by_block
 from benchctl.profile.load import dump_profile, load_profile
-from benchctl.profile.planning.plan import plan_runs
-from benchctl.records.claims.lease import Lease, lease_bytes, lease_path
+from benchctl.profile.planning import plan_runs
+from benchctl.records.claims.claims import Lease, lease_bytes, lease_path
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.manifest import HostInfo, Manifest, PlannedRun
-from benchctl.records.node import NodeGpu, NodeInfo
-from benchctl.records.record import ResultWarning
-from benchctl.records.run import RunFailure, RunRecord, RunTimes
-from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.record import HostInfo, Manifest, PlannedRun, RunFailure, RunRecord, RunTimes
+from benchctl.records.schema import SCHEMA_VERSION, NodeGpu, NodeInfo, ResultWarning
 
 ARM_S = {None: 61.0, 1: 64.0, 2: 66.0, 3: 70.0, 4: 75.0, 5: 83.0}
 """Seconds of a run of each arm, by its top_k."""

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
-from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.sections.guidance import Guidance
-from benchctl.profile.sections.sampling import Sampling
+from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
 
 SERVER = Path(__file__).parent / "programs" / "lenvm_server.py"
 

@@ -18,10 +18,9 @@ from benchctl.load.transport.failures import CANCELLED
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch
 from benchctl.profile.model import Profile, Timeouts
-from benchctl.records.jsonl import read_jsonl
-from benchctl.records.manifest import PlannedRun
-from benchctl.records.request import PreparedRequest
-from benchctl.records.step import StepRecord
+from benchctl.records.files import read_jsonl
+from benchctl.records.record import PlannedRun, PreparedRequest
+from benchctl.records.schema import StepRecord
 
 SERVER = Path(__file__).parent / "programs" / "paced_server.py"
 

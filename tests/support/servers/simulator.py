@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 
 from benchctl.guided.params import GuidanceParams
-from benchctl.records.jsonl import read_jsonl
-from benchctl.records.request import Message
-from benchctl.records.step import StepRecord
+from benchctl.records.files import read_jsonl
+from benchctl.records.record import Message
+from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import StepBatch
 from benchctl.sim.requests.request import Prompt, Request, SamplingParams

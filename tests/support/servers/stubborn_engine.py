@@ -15,7 +15,7 @@ from support.servers.paced_engine import PacedEngine
 from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import Launch
-from benchctl.records.request import PreparedRequest
+from benchctl.records.record import PreparedRequest
 
 SERVER = Path(__file__).parent / "programs" / "stubborn_server.py"
 CORE = "Stubborn::EngineCore"

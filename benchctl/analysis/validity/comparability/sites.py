@@ -12,7 +12,7 @@ from typing import Final
 
 from benchctl.formats import in_a_row
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import RunRecord
+from benchctl.records.record import RunRecord
 from benchctl.untrusted.text import visible_line
 
 _CHOICE: Final = "CUDA_VISIBLE_DEVICES"

@@ -1,12 +1,31 @@
-"""Acceptance of draft tokens by position, in two panels of a Plotly figure: survival and conditional acceptance."""
+"""Acceptance of draft tokens by position, in two panels of a Plotly figure: survival and conditional acceptance.
 
-from collections.abc import Sequence
+The forest plot: the ratio of every deciding metric in every cell with its interval, against the margin.
+The plot of results by node: the ratio on each node with its interval, against the ratio over all blocks.
+The table of all charts of the report page, in the order in which a reader asks.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from benchctl.analysis.compare.metric import MetricComparison
+from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.compare.words import change_text, has_two_margins
+from benchctl.analysis.metrics.speculation import ArmDrafts
+from benchctl.analysis.metrics.table import Metric
 from benchctl.analysis.statistics.intervals import Interval
-from benchctl.analysis.summary.arm_drafts import ArmDrafts
-from benchctl.report.charts.arms import ArmStyle, arm_styles
-from benchctl.report.page.charts import figure
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment
+from benchctl.analysis.summary.nodes import MetricByNode
+from benchctl.records.stores.peaks_store import MetricNoise
+from benchctl.report.charts import figure
+from benchctl.report.charts.figure import ArmStyle, Chart, ChartSource, LogScale, arm_styles, scale_of
+from benchctl.report.charts.ratios import draw_block_values, draw_sweep
+from benchctl.report.charts.requests import draw_gpu, draw_host, draw_requests
+from benchctl.report.charts.steps import draw_batch_size, draw_step_time
+from benchctl.report.page.charts.latencies import draw_latencies
+from benchctl.report.page.charts.sections import draw_sections
 
 _ID: Final = "acceptance"
 _TITLE: Final = "Acceptance of draft tokens by position"
@@ -77,3 +96,139 @@ def _line(arm: ArmStyle, points: Sequence[_Point], panel: int) -> figure.Trace:
         "error_y": figure.error_bars(shares, low, high, arm.color),
         "hovertemplate": "position %{x}: %{y:.4~g}",
     }
+
+
+_BETTER: Final = {"lower": "lower is better", "higher": "higher is better", "none": "neither is better"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForestRow:
+    """One deciding metric in one cell."""
+
+    label: str
+    metric: MetricComparison
+
+    @property
+    def change(self) -> str:
+        """``+14.3% [+13.1%, +15.4%]``."""
+        return change_text(self.metric)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForestGroup:
+    """The rows of one metric in the order of the cells, under its name."""
+
+    metric: Metric
+    rows: tuple[ForestRow, ...]
+
+    @property
+    def direction(self) -> str:
+        """``lower is better``."""
+        return _BETTER[self.metric.direction]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forest:
+    """Rows by metric, the scale that they share, and what the shaded bands are."""
+
+    groups: tuple[ForestGroup, ...]
+    scale: LogScale
+    bands: str
+
+
+def forest_of(comparison: Comparison) -> Forest | None:
+    """The forest plot of one comparison; None where no deciding metric has a ratio."""
+    rows: dict[str, list[ForestRow]] = {}
+    for cell in comparison.cells:
+        for metric in cell.deciding:
+            rows.setdefault(metric.metric.name, []).append(ForestRow(label=cell.label, metric=metric))
+    estimated = [row.metric for group in rows.values() for row in group if row.metric.estimate is not None]
+    if not estimated:
+        return None
+    estimates = [metric.estimate for metric in estimated if metric.estimate is not None]
+    ends = [end for estimate in estimates if estimate.log_interval is not None for end in estimate.log_interval]
+    margin = max(metric.margins.log_bands[0] for metric in estimated)
+    return Forest(
+        groups=tuple(ForestGroup(metric=group[0].metric.metric, rows=tuple(group)) for group in rows.values()),
+        scale=scale_of([estimate.log_ratio for estimate in estimates], ends, (-margin, margin)),
+        bands="the margins of equivalence and of a change" if has_two_margins(estimated) else "the margin",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePoint:
+    """One row: logarithms less that of the ratio over blocks."""
+
+    label: str
+    at: float
+    ends: tuple[float, float] | None
+    differs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlot:
+    """One metric of one cell: the nodes, then over nodes where that is known."""
+
+    metric: MetricByNode
+    nodes: tuple[NodePoint, ...]
+    over_blocks: NodePoint
+    over_nodes: NodePoint | None
+
+
+def node_plots(metrics: Sequence[MetricByNode]) -> tuple[tuple[NodePlot, ...], LogScale]:
+    """A plot for each metric, and the scale of all."""
+    plots = tuple(_plot(metric) for metric in metrics)
+    points = [point for plot in plots for point in (*plot.nodes, plot.over_blocks)]
+    summaries = [plot.over_nodes for plot in plots if plot.over_nodes is not None]
+    ends = [end for point in (*points, *summaries) for end in point.ends or ()]
+    return plots, scale_of([point.at for point in (*points, *summaries)], ends, ())
+
+
+def _plot(metric: MetricByNode) -> NodePlot:
+    centre = metric.over_blocks.log_ratio
+    differing = {row.node for row in metric.differing}
+    blocks = metric.over_blocks
+    over_nodes = metric.over_nodes
+    return NodePlot(
+        metric=metric,
+        nodes=tuple(
+            _point(row.node, row.ratio, row.interval, centre, differs=row.node in differing) for row in metric.rows
+        ),
+        over_blocks=_point("over blocks", blocks.ratio, metric.blocks_interval, centre),
+        over_nodes=None if over_nodes is None else _point("over nodes", *over_nodes, centre),
+    )
+
+
+def _point(
+    label: str, ratio: float, interval: tuple[float, float] | None, centre: float, *, differs: bool = False
+) -> NodePoint:
+    ends = None if interval is None else (math.log(interval[0]) - centre, math.log(interval[1]) - centre)
+    return NodePoint(label=label, at=math.log(ratio) - centre, ends=ends, differs=differs)
+
+
+CHARTS: Final[tuple[Callable[[ChartSource], Chart | None], ...]] = (
+    draw_latencies,
+    draw_block_values,
+    draw_sweep,
+    draw_acceptance,
+    draw_sections,
+    draw_step_time,
+    draw_batch_size,
+    draw_requests,
+    draw_gpu,
+    draw_host,
+)
+
+
+def draw_charts(
+    analysis: AnalyzedExperiment,
+    *,
+    cells: Sequence[CellComparison] = (),
+    noise: Mapping[str, MetricNoise] | None = None,
+) -> tuple[Chart, ...]:
+    """Every chart of a result directory, drawn or with the reason why not; see ``ChartSource``.
+
+    A chart of something that no run did, such as drafting tokens, is left out.
+    """
+    source = ChartSource(analysis=analysis, cells=cells, noise=noise or {})
+    return tuple(chart for draw in CHARTS if (chart := draw(source)) is not None)

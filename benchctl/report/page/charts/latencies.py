@@ -11,10 +11,9 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.summary.latencies import LATENCY_NAMES, Sorted, run_latencies
-from benchctl.report.charts.arms import MAX_ARMS, arm_styles
-from benchctl.report.charts.palette import series_color, series_dash
-from benchctl.report.page.charts import figure
+from benchctl.analysis.summary.analyzed import LATENCY_NAMES, Sorted, run_latencies
+from benchctl.report.charts import figure
+from benchctl.report.charts.figure import MAX_ARMS, arm_styles, series_color, series_dash
 
 MAX_POINTS: Final = 300
 """Of the line of an arm; a percentile between two points is off by at most their distance."""

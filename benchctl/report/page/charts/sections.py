@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
-from benchctl.report.charts.arms import arm_styles
-from benchctl.report.charts.sections import NO_STEPS, SectionPart, section_bars
-from benchctl.report.page.charts import figure
+from benchctl.report.charts import figure
+from benchctl.report.charts.figure import arm_styles
+from benchctl.report.charts.steps import NO_STEPS, SectionPart, section_bars
 
 _LABEL_CHARACTERS: Final = 16
 _NAMED_FROM_FRAC: Final = 0.003

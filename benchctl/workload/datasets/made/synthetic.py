@@ -4,7 +4,7 @@ from itertools import islice
 from typing import Final
 
 from benchctl.errors import ProfileError
-from benchctl.profile.sections.workload import Length, Workload
+from benchctl.profile.model import Length, Workload
 from benchctl.workload.datasets.dataset import MadeDataset
 from benchctl.workload.datasets.prompt import Prompt
 from benchctl.workload.seeded import draw_lengths, named_stream

@@ -18,11 +18,11 @@ from typing import Any, Final
 import msgspec
 
 from benchctl.errors import DatasetError, ProfileError
-from benchctl.profile.sections.workload import Workload
-from benchctl.profile.sources.files import did_you_mean
-from benchctl.records.request import Message
+from benchctl.profile.files import did_you_mean
+from benchctl.profile.model import Workload
+from benchctl.records.record import Message
 from benchctl.units import NS_PER_MS
-from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
+from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem
 from benchctl.workload.datasets.blocks import numbers_of_blocks
 from benchctl.workload.datasets.dataset import OwnDataset
 from benchctl.workload.datasets.files import own_file

@@ -13,10 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from benchctl.errors import DatasetError, ProfileError
-from benchctl.profile.sections.workload import Workload
-from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
+from benchctl.profile.model import Workload
 from benchctl.untrusted.limits import ROWS_BYTES
-from benchctl.untrusted.reading import UnreadableError, read_csv_records
+from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_csv_records
 from benchctl.workload.datasets.dataset import OwnDataset
 from benchctl.workload.datasets.files import sha256_of
 from benchctl.workload.datasets.hub import hub_file, hub_filenames, package_missing

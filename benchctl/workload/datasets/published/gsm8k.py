@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from benchctl.records.request import Message
+from benchctl.records.record import Message
 from benchctl.workload.datasets.dataset import FileDataset
 from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import DatasetError
-from benchctl.untrusted.decoding import DECODING_ERRORS, decoding_problem
+from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem
 from benchctl.workload.datasets.dataset import FileDataset
 from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile

@@ -20,7 +20,7 @@ MODULES = (
     "benchctl.cli.commands.run",
     "benchctl.measure.experiment",
     "benchctl.report.export",
-    "benchctl.report.text.tables",
+    "benchctl.report.tables.experiment",
 )
 RECEIVED_BYTES = 1 << 20
 

@@ -1,0 +1,462 @@
+"""The forward passes that tell the two ways of backfill apart.
+
+Expansion against a prefill pass, block by block: costs, their intervals, and the cheaper way.
+Times of passes from a result directory, and what they say on backfill.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from benchctl.analysis.bonus.published import PASSES
+from benchctl.analysis.experiment.experiment import Experiment, load_experiment
+from benchctl.analysis.statistics.decide import BlockScores, joint_level
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, RatioEstimate, estimate_paired
+from benchctl.errors import UsageError
+from benchctl.profile.choices import MODES, ForwardPass, ForwardPoint, Mode, Phase
+from benchctl.units import NS_PER_MS
+
+Backfill: TypeAlias = Literal["expansion", "prefill"]
+
+
+class DesignRow(NamedTuple):
+    """One comparison of both ways."""
+
+    context_tokens: int
+    decode_mode: Mode
+    prefill_mode: Mode
+    batch_size: int
+    bonus_tokens: int
+    """Sequences of the batch that lack a bonus token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BonusDesign:
+    """Batch sizes at which both ways are compared, and the modes in which their passes run."""
+
+    counts: Mapping[int, tuple[int, ...]]
+    """Numbers of sequences that lack a bonus token at which each batch size is compared, in ascending order."""
+    context_tokens: int
+    modes: tuple[Mode, ...] = ("eager",)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        return tuple(sorted(self.counts))
+
+    @property
+    def points(self) -> tuple[ForwardPoint, ...]:
+        """Every pass of the comparison once: decodes, then prefills, each in ascending order of sequences."""
+        decodes: set[int] = set(self.batch_sizes)
+        prefills: set[int] = set()
+        for batch_size, counts in self.counts.items():
+            decodes.update(batch_size + count for count in counts)
+            prefills.update(counts)
+        return (
+            *(decode_point(size, self.context_tokens) for size in sorted(decodes)),
+            *(backfill_point(count, self.context_tokens) for count in sorted(prefills)),
+        )
+
+    @property
+    def mode_pairs(self) -> tuple[tuple[Mode, Mode], ...]:
+        """The modes of the decode and of the prefill pass, every combination.
+
+        Decode with graphs against prefill without is the choice that vLLM had: graphs were captured for decode
+        only.
+        """
+        return tuple(product(self.modes, self.modes))
+
+    @property
+    def rows(self) -> tuple[DesignRow, ...]:
+        """Every comparison, by modes, batch size and number of tokens."""
+        return tuple(
+            DesignRow(self.context_tokens, *modes, batch_size, count)
+            for modes in self.mode_pairs
+            for batch_size in self.batch_sizes
+            for count in self.counts[batch_size]
+        )
+
+
+def decode_point(batch_size: int, context_tokens: int) -> ForwardPoint:
+    """One decode step of a batch."""
+    return ForwardPoint(phase="decode", batch_size=batch_size, context_tokens=context_tokens)
+
+
+def backfill_point(num_tokens: int, context_tokens: int) -> ForwardPoint:
+    """The prefill pass of ``num_tokens`` bonus tokens, each of a sequence of its own."""
+    return ForwardPoint(phase="prefill", batch_size=num_tokens, new_tokens=1, context_tokens=context_tokens)
+
+
+def bonus_design(
+    batch_sizes: Sequence[int], context_tokens: int, modes: Sequence[Mode], *, every_count: bool = False
+) -> BonusDesign:
+    """The design with 1, the powers of two below the batch size, and the batch size itself as numbers of tokens.
+
+    The last is the case in which every sequence lacks a token. With ``every_count`` these are all numbers from 1
+    on. Raises UsageError for sizes that no batch has.
+    """
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise UsageError(f"batch sizes {list(batch_sizes)}: give at least one, each 1 or more")
+    if context_tokens < 1:
+        raise UsageError(f"context of {context_tokens} tokens: a sequence in decode has 1 or more")
+    return BonusDesign(
+        counts={
+            size: tuple(range(1, size + 1)) if every_count else _powers_and_itself(size)
+            for size in sorted(set(batch_sizes))
+        },
+        context_tokens=context_tokens,
+        modes=tuple(modes),
+    )
+
+
+def measured_designs(passes: Iterable[ForwardPass]) -> tuple[BonusDesign, ...]:
+    """The largest design that these passes hold at each context, in ascending order of contexts.
+
+    A batch size counts if decodes at B and 2B and a prefill of B tokens are there in every mode of that context.
+    Passes behind an empty cache are none of a design: nothing comes before a bonus token there.
+    """
+    modes_of: dict[ForwardPoint, set[Mode]] = {}
+    for point, mode in passes:
+        if point.context_tokens:
+            modes_of.setdefault(point, set()).add(mode)
+    designs = []
+    for context in sorted({point.context_tokens for point in modes_of}):
+        modes = {
+            mode for point, of_point in modes_of.items() if point.context_tokens == context for mode in of_point
+        }
+        points = {point for point, of_point in modes_of.items() if of_point == modes}
+        counts = {
+            size: _counts_within(points, size, context)
+            for size in sorted({point.batch_size for point in points})
+            if size in _counts_within(points, size, context)
+        }
+        if counts:
+            ordered = tuple(mode for mode in MODES if mode in modes)
+            designs.append(BonusDesign(counts=counts, context_tokens=context, modes=ordered))
+    return tuple(designs)
+
+
+def _counts_within(points: Collection[ForwardPoint], batch_size: int, context_tokens: int) -> tuple[int, ...]:
+    if decode_point(batch_size, context_tokens) not in points:
+        return ()
+    return tuple(
+        count
+        for count in range(1, batch_size + 1)
+        if decode_point(batch_size + count, context_tokens) in points
+        and backfill_point(count, context_tokens) in points
+    )
+
+
+def _powers_and_itself(batch_size: int) -> tuple[int, ...]:
+    return tuple(sorted({*(2**exponent for exponent in range(batch_size.bit_length())), batch_size}))
+
+
+BlockTimes: TypeAlias = Mapping[ForwardPass, Mapping[int, float]]
+"""Nanoseconds of one pass by point and mode, then by block."""
+_FEWEST_BLOCKS: Final = 3
+"""Of an interval: two values have one degree of freedom, and bounds twelve times their scatter apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Nanoseconds over the blocks; the bounds are None with fewer than ``_FEWEST_BLOCKS``."""
+
+    centre_ns: float
+    low_ns: float | None
+    high_ns: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Both ways of backfill for ``bonus_tokens`` sequences of a batch, in one pair of modes."""
+
+    batch_size: int
+    bonus_tokens: int
+    decode_mode: Mode
+    prefill_mode: Mode
+    num_blocks: int
+    decode: Cost
+    """The step that is expanded, by itself."""
+    expansion: Cost
+    prefill: Cost
+    difference: Cost
+    """Expansion minus prefill, at the level that all rows share."""
+
+    @property
+    def cheaper(self) -> Backfill | None:
+        """None where the interval holds 0, or too few blocks allow no verdict."""
+        low, high = self.difference.low_ns, self.difference.high_ns
+        if low is None or high is None or self.num_blocks < MIN_PAIRED_BLOCKS:
+            return None
+        return "expansion" if high < 0 else "prefill" if low > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheaperFrom:
+    """One way is the cheaper one at every measured batch size from ``batch_size`` on."""
+
+    way: Backfill
+    batch_size: int
+    up_to: int
+    """The largest batch size that was measured; beyond it nothing is claimed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillVerdict:
+    """All comparisons, which hold together with ``confidence``."""
+
+    confidence: float
+    row_confidence: float
+    """Confidence of the interval of each difference."""
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def mode_pairs(self) -> tuple[tuple[Mode, Mode], ...]:
+        return tuple(dict.fromkeys((row.decode_mode, row.prefill_mode) for row in self.comparisons))
+
+    def rows(self, decode_mode: Mode, prefill_mode: Mode, *, only_all: bool = False) -> tuple[Comparison, ...]:
+        """Rows of one pair of modes; with ``only_all`` those where every sequence of the batch lacks a token."""
+        return tuple(
+            row
+            for row in self.comparisons
+            if (row.decode_mode, row.prefill_mode) == (decode_mode, prefill_mode)
+            and not (only_all and row.bonus_tokens != row.batch_size)
+        )
+
+
+def judge_backfill(times: BlockTimes, design: BonusDesign, confidence: float = 0.95) -> BackfillVerdict:
+    """The verdict of every batch size, number of bonus tokens and pair of modes of the design.
+
+    Raises UsageError, with the passes that lack, where ``times`` does not hold the design in a common block.
+    """
+    estimated = [_comparison(times, row, confidence) for row in design.rows]
+    scores = [_scores(blocks, estimate) for _, estimate, blocks in estimated if estimate.block_weights]
+    level = joint_level(scores, 1 - confidence) if scores else 1 - confidence
+    return BackfillVerdict(
+        confidence=confidence,
+        row_confidence=1 - level,
+        comparisons=tuple(
+            replace(comparison, difference=_cost(estimate, 1 - level)) for comparison, estimate, _ in estimated
+        ),
+    )
+
+
+def cheaper_from(rows: Iterable[Comparison]) -> CheaperFrom | None:
+    """The way that is cheaper in every row from some batch size on; None where the largest has no verdict."""
+    ways: dict[int, set[Backfill | None]] = {}
+    for row in rows:
+        ways.setdefault(row.batch_size, set()).add(row.cheaper)
+    sizes = sorted(ways, reverse=True)
+    if not sizes or len(ways[sizes[0]]) != 1:
+        return None
+    (way,) = ways[sizes[0]]
+    if way is None:
+        return None
+    least = sizes[0]
+    for size in sizes:
+        if ways[size] != {way}:
+            break
+        least = size
+    return CheaperFrom(way=way, batch_size=least, up_to=sizes[0])
+
+
+def cost_over_blocks(values_ns: Sequence[float], confidence: float = 0.95) -> Cost:
+    """The centre of one value for each block, with its own interval."""
+    return _cost(_estimate(values_ns, confidence), confidence)
+
+
+def _comparison(
+    times: BlockTimes, row: DesignRow, confidence: float
+) -> tuple[Comparison, RatioEstimate, tuple[int, ...]]:
+    """One row, the estimate of its difference, and the blocks that it is from."""
+    context_tokens, decode_mode, prefill_mode, batch_size, count = row
+    keys = (
+        (decode_point(batch_size, context_tokens), decode_mode),
+        (decode_point(batch_size + count, context_tokens), decode_mode),
+        (backfill_point(count, context_tokens), prefill_mode),
+    )
+    blocks = _common_blocks(times, keys)
+    decode, expanded, prefill = ([times[key][block] for block in blocks] for key in keys)
+    expansion = [after - before for before, after in zip(decode, expanded, strict=True)]
+    difference = _estimate([x - p for x, p in zip(expansion, prefill, strict=True)], confidence)
+    comparison = Comparison(
+        batch_size=batch_size,
+        bonus_tokens=count,
+        decode_mode=decode_mode,
+        prefill_mode=prefill_mode,
+        num_blocks=len(blocks),
+        decode=cost_over_blocks(decode, confidence),
+        expansion=cost_over_blocks(expansion, confidence),
+        prefill=cost_over_blocks(prefill, confidence),
+        difference=_cost(difference, confidence),
+    )
+    return comparison, difference, blocks
+
+
+def _common_blocks(times: BlockTimes, keys: Sequence[ForwardPass]) -> tuple[int, ...]:
+    """Blocks in which all of these passes were measured."""
+    blocks = set.intersection(*(set(times.get(key, {})) for key in keys))
+    if not blocks:
+        names = ", ".join(f"{point.phase} of {point.batch_size} sequences ({mode})" for point, mode in keys)
+        raise UsageError(f"no block has all of {names}; measure them together with benchctl micro bonus")
+    return tuple(sorted(blocks))
+
+
+def _estimate(values_ns: Sequence[float], confidence: float) -> RatioEstimate:
+    """The centre of one value for each block; ``log_ratio`` of this estimate is in nanoseconds."""
+    return estimate_paired(values_ns, confidence)
+
+
+def _cost(estimate: RatioEstimate, confidence: float) -> Cost:
+    interval = None if estimate.num_blocks < _FEWEST_BLOCKS else estimate.interval_at(confidence)
+    low, high = interval or (None, None)
+    return Cost(centre_ns=estimate.log_ratio, low_ns=low, high_ns=high)
+
+
+def _scores(blocks: tuple[int, ...], estimate: RatioEstimate) -> BlockScores:
+    """The contribution of each block to the estimate, beyond the centre."""
+    weights_and_residuals = zip(estimate.block_weights, estimate.residuals, strict=True)
+    return BlockScores(blocks, tuple(weight * residual for weight, residual in weights_and_residuals))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedBeside:
+    """A published number, and the cost of the same pass here; None where it was not measured."""
+
+    phase: Phase
+    mode: Mode
+    batch_size: int
+    published_ms: float
+    cost: Cost | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredBonus:
+    """The verdicts of a result directory, one for each context."""
+
+    path: Path
+    model: str
+    device: str
+    dtype: str
+    verdicts: tuple[tuple[BonusDesign, BackfillVerdict], ...]
+    published: tuple[PublishedBeside, ...]
+    missing: tuple[str, ...] = ()
+    """Sentences on planned comparisons that have no row, because a pass of theirs does not count."""
+
+    @property
+    def is_decided(self) -> bool:
+        """Every planned comparison has a verdict."""
+        rows = [row for _, verdict in self.verdicts for row in verdict.comparisons]
+        return not self.missing and all(row.cheaper is not None for row in rows)
+
+    @property
+    def where(self) -> str:
+        return f"{self.model}, {self.dtype}, on {self.device}"
+
+
+def measured_bonus(path: Path, *, allow_suspect: bool = False) -> MeasuredBonus:
+    """The verdicts on the passes of a directory that ``benchctl micro`` measured.
+
+    Raises UsageError for a directory of requests, and for one without the passes of a comparison.
+    """
+    experiment = load_experiment(path, allow_suspect=allow_suspect)
+    kind = experiment.profile.engine.kind
+    if kind != "micro":
+        raise UsageError(
+            f"{path} holds requests to engine {kind!r}; name a directory that 'benchctl micro bonus' measured"
+        )
+    bonus = bonus_of(experiment)
+    if bonus is None or not bonus.verdicts:
+        raise UsageError(
+            f"{path} has no batch size B with decodes at B and 2B and a prefill of B single tokens behind the same "
+            "context, in runs that count; measure one with 'benchctl micro bonus'"
+        )
+    return bonus
+
+
+def bonus_of(experiment: Experiment) -> MeasuredBonus | None:
+    """The verdicts of an experiment; None for one whose plan compares no ways of backfill.
+
+    The planned passes say what an experiment is about, and not its name, which anyone may change: it compares
+    where ``measured_designs`` recognises a design in them. Of ``benchctl micro`` only ``bonus`` plans a prefill
+    behind tokens in the cache.
+    """
+    planned = measured_designs(_planned_passes(experiment))
+    if not planned:
+        return None
+    times = block_times(experiment)
+    verdicts, problems = _verdicts(times)
+    records = [run.record for run in experiment.results.runs]
+    config = next((record.effective_config for record in records if record.effective_config), {})
+    return MeasuredBonus(
+        path=experiment.source,
+        model=experiment.profile.model,
+        device=str(config.get("server.device_name", "an unknown device")),
+        dtype=str(config.get("server.dtype", "an unknown type")),
+        verdicts=verdicts,
+        published=_published_beside(times, verdicts[0][0].context_tokens) if verdicts else (),
+        missing=(*problems, *_missing_rows(planned, [design for design, _ in verdicts])),
+    )
+
+
+def block_times(experiment: Experiment) -> BlockTimes:
+    """The median of the replays of each pass in each block, from runs that count."""
+    times: dict[ForwardPass, dict[int, float]] = {}
+    for run in experiment.results.runs:
+        settings = experiment.settings(run.record)
+        if settings is None or settings.server.forward_pass is None:
+            continue
+        median_ms = experiment.metrics(run)["p50_step_ms"]
+        if median_ms is not None and experiment.usability(run).is_usable:
+            times.setdefault(settings.server.forward_pass, {})[run.record.block] = median_ms * NS_PER_MS
+    return times
+
+
+def _planned_passes(experiment: Experiment) -> Iterator[ForwardPass]:
+    for planned in experiment.results.plan.runs:
+        settings = experiment.settings(planned)
+        if settings is not None and settings.server.forward_pass is not None:
+            yield settings.server.forward_pass
+
+
+def _verdicts(times: BlockTimes) -> tuple[tuple[tuple[BonusDesign, BackfillVerdict], ...], tuple[str, ...]]:
+    """The verdict of each design in the passes, and the reason why one has none."""
+    verdicts, problems = [], []
+    for design in measured_designs(times):
+        try:
+            verdicts.append((design, judge_backfill(times, design)))
+        except UsageError as error:
+            problems.append(str(error))
+    return tuple(verdicts), tuple(problems)
+
+
+def _missing_rows(planned: Iterable[BonusDesign], judged: Iterable[BonusDesign]) -> Iterator[str]:
+    """For each context, how many of its comparisons have no row, and at which batch sizes."""
+    has_row = {row for design in judged for row in design.rows}
+    for design in planned:
+        missing = [row for row in design.rows if row not in has_row]
+        if missing:
+            sizes = dict.fromkeys(str(row.batch_size) for row in missing)
+            yield (
+                f"{len(missing)} of {len(design.rows)} comparisons behind {design.context_tokens} tokens in the "
+                f"cache are missing, at batch {', '.join(sizes)}: not every pass of theirs is in a run that counts"
+            )
+
+
+def _published_beside(times: BlockTimes, context_tokens: int) -> tuple[PublishedBeside, ...]:
+    beside = []
+    for published in PASSES:
+        point_at = decode_point if published.phase == "decode" else backfill_point
+        for batch_size, ms in published.ms_by_batch:
+            by_block = times.get((point_at(batch_size, context_tokens), published.mode))
+            beside.append(
+                PublishedBeside(
+                    phase=published.phase,
+                    mode=published.mode,
+                    batch_size=batch_size,
+                    published_ms=ms,
+                    cost=None if by_block is None else cost_over_blocks(list(by_block.values())),
+                )
+            )
+    return tuple(beside)

@@ -1,0 +1,303 @@
+"""A side of an unpaired comparison: result files of other tools, or one arm of a result directory.
+
+The comparison of result files: runs that share no blocks, compared unpaired, load by load.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchctl.analysis.compare.compare import (
+    CompareOptions,
+    compare_sides,
+    correct_for_multiple_tests,
+    deciding_metrics,
+    metric_errors,
+)
+from benchctl.analysis.compare.metric import Role, Rules, compare_metrics, roles_of
+from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.compare.words import statistical_warnings
+from benchctl.analysis.experiment.experiment import Arm, Experiment, load_experiment
+from benchctl.analysis.experiment.pairing import Side, arms_of, parse_side
+from benchctl.analysis.metrics.latency import PERCENTS, is_completed, latencies_ns, measured, smallest_sample
+from benchctl.analysis.metrics.table import LATENCIES, METRICS
+from benchctl.analysis.validity.comparable import Difference, require_comparable
+from benchctl.errors import NotComparableError, UsageError
+from benchctl.interop.readers.files import exists, is_foreign, read_foreign
+from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, unanswered
+from benchctl.profile.model import Arrival
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.schema import ResultWarning
+from benchctl.units import ms_from_ns
+
+_VIRTUAL = "the simulator's clock is virtual: its times are scaled, those of another tool are not"
+_CHOICES = "requests of benchctl asked for several choices each; other tools ask for one"
+
+
+def is_unpaired(a: str, b: str) -> bool:
+    """True where either side is a result file of another tool."""
+    return is_foreign(a) or is_foreign(b)
+
+
+def runs_of_side(text: str, *, allow_suspect: bool = False) -> tuple[ForeignRun, ...]:
+    """The runs of a side. Raises UsageError where a directory has several arms and none is named."""
+    if is_foreign(text):
+        return read_foreign(text)
+    side = parse_side(text)
+    experiment = load_experiment(side.path, allow_suspect=allow_suspect)
+    arm = _one_arm(arms_of(experiment), side)
+    return tuple(_run(experiment, arm, run) for _, run in sorted(arm.runs.items()))
+
+
+def name_of_side(text: str) -> str:
+    """The shortest name of a side: its variant, or the last part of its path."""
+    if is_foreign(text):
+        paths = [Path(part) for part in ([text] if exists(Path(text)) else text.split(","))]
+        return paths[0].resolve().name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1} more"
+    side = parse_side(text)
+    return side.variant or side.path.resolve().name
+
+
+def _one_arm(arms: Sequence[Arm], side: Side) -> Arm:
+    matching = [arm for arm in arms if side.variant in (None, arm.variant)]
+    if len(matching) == 1:
+        return matching[0]
+    labels = " | ".join(arm.label for arm in (matching or arms))
+    if not matching:
+        raise UsageError(f"{side.path} has no variant {side.variant!r}; it has {labels}")
+    raise UsageError(
+        f"{side} holds {labels}; only one of them can be compared with result files of another tool: name it as "
+        "DIR:variant, or export the directory and name the files ('benchctl export')"
+    )
+
+
+def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
+    metrics = experiment.counted_metrics(run)
+    requests = measured(run.requests)
+    model = run.record.effective_config.get("model")
+    failed = sum(not is_completed(request) for request in requests)
+    notes = [f"left out: {why}" for _, why in sorted(arm.excluded.items())]
+    notes += [f"the client's times are left out: {why}" for _, why in sorted(arm.client_excluded.items())]
+    notes += [_VIRTUAL] if run.record.clock_factor != 1 else []
+    notes += [_CHOICES] if any(len(request.choices) > 1 for request in requests) else []
+    return ForeignRun(
+        source="benchctl",
+        where=f"{experiment.source}/runs/{run.record.run_id}",
+        metrics=drop_unknown(metrics),
+        settings={
+            "model_id": None if model is None else str(model),
+            "num_prompts": float(len(requests)),
+            "total_input_tokens": metrics["prompt_tokens"],
+            **_load(experiment.profile.workload.arrival),
+        },
+        failure=unanswered(failed, len(requests)),
+        notes=tuple(notes),
+        latencies_ms=_latencies_ms(run, metrics),
+    )
+
+
+def _latencies_ms(run: LoadedRun, metrics: Mapping[str, float | None]) -> dict[str, tuple[float, ...]]:
+    """The latencies of its completed requests, as far as they count."""
+    completed = [request for request in measured(run.requests) if is_completed(request)]
+    factor = run.record.clock_factor
+    return {
+        name: tuple(ms_from_ns(value * factor) for value in values)
+        for name, values in latencies_ns(completed).items()
+        if metrics.get(f"{name}_ms") is not None
+    }
+
+
+def _load(arrival: Arrival) -> dict[str, Setting]:
+    is_immediate = arrival.kind in {"closed-loop", "burst"}
+    limit = arrival.max_concurrency
+    return {
+        "request_rate": "inf" if is_immediate else arrival.request_rate,
+        "max_concurrency": None if limit is None else float(limit),
+    }
+
+
+DECIDING: Final = ("tpot_ms", "ttft_ms", "output_throughput")
+"""Default deciding metrics, as far as every run knows them."""
+_COUNTED: Final = {"num_prompts": ("num_requests", "num_completed"), "total_input_tokens": ("prompt_tokens",)}
+"""Exact metrics that a setting stands for: where it may differ, so may they."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """Runs of both sides under one load."""
+
+    label: str
+    a: tuple[ForeignRun, ...]
+    b: tuple[ForeignRun, ...]
+
+
+def compare_paths(a: str, b: str, options: CompareOptions) -> Comparison:
+    """Compare block by block if both sides are result directories, run by run if one consists of result files."""
+    if not is_unpaired(a, b):
+        return compare_sides(parse_side(a), parse_side(b), options)
+    a_runs, b_runs = (runs_of_side(side, allow_suspect=options.allow_suspect) for side in (a, b))
+    names = name_of_side(a), name_of_side(b)
+    return compare_foreign(a_runs, b_runs, options, names if names[0] != names[1] else (a, b))
+
+
+def compare_foreign(
+    a: Sequence[ForeignRun], b: Sequence[ForeignRun], options: CompareOptions, names: tuple[str, str] = ("A", "B")
+) -> Comparison:
+    """Compare the runs of B with those of A.
+
+    Raises NotComparableError where undeclared settings differ or the sides share no load, UsageError for a metric
+    that does not exist.
+    """
+    cells, unmatched = _cells(a, b)
+    runs = [run for cell in cells for run in (*cell.a, *cell.b)]
+    allowed = require_comparable(_differences(cells), options.allow)
+    metrics = options.metrics or tuple(name for name in DECIDING if all(name in run.metrics for run in runs))
+    if not metrics:
+        in_all = sorted(set.intersection(*(set(run.metrics) for run in runs)))
+        raise NotComparableError(
+            f"the runs do not all have {' or '.join(DECIDING)}; metrics in all of them: "
+            f"{', '.join(in_all) or 'none'}. Name the deciding metrics with --metrics"
+        )
+    deciding = deciding_metrics(metrics)
+    rules = Rules(
+        margin_frac=options.margin_frac,
+        confidence=options.confidence,
+        is_paired=False,
+        noise=options.noise or {},
+        equivalence_margin_frac=options.equivalence_margin_frac,
+    )
+    roles = _roles(deciding, allowed, runs)
+    uncorrected = [_compare_cell(cell, names, roles, rules, allow_failed=options.allow_failed) for cell in cells]
+    comparisons = correct_for_multiple_tests(uncorrected, options.confidence)
+    return Comparison(
+        a_name=names[0],
+        b_name=names[1],
+        pairing="unpaired",
+        margin_frac=options.margin_frac,
+        equivalence_margin_frac=options.equivalence_margin_frac,
+        confidence=options.confidence,
+        cells=comparisons,
+        allowed=allowed,
+        warnings=(*_warnings(cells, unmatched), *statistical_warnings(comparisons)),
+        noise={name: noise for name, noise in rules.noise.items() if name in deciding},
+    )
+
+
+def _cells(a: Sequence[ForeignRun], b: Sequence[ForeignRun]) -> tuple[list[_Cell], list[str]]:
+    """Cells of equal load, and the loads that only one side has.
+
+    Two sides of one load each are one cell even where the loads differ: that is a difference of settings.
+    """
+    left, right = _by_load(a), _by_load(b)
+    if len(left) == len(right) == 1:
+        return [_Cell(next(iter(right)), tuple(a), tuple(b))], []
+    shared = [label for label in right if label in left]
+    if not shared:
+        sides = " against ".join(" | ".join(side) or "none" for side in (left, right))
+        raise NotComparableError(
+            f"no load was driven on both sides: {sides}. Name files of the same request rate and concurrency"
+        )
+    lone = [label for label in (*left, *right) if label not in shared]
+    return [_Cell(label, tuple(left[label]), tuple(right[label])) for label in shared], lone
+
+
+def _by_load(runs: Sequence[ForeignRun]) -> dict[str, list[ForeignRun]]:
+    runs_by_load: dict[str, list[ForeignRun]] = {}
+    for run in runs:
+        limits = [f"{key}={_format_setting(value)}" for key, value in run.load_point if value not in (None, "inf")]
+        runs_by_load.setdefault(" ".join(limits) or "unlimited load", []).append(run)
+    return runs_by_load
+
+
+def _differences(cells: Sequence[_Cell]) -> tuple[Difference, ...]:
+    """Settings known on both sides with more than one value, including those that change within a side."""
+    cells_of: dict[tuple[str, str, str], list[str]] = {}
+    for cell in cells:
+        for key in _settings(cell):
+            left, right = _values(cell.a, key), _values(cell.b, key)
+            if left and right and len({*left, *right}) > 1:
+                cells_of.setdefault((key, " or ".join(left), " or ".join(right)), []).append(cell.label)
+    return tuple(
+        Difference(key, left, right, () if len(labels) == len(cells) else tuple(labels))
+        for (key, left, right), labels in sorted(cells_of.items())
+    )
+
+
+def _settings(cell: _Cell) -> list[str]:
+    """Settings to compare; not the number of prompt tokens where two tools count them, each in its own way."""
+    keys = {key for run in (*cell.a, *cell.b) for key in run.settings}
+    tools = {run.source for run in (*cell.a, *cell.b)}
+    return sorted(keys - {"total_input_tokens"} if len(tools) > 1 else keys)
+
+
+def _values(runs: Iterable[ForeignRun], key: str) -> tuple[str, ...]:
+    settings = (run.settings.get(key) for run in runs)
+    return tuple(dict.fromkeys(_format_setting(value) for value in settings if value is not None))
+
+
+def _format_setting(value: Setting) -> str:
+    return f"{value:g}" if isinstance(value, float | int) else str(value)
+
+
+def _roles(deciding: Sequence[str], allowed: Sequence[Difference], runs: Sequence[ForeignRun]) -> dict[str, Role]:
+    """Counts must be equal, except where the setting behind them may differ or a run lacks them."""
+    roles = roles_of(deciding, is_forced=False)
+    free = {name for difference in allowed for name in _COUNTED.get(difference.key, ())}
+    free |= {"prompt_tokens"} if len({run.source for run in runs}) > 1 else set()
+    free |= {name for name in roles if METRICS[name].is_exact and any(name not in run.metrics for run in runs)}
+    return {name: "exploratory" if role == "exact" and name in free else role for name, role in roles.items()}
+
+
+def _compare_cell(
+    cell: _Cell, names: tuple[str, str], roles: Mapping[str, Role], rules: Rules, *, allow_failed: bool
+) -> CellComparison:
+    a_metrics, b_metrics = [_metrics(run) for run in cell.a], [_metrics(run) for run in cell.b]
+    metrics = compare_metrics(a_metrics, b_metrics, roles, rules)
+    failures = tuple(f"{run.where}: {run.failure}" for run in (*cell.a, *cell.b) if run.failure is not None)
+    return CellComparison(
+        label=cell.label,
+        a_label=names[0],
+        b_label=names[1],
+        num_blocks=min(len(cell.a), len(cell.b)),
+        metrics=metrics,
+        errors=tuple(metric_errors(metrics, failures, allow_failed=allow_failed)),
+        failures=failures,
+    )
+
+
+def _metrics(run: ForeignRun) -> dict[str, float | None]:
+    """Every metric by name; percentiles that too few requests support are None even where the tool reports them."""
+    metrics: dict[str, float | None] = dict.fromkeys(METRICS) | dict(run.metrics)
+    num_completed = run.metrics.get("num_completed", 0)
+    for percent in PERCENTS:
+        if num_completed < smallest_sample(percent):
+            metrics |= dict.fromkeys((f"p{percent}_{latency}_ms" for latency in LATENCIES), None)
+    return metrics
+
+
+def _warnings(cells: Sequence[_Cell], unmatched: Sequence[str]) -> list[ResultWarning]:
+    runs = [run for cell in cells for run in (*cell.a, *cell.b)]
+    sources = sorted({run.source for run in runs})
+    message = (
+        "result files record neither the order of the runs nor the server's configuration nor the machine: nothing "
+        "proves that only the intended change lies between the sides"
+    )
+    warnings = [ResultWarning(code="foreign-results", message=message)]
+    if len(sources) > 1:
+        message = (
+            f"the runs were measured by different tools ({', '.join(sources)}), which start and stop their clocks "
+            "at different points and count prompt tokens differently: a part of any difference may be theirs, and "
+            "nothing shows that the prompts were the same"
+        )
+        warnings.append(ResultWarning(code="tools-differ", message=message))
+    one_sided = {
+        key for cell in cells for key in _settings(cell) if bool(_values(cell.a, key)) != bool(_values(cell.b, key))
+    }
+    if one_sided:
+        names = ", ".join(sorted(one_sided))
+        message = f"not on file for both sides, and so not compared: {names}"
+        warnings.append(ResultWarning(code="settings-unknown", message=message))
+    warnings += [ResultWarning(code="load-unmatched", message=f"only one side has {label}") for label in unmatched]
+    notes = dict.fromkeys(note for run in runs for note in run.notes)
+    return warnings + [ResultWarning(code="definition", message=note) for note in notes]

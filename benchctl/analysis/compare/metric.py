@@ -1,0 +1,304 @@
+"""The comparison of one metric in one cell: block values of both sides, estimate, verdict and reason."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, geometric_mean
+from typing import Final, Literal, TypeAlias
+
+from benchctl.analysis.metrics.table import METRICS, Metric
+from benchctl.analysis.statistics.decide import (
+    MAX_BLOCKS_NEEDED,
+    Margins,
+    Verdict,
+    blocks_for_verdict,
+    margins_of,
+    verdict_of,
+)
+from benchctl.analysis.statistics.estimate import (
+    DEFAULT_ESTIMATOR,
+    MIN_PAIRED_BLOCKS,
+    MIN_UNPAIRED_BLOCKS,
+    UNORDERED,
+    BlockDesign,
+    Estimator,
+    PooledSlope,
+    RatioEstimate,
+    SideRatio,
+    estimate_unpaired,
+    metric_ratio,
+    scatter_of,
+    side_ratio,
+)
+from benchctl.analysis.statistics.intervals import OrderEffects, order_effects, outlier_indices
+from benchctl.formats import percentage
+from benchctl.records.stores.peaks_store import MetricNoise
+
+MetricVerdict: TypeAlias = Verdict | Literal["equal", "different", "unknown"]
+"""``equal`` and ``different`` are those of exact metrics, ``equal`` also that of exploratory ones that are equal in
+every block; ``unknown`` is a metric that was not recorded."""
+
+Role: TypeAlias = Literal["deciding", "exact", "exploratory"]
+"""``deciding`` metrics make the verdict, ``exact`` ones can only make the comparison invalid."""
+
+FORCED_EXACT: Final = frozenset({"output_tokens"})
+"""Exact as well when the length of each output is forced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Margins, confidence and estimator by which metrics are compared."""
+
+    margin_frac: float
+    """The threshold."""
+    confidence: float
+    is_paired: bool
+    noise: Mapping[str, MetricNoise]
+    """Noise of this machine by metric, from an A/A experiment."""
+    equivalence_margin_frac: float | None = None
+    """Inside it two sides are equivalent; None: inside the threshold."""
+    estimator: Estimator = DEFAULT_ESTIMATOR
+    slopes: Mapping[str, PooledSlope] | None = None
+    """Effects of the position by metric, from all arms of the directory; metrics without one are not adjusted.
+    None: each pair of arms estimates its own."""
+
+    def margins_of(self, name: str) -> Margins:
+        """The margins of a metric; its noise floor widens the change margin, never that of equivalence."""
+        floor_frac = self.noise[name].floor_frac if name in self.noise else 0.0
+        return margins_of(self.margin_frac, floor_frac, self.equivalence_margin_frac)
+
+    @property
+    def min_blocks(self) -> int:
+        """Fewer are a screening: no verdict."""
+        return MIN_PAIRED_BLOCKS if self.is_paired else MIN_UNPAIRED_BLOCKS
+
+
+NO_MARGINS: Final = Margins(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricComparison:
+    """One metric of both sides with its estimate and verdict.
+
+    Of paired sides, ``a`` and ``b`` are the centres of the blocks that both know, so that b / a is the ratio. Of
+    unpaired sides, and without an estimate, they are means of the values as measured, geometric where all are
+    positive.
+    """
+
+    metric: Metric
+    role: Role
+    verdict: MetricVerdict
+    a_blocks: tuple[float | None, ...]
+    b_blocks: tuple[float | None, ...]
+    estimate: RatioEstimate | None = None
+    reason: str | None = None
+    limits: tuple[str, ...] = ()
+    """What limits its values; comes first in the reason wherever there is no verdict."""
+    blocks: tuple[int, ...] = ()
+    """Those of the estimate, in order; empty where the sides share none."""
+    margins: Margins = NO_MARGINS
+    """Beyond which a change is called, and inside which equivalence."""
+    judged_confidence: float | None = None
+    """Confidence of the interval that made the verdict: higher than the shown one where several tests are made."""
+    order: OrderEffects | None = None
+    outlier_blocks: tuple[int, ...] = ()
+    """Blocks that stand out; they count as well."""
+    without_outliers: RatioEstimate | None = None
+    """The estimate without them; None where there are none."""
+    is_screening: bool = False
+    """Too few blocks for any verdict."""
+    is_unreliable: bool = False
+    """Its runs carry a warning that its values cannot be trusted: it decides nothing."""
+    num_bounded: tuple[int, int] = (0, 0)
+    """Runs of each side that know it only between bounds and do not count for it."""
+    a_level: float | None = None
+    """Of paired sides: the centre of A that the estimate belongs to."""
+
+    @property
+    def margin_frac(self) -> float:
+        """The change margin."""
+        return self.margins.change_frac
+
+    @property
+    def a(self) -> float | None:
+        return mean_of_blocks(self.a_blocks) if self.a_level is None else self.a_level
+
+    @property
+    def b(self) -> float | None:
+        if self.a_level is None or self.estimate is None:
+            return mean_of_blocks(self.b_blocks)
+        return self.a_level * self.estimate.ratio
+
+
+def mean_of_blocks(values: Sequence[float | None]) -> float | None:
+    """Geometric mean of the known values, arithmetic where one is not positive, None where none is known."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return None
+    return geometric_mean(numbers) if min(numbers) > 0 else fmean(numbers)
+
+
+def scatters_of(metric: MetricComparison) -> tuple[float | None, ...]:
+    """The scatter of each side around its centre, over the same blocks and with the same weights."""
+    sides, weights = (metric.a_blocks, metric.b_blocks), metric.estimate.block_weights if metric.estimate else ()
+    shared = (
+        zip(*(pair for pair in zip(*sides, strict=True) if None not in pair), strict=True) if weights else sides
+    )
+    return tuple(scatter_of([value for value in side if value is not None], weights) for side in shared)
+
+
+def roles_of(deciding: Sequence[str], *, is_forced: bool) -> dict[str, Role]:
+    """Role of each metric, deciding ones first."""
+    exact = {name for name, metric in METRICS.items() if metric.is_exact or (is_forced and name in FORCED_EXACT)}
+    roles: dict[str, Role] = dict.fromkeys((name for name in deciding if name not in exact), "deciding")
+    roles |= dict.fromkeys((name for name in METRICS if name in exact), "exact")
+    return roles | dict.fromkeys((name for name in METRICS if name not in roles), "exploratory")
+
+
+def compare_metrics(
+    a_runs: Sequence[Mapping[str, float | None]],
+    b_runs: Sequence[Mapping[str, float | None]],
+    roles: Mapping[str, Role],
+    rules: Rules,
+    design: BlockDesign = UNORDERED,
+) -> tuple[MetricComparison, ...]:
+    """Compare each metric, without a correction for several; exploratory ones without values are left out."""
+    comparisons = []
+    for name, role in roles.items():
+        a_blocks, b_blocks = tuple(run[name] for run in a_runs), tuple(run[name] for run in b_runs)
+        if role == "exact":
+            comparisons.append(_compare_exactly(name, a_blocks, b_blocks, rules))
+        elif role == "deciding" or any(value is not None for value in (*a_blocks, *b_blocks)):
+            comparisons.append(_compare_ratio(name, role, (a_blocks, b_blocks), rules, design))
+    return tuple(comparisons)
+
+
+Blocks: TypeAlias = tuple[float | None, ...]
+
+
+def _compare_exactly(name: str, a: Blocks, b: Blocks, rules: Rules) -> MetricComparison:
+    """Equal in every block, or different: a count has no noise."""
+    is_complete = None not in (*a, *b) and a and b
+    is_equal = a == b if rules.is_paired else len({*a, *b}) == 1
+    verdict: MetricVerdict = "unknown" if not is_complete else "equal" if is_equal else "different"
+    return MetricComparison(metric=METRICS[name], role="exact", verdict=verdict, a_blocks=a, b_blocks=b)
+
+
+def _compare_ratio(
+    name: str, role: Role, sides: tuple[Blocks, Blocks], rules: Rules, design: BlockDesign
+) -> MetricComparison:
+    a, b = sides
+    metric, margins = METRICS[name], rules.margins_of(name)
+    comparison = MetricComparison(
+        metric=metric, role=role, verdict="inconclusive", a_blocks=a, b_blocks=b, margins=margins
+    )
+    if rules.is_paired:
+        pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+        a_values, b_values = [x for x, _ in pairs], [y for _, y in pairs]
+    else:
+        a_values, b_values = [x for x in a if x is not None], [y for y in b if y is not None]
+    if not a_values or not b_values:
+        return replace(comparison, verdict="unknown", reason=f"needs {metric.needs}")
+    if min(*a_values, *b_values) <= 0:
+        if len({*a_values, *b_values}) == 1:
+            return replace(comparison, verdict="equal")
+        return replace(comparison, reason="a value of zero has no ratio")
+    if rules.is_paired:
+        ratio = metric_ratio(name, a, b, design, rules.slopes, rules.confidence, rules.estimator)
+        if ratio is None:
+            return comparison
+        judged = judge_metric(_add_ratio(comparison, ratio, rules), rules.confidence)
+        is_equal = role == "exploratory" and a_values == b_values  # counts; any number of blocks shows that
+        return replace(judged, verdict="equal", reason=None) if is_equal else judged
+    estimate = estimate_unpaired(a_values, b_values, rules.confidence)
+    is_screening = min(len(a_values), len(b_values)) < rules.min_blocks
+    return judge_metric(replace(comparison, estimate=estimate, is_screening=is_screening), rules.confidence)
+
+
+def _add_ratio(comparison: MetricComparison, ratio: SideRatio, rules: Rules) -> MetricComparison:
+    """``comparison`` with the estimate of paired sides, the effects of their order, and their outliers."""
+    design, outliers = ratio.design, outlier_indices(ratio.log_ratios)
+    a, b = ([math.log(value) for value in side] for side in (ratio.a_values, ratio.b_values))
+    without = None
+    if outliers:
+        others = [i for i in range(len(a)) if i not in outliers]
+        a_others, b_others = ([side[i] for i in others] for side in (ratio.a_values, ratio.b_values))
+        own = design.select(others), ratio.slope, rules.confidence, rules.estimator
+        without = side_ratio(a_others, b_others, *own)
+    return replace(
+        comparison,
+        estimate=ratio.estimate,
+        a_level=ratio.a,
+        blocks=design.blocks,
+        is_screening=len(a) < rules.min_blocks,
+        order=order_effects(a, b, design.blocks, design.positions),
+        outlier_blocks=tuple(design.blocks[i] for i in outliers),
+        without_outliers=None if without is None else without.estimate,
+    )
+
+
+def judge_metric(comparison: MetricComparison, confidence: float) -> MetricComparison:
+    """``comparison`` with the verdict of its interval at ``confidence``, and the reason where there is none."""
+    if comparison.estimate is None:
+        return comparison
+    verdict: Verdict = "inconclusive"
+    if not comparison.is_screening:
+        verdict = verdict_of(comparison.estimate, comparison.margins, comparison.metric.direction, confidence)
+    reason = (
+        "; ".join((*comparison.limits, why_inconclusive(comparison, confidence)))
+        if verdict == "inconclusive"
+        else None
+    )
+    return replace(comparison, verdict=verdict, reason=reason, judged_confidence=confidence)
+
+
+def why_inconclusive(comparison: MetricComparison, confidence: float) -> str:
+    """The reason why there is no verdict, and the number of blocks that would give one where that is known."""
+    estimate, margins = comparison.estimate, comparison.margins
+    if estimate is None:
+        return "nothing was estimated"
+    if comparison.is_screening:
+        least = MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS
+        each = "" if estimate.is_paired else " on each side"
+        number = "1 block gives" if estimate.num_blocks == 1 else f"{estimate.num_blocks} blocks give"
+        return f"screening: {number} no verdict; at least {least}{each} are needed"
+    if margins.leave_between(estimate.log_ratio):
+        return _why_never(estimate, margins, confidence)
+    margin = _margin_across(estimate, margins)
+    where = f"the interval reaches across {margin}"
+    if verdict_of(estimate, margins, "none") != "inconclusive":
+        where = (
+            f"the {percentage(estimate.confidence)} interval is clear of {margin}, but not that of "
+            f"{percentage(confidence, 4)}, which so many tests require"
+        )
+    needed = blocks_for_verdict(estimate, margins, confidence)
+    if needed is None:
+        return (
+            f"{where}; not even {MAX_BLOCKS_NEEDED} blocks would give a verdict: the scatter is too large, or the "
+            "change too close to the margin"
+        )
+    more = max(1, needed - estimate.num_blocks)
+    blocks = "1 more block" if more == 1 else f"{more} more blocks"
+    return f"{where}; about {blocks}, if ratio and scatter stay as they are"
+
+
+def _margin_across(estimate: RatioEstimate, margins: Margins) -> str:
+    """The margin that the ratio has to clear: of equivalence from inside, or of a change from outside."""
+    if abs(estimate.log_ratio) < margins.log_equivalence:
+        return f"the margin of {percentage(margins.equivalence_frac)}"
+    return f"the {'noise floor' if margins.is_noise_floor else 'margin'} of {percentage(margins.change_frac)}"
+
+
+def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> str:
+    """The reason for a ratio between equivalence and change margin, where no number of blocks helps."""
+    low, high = estimate.interval_at(confidence) or (-math.inf, math.inf)
+    is_between = margins.leave_between(low) and margins.leave_between(high) and low * high > 0
+    what = "interval" if is_between else "ratio"
+    between = f"the {what} is between the margin of {percentage(margins.equivalence_frac)} and the"
+    change = percentage(margins.change_frac)
+    if not margins.is_noise_floor:
+        return f"{between} threshold of {change}: too large for equivalent, too small to count"
+    return (
+        f"{between} noise floor of {change}: more blocks will not help while that floor holds; measure the floor "
+        "with more blocks, or on a quieter machine (benchctl run NAME --aa --blocks N)"
+    )

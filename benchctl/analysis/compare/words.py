@@ -1,0 +1,459 @@
+"""The warnings of a comparison, collected from the experiments, their runs and the statistics.
+
+A comparison in sentences: the verdict and its reasons.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+from benchctl.analysis.compare.metric import MetricComparison
+from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.experiment.pairing import CellPair, PairedRuns, unmatched_arms, unrecorded_text
+from benchctl.analysis.quality.accuracy import accuracy_sentence
+from benchctl.analysis.quality.divergence import Divergence
+from benchctl.analysis.statistics.decide import Margins, Share, fisher_one_sided
+from benchctl.analysis.summary.nodes import NodeResults, node_sentence
+from benchctl.analysis.validity.comparable import ABSENT, Difference
+from benchctl.analysis.validity.machines import machine_warnings
+from benchctl.analysis.validity.prefix_hits import prefix_warnings
+from benchctl.analysis.validity.usable import decisive_warnings
+from benchctl.formats import percentage, percentage_change
+from benchctl.records.loaded import LoadedResults, LoadedRun
+from benchctl.records.schema import ResultWarning
+
+SURPRISING_P: Final = 0.01
+"""Effects of the order are reported where their p-value, over all tests, is below it."""
+
+WarningKind: TypeAlias = tuple[str, str]
+_NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
+
+
+def warning_kind(warning: ResultWarning) -> WarningKind:
+    """Key under which warnings are merged: code and message, the latter without numbers where it is of one run."""
+    message = warning.message
+    return warning.code, message if warning.where is None else _NUMBER.sub("#", message)
+
+
+def measurement_warnings(
+    a: LoadedResults, b: LoadedResults, cells: Sequence[PairedRuns]
+) -> tuple[ResultWarning, ...]:
+    """Warnings of the experiments, of their pairing and their machines, of failed checks and of the runs."""
+    experiments = (a,) if a.path.resolve() == b.path.resolve() else (a, b)
+    pairs = [cell.pair for cell in cells]
+    runs = {id(run): run for pair in pairs for run in (*pair.a_runs, *pair.b_runs)}
+    return _merge_warnings(
+        [
+            *(warning for results in experiments for warning in _experiment_warnings(results)),
+            *_pairing_warnings(a, b, pairs),
+            *_exclusion_warnings(cells),
+            *(() if len(experiments) == 1 else machine_warnings(a, b)),
+            *(
+                ResultWarning(code=f"check-{check.name}", message=check.detail, where=run.record.run_id)
+                for cell in cells
+                for run, check in cell.checks()
+                if check.ok is False and not check.is_fatal
+            ),
+            *(warning for run in runs.values() for warning in _run_warnings(run)),
+            *(warning for cell in cells for warning in cell.prompt_warnings()),
+            *(warning for pair in pairs for warning in prefix_warnings(pair.a_runs, pair.b_runs, pair.label)),
+        ]
+    )
+
+
+def suspect_warnings(pairs: Sequence[CellPair], names: tuple[str, str]) -> tuple[ResultWarning, ...]:
+    """One warning with the number of suspect runs that count on each side, and the codes of their warnings."""
+    sides = ([run for pair in pairs for run in pair.a_runs], [run for pair in pairs for run in pair.b_runs])
+    counts = [_describe_suspects(name, runs) for name, runs in zip(names, sides, strict=True)]
+    if not any(counts):
+        return ()
+    message = (
+        f"suspect runs are counted (--allow-suspect): {' and '.join(filter(None, counts))}; the verdict is only as "
+        "good as they are"
+    )
+    return (ResultWarning(code="suspect-counted", message=message),)
+
+
+def _describe_suspects(name: str, runs: Iterable[LoadedRun]) -> str:
+    distinct = {id(run): run.record for run in runs}.values()
+    suspect = [record for record in distinct if record.state == "suspect"]
+    if not suspect:
+        return ""
+    codes = sorted({warning.code for record in suspect for warning in decisive_warnings(record)})
+    return f"{len(suspect)} of {len(distinct)} runs of {name} ({', '.join(codes) or 'no reason recorded'})"
+
+
+def statistical_warnings(cells: Sequence[CellComparison]) -> tuple[ResultWarning, ...]:
+    """Warnings of the numbers: failed requests, no scatter at all, effects of the order, outlier blocks."""
+    warnings = [
+        ResultWarning(code="failed-requests", message=failure)
+        for failure in dict.fromkeys(failure for cell in cells for failure in cell.failures)
+    ]
+    deciding = [(cell, m) for cell in cells for m in cell.deciding if m.estimate is not None]
+    if any(m.estimate is not None and m.estimate.standard_error == 0 for _, m in deciding):
+        message = (
+            "all blocks are exactly equal, as of a simulator without noise or of copied runs; the interval says "
+            "nothing about a real machine"
+        )
+        warnings.append(ResultWarning(code="no-scatter", message=message))
+    warnings += [warning for cell in cells for warning in _answer_warnings(cell)]
+    for cell, metric in deciding:
+        warnings += _order_warnings(cell, metric, max(1, len(deciding)))
+    return tuple(warnings)
+
+
+def node_warnings(nodes: NodeResults | None) -> tuple[ResultWarning, ...]:
+    """A warning where a node differs from the others beyond chance."""
+    sentence = None if nodes is None else node_sentence(nodes)
+    return () if sentence is None else (ResultWarning(code="node-differs", message=sentence),)
+
+
+def _answer_warnings(cell: CellComparison) -> Iterable[ResultWarning]:
+    """Greedy answers of drafting sides that differ from A's more often than A's from block to block.
+
+    The same prompts part in every block, so the test (Fisher's, one-sided) counts the answers of one block.
+    """
+    divergence = cell.divergence
+    if divergence is None or divergence.temperature != 0 or divergence.a_against_a is None or cell.num_blocks < 2:
+        return
+    has_drafts = cell.a_drafts is not None or cell.b_drafts is not None
+    of_b, of_a = divergence.b_against_a, divergence.a_against_a
+    p_value = fisher_one_sided(_parted(of_b, cell.num_blocks), _parted(of_a, cell.num_blocks - 1))
+    if not has_drafts or of_b.identical_frac is None or of_a.identical_frac is None or p_value >= SURPRISING_P:
+        return
+    message = (
+        f"draft tokens change greedy answers: {of_b.identical_frac:.1%} are identical on both sides, and "
+        f"{of_a.identical_frac:.1%} on side A from block to block"
+    )
+    yield ResultWarning(code="greedy-answers-differ", message=message, where=cell.label)
+
+
+def _parted(divergence: Divergence, num_blocks: int) -> Share:
+    """Answers of a mean block that are not identical."""
+    num_parted = divergence.num_pairs - divergence.num_identical
+    return Share(round(num_parted / num_blocks), round(divergence.num_pairs / num_blocks))
+
+
+def _order_warnings(cell: CellComparison, metric: MetricComparison, num_tests: int) -> Iterable[ResultWarning]:
+    """Effects with p < 0.01 over all tests (Bonferroni), so that many tests do not raise false alarms."""
+    where = f"{metric.metric.name} in {cell.label}"
+    effects, limit = metric.order, SURPRISING_P / num_tests
+    if effects is not None and effects.position is not None and effects.position.p_value < limit:
+        per_position = math.expm1(effects.position.log_per_unit) * 100
+        message = (
+            f"a run takes {per_position:+.2g}% for each position later in its block; the estimate is that of equal "
+            "positions"
+        )
+        yield ResultWarning(code="position-effect", message=message, where=where)
+    if effects is not None and effects.ratio_drift is not None and effects.ratio_drift.p_value < limit:
+        per_block = math.expm1(effects.ratio_drift.log_per_unit) * 100
+        message = (
+            f"the ratio itself moves by {per_block:+.2g}% per block, so one number does not describe it; look at "
+            "the single blocks"
+        )
+        yield ResultWarning(code="ratio-drift", message=message, where=where)
+    if metric.outlier_blocks:
+        yield ResultWarning(code="outlier-block", message=_describe_outliers(metric), where=where)
+
+
+def _describe_outliers(metric: MetricComparison) -> str:
+    """The outlier blocks, their weight in the estimate, and the estimate without them."""
+    blocks = ", ".join(str(block) for block in metric.outlier_blocks)
+    weight = "little" if metric.estimate is not None and metric.estimate.estimator == "robust" else "in full"
+    sentence, them = f"blocks {blocks} stand out and count {weight}", "them"
+    if len(metric.outlier_blocks) == 1:
+        sentence, them = f"block {blocks} stands out and counts {weight}", "it"
+    estimate = metric.without_outliers
+    if estimate is None or estimate.ci_low is None or estimate.ci_high is None:
+        return f"{sentence}; without {them} nothing can be estimated"
+    ends = (estimate.ratio, estimate.ci_low, estimate.ci_high)
+    change, low, high = (f"{(end - 1) * 100:+.2f}%" for end in ends)
+    return f"{sentence}; without {them} the change would be {change} [{low}, {high}]"
+
+
+def _experiment_warnings(results: LoadedResults) -> Iterable[ResultWarning]:
+    where, state = str(results.source), results.manifest.state
+    if state != "done":
+        message = f"the experiment is {state}; 'benchctl run --resume {where}' continues it"
+        yield ResultWarning(code="experiment-unfinished", message=message, where=where)
+    yield from results.manifest.warnings
+
+
+def _pairing_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair]) -> Iterable[ResultWarning]:
+    pairing = pairs[0].pairing
+    if pairing == "same-plan":
+        yield ResultWarning(
+            code="not-interleaved",
+            message="blocks of two directories with the same plan are paired by index; they were not interleaved "
+            "in time, so a drift of the machine between them looks like a change",
+        )
+    if pairing == "unpaired":
+        yield ResultWarning(
+            code="unpaired",
+            message="the directories share no blocks, so Hodges-Lehmann shifts with Mann-Whitney intervals are "
+            "used; these are wider than the intervals of one experiment",
+        )
+    if all(pair.a.key == pair.b.key for pair in pairs) and a.path.resolve() == b.path.resolve():
+        yield ResultWarning(code="same-runs", message="both sides are the same runs")
+    for arm in unmatched_arms(a, b, pairs):
+        yield ResultWarning(code="unmatched", message=f"{arm} has no counterpart and is not compared")
+
+
+def _exclusion_warnings(cells: Sequence[PairedRuns]) -> Iterable[ResultWarning]:
+    for cell in cells:
+        for arm, experiment in ((cell.pair.a, cell.a), (cell.pair.b, cell.b)):
+            yield from experiment.block_warnings
+            for block, reason in sorted(arm.excluded.items()):
+                scattered = experiment.scattered_blocks.get(block)
+                if scattered is None or not reason.endswith(scattered):
+                    yield ResultWarning(code="excluded-block", message=f"block {block} is left out: {reason}")
+            if arm.client_excluded:
+                blocks = ", ".join(map(str, sorted(arm.client_excluded)))
+                message = (
+                    f"{arm.label}: times that the client measured in block {blocks} do not count, those of the "
+                    f"server do; the first: {arm.client_excluded[min(arm.client_excluded)]}"
+                )
+                yield ResultWarning(code="client-times-excluded", message=message)
+
+
+def _run_warnings(run: LoadedRun) -> Iterable[ResultWarning]:
+    record, where = run.record, run.record.run_id
+    if not record.effective_config:
+        message = (
+            "the server did not report its configuration: nothing proves that only the declared factor differs"
+        )
+        yield ResultWarning(code="configuration-unknown", message=message, where=where)
+    if record.attempt > 1:
+        yield ResultWarning(code="repeated-run", message="the run needed more than one attempt", where=where)
+    yield from run.warnings
+
+
+def _merge_warnings(warnings: Iterable[ResultWarning]) -> tuple[ResultWarning, ...]:
+    """One warning for each kind, with the message of the first and the runs or files that have it."""
+    by_kind: dict[WarningKind, list[ResultWarning]] = {}
+    for warning in warnings:
+        by_kind.setdefault(warning_kind(warning), []).append(warning)
+    merged = []
+    for first, *others in by_kind.values():
+        sources = list(dict.fromkeys(w.where for w in (first, *others) if w.where is not None))
+        more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+        where = f"{sources[0]}{more}" if sources else None
+        merged.append(ResultWarning(code=first.code, message=first.message, where=where))
+    return tuple(merged)
+
+
+def change_text(metric: MetricComparison) -> str:
+    """``+14.3% [+13.1%, +15.4%]``; the reason where there is no interval."""
+    estimate = metric.estimate
+    if estimate is None or metric.verdict == "equal":
+        return {"equal": "=", "different": "differs"}.get(metric.verdict, "?")
+    change = percentage_change(estimate.ratio - 1)
+    if estimate.ci_low is None or estimate.ci_high is None:
+        num_a, num_b = (sum(value is not None for value in side) for side in (metric.a_blocks, metric.b_blocks))
+        return f"{change} [{'one block' if estimate.is_paired else f'no interval: {num_a} against {num_b} runs'}]"
+    return f"{change} [{percentage_change(estimate.ci_low - 1)}, {percentage_change(estimate.ci_high - 1)}]"
+
+
+def speed_line(cell: CellComparison) -> str | None:
+    """Tokens per step over time per step of decode steps; None where no side drafts tokens or one is unknown."""
+    metrics = {metric.metric.name: metric for metric in cell.metrics}
+    tokens, time = metrics.get("tokens_per_step"), metrics.get("decode_step_ms")
+    if cell.a_drafts is None and cell.b_drafts is None:
+        return None
+    if tokens is None or time is None or not (tokens.a and tokens.b and time.a and time.b):
+        return None
+    gain, cost = tokens.b / tokens.a, time.b / time.a
+    return (
+        f"decode steps: {tokens.a:.4g} to {tokens.b:.4g} tokens of a sequence per step (x{gain:.3f}) at "
+        f"{time.a:.4g} to {time.b:.4g} ms per step (x{cost:.3f}) make x{gain / cost:.3f} tokens per second of a "
+        "sequence"
+    )
+
+
+def margin_text(margin_frac: float) -> str:
+    """A margin with its two ends, which are equal as factors but not in per cent."""
+    low, high = percentage_change(1 / (1 + margin_frac) - 1), percentage_change(margin_frac)
+    return f"{percentage(margin_frac)} ({low} to {high})"
+
+
+def threshold_text(comparison: Comparison) -> str:
+    """The threshold, and the margin of equivalence where one was named."""
+    equivalence = comparison.equivalence_margin_frac
+    threshold = f"margin {margin_text(comparison.margin_frac)}"
+    return threshold if equivalence is None else f"{threshold}, of equivalence {margin_text(equivalence)}"
+
+
+def floors_text(comparison: Comparison) -> str:
+    """The noise floors of the deciding metrics and their source; empty where no A/A experiment is on file."""
+    floors = ", ".join(
+        f"{name} {percentage(noise.floor_frac, 2)}"
+        + (" (a change is called beyond it)" if noise.floor_frac > comparison.margin_frac else "")
+        for name, noise in comparison.noise.items()
+    )
+    return f"{floors}; from {comparison.noise_source}" if floors else ""
+
+
+def unrecorded_lines(comparison: Comparison) -> tuple[str, ...]:
+    """One line for each set of primary metrics that a server does not record, with those that decide instead."""
+    cells_of: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for cell in comparison.cells:
+        if cell.unrecorded:
+            deciding = tuple(metric.metric.name for metric in cell.deciding)
+            cells_of.setdefault((cell.unrecorded, deciding), []).append(cell.label)
+    return tuple(
+        unrecorded_text(unrecorded, deciding)
+        + ("" if len(labels) == len(comparison.cells) else f" ({'; '.join(labels)})")
+        for (unrecorded, deciding), labels in cells_of.items()
+    )
+
+
+def difference_lines(differences: Iterable[Difference]) -> Iterator[str]:
+    """One line for each setting, with its values in all cells; one for all settings of a section that only one side
+    has.
+    """
+    values_of: dict[tuple[str, str], list[str]] = {}
+    for difference in differences:
+        cells = f" ({'; '.join(difference.cells)})" if difference.cells else ""
+        values_of.setdefault((difference.key, difference.a), []).append(f"{difference.b}{cells}")
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for key, a in values_of:
+        groups.setdefault(key.partition(".")[0] if a == ABSENT else f"{key}: {a}", []).append((key, a))
+    for name, group in groups.items():
+        if len(group) == 1:
+            (key, a) = group[0]
+            yield f"{key}: {a} against {', '.join(values_of[key, a])}"
+        else:
+            parts = (f"{key.partition('.')[2]} {', '.join(values_of[key, a])}" for key, a in group)
+            yield f"{name}: {ABSENT} against {'; '.join(parts)}"
+
+
+def looks_lines(comparison: Comparison) -> Iterator[str]:
+    """The cost of each way in which the experiment could have ended earlier than it did."""
+    confidence = percentage(comparison.confidence, 4)
+    if (times := comparison.num_extensions) > 0:
+        how_often = {1: "once", 2: "twice"}.get(times, f"{times} times")
+        yield f"blocks were added {how_often} after results were seen: intervals are those of {confidence}"
+    elif comparison.num_looks > 1:
+        yield (
+            f"declared stopping rule: the experiment could end at {comparison.num_looks} looks; intervals are at "
+            f"{confidence} and every verdict is corrected for them"
+        )
+
+
+def has_two_margins(metrics: Iterable[MetricComparison]) -> bool:
+    """True where the change margin of any metric differs from its equivalence margin."""
+    return any(len(metric.margins.log_bands) > 1 for metric in metrics)
+
+
+def verdict_sentence(comparison: Comparison) -> str:
+    """The first line of the output: the verdict and the strongest reason for it."""
+    verdict = comparison.verdict
+    sides = f"{comparison.b_name} against {comparison.a_name}"
+    if verdict == "invalid":
+        errors = [error for cell in comparison.cells for error in cell.errors]
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        return f"invalid: {sides} cannot be judged: {errors[0]}{more}"
+    if comparison.is_screening and verdict == "inconclusive":
+        fewest = min(cell.num_blocks for cell in comparison.cells)
+        blocks = "1 block" if fewest == 1 else f"{fewest} blocks"
+        pairs = [(cell, metric) for cell in comparison.cells for metric in cell.deciding]
+        cell, metric = max(pairs, key=lambda pair: _strength(pair[1]))
+        largest = f"its largest change is {metric.metric.name} {change_text(metric)} in {cell.label}"
+        return f"inconclusive: {sides}: a screening of {blocks} gives no verdict; {largest}"
+    deciding = [(c, m) for c in comparison.cells for m in c.deciding if _decides(m, verdict)]
+    if not deciding and (qualities := _deciding_qualities(comparison.cells, verdict)):
+        return f"{verdict}: {sides}: {qualities[0]}"
+    if not deciding and comparison.num_tests == 0 and (lines := unrecorded_lines(comparison)):
+        return f"inconclusive: {sides}: nothing to judge: {lines[0]}"
+    if not deciding:
+        return (
+            f"inconclusive: {sides}: nothing to judge, because exact metrics can only be equal or make "
+            "the comparison invalid; name one that scatters with --metrics, such as step_ms"
+        )
+    cell, strongest = max(deciding, key=lambda pair: _strength(pair[1]))
+    tests = comparison.num_tests
+    number = f"{len(deciding)} of {tests} comparisons" if tests > 1 else "the one comparison"
+    return (
+        f"{verdict}: {sides}: {number} {_OUTCOME[verdict]} {_margins_used([m for _, m in deciding], verdict)}, "
+        f"foremost {strongest.metric.name} {change_text(strongest)} in {cell.label}"
+    )
+
+
+def cell_sentence(cell: CellComparison) -> str:
+    """One cell: its verdict, the strongest change that decided it, and the reason where nothing was decided."""
+    if cell.verdict == "invalid":
+        return f"invalid: {cell.errors[0]}"
+    deciding = [metric for metric in cell.deciding if _decides(metric, cell.verdict)]
+    if not deciding:
+        qualities = _deciding_qualities([cell], cell.verdict)
+        return f"{cell.verdict}: {qualities[0] if qualities else 'nothing to judge'}"
+    metric = max(deciding, key=_strength)
+    reason = f": {metric.reason}" if metric.reason and cell.verdict == "inconclusive" else ""
+    return f"{cell.verdict}, {metric.metric.name} {change_text(metric)}{reason}"
+
+
+_OUTCOME = {
+    "regression": "worse by more than",
+    "improvement": "better by more than",
+    "equivalent": "inside",
+    "inconclusive": "undecided at",
+}
+
+
+def _margins_used(metrics: Sequence[MetricComparison], verdict: str) -> str:
+    """The margins that the verdict rests on: those of a change, of equivalence, or both where neither was left."""
+    margins = [metric.margins for metric in metrics if metric.estimate is not None]
+    changes, equivalences = _change_margins(margins), _reach(m.equivalence_frac for m in margins)
+    if verdict == "equivalent":
+        return f"a margin of {equivalences}"
+    if verdict != "inconclusive" or changes == f"a margin of {equivalences}":
+        return changes
+    return f"a margin of {equivalences} for equivalence and {changes} for a change"
+
+
+def _change_margins(margins: Sequence[Margins]) -> str:
+    """The threshold, the noise floors above it, or both where metrics differ in what decides them."""
+    floors = [m.change_frac for m in margins if m.is_noise_floor]
+    thresholds = [m.change_frac for m in margins if not m.is_noise_floor]
+    floor = f"{'a' if len(set(floors)) > 1 else 'the'} noise floor of {_reach(floors)}"
+    if not floors:
+        return f"a margin of {_reach(thresholds)}"
+    return f"a margin of {_reach(thresholds)} or {floor}" if thresholds else floor
+
+
+def _reach(margins_frac: Iterable[float]) -> str:
+    """``1%``, or ``1% to 19%`` where metrics differ."""
+    margins = list(margins_frac) or [0.0]
+    return " to ".join(dict.fromkeys(percentage(margin) for margin in (min(margins), max(margins))))
+
+
+def reasons_of(comparison: Comparison) -> tuple[str, ...]:
+    """Reasons of the verdict: every error, or each deciding metric that has the verdict of the whole."""
+    verdict, reasons = comparison.verdict, []
+    for cell in comparison.cells:
+        if verdict == "invalid":
+            reasons += [f"{cell.label}: {error}" for error in cell.errors]
+            continue
+        for metric in cell.deciding:
+            if _decides(metric, verdict):
+                reason = f": {metric.reason}" if metric.reason else ""
+                reasons.append(f"{cell.label}: {metric.metric.name} {change_text(metric)} {metric.verdict}{reason}")
+    return (*reasons, *_deciding_qualities(comparison.cells, verdict))
+
+
+def _deciding_qualities(cells: Iterable[CellComparison], verdict: str) -> list[str]:
+    """Accuracy of each cell whose deciding quality has the verdict of the whole."""
+    return [
+        f"{cell.label}: {accuracy_sentence(cell.quality)}"
+        for cell in cells
+        if cell.is_quality_deciding and cell.quality is not None and cell.quality.verdict == verdict
+    ]
+
+
+def _decides(metric: MetricComparison, verdict: str) -> bool:
+    return metric.verdict in {verdict, {"equivalent": "equal", "inconclusive": "unknown"}.get(verdict)}
+
+
+def _strength(metric: MetricComparison) -> float:
+    return -1.0 if metric.estimate is None else math.fabs(metric.estimate.log_ratio)

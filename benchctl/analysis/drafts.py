@@ -1,0 +1,421 @@
+"""Acceptance by position of measured drafts: counted in each arm, pooled over arms, tested for being one number.
+
+The measured costs of speculation: time that a draft token and bonus tokens add to a step.
+Measured speculation beside the law: tokens per step, time per step and speed-up of every arm that drafts.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+from typing import Final
+
+import numpy as np
+from scipy.stats import chi2
+
+from benchctl.analysis.experiment.experiment import Arm, Experiment
+from benchctl.analysis.experiment.pairing import PairedRuns, baseline_pairs
+from benchctl.analysis.metrics.latency import measured
+from benchctl.analysis.statistics.estimate import SideRatio
+from benchctl.analysis.statistics.intervals import t_quantile
+from benchctl.errors import UsageError
+from benchctl.records.columns.columns import Floats, StepColumns
+from benchctl.records.loaded import LoadedRun
+from benchctl.steptime.speculation.acceptance import LEVEL, NUM_DRAWS, Acceptance, PositionCounts, counted
+from benchctl.steptime.speculation.estimate import Estimate, estimate, quotient
+from benchctl.steptime.speculation.law import (
+    CostDraws,
+    DraftCost,
+    steps_by_length,
+    tokens_by_drafts,
+    tokens_per_step,
+)
+
+_ENOUGH_FRAC: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmDrafts:
+    """Drafts of one arm and how many of them were accepted up to each position."""
+
+    drafts: int
+    accepted: tuple[int, ...]
+    whole_frac: float
+    """Share of all drafts that are in steps whose drafts have the full length; only these count if it is enough."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens of a draft of full length; 0 without drafts."""
+        return len(self.accepted)
+
+    @property
+    def is_exact(self) -> bool:
+        """True unless tokens that were never drafted count as rejected."""
+        return self.whole_frac >= _ENOUGH_FRAC
+
+
+def count_drafts(runs: Sequence[StepColumns]) -> ArmDrafts:
+    """Drafts of the runs of one arm, without the warm-up."""
+    drafted = [columns for run in runs if (columns := _columns(run)) is not None]
+    longest = max((accepted.shape[1] for _, accepted, _ in drafted), default=0)
+    all_steps, whole_steps = np.zeros(longest + 1), np.zeros(longest + 1)
+    for drafts, accepted, draft_tokens in drafted:
+        num = accepted.shape[1]
+        counts = np.column_stack([drafts, accepted])
+        all_steps[: num + 1] += counts.sum(axis=0)
+        whole_steps[: num + 1] += counts[draft_tokens == drafts * longest].sum(axis=0)
+    if not all_steps[0]:
+        return ArmDrafts(drafts=0, accepted=(), whole_frac=0.0)
+    whole_frac = float(whole_steps[0] / all_steps[0])
+    counted = whole_steps if whole_frac >= _ENOUGH_FRAC else all_steps
+    return ArmDrafts(drafts=int(counted[0]), accepted=tuple(int(n) for n in counted[1:]), whole_frac=whole_frac)
+
+
+def _columns(run: StepColumns) -> tuple[Floats, Floats, Floats] | None:
+    """Drafts, accepted drafts by position and draft tokens of the steps that count them; None without any."""
+    accepted = run.accepted_by_position
+    drafts, tokens = run.optional("drafts"), run.optional("draft_tokens")
+    if accepted is None or drafts is None:
+        return None
+    drafts = np.nan_to_num(drafts)
+    tokens = drafts * accepted.shape[1] if tokens is None else np.nan_to_num(tokens)
+    has_counts = ~np.isnan(accepted).any(axis=1)
+    return drafts[has_counts], accepted[has_counts], tokens[has_counts]
+
+
+def pooled(arms: Sequence[ArmDrafts]) -> list[PositionCounts]:
+    """Accepted of judged at each position over all arms; a position that no draft reached ends the list."""
+    totals: list[PositionCounts] = []
+    for position in range(max((arm.num_draft_tokens for arm in arms), default=0)):
+        reached = [(arm.drafts, *arm.accepted) for arm in arms if arm.num_draft_tokens > position]
+        judged = sum(counts[position] for counts in reached)
+        if not judged:
+            break
+        totals.append(PositionCounts(accepted=sum(counts[position + 1] for counts in reached), judged=judged))
+    return totals
+
+
+def same_everywhere_p(counts: Sequence[PositionCounts]) -> float | None:
+    """p of the hypothesis that all positions have one acceptance; None for fewer than two positions."""
+    return _chi_square_p([counts])
+
+
+def same_in_arms_p(arms: Sequence[ArmDrafts]) -> float | None:
+    """p of the hypothesis that each position has one acceptance in all arms; None where no two arms share one.
+
+    It fails where requests differ in acceptance: those that accept little take more steps and more of the drafts,
+    the more so the longer the drafts are.
+    """
+    groups = []
+    for position in range(max((arm.num_draft_tokens for arm in arms), default=0)):
+        reached = [(arm.drafts, *arm.accepted) for arm in arms if arm.num_draft_tokens > position]
+        groups.append(
+            [PositionCounts(accepted=n[position + 1], judged=n[position]) for n in reached if n[position]]
+        )
+    return _chi_square_p(groups)
+
+
+def _chi_square_p(groups: Sequence[Sequence[PositionCounts]]) -> float | None:
+    """Chi-square test that each group has one acceptance a: sum of (k - n a)^2 / (n a (1 - a)).
+
+    Its degrees of freedom are counts minus groups. A group whose drafts were all accepted, or none, cannot
+    contradict.
+    """
+    statistic, degrees = 0.0, 0
+    for counts in groups:
+        if len(counts) < 2:
+            continue
+        mean = sum(each.accepted for each in counts) / sum(each.judged for each in counts)
+        degrees += len(counts) - 1
+        if 0 < mean < 1:
+            statistic += sum(
+                (each.accepted - each.judged * mean) ** 2 / (each.judged * mean * (1 - mean)) for each in counts
+            )
+    return float(chi2.sf(statistic, degrees)) if degrees else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedCosts:
+    """c and, where arms differ in bonus tokens, d of step ratio = 1 + K c + d, fitted in each block."""
+
+    by_block: tuple[tuple[float, ...], ...]
+
+    @property
+    def draft(self) -> Estimate:
+        """Time that one more draft token adds to a step, as a share of the baseline's."""
+        return self._along([1.0, 0.0])
+
+    @property
+    def backfill(self) -> Estimate | None:
+        """Time that bonus tokens add; None unless arms with and without them were measured."""
+        return self._along([0.0, 1.0]) if self._has_backfill else None
+
+    @property
+    def cost(self) -> DraftCost:
+        """The means over blocks. A negative one, which noise can give, counts as 0."""
+        backfill = self.backfill
+        return DraftCost(
+            draft=max(0.0, self.draft.value), backfill=0.0 if backfill is None else max(0.0, backfill.value)
+        )
+
+    def step(self, num_draft_tokens: int, *, bonus: bool) -> Estimate:
+        """1 + K c + d, without d for a server without bonus tokens or where it is unknown."""
+        added = self._along([num_draft_tokens, 1.0 if bonus else 0.0])
+        bounds = (None if bound is None else max(0.0, 1 + bound) for bound in (added.low, added.high))
+        return Estimate(1 + added.value, *bounds)
+
+    def draws(self, seed: int = 0) -> CostDraws | None:
+        """Draws of the means: multivariate t with the covariance of the blocks. None for a single block."""
+        costs, num_blocks = np.array(self.by_block), len(self.by_block)
+        if num_blocks < 2:
+            return None
+        stream = np.random.default_rng([seed, num_blocks])
+        covariance = np.atleast_2d(np.cov(costs, rowvar=False)) / num_blocks
+        scale = np.sqrt((num_blocks - 1) / stream.chisquare(num_blocks - 1, NUM_DRAWS))
+        normal = stream.multivariate_normal(np.zeros(costs.shape[1]), covariance, NUM_DRAWS)
+        drawn = np.maximum(costs.mean(axis=0) + normal * scale[:, None], 0.0)
+        return CostDraws(draft=drawn[:, 0], backfill=drawn[:, 1] if self._has_backfill else np.zeros(NUM_DRAWS))
+
+    @property
+    def _has_backfill(self) -> bool:
+        return len(self.by_block[0]) > 1
+
+    def _along(self, weights: Sequence[float]) -> Estimate:
+        """Weighted sum of c and d with the interval over blocks."""
+        sums = [sum(w * x for w, x in zip(weights, costs, strict=False)) for costs in self.by_block]
+        mean = mean_over_blocks(sums)
+        assert mean is not None  # noqa: S101  # there is at least one block
+        return mean
+
+
+def fit_costs(drafts: Mapping[str, tuple[int, bool]], ratios: Mapping[str, SideRatio]) -> FittedCosts | None:
+    """The costs by least squares in each block that all arms share; None without one.
+
+    ``drafts`` has the draft tokens of each arm and whether it has bonus tokens, ``ratios`` its step time over that
+    of the baseline.
+    """
+    labels = [label for label in drafts if label in ratios]
+    if not labels:
+        return None
+    has_both = all(len(set(values)) > 1 for values in zip(*(drafts[label] for label in labels), strict=True))
+    design = np.array([drafts[label][: 2 if has_both else 1] for label in labels], dtype=float)
+    of_blocks = [ratios[label].block_ratios for label in labels]
+    shared = sorted(set.intersection(*(set(each) for each in of_blocks)))
+    added = [np.array([each[block] - 1 for each in of_blocks], dtype=float) for block in shared]
+    costs = tuple(tuple(float(cost) for cost in np.linalg.lstsq(design, each)[0]) for each in added)
+    return FittedCosts(by_block=costs) if costs else None
+
+
+def mean_over_blocks(values: Sequence[float | None]) -> Estimate | None:
+    """Mean over blocks with the interval of Student's t; None where it is unknown in all of them."""
+    known_values = [value for value in values if value is not None]
+    if not known_values:
+        return None
+    mean, num = fmean(known_values), len(known_values)
+    if num < 2:
+        return Estimate(mean)
+    half = t_quantile((1 + LEVEL) / 2, num - 1) * float(np.std(known_values, ddof=1)) / num**0.5
+    return Estimate(mean, mean - half, mean + half)
+
+
+NEGLIGIBLE_FRAC: Final = 0.005
+"""A relative difference that counts as agreement however narrow the intervals: virtual times hardly scatter, and
+step times are not exactly a line."""
+_LONGEST_OUTPUT: Final = 4096
+"""Longer outputs are taken as endless: their last step hardly counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeArm:
+    """One arm that drafts; what refers to the baseline is None where it has none without drafts."""
+
+    label: str
+    bonus: bool
+    num_blocks: int
+    counts: ArmDrafts
+    endless_tokens: Estimate
+    """Tokens per step that the law expects of an endless request."""
+    expected_tokens: Estimate
+    """The same with the last step of each request cut at its length."""
+    measured_tokens: Estimate | None
+    expected_step: Estimate | None
+    """1 + K c + d with the fitted costs: the time of a decoding step over the baseline's."""
+    measured_step: Estimate | None
+    expected_speed_up: Estimate | None
+    """``expected_tokens / expected_step``."""
+    measured_speed_up: Estimate | None
+    """``measured_tokens / measured_step``."""
+    tpot_speed_up: Estimate | None
+    """The baseline's time per output token over this arm's, steps with prompts included."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.counts.num_draft_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSpeculation:
+    """All arms of a result directory that draft."""
+
+    baseline: str | None
+    """Label of the arm that ratios refer to; None without one that does not draft."""
+    arms: tuple[SpeculativeArm, ...]
+    acceptance: Acceptance
+    """Pooled over the arms."""
+    same_everywhere_p: float | None
+    """p of the hypothesis that all positions have one acceptance; None for a single position."""
+    same_in_arms_p: float | None
+    """p of the hypothesis that a position has one acceptance in all arms, which pooling takes for granted."""
+    costs: FittedCosts | None
+    """None without a baseline."""
+
+    def tokens_agree(self, arm: SpeculativeArm) -> bool | None:
+        """True if law and measurement of the tokens per step of an arm agree, in all arms at once with 95 %."""
+        return agrees(arm.expected_tokens, arm.measured_tokens, comparisons=len(self.arms))
+
+    def speed_up_agrees(self, arm: SpeculativeArm) -> bool | None:
+        """The same of the speed-up of decoding."""
+        return agrees(arm.expected_speed_up, arm.measured_speed_up, comparisons=len(self.arms))
+
+
+def agrees(expected: Estimate | None, measured: Estimate | None, *, comparisons: int = 1) -> bool | None:
+    """True if the two differ by no more than their half-widths add up to in squares, or negligibly.
+
+    Of so many ``comparisons`` all hold with the confidence of one: half-widths grow by the quotient of the normal
+    quantiles (Bonferroni). None where an interval is unknown.
+    """
+    if expected is None or measured is None:
+        return None
+    widths = expected.log_half_width, measured.log_half_width
+    if widths[0] is None or widths[1] is None:
+        return None
+    wider = _quantile((1 - LEVEL) / comparisons) / _quantile(1 - LEVEL)
+    allowed = max(NEGLIGIBLE_FRAC, wider * math.hypot(widths[0], widths[1]))
+    return abs(math.log(measured.value / expected.value)) <= allowed
+
+
+def _quantile(alpha: float) -> float:
+    """Normal quantile of a two-sided interval."""
+    return NormalDist().inv_cdf(1 - alpha / 2)
+
+
+def measured_speculation(experiment: Experiment) -> MeasuredSpeculation:
+    """Speculation of an experiment beside the law. Raises UsageError where no run counted drafts by position."""
+    drafts = {arm.label: count_drafts([run.columns for run in arm.runs.values()]) for arm in experiment.arms}
+    drafting = [arm for arm in experiment.arms if drafts[arm.label].num_draft_tokens]
+    if not drafting:
+        raise UsageError(
+            f"{experiment.source}: no usable run counts accepted drafts by position; measure with speculation and "
+            "a step log, or state counts with --drafts and --accepted"
+        )
+    acceptance = counted(pooled([drafts[arm.label] for arm in drafting]))
+    pairs = _plain_pairs(experiment, drafts)
+    kinds = {arm.label: (drafts[arm.label].num_draft_tokens, _has_bonus(experiment, arm)) for arm in drafting}
+    costs = fit_costs(kinds, _step_ratios(pairs))
+    arms = []
+    for arm in drafting:
+        num, bonus = kinds[arm.label]
+        expected_step = None if costs is None else costs.step(num, bonus=bonus)
+        arms.append(
+            _speculative_arm(arm, drafts[arm.label], acceptance, expected_step, pairs.get(arm.label), bonus=bonus)
+        )
+    return MeasuredSpeculation(
+        baseline=next((pair.pair.a.label for pair in pairs.values()), None),
+        arms=tuple(arms),
+        acceptance=acceptance,
+        same_everywhere_p=same_everywhere_p(acceptance.counts),
+        same_in_arms_p=same_in_arms_p([drafts[arm.label] for arm in drafting]),
+        costs=costs,
+    )
+
+
+def _plain_pairs(experiment: Experiment, drafts: Mapping[str, ArmDrafts]) -> dict[str, PairedRuns]:
+    """Arms that draft with the baseline that does not, by label."""
+    return {
+        pair.b.label: PairedRuns.of(pair, (experiment, experiment))
+        for pair in baseline_pairs(experiment)
+        if drafts[pair.b.label].num_draft_tokens and not drafts[pair.a.label].num_draft_tokens
+    }
+
+
+def _step_ratios(pairs: Mapping[str, PairedRuns]) -> dict[str, SideRatio]:
+    ratios = {label: pair.ratio("decode_step_ms") for label, pair in pairs.items()}
+    return {label: ratio for label, ratio in ratios.items() if ratio is not None}
+
+
+def _speculative_arm(
+    arm: Arm,
+    counts: ArmDrafts,
+    acceptance: Acceptance,
+    expected_step: Estimate | None,
+    pair: PairedRuns | None,
+    *,
+    bonus: bool,
+) -> SpeculativeArm:
+    num = counts.num_draft_tokens
+    endless = _endless_tokens(acceptance, num, bonus=bonus)
+    expected = endless.times(_cut_share(arm, acceptance.of(num), bonus=bonus))
+    tokens = mean_over_blocks([_tokens_per_row(run) for run in arm.runs.values()])
+    step = None if pair is None else _ratio_estimate(pair.ratio("decode_step_ms"))
+    tpot = None if pair is None else _ratio_estimate(pair.ratio("tpot_ms"))
+    return SpeculativeArm(
+        label=arm.label,
+        bonus=bonus,
+        num_blocks=len(arm.runs),
+        counts=counts,
+        endless_tokens=endless,
+        expected_tokens=expected,
+        measured_tokens=tokens,
+        expected_step=expected_step,
+        measured_step=step,
+        expected_speed_up=None if expected_step is None else quotient(expected, expected_step),
+        measured_speed_up=None if tokens is None or step is None else quotient(tokens, step),
+        tpot_speed_up=None if tpot is None else quotient(Estimate(1.0, 1.0, 1.0), tpot),
+    )
+
+
+def _has_bonus(experiment: Experiment, arm: Arm) -> bool:
+    """False where the engine's setting ``bonus_token`` says so; engines without that setting have bonus tokens."""
+    run = next(iter(arm.runs.values()))
+    settings = experiment.settings(run.record)
+    return settings is None or bool(getattr(settings.server, "bonus_token", True))
+
+
+def _endless_tokens(acceptance: Acceptance, num: int, *, bonus: bool) -> Estimate:
+    draws = tokens_by_drafts(acceptance.survival_draws(num), bonus=bonus)[-1]
+    return estimate(tokens_per_step(acceptance.of(num), bonus=bonus), draws)
+
+
+def _tokens_per_row(run: LoadedRun) -> float | None:
+    """Tokens of decoding rows over these rows, in all steps: those with prompts have the ends of many requests.
+
+    The first token of each request comes from its prompt. Steps that count no draft tokens have none.
+    """
+    steps = run.columns
+    output, computed = steps.total("output_tokens"), steps.total("num_decode_tokens")
+    if output is None or computed is None:
+        return None
+    drafted = float(steps.known_values("draft_tokens").sum())
+    firsts = sum(len(request.choices) for request in measured(run.requests) if request.completion_tokens)
+    return (output - firsts) / (computed - drafted) if computed > drafted else None
+
+
+def _cut_share(arm: Arm, acceptance: Sequence[float], *, bonus: bool) -> float:
+    """Tokens per step of requests as long as those measured over those of endless ones."""
+    lengths: Counter[int] = Counter()
+    for run in arm.runs.values():
+        for request in measured(run.requests):
+            if request.completion_tokens and request.choices:
+                lengths[round(request.completion_tokens / len(request.choices)) - 1] += len(request.choices)
+    decoded = {tokens: number for tokens, number in lengths.items() if 0 < tokens <= _LONGEST_OUTPUT}
+    if not decoded:
+        return 1.0
+    by_length = steps_by_length(max(decoded), acceptance, bonus=bonus)
+    tokens = sum(tokens * number for tokens, number in decoded.items())
+    steps = sum(by_length[tokens] * number for tokens, number in decoded.items())
+    return tokens / steps / tokens_per_step(acceptance, bonus=bonus)
+
+
+def _ratio_estimate(ratio: SideRatio | None) -> Estimate | None:
+    return None if ratio is None else Estimate(ratio.estimate.ratio, ratio.estimate.ci_low, ratio.estimate.ci_high)

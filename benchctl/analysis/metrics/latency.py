@@ -1,0 +1,289 @@
+"""Arithmetic with values that may be unknown (None): a result with an unknown part is unknown, never smaller.
+
+Durations of one request, by vLLM's definitions, in nanoseconds of the client's clock.
+Percentiles, and the number of independent values that a tail percentile needs before it is shown.
+"""
+
+import math
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import sub
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from benchctl.records.record import ChoiceRecord, RequestRecord
+from benchctl.records.schema import StepRecord
+from benchctl.units import ms_from_ns
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+N = TypeVar("N", int, float)
+
+
+def known_values(values: Iterable[N | None]) -> list[N]:
+    """The values that are not None."""
+    return [value for value in values if value is not None]
+
+
+def total(values: Sequence[N | None]) -> N | None:
+    """The sum; unknown if there are no values or any is unknown."""
+    parts = known_values(values)
+    return sum(parts) if parts and len(parts) == len(values) else None
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are known."""
+    parts = known_values(values)
+    return fmean(parts) if parts else None
+
+
+def ms_or_none(duration_ns: float | None, factor: float = 1.0) -> float | None:
+    """A duration in ms, multiplied by ``factor``; unknown if it is unknown."""
+    return None if duration_ns is None else ms_from_ns(duration_ns * factor)
+
+
+def quotient(numerator: float | None, denominator: float | None) -> float | None:
+    """Numerator over denominator; unknown if either is, or if the denominator is 0."""
+    return None if numerator is None or not denominator else numerator / denominator
+
+
+M = TypeVar("M", RequestRecord, StepRecord)
+
+
+def measured(records: Iterable[M]) -> tuple[M, ...]:
+    """Requests or steps without those of the warm-up."""
+    return tuple(record for record in records if not record.is_warmup)
+
+
+def is_completed(request: RequestRecord) -> bool:
+    """True if the request was answered completely without an error."""
+    return request.error is None and request.done_ns is not None
+
+
+def first_token_ns(request: RequestRecord) -> int | None:
+    """Arrival of the first output of any choice, whatever its kind."""
+    firsts = [choice.chunk_ns[0] for choice in request.choices if choice.chunk_ns]
+    return min(firsts) if firsts else None
+
+
+def last_token_ns(request: RequestRecord) -> int | None:
+    """Arrival of the last output of any choice."""
+    if request.stamps == "whole":
+        return request.done_ns
+    lasts = [choice.chunk_ns[-1] for choice in request.choices if choice.chunk_ns]
+    return max(lasts) if lasts else None
+
+
+def ttft_ns(request: RequestRecord) -> int | None:
+    """Time to first token: first output of any choice minus send."""
+    first = first_token_ns(request)
+    return None if first is None or request.sent_ns is None else first - request.sent_ns
+
+
+def e2el_ns(request: RequestRecord) -> int | None:
+    """End-to-end latency: last output of any choice minus send."""
+    last = last_token_ns(request)
+    return None if last is None or request.sent_ns is None else last - request.sent_ns
+
+
+def choice_tokens(request: RequestRecord, choice: ChoiceRecord) -> int | None:
+    """Output tokens of one choice as the engine counted them.
+
+    ``usage`` is the sum over all choices; with several, the choice's own count or the tokens of its chunks count.
+    """
+    if len(request.choices) == 1 and request.completion_tokens is not None:
+        return request.completion_tokens
+    if choice.output_tokens is not None:
+        return choice.output_tokens
+    return None if choice.chunk_tokens is None else sum(choice.chunk_tokens)
+
+
+def tpots_ns(request: RequestRecord) -> tuple[float, ...]:
+    """Time per output token of each choice: (last - first output) / (output tokens - 1).
+
+    A choice of one token, or of an unknown number of tokens, has none.
+    """
+    durations_ns = []
+    for choice in request.choices:
+        tokens = choice_tokens(request, choice)
+        if choice.chunk_ns and tokens is not None and tokens > 1:
+            durations_ns.append((choice.chunk_ns[-1] - choice.chunk_ns[0]) / (tokens - 1))
+    return tuple(durations_ns)
+
+
+def itls_ns(request: RequestRecord) -> "array[int]":
+    """Inter-token latencies: gaps between successive chunks of a choice; a chunk of three tokens is one gap."""
+    return pooled_itls_ns((request,))
+
+
+def pooled_itls_ns(requests: Iterable[RequestRecord]) -> "array[int]":
+    """``itls_ns`` of many requests, in their order."""
+    choices = [choice for request in requests for choice in request.choices]
+    times_ns: list[Sequence[int]] = [choice.chunk_ns for choice in choices if len(choice.chunk_ns) > 1]
+    arrays = [times for times in times_ns if isinstance(times, array)]
+    kinds = {times.typecode for times in arrays}
+    if len(kinds) == 1 and len(arrays) == len(times_ns):
+        return _gaps_of_arrays(arrays, kinds.pop())
+    gaps_ns = array("q")
+    for times in times_ns:  # map() instead of a loop: there are as many gaps as tokens
+        gaps_ns.extend(map(sub, times[1:], times))
+    return gaps_ns
+
+
+def _gaps_of_arrays(times_ns: "Sequence[array[int]]", kind: str) -> "array[int]":
+    """Differences of neighbours within each array of this type, concatenated."""
+    import numpy as np  # noqa: PLC0415 - only if numpy has read the arrays
+
+    values: npt.NDArray[np.int64] = np.frombuffer(b"".join(times_ns), kind).astype(np.int64, copy=False)
+    differences = values[1:] - values[:-1]
+    is_within = np.ones(len(differences), dtype=bool)
+    is_within[np.cumsum([len(times) for times in times_ns[:-1]], dtype=np.int64) - 1] = False
+    gaps_ns = array("q", (0,)) * int(np.count_nonzero(is_within))
+    np.compress(is_within, differences, out=np.asarray(gaps_ns))  # in place: there are as many gaps as tokens
+    return gaps_ns
+
+
+def concatenated(numbers: Sequence[Sequence[int]]) -> "array[int]":
+    """Concatenate the numbers of many choices; arrays of one type by copying their memory."""
+    arrays = [values for values in numbers if isinstance(values, array)]
+    kinds = {values.typecode for values in arrays}
+    if len(kinds) == 1 and all(isinstance(values, array) or not values for values in numbers):
+        return array(kinds.pop(), b"".join(arrays))
+    return array("q", chain.from_iterable(numbers))
+
+
+def num_zeros(numbers: "array[int]") -> int:
+    """Count the zeros."""
+    if "numpy" not in sys.modules:
+        return numbers.count(0)
+    import numpy as np  # noqa: PLC0415 - ten times as fast, if it is loaded
+
+    return len(numbers) - int(np.count_nonzero(numbers))
+
+
+def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:
+    """All durations of these requests, pooled by latency."""
+    return {
+        "ttft": known_values(ttft_ns(request) for request in requests),
+        "tpot": [value for request in requests for value in tpots_ns(request)],
+        "itl": pooled_itls_ns(requests),
+        "e2el": known_values(e2el_ns(request) for request in requests),
+    }
+
+
+def send_lag_ns(request: RequestRecord) -> int | None:
+    """Delay of the send: send minus schedule."""
+    return None if request.sent_ns is None else request.sent_ns - request.scheduled_ns
+
+
+def load_span_ns(requests: Sequence[RequestRecord]) -> tuple[int, int] | None:
+    """First send and last output of these requests, or None if nothing was sent or came back."""
+    sent = [request.sent_ns for request in requests if request.sent_ns is not None]
+    last = [arrival for request in requests if (arrival := last_token_ns(request)) is not None]
+    return (min(sent), max(last)) if sent and last else None
+
+
+TAIL_CONFIDENCE: Final = 0.95
+PERCENTS: Final = (50, 90, 95, 99)
+_MANY: Final = 20_000
+"""Up to this many values are sorted in Python, in less time than importing numpy takes."""
+_RUN: Final = 20_000
+"""Number of values that are sorted at once."""
+
+
+class Ascending(Protocol):
+    """Values by rank."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rank: int, /) -> float: ...
+
+
+def smallest_sample(percent: float, confidence: float = TAIL_CONFIDENCE) -> int:
+    """Values needed before a percentile above the median may be shown: ceil(ln(1 - c) / ln(percent / 100))."""
+    if percent <= 50:
+        return 1
+    return math.ceil(math.log(1 - confidence) / math.log(percent / 100))
+
+
+def percentiles(
+    values: Sequence[float], num_independent: int, percents: Sequence[int] = PERCENTS
+) -> Mapping[int, float | None]:
+    """Each percentile by linear interpolation between closest ranks, at rank (n - 1)·p (numpy's default).
+
+    ``num_independent`` counts what the values come from (requests, not the gaps inside them): where it is
+    smaller than ``smallest_sample``, the percentile is unknown.
+    """
+    return percentiles_of_sorted(_ordered(values), num_independent, percents)
+
+
+def percentiles_of_sorted(
+    ordered: Ascending, num_independent: int, percents: Sequence[int] = PERCENTS
+) -> Mapping[int, float | None]:
+    """``percentiles`` of values that ascend."""
+    if not len(ordered):
+        return dict.fromkeys(percents)
+    return {
+        percent: interpolated(ordered, percent / 100) if num_independent >= smallest_sample(percent) else None
+        for percent in percents
+    }
+
+
+def standard_deviation(values: Sequence[float]) -> float | None:
+    """Of the values themselves and not of what they are a sample of, as vLLM states it; None of none."""
+    if not values:
+        return None
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def _ordered(values: Sequence[float]) -> Ascending:
+    if len(values) <= _MANY and "numpy" not in sys.modules:
+        return sorted(values)
+    import numpy as np  # noqa: PLC0415 - only where it is there or worth its time
+
+    return np.sort(np.asarray(values if isinstance(values, array) else array("d", values)))
+
+
+def interpolated(ordered: Ascending, fraction: float) -> float:
+    """The value at rank (n - 1)·fraction of values that ascend, linearly between its neighbours."""
+    rank = (len(ordered) - 1) * fraction
+    below = math.floor(rank)
+    low, high = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)])
+    return low + (high - low) * (rank - below)
+
+
+class SortedRuns:
+    """Values by rank without a second copy: sorts ``values`` in place in runs, and finds a rank among the runs."""
+
+    def __init__(self, values: "array[Any]", run: int = _RUN) -> None:
+        self._values = values
+        self._runs = [(start, min(start + run, len(values))) for start in range(0, len(values), run)]
+        for start, end in self._runs:
+            values[start:end] = array(values.typecode, sorted(values[start:end]))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, rank: int) -> float:
+        """The value with ``rank`` values before it, by bisection of the range of values."""
+        if not -len(self) <= rank < len(self):
+            raise IndexError(rank)
+        num_needed = rank % len(self) + 1
+        low: float = min(self._values[start] for start, _ in self._runs)
+        high: float = max(self._values[end - 1] for _, end in self._runs)
+        if self._num_up_to(low) >= num_needed:
+            return low
+        while low < (middle := low + (high - low) / 2) < high:
+            if self._num_up_to(middle) >= num_needed:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _num_up_to(self, limit: float) -> int:
+        return sum(bisect_right(self._values, limit, start, end) - start for start, end in self._runs)

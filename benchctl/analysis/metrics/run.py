@@ -1,0 +1,256 @@
+"""Metrics of GPU and host samples that were taken between the first send and the last output.
+
+The metrics of one run: ``METRICS`` says what each is, ``run_metrics`` derives them all from its records.
+"""
+
+from array import array
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import fsum
+from typing import Final
+
+import numpy as np
+
+from benchctl.analysis.metrics.bounds import load_metrics
+from benchctl.analysis.metrics.client import client_metrics
+from benchctl.analysis.metrics.latency import (
+    PERCENTS,
+    is_completed,
+    known_values,
+    latencies_ns,
+    load_span_ns,
+    mean_of_known,
+    measured,
+    ms_or_none,
+    percentiles,
+    percentiles_of_sorted,
+    quotient,
+    smallest_sample,
+    total,
+)
+from benchctl.analysis.metrics.speculation import run_drafts, speculation_metrics
+from benchctl.analysis.metrics.table import LATENCIES, METRICS, Direction, Metric
+from benchctl.profile.model import Arrival
+from benchctl.records.columns.columns import Integers, StepColumns, exact_sum
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import RequestRecord, RunRecord
+from benchctl.records.schema import GPU_LOST, GPU_UNREADABLE, GpuSample, HostSample
+from benchctl.units import ms_from_ns, s_from_ns
+
+
+def device_energy_j(samples: Sequence[GpuSample]) -> float | None:
+    """Energy that one device used between its first and last sample.
+
+    The growth of its counter where it has one; otherwise Σ (P_i + P_{i+1}) / 2 · (t_{i+1} - t_i) over the
+    samples that read power.
+    """
+    counted = [sample.energy_j for sample in samples if sample.energy_j is not None]
+    if len(counted) > 1:
+        return counted[-1] - counted[0]
+    read = [(sample.t_ns, sample.power_w) for sample in samples if sample.power_w is not None]
+    if len(read) < 2:
+        return None
+    return sum((p1 + p2) / 2 * s_from_ns(t2 - t1) for (t1, p1), (t2, p2) in pairwise(read))
+
+
+def gpu_metrics(
+    samples: Sequence[GpuSample], span: tuple[int, int] | None, *, are_whole: bool = True
+) -> dict[str, float | None]:
+    """``gpu_*`` metrics except the energy per token; one that any device does not report is unknown.
+
+    Without ``are_whole``, a device has no samples for all of the load, and all metrics are unknown: sums would lack
+    what it used.
+    """
+    devices: dict[int, list[GpuSample]] = defaultdict(list)
+    for sample in samples if are_whole else ():
+        if span is not None and span[0] <= sample.t_ns <= span[1]:
+            devices[sample.index].append(sample)
+    groups = [devices[index] for index in sorted(devices)]
+    power = [mean_of_known([s.power_w for s in group]) for group in groups]
+    busy = [mean_of_known([s.utilization_frac for s in group]) for group in groups]
+    memory = [max(map(float, known_values(s.memory_used_bytes for s in group)), default=None) for group in groups]
+    return {
+        "gpu_energy_j": total([device_energy_j(group) for group in groups]),
+        "gpu_power_w": total(power),
+        "gpu_utilization_frac": quotient(total(busy), len(groups)),
+        "gpu_peak_memory_bytes": total(memory),
+    }
+
+
+def host_metrics(samples: Sequence[HostSample], span: tuple[int, int] | None) -> dict[str, float | None]:
+    """Mean busy cores of the server."""
+    inside = [s for s in samples if span is not None and span[0] <= s.t_ns <= span[1]]
+    return {"server_cpu_cores": mean_of_known([s.server_cpu_cores for s in inside])}
+
+
+__all__ = ["METRICS", "Direction", "Metric", "run_metrics", "unavailable_reason"]
+
+_UNSAMPLED: Final = frozenset({GPU_LOST, GPU_UNREADABLE})
+"""Warnings that say that a device has no samples for all of the load."""
+
+
+def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, float | None]:
+    """Every metric of ``METRICS`` for one run; None if its records do not contain it.
+
+    ``arrival`` is the schedule of the load; metrics that need it are unknown without.
+    """
+    requests = measured(run.requests)
+    completed = tuple(request for request in requests if is_completed(request))
+    span = load_window_ns(run)
+    metrics: dict[str, float | None] = {
+        **_load_metrics(run.record, requests, completed, span),
+        **client_metrics(requests, run.client),
+        **load_metrics(requests, arrival),
+        **latency_metrics(latencies_ns(completed), len(completed), run.record.clock_factor),
+        **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
+        **speculation_metrics(run_drafts(run)),
+        **gpu_metrics(
+            run.gpu, span, are_whole=_UNSAMPLED.isdisjoint(warning.code for warning in run.record.warnings)
+        ),
+        **host_metrics(run.host, span),
+    }
+    metrics["gpu_energy_per_token_j"] = quotient(metrics["gpu_energy_j"], metrics["output_tokens"])
+    return {name: metrics[name] for name in METRICS}
+
+
+def unavailable_reason(run: LoadedRun, name: str) -> str | None:
+    """Text for a metric of this run that is unknown, with the reason; None if it is known."""
+    if run_metrics(run)[name] is not None:
+        return None
+    requests, steps = sum(map(is_completed, measured(run.requests))), len(run.columns)
+    if steps and name.endswith("step_ms") and not run.record.times_whole_steps:
+        return "n/a (needs a log of whole steps; this one times the sampler alone)"
+    label, _, rest = name.partition("_")
+    counted, noun = (steps, "steps") if rest == "step_ms" else (requests, "completed requests")
+    if label.startswith("p") and label[1:].isdigit() and counted:
+        needed = smallest_sample(int(label[1:]))
+        if counted < needed:
+            return f"n/a (n={counted} < {needed} {noun})"
+    return f"n/a (needs {METRICS[name].needs})"
+
+
+def load_window_ns(run: LoadedRun) -> tuple[int, int] | None:
+    """First send and last output on the client's clock, from the run's times or its requests."""
+    times = run.record.times
+    if times.first_send_ns is not None and times.last_token_ns is not None:
+        return times.first_send_ns, times.last_token_ns
+    return load_span_ns(measured(run.requests))
+
+
+def _load_metrics(
+    record: RunRecord,
+    requests: Sequence[RequestRecord],
+    completed: Sequence[RequestRecord],
+    span: tuple[int, int] | None,
+) -> dict[str, float | None]:
+    times = record.times
+    client_wall_s = _seconds(*span) if span else None
+    wall_s = None if client_wall_s is None else client_wall_s * record.clock_factor
+    output_tokens = total([request.completion_tokens for request in completed])
+    past_eos = [
+        None
+        if r.completion_tokens is None or r.natural_tokens is None
+        else max(0, r.completion_tokens - r.natural_tokens)
+        for r in completed
+    ]
+    return {
+        "wall_s": wall_s,
+        "client_wall_s": client_wall_s,
+        "ready_s": _seconds(times.launch_ns, times.ready_ns),
+        "warmup_s": _seconds(times.warmup_start_ns, times.first_send_ns),
+        "num_requests": len(requests) if requests else None,
+        "num_completed": len(completed) if requests else None,
+        "num_failed": len(requests) - len(completed) if requests else None,
+        "prompt_tokens": total([request.prompt_tokens for request in completed]),
+        "output_tokens": output_tokens,
+        "past_eos_frac": quotient(total(past_eos), output_tokens),
+        "cached_tokens": total([request.cached_tokens for request in completed]),
+        "output_throughput": quotient(output_tokens, wall_s),
+        "request_throughput": quotient(len(completed), wall_s),
+    }
+
+
+def latency_metrics(
+    values: Mapping[str, Sequence[float]], num_completed: int, factor: float = 1.0
+) -> dict[str, float | None]:
+    """Mean and percentiles of durations in ns, pooled by latency, of this many completed requests."""
+    metrics: dict[str, float | None] = {}
+    for latency in LATENCIES:
+        durations = values[latency]
+        # an array has as many durations as tokens and is summed as integers
+        sum_ns = int(np.asarray(durations).sum()) if isinstance(durations, array) else fsum(durations)
+        metrics[f"{latency}_ms"] = ms_from_ns(sum_ns / len(durations) * factor) if durations else None
+        for percent, value in percentiles(durations, num_completed).items():
+            metrics[f"p{percent}_{latency}_ms"] = ms_or_none(value, factor)
+    return metrics
+
+
+def tails_of_few(run: LoadedRun, metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Percentiles of latencies that too few requests bear out: of these requests alone, near the slowest of them.
+
+    Only of virtual times, which no disturbance of a machine has made longer. Elsewhere they stay unknown.
+    """
+    if run.record.clock != "virtual" or (metrics["num_completed"] or 0) >= smallest_sample(max(PERCENTS)):
+        return {}
+    durations = latencies_ns([request for request in measured(run.requests) if is_completed(request)])
+    of_any = latency_metrics(durations, smallest_sample(max(PERCENTS)), run.record.clock_factor)
+    return {name: value for name, value in of_any.items() if value is not None and metrics[name] is None}
+
+
+def num_guided_steps(steps: StepColumns) -> int | None:
+    """Steps in which a value model scored rows; unknown if any step does not count them."""
+    rows = steps.optional("guided_rows")
+    return None if rows is None or steps.total("guided_rows") is None else int((rows > 0).sum())
+
+
+def _step_metrics(steps: StepColumns, *, covers_steps: bool) -> dict[str, float | None]:
+    """Metrics of the steps; without durations if the log times the sampler alone."""
+    tails = percentiles_of_sorted(np.sort(steps.dur_ns), len(steps), (50, 95))
+    is_decode = steps.in_phase("decode")
+    output_tokens = steps.total("output_tokens")
+    blocks = steps.known_values("kv_used_blocks")
+    metrics = {
+        "num_steps": len(steps) or None,
+        "step_ms": _mean_ms(steps.dur_ns),
+        "p50_step_ms": ms_or_none(tails[50]),
+        "p95_step_ms": ms_or_none(tails[95]),
+        "prefill_step_ms": _mean_ms(steps.dur_ns[steps.in_phase("prefill")]),
+        "decode_step_ms": _mean_ms(steps.dur_ns[is_decode]),
+        "mixed_step_ms": _mean_ms(steps.dur_ns[steps.in_phase("mixed")]),
+        "tokens_per_step": quotient(steps.total("output_tokens", is_decode), exact_sum(steps.num_seqs[is_decode])),
+        "batch_tokens_per_step": quotient(output_tokens, len(steps)),
+        "mean_batch_size": quotient(exact_sum(steps.num_seqs), len(steps)),
+        "greedy_step_frac": quotient(steps.total("is_greedy"), len(steps)),
+        "guided_step_frac": quotient(num_guided_steps(steps), len(steps)),
+        "candidates_per_token": quotient(steps.total("candidates"), output_tokens),
+        **_value_model_metrics(steps),
+        "preemptions": steps.total("preempted"),
+        "peak_kv_blocks": int(blocks.max()) if len(blocks) else None,
+    }
+    return {n: value if covers_steps or not n.endswith("step_ms") else None for n, value in metrics.items()}
+
+
+def _value_model_metrics(steps: StepColumns) -> dict[str, float | None]:
+    """Reuse and recorded passes of a value model, from the steps that say so; those without a guided row do not."""
+    reused = _total_of_known(steps, "value_reuse_tokens")
+    replayed, num_known = _total_of_known(steps, "value_replayed"), len(steps.known_values("value_replayed"))
+    return {
+        "value_reuse_frac": quotient(reused, total([reused, _total_of_known(steps, "value_extend_tokens")])),
+        "value_replay_frac": quotient(replayed, num_known),
+        "value_recordings": _total_of_known(steps, "value_recordings"),
+    }
+
+
+def _total_of_known(steps: StepColumns, name: str) -> int | None:
+    """The sum over the steps that have the field; None if none has it."""
+    values = steps.known_values(name)
+    return int(values.sum()) if len(values) else None
+
+
+def _mean_ms(durations_ns: Integers) -> float | None:
+    return ms_from_ns(exact_sum(durations_ns) / len(durations_ns)) if len(durations_ns) else None
+
+
+def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:
+    return None if start_ns is None or end_ns is None else s_from_ns(end_ns - start_ns)

@@ -1,0 +1,353 @@
+"""Correction for several tests: every deciding metric in every cell is a chance to be wrong.
+
+Margins and verdicts: the interval of a ratio against the change that counts and the change that does not.
+Number of blocks: the effect that a number can detect, and the number that an effect or a verdict takes.
+Fisher's exact test of two shares.
+A disturbance: servers beside neighbours against the same servers alone, by blocks.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import comb
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr
+
+from benchctl.analysis.metrics.table import Direction
+from benchctl.analysis.statistics.estimate import (
+    DEFAULT_ESTIMATOR,
+    MIN_PAIRED_BLOCKS,
+    MIN_UNPAIRED_BLOCKS,
+    POWER,
+    Estimator,
+    RatioEstimate,
+)
+from benchctl.analysis.statistics.intervals import Interval, t_quantile
+
+_NUM_DIRECTIONS: Final = 4_000
+_SEED: Final = 1993
+"""Fixed, so that the level of a comparison is always the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScores:
+    """One test: the contribution of each block to its estimate, beyond the centre."""
+
+    blocks: tuple[int, ...]
+    scores: tuple[float, ...]
+    """Residuals of the blocks times their weights in the estimate."""
+
+
+def joint_levels(
+    tests: Sequence[BlockScores], decides: Callable[[int, float], bool], alpha: float
+) -> tuple[float, ...]:
+    """The alpha of each test: that of all tests for those that decide at it, then that of the others, until none of
+    them decides. ``decides(i, level)`` is true where test i decides at a level.
+    """
+    levels, level, remaining = [alpha] * len(tests), 0.0, list(range(len(tests)))
+    while remaining:
+        level = max(level, joint_level([tests[i] for i in remaining], alpha))
+        for i in remaining:
+            levels[i] = level
+        undecided = [i for i in remaining if not decides(i, level)]
+        if len(undecided) == len(remaining):
+            break
+        remaining = undecided
+    return tuple(levels)
+
+
+def joint_level(tests: Sequence[BlockScores], alpha: float) -> float:
+    """The level, from alpha / m to alpha, that m tests share.
+
+    For scores of length 1, the cosine c of a random direction is a t statistic, t = c sqrt(n - 1) / sqrt(1 - c^2).
+    The level belongs to the c that the largest of all tests exceeds in the share alpha of the directions.
+    """
+    if len(tests) < 2:
+        return alpha
+    blocks = sorted({block for test in tests for block in test.blocks})
+    column = {block: i for i, block in enumerate(blocks)}
+    scores = np.zeros((len(tests), len(blocks)))
+    for row, test in zip(scores, tests, strict=True):
+        row[[column[block] for block in test.blocks]] = test.scores
+    scale = np.sqrt(np.sum(scores**2, axis=1, keepdims=True))
+    scores = np.divide(scores, scale, out=np.zeros_like(scores), where=scale > 0)
+    cosines = np.max(np.abs(_directions(len(blocks)) @ scores.T), axis=1)
+    cosine, df = float(np.quantile(cosines, 1 - alpha)), len(blocks) - 1
+    level = 2 * float(stdtr(df, -cosine * math.sqrt(df / max(1 - cosine**2, 1e-12))))
+    return min(max(level, alpha / len(tests)), alpha)
+
+
+@lru_cache(maxsize=16)
+def _directions(num_blocks: int) -> NDArray[np.float64]:
+    """Unit vectors of blocks, a row each, uniformly distributed over all directions."""
+    vectors = np.random.default_rng([_SEED, num_blocks]).normal(size=(_NUM_DIRECTIONS, num_blocks))
+    directions: NDArray[np.float64] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return directions
+
+
+def holm_levels(p_values: Sequence[float], alpha: float) -> tuple[float, ...]:
+    """The alpha of each test, in the order of ``p_values``.
+
+    A test decides where its p-value does not exceed it. Tests after the first that fails get the level of that one.
+    """
+    levels = [0.0] * len(p_values)
+    level, has_failed = 0.0, False
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        if not has_failed:
+            level = alpha / (len(p_values) - rank)
+            has_failed = p_values[index] > level
+        levels[index] = level
+    return tuple(levels)
+
+
+def holm_p_values(p_values: Sequence[float]) -> tuple[float, ...]:
+    """The p-values corrected by Holm's procedure, in their order: the least alpha at which each decides."""
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
+    return tuple(corrected)
+
+
+Verdict = Literal["regression", "improvement", "equivalent", "inconclusive", "changed"]
+"""``changed`` is the verdict beyond the margin for a metric without a better direction."""
+
+_LEAST_ALPHA: Final = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """Fractions. ``equivalence_frac`` exceeds ``change_frac`` only where the user named it."""
+
+    change_frac: float
+    """Beyond it a change is called."""
+    equivalence_frac: float
+    """Inside it two sides are called equivalent."""
+    is_noise_floor: bool = False
+    """The change margin is the noise floor of the metric, larger than the threshold."""
+
+    @property
+    def log_change(self) -> float:
+        return log_margin(self.change_frac)
+
+    @property
+    def log_equivalence(self) -> float:
+        return log_margin(self.equivalence_frac)
+
+    @property
+    def log_bands(self) -> tuple[float, ...]:
+        """The margins that a chart shades around "equal", the wider first; one where both are the same."""
+        return tuple(sorted({self.log_change, self.log_equivalence}, reverse=True))
+
+    def leave_between(self, log_ratio: float) -> bool:
+        """True for a ratio outside equivalence and inside the change margin, where no block helps."""
+        return self.log_equivalence <= abs(log_ratio) <= self.log_change
+
+
+def margins_of(threshold_frac: float, floor_frac: float = 0.0, equivalence_frac: float | None = None) -> Margins:
+    """A change beyond the larger of threshold and floor; equivalence inside the threshold or the named margin."""
+    return Margins(
+        change_frac=max(threshold_frac, floor_frac),
+        equivalence_frac=threshold_frac if equivalence_frac is None else equivalence_frac,
+        is_noise_floor=floor_frac > threshold_frac,
+    )
+
+
+def log_margin(margin_frac: float) -> float:
+    """A margin in logarithms: ln(1 + m)."""
+    return math.log1p(margin_frac)
+
+
+def verdict_of(
+    estimate: RatioEstimate, margins: Margins, direction: Direction, confidence: float | None = None
+) -> Verdict:
+    """The interval against the margins, for the direction that is better; at another ``confidence`` where given.
+
+    Wholly inside the equivalence margin: equivalent, also where a named one reaches beyond the change margin.
+    Wholly beyond the change margin on the worse side: regression; on the better side: improvement. Anything else,
+    and no interval: inconclusive. "Not significant" is never "the same".
+    """
+    interval = estimate.interval_at(estimate.confidence if confidence is None else confidence)
+    return "inconclusive" if interval is None else verdict_of_interval(interval, margins, direction)
+
+
+def verdict_of_interval(interval: Interval, margins: Margins, direction: Direction) -> Verdict:
+    """``verdict_of`` an interval of the log-ratio."""
+    low, high = interval
+    if -margins.log_equivalence <= low and high <= margins.log_equivalence:
+        return "equivalent"
+    if -margins.log_change <= high and low <= margins.log_change:
+        return "inconclusive"
+    if direction == "none":
+        return "changed"
+    return "regression" if (low > margins.log_change) == (direction == "lower") else "improvement"
+
+
+def decision_alpha(estimate: RatioEstimate, margins: Margins) -> float:
+    """The least alpha at which the interval of 1 - alpha decides: the p-value of the verdict.
+
+    A wrong verdict needs an interval that misses the truth, so that this is a valid p-value of "the verdict is
+    wrong" and several can be corrected together. 1 where nothing decides.
+    """
+    low, high = math.log(_LEAST_ALPHA), 0.0
+    if verdict_of(estimate, margins, "none", 0.0) == "inconclusive":
+        return 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        decides = verdict_of(estimate, margins, "none", 1 - math.exp(middle)) != "inconclusive"
+        low, high = (low, middle) if decides else (middle, high)
+    return math.exp(high)
+
+
+MAX_BLOCKS_NEEDED: Final = 1000
+ROBUST_WIDTH: Final = 1.06
+"""Width of a robust interval relative to that of t, with normal noise: it gives a planned change of 8 blocks its
+power of 0.8."""
+ASSUMED_LOG_SD: Final = 0.02
+"""Assumed scatter of block log-ratios where no A/A experiment is on file; reported as an assumption."""
+
+
+def minimum_detectable_effect(
+    log_sd: float,
+    num_blocks: int,
+    *,
+    num_tests: int = 1,
+    margin_frac: float = 0.0,
+    confidence: float = 0.95,
+    estimator: Estimator = DEFAULT_ESTIMATOR,
+) -> float | None:
+    """Smallest change, as a fraction, that an experiment detects with a power of 0.8.
+
+    exp(ln(1 + margin) + (t(1 - alpha / 2m) + t(power)) * sd / sqrt(n)) - 1 with n - 2 degrees of freedom, for m
+    independent tests, and a little more with the robust estimator. None below 6 blocks, which give no verdict.
+    """
+    if num_blocks < MIN_PAIRED_BLOCKS:
+        return None
+    df = num_blocks - 2
+    both = t_quantile(1 - (1 - confidence) / (2 * num_tests), df) + t_quantile(POWER, df)
+    width = ROBUST_WIDTH if estimator == "robust" else 1.0
+    return math.expm1(log_margin(margin_frac) + width * both * log_sd / math.sqrt(num_blocks))
+
+
+def blocks_to_detect(
+    change_frac: float,
+    log_sd: float,
+    *,
+    num_tests: int = 1,
+    margin_frac: float = 0.0,
+    confidence: float = 0.95,
+    estimator: Estimator = DEFAULT_ESTIMATOR,
+) -> int | None:
+    """The fewest blocks that detect ``change_frac``; None where a thousand do not suffice."""
+    for n in range(MIN_PAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1):
+        effect = minimum_detectable_effect(
+            log_sd, n, num_tests=num_tests, margin_frac=margin_frac, confidence=confidence, estimator=estimator
+        )
+        if effect is not None and effect <= change_frac:
+            return n
+    return None
+
+
+def blocks_for_verdict(estimate: RatioEstimate, margins: Margins, confidence: float | None = None) -> int | None:
+    """Number of blocks with which an inconclusive comparison would end, if ratio and scatter stay as they are.
+
+    The least n, from 6 on (4 unpaired), whose half t-interval does not exceed the distance of the ratio from the
+    margin that it has to clear. None where that is more than a thousand, where a single block has no scatter, and
+    where the ratio is between equivalence and change margin, where no number of blocks decides.
+    """
+    away = abs(estimate.log_ratio)
+    distance = max(margins.log_equivalence - away, away - margins.log_change)
+    return blocks_for_distance(estimate, distance, estimate.confidence if confidence is None else confidence)
+
+
+def blocks_for_distance(estimate: RatioEstimate, distance: float, confidence: float) -> int | None:
+    """The least number of blocks, from 6 on (4 unpaired), whose half t-interval does not exceed ``distance``, a
+    logarithm, if the scatter stays as it is.
+
+    None for more than a thousand, for a distance that is not positive, and for a single block.
+    """
+    se, df = estimate.standard_error, estimate.degrees_of_freedom
+    if se is None or df is None or distance <= 0:
+        return None
+    sd = se * math.sqrt(estimate.num_blocks)
+    df_lost = estimate.num_blocks - df if estimate.is_paired else 1
+    upper = 1 - (1 - confidence) / 2
+
+    def is_enough(n: int) -> bool:
+        return t_quantile(upper, n - df_lost) * sd / math.sqrt(n) <= distance
+
+    numbers = range(MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1)
+    least = bisect_left(numbers, True, key=is_enough)
+    return numbers[least] if least < len(numbers) else None
+
+
+class Share(NamedTuple):
+    """So many of a number of trials."""
+
+    successes: int
+    trials: int
+
+
+def fisher_one_sided(larger: Share, smaller: Share) -> float:
+    """Probability of a share of ``larger`` at least as far above that of ``smaller``, if both are draws from one.
+
+    R. A. Fisher, *Statistical Methods for Research Workers*, 1934: the tail of the hypergeometric distribution with
+    both totals fixed. 1 without trials.
+    """
+    total = larger.successes + smaller.successes
+    ways = comb(larger.trials + smaller.trials, total)
+    tail = sum(
+        comb(larger.trials, count) * comb(smaller.trials, total - count)
+        for count in range(larger.successes, min(total, larger.trials) + 1)
+    )
+    return float(Fraction(tail, ways))
+
+
+Finding: TypeAlias = Literal["disturbed", "undisturbed", "undecided"]
+ALPHA: Final = 0.01
+"""Chance that a check claims any disturbance where there is none."""
+
+
+def confidence_of_claims(num_claims: int, num_looks: int = 1) -> float:
+    """The confidence of each interval: 1 - 0.01 / (claims of a check times looks at it)."""
+    return 1 - ALPHA / (num_claims * num_looks)
+
+
+def finding_of(estimate: RatioEstimate, margins: Margins) -> Finding:
+    """The finding by the interval of the estimate, at the confidence that it has.
+
+    ``disturbed``: the interval excludes "no change", and the ratio is beyond the change margin. ``undisturbed``:
+    all of the interval is inside the equivalence margin. ``undecided``: anything else, and no interval.
+    """
+    interval = estimate.log_interval
+    if interval is None:
+        return "undecided"
+    low, high = interval
+    if not low <= 0.0 <= high and abs(estimate.log_ratio) > margins.log_change:
+        return "disturbed"
+    return "undisturbed" if max(-low, high) <= margins.log_equivalence else "undecided"
+
+
+def blocks_to_decide(estimate: RatioEstimate, margins: Margins, confidence: float) -> int | None:
+    """Blocks in all with which an undecided finding would be decided, if ratio and scatter stay as they are.
+
+    Beyond the change margin the interval of ``confidence`` has to leave "no change", within the equivalence margin
+    it has to fit in. None between the two, where no number of blocks helps, and where a thousand do not suffice.
+    """
+    away = abs(estimate.log_ratio)
+    distance = away if away > margins.log_change else margins.log_equivalence - away
+    needed = blocks_for_distance(estimate, distance, confidence)
+    return None if needed is None else max(needed, estimate.num_blocks + 1)
+
+
+def loses_runs(beside: Share, alone: Share, confidence: float) -> bool:
+    """True where more runs do not count beside neighbours than alone, of all that were planned, than chance
+    explains.
+    """
+    return fisher_one_sided(beside, alone) <= 1 - confidence

@@ -1,0 +1,437 @@
+"""Forward passes of a micro-benchmark: the time of one pass by point and mode, and the cost of its launches.
+
+One result directory with everything that is derived from it.
+Latencies of the requests of an arm: all values for a distribution, and percentiles with their intervals.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchctl.analysis.attribution.splits import logarithmic_mean
+from benchctl.analysis.bonus.bonus import MeasuredBonus, bonus_of
+from benchctl.analysis.compare.attribution import section_split, step_floor
+from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
+from benchctl.analysis.experiment.ladder import Ladder, divide_ladders, num_looks_of
+from benchctl.analysis.experiment.pairing import PairedRuns, baseline_pairs
+from benchctl.analysis.findings import (
+    Finding,
+    collect_findings,
+    draft_findings,
+    floor_findings,
+    speculation_findings,
+)
+from benchctl.analysis.metrics.latency import PERCENTS, is_completed, latencies_ns, measured
+from benchctl.analysis.metrics.table import LATENCIES
+from benchctl.analysis.statistics.estimate import level_interval
+from benchctl.analysis.statistics.intervals import Interval
+from benchctl.analysis.summary.columns import Value
+from benchctl.analysis.summary.nodes import NodeResults, node_findings, nodes_of_variants
+from benchctl.analysis.summary.summary import (
+    CellSummary,
+    RunSummary,
+    SweepRow,
+    infeasible_values,
+    summarise_cells,
+    summarise_runs,
+    sweep_rows,
+)
+from benchctl.analysis.validity.machines import gpu_names, machines_of
+from benchctl.analysis.validity.usable import integrity_warnings
+from benchctl.costs.hardware import Hardware, hardware_or_none
+from benchctl.errors import RecordError
+from benchctl.profile.choices import NO_REQUESTS
+from benchctl.profile.model import Profile
+from benchctl.records.claims.claims import current_manifest
+from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.loaded import LoadedResults, LoadedRun, load_run, settled_runs
+from benchctl.records.record import Manifest, Plan, PlannedRun
+from benchctl.records.schema import SCHEMA_VERSION, ResultWarning
+from benchctl.units import NS_PER_MS, ms_from_ns, us_from_ms
+
+if TYPE_CHECKING:
+    from benchctl.records.record import PreparedRequest
+
+
+T = TypeVar("T")
+LEVEL: Final = "p50_step_ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTimes:
+    """One point in one mode; times in ms."""
+
+    cell: CellSummary
+    num_replays: int
+    median_ms: float
+    interval_ms: Interval | None
+    """Of the median; None for one block."""
+    p5_ms: float
+    p95_ms: float
+    floor_ms: float | None
+    """The least time of such a pass by its FLOPs and bytes; None where the peaks of the device are unknown."""
+
+    @property
+    def times_floor(self) -> float | None:
+        """The median over the floor."""
+        return self.median_ms / self.floor_ms if self.floor_ms else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchCost:
+    """One point in the baseline's mode and in another; times in ms."""
+
+    label: str
+    num_blocks: int
+    baseline_ms: float
+    other_ms: float
+    interval_ms: Interval | None
+    """Of the difference; None for one block."""
+    ratio: float
+    ratio_interval: Interval | None
+    num_operators: int | None
+    """Operators of one pass, each of which is a launch or a few; None where they were not counted."""
+
+    @property
+    def saved_ms(self) -> float:
+        """The baseline less the other."""
+        return self.baseline_ms - self.other_ms
+
+    @property
+    def us_per_operator(self) -> float | None:
+        """Time that each operator adds to the pass, in microseconds."""
+        return us_from_ms(self.saved_ms) / self.num_operators if self.num_operators else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """The forward passes of an experiment."""
+
+    times: tuple[PassTimes, ...]
+    launches: tuple[LaunchCost, ...]
+    """Empty where only one mode was measured."""
+
+
+def has_requests(manifest: Manifest) -> bool:
+    """False for an experiment of forward passes alone."""
+    return manifest.dataset != NO_REQUESTS
+
+
+def floor_peaks(passes: Passes, results: LoadedResults, hardware: Hardware | None) -> str | None:
+    """The peaks that floors were computed with, in words; None where no floor is known.
+
+    ``hardware`` are the experiment's own: measured ones, where the device has no data sheet.
+    """
+    if all(times.floor_ms is None for times in passes.times):
+        return None
+    sheet = next((hardware_or_none(name) for name in gpu_names(machines_of(results))), None)
+    if sheet is not None:
+        return f"{sheet.name}, {sheet.source}"
+    return None if hardware is None else f"the fastest rounds of {hardware.title}, less a margin"
+
+
+def summarise_passes(cells: Sequence[CellSummary], pairs: Sequence[PairedRuns], confidence: float) -> Passes:
+    """The passes of cells with usable runs, and the launch cost of each pair; decodes before prefills."""
+    times = [_times(cell, confidence) for cell in _by_phase(cells, lambda cell: cell)]
+    launches = [_launch_cost(paired, confidence) for paired in _by_phase(pairs, lambda paired: paired.pair.b)]
+    return Passes(
+        times=tuple(each for each in times if each is not None),
+        launches=tuple(each for each in launches if each is not None),
+    )
+
+
+def _by_phase(items: Sequence[T], arm_of: Callable[[T], Arm | CellSummary]) -> list[T]:
+    """The items of one variant by phase, and otherwise in the order given."""
+    variants = list(dict.fromkeys(arm_of(item).variant for item in items))
+
+    def order(item: T) -> tuple[int, str]:
+        arm = arm_of(item)
+        return variants.index(arm.variant), str(arm.cell.get("phase", ""))
+
+    return sorted(items, key=order)
+
+
+def _times(cell: CellSummary, confidence: float) -> PassTimes | None:
+    level = cell.centre(LEVEL)
+    if level is None:
+        return None
+    durations = np.concatenate([run.run.columns.dur_ns for run in cell.runs])
+    p5, p95 = np.percentile(durations, (5, 95))
+    floors_ns = {run.record.floor_ns for run in cell.runs if run.record.floor_ns is not None}
+    return PassTimes(
+        cell=cell,
+        num_replays=len(durations),
+        median_ms=level,
+        interval_ms=level_interval([run.counted(LEVEL) for run in cell.runs], level, confidence),
+        p5_ms=ms_from_ns(float(p5)),
+        p95_ms=ms_from_ns(float(p95)),
+        floor_ms=ms_from_ns(max(floors_ns)) if floors_ns else None,
+    )
+
+
+def _launch_cost(paired: PairedRuns, confidence: float) -> LaunchCost | None:
+    ratio = paired.ratio(LEVEL, confidence)
+    if ratio is None:
+        return None
+    mean_ms, bounds = logarithmic_mean(ratio.a, ratio.b), ratio.estimate.log_interval
+    return LaunchCost(
+        label=paired.pair.label,
+        num_blocks=ratio.estimate.num_blocks,
+        baseline_ms=ratio.a,
+        other_ms=ratio.b,
+        interval_ms=None if bounds is None else (-bounds[1] * mean_ms, -bounds[0] * mean_ms),
+        ratio=ratio.estimate.ratio,
+        ratio_interval=None if bounds is None else (math.exp(bounds[0]), math.exp(bounds[1])),
+        num_operators=_num_operators(paired),
+    )
+
+
+def _num_operators(paired: PairedRuns) -> int | None:
+    """Operators of a pass, which are the same in every run of one point."""
+    counts = {run.record.effective_config.get("server.operators") for run in paired.pair.b.runs.values()}
+    count = counts.pop() if len(counts) == 1 else None
+    return count if isinstance(count, int) else None
+
+
+CONFIDENCE: Final = 0.95
+"""Of the intervals of tables, before a correction for the looks of a stopping rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzedExperiment:
+    """A result directory with its summaries, comparisons with the baseline, findings and warnings.
+
+    ``damage`` are messages about files that should be complete and cannot be read whole; no mean includes their
+    runs. ``warnings`` are the experiment's; those of a run are with the run.
+    """
+
+    experiment: Experiment
+    runs: tuple[RunSummary, ...]
+    cells: tuple[CellSummary, ...]
+    sweep: tuple[SweepRow, ...]
+    ladders: tuple[Ladder, ...]
+    passes: Passes | None
+    """None for an experiment of requests."""
+    bonus: MeasuredBonus | None
+    """Which way of backfill is cheaper; None for an experiment that does not compare them."""
+    nodes: tuple[NodeResults, ...]
+    """Each variant against the baseline by node, where its blocks ran on more than one."""
+    findings: tuple[Finding, ...]
+    warnings: tuple[ResultWarning, ...]
+    damage: tuple[str, ...]
+
+    @property
+    def results(self) -> LoadedResults:
+        return self.experiment.results
+
+    @property
+    def profile(self) -> Profile | None:
+        """None where it cannot be read."""
+        return self.experiment.profile_or_none
+
+    @property
+    def runs_not_begun(self) -> tuple[PlannedRun, ...]:
+        """Planned runs without any record."""
+        begun = {run.record.run_id for run in self.runs}
+        return tuple(planned for planned in self.results.plan.runs if planned.run_id not in begun)
+
+    @property
+    def missing_step_times_reason(self) -> str:
+        """The reason why step times cannot be drawn, where no finished run has them."""
+        finished = [run for run in self.runs if run.is_usable and len(run.run.columns)]
+        if not all(run.record.times_whole_steps for run in finished):
+            return "the step log times the sampler alone: neither duration nor start of a step is known"
+        return self.missing_runs_reason("no finished run has a step log")
+
+    def missing_runs_reason(self, reason: str) -> str:
+        """``reason``, or that every run is suspect, and the command that draws them all the same."""
+        suspect = [run for run in self.runs if run.record.state == "suspect"]
+        if not suspect or any(run.is_usable for run in self.runs):
+            return reason
+        return (
+            f"no run counts: {len(suspect)} of {len(self.runs)} are suspect ({suspect[0].usability.excluded}); "
+            "'benchctl report --allow-suspect' draws them"
+        )
+
+    @property
+    def infeasible(self) -> tuple[CellSummary, ...]:
+        """Cells of other variants than the baseline that no server can run, in the order of all cells."""
+        baseline = self.results.manifest.baseline
+        return tuple(cell for cell in self.cells if cell.infeasible is not None and cell.variant != baseline)
+
+    def sweep_values(self) -> tuple[Mapping[str, Value], ...]:
+        """The rows of ``sweep_summary.csv``: every cell that was compared, then those that no server can run."""
+        beyond = (infeasible_values(cell, str(self.results.source)) for cell in self.infeasible)
+        return (*(row.values for row in self.sweep), *beyond)
+
+
+def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExperiment:
+    """Open, load and analyse a result directory, or an archive of one.
+
+    Suspect runs count only with ``allow_suspect``.
+
+    Raises UsageError when ``path`` is not one, SchemaVersionError when its schema is newer; all other damage
+    is reported in ``damage``.
+    """
+    results, damage = _load(open_results(path))
+    return analyze(experiment_of(results, allow_suspect=allow_suspect), damage)
+
+
+def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExperiment:
+    """Analyse an experiment that is loaded already."""
+    results = experiment.results
+    manifest, directory = results.manifest, ResultDirectory(results.path, archive=results.archive)
+    runs = summarise_runs(experiment)
+    confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
+    pairs = [PairedRuns.of(pair, (experiment, experiment)) for pair in baseline_pairs(experiment)]
+    cells = summarise_cells(runs, experiment, pairs)
+    rows = sweep_rows(
+        pairs,
+        runs,
+        confidence=confidence,
+        results_dir=str(results.source),
+        floor_of=lambda paired: step_floor(paired, confidence),
+    )
+    splits = {paired.pair.b.label: section_split(paired, confidence) for paired in pairs}
+    nodes = nodes_of_variants(pairs, confidence)
+    sections = {label: split for label, split in splits.items() if split is not None}
+    return AnalyzedExperiment(
+        experiment=experiment,
+        runs=runs,
+        cells=cells,
+        sweep=rows,
+        ladders=divide_ladders(experiment, confidence),
+        passes=None if has_requests(manifest) else summarise_passes(cells, pairs, confidence),
+        bonus=bonus_of(experiment),
+        nodes=nodes,
+        findings=(
+            *node_findings(nodes),
+            *collect_findings(cells, rows, manifest.baseline, sections),
+            *floor_findings(rows),
+            *draft_findings(runs, cells),
+            *speculation_findings(cells, rows, manifest.baseline),
+        ),
+        warnings=(
+            *integrity_warnings(directory),
+            *manifest.warnings,
+            *experiment.warnings,
+            *experiment.block_warnings,
+            *(warning for paired in pairs for warning in paired.prompt_differences()),
+        ),
+        damage=tuple(dict.fromkeys(damage)),
+    )
+
+
+def _load(directory: ResultDirectory) -> tuple[LoadedResults, list[str]]:
+    damage: list[str] = []
+    plan, profile_yaml = Plan(schema_version=SCHEMA_VERSION, runs=()), ""
+    requests: tuple[PreparedRequest, ...] = ()
+    runs: list[LoadedRun] = []
+    with _collecting(damage):
+        plan = directory.due_plan()
+    for run in (directory.run(planned.run_id) for planned in plan.runs):
+        with _collecting(damage):
+            if run.is_begun():
+                runs.append(load_run(run))
+                damage += runs[-1].damage
+    with _collecting(damage):
+        profile_yaml = directory.profile_yaml()
+    with _collecting(damage):
+        requests = directory.prepared_requests()
+    manifest = current_manifest(directory)
+    results = LoadedResults(
+        path=directory.path,
+        archive=directory.archive,
+        manifest=manifest,
+        profile_yaml=profile_yaml,
+        plan=plan,
+        requests=requests,
+        runs=settled_runs(runs, manifest),
+    )
+    return results, damage
+
+
+@contextmanager
+def _collecting(damage: list[str]) -> Iterator[None]:
+    """Collects the message of a file that cannot be read, which is left out."""
+    try:
+        yield
+    except RecordError as error:
+        damage.append(str(error))
+
+
+LATENCY_NAMES: Final = {
+    "ttft": "time to first token (TTFT)",
+    "tpot": "time per output token (TPOT)",
+    "itl": "gap between chunks (ITL)",
+    "e2el": "end-to-end latency (E2EL)",
+}
+Sorted: TypeAlias = NDArray[np.float64]
+"""Values in ms that ascend."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PercentileLevel:
+    """One percentile of an arm, in ms."""
+
+    percent: int
+    level_ms: float
+    interval_ms: Interval | None
+    """None for one block."""
+    num_blocks: int
+    num_requests: int | None = None
+    """Fewest requests of a block, where they are too few for this percentile; None where they are not."""
+
+
+def few_requests(runs: Iterable[RunSummary], percent: int) -> int | None:
+    """The fewest requests of which a percentile is shown although it needs more; None where no run shows one."""
+    few = (run.number("num_completed") for run in runs if f"p{percent}" in str(run.values["few_requests"]))
+    return min((int(number) for number in few if number is not None), default=None)
+
+
+def percentile_name(latency: str, percent: int) -> str:
+    """The metric of a run: ``p95_ttft_ms``."""
+    return f"p{percent}_{latency}_ms"
+
+
+def percentile_levels(cell: CellSummary, latency: str, confidence: float) -> tuple[PercentileLevel | None, ...]:
+    """Those of ``PERCENTS`` over the blocks of an arm; None where no block knows one."""
+    levels = []
+    for percent in PERCENTS:
+        name = percentile_name(latency, percent)
+        values = [run.counted(name) for run in cell.runs]
+        level = level_of_blocks(values, cell.centre(name), percent, confidence)
+        levels.append(level and replace(level, num_requests=few_requests(cell.runs, percent)))
+    return tuple(levels)
+
+
+def level_of_blocks(
+    values: Sequence[float | None], level_ms: float | None, percent: int, confidence: float
+) -> PercentileLevel | None:
+    """The percentile at ``level_ms`` with the interval of the blocks' values; None where it is unknown."""
+    if level_ms is None:
+        return None
+    return PercentileLevel(
+        percent=percent,
+        level_ms=level_ms,
+        interval_ms=level_interval(values, level_ms, confidence),
+        num_blocks=sum(value is not None for value in values),
+    )
+
+
+def run_latencies(run: RunSummary) -> Mapping[str, Sorted]:
+    """Every latency of the completed requests of a run, without warm-up; only latencies that count."""
+    completed = [request for request in measured(run.run.requests) if is_completed(request)]
+    durations_ns = {name: values for name, values in latencies_ns(completed).items() if len(values)}
+    factor = run.record.clock_factor / NS_PER_MS
+    return {
+        name: np.sort(np.asarray(durations_ns[name], dtype=np.float64)) * factor
+        for name in LATENCIES
+        if name in durations_ns and run.counted(f"{name}_ms") is not None
+    }

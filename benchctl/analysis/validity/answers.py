@@ -1,0 +1,453 @@
+"""Checks of the tokens of a run: those of the client, usage, the steps, and the server's counters.
+
+Ends of answers: those for an unknown reason, and those that came early where the length was forced.
+Planned against counted prompt tokens: the request set's numbers, and those of the server's ``usage``.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby, pairwise
+from math import sqrt
+from operator import itemgetter
+from statistics import fmean, median, pstdev
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from benchctl.analysis.metrics.latency import is_completed, total
+from benchctl.analysis.metrics.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
+from benchctl.formats import count_of
+from benchctl.records.finish_reasons import finish_of, unknown_reasons
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import ESTIMATE, ChoiceRecord, PreparedRequest, RequestRecord
+from benchctl.records.schema import PrometheusSample, ResultWarning
+from benchctl.untrusted.text import visible_line
+from benchctl.workload.datasets.dataset import FileDataset, MadeDataset, names_of_datasets
+
+if TYPE_CHECKING:
+    from benchctl.records.columns.columns import StepColumns
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One reconciliation check. A fatal one that fails makes the measurement invalid, others cause a warning."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    is_fatal: bool = False
+
+
+def abbreviate_names(names: Sequence[str]) -> str:
+    """The first three names, and the number of others."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def client_tokens(request: RequestRecord) -> int | None:
+    """Tokens of an answer as the client counted them; None where it could not."""
+    counts = ((choice.chunk_tokens, choice.output_tokens) for choice in request.choices)
+    return total([output_tokens if of_chunks is None else sum(of_chunks) for of_chunks, output_tokens in counts])
+
+
+def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
+    """Tokens of usage = tokens that arrived at the client, request by request."""
+    name, wrong, compared = "client-tokens", [], 0
+    for request in completed:
+        counted = client_tokens(request)
+        if request.completion_tokens is None or counted is None:
+            continue
+        compared += 1
+        if counted != request.completion_tokens:
+            wrong.append(f"{request.request_id} {counted} != {request.completion_tokens}")
+    if not compared:
+        return Check(name, None, "no request has both usage and tokens counted by the client")
+    detail = f"client and usage agree in {compared} requests"
+    if wrong:
+        detail = f"client and usage differ in {len(wrong)} of {compared} requests: {abbreviate_names(wrong)}"
+    return Check(name, not wrong, detail, is_fatal=True)
+
+
+def check_step_tokens(
+    steps: "StepColumns", requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
+) -> Check:
+    """Sum of output tokens of steps = sum of usage, or of what the client counted where there is no usage."""
+    name, by_step = "step-tokens", steps.total("output_tokens")
+    tokens = [
+        client_tokens(request) if request.completion_tokens is None else request.completion_tokens
+        for request in completed
+    ]
+    source = "client" if any(request.completion_tokens is None for request in completed) else "usage"
+    if by_step is None or (counted := total(tokens)) is None:
+        return Check(name, None, "steps or usage do not count tokens")
+    return _compare_with_usage(
+        name, by_step, counted, f"steps {by_step}", is_whole=len(completed) == len(requests), source=source
+    )
+
+
+def check_counters(
+    samples: Sequence[PrometheusSample], requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
+) -> Check:
+    """Growth of the server's token counter during the load = sum of usage."""
+    name, grown = "counters", measure_growth(samples, GENERATED_TOKENS)
+    by_usage = total([request.completion_tokens for request in completed])
+    if grown is None or by_usage is None:
+        return Check(name, None, "no two readings of a counter of output tokens, or no usage")
+    growth = f"{grown.name} grew by {grown.count}"
+    return _compare_with_usage(name, grown.count, by_usage, growth, is_whole=len(completed) == len(requests))
+
+
+def _compare_with_usage(
+    name: str, count: int, usage: int, observed: str, *, is_whole: bool, source: str = "usage"
+) -> Check:
+    detail = f"{observed}, {source} {usage}"
+    if not is_whole:
+        return Check(name, None, f"{detail}; failed requests took tokens that no usage counts")
+    return Check(name, count == usage, detail, is_fatal=True)
+
+
+def check_prefix_cache(
+    samples: Sequence[PrometheusSample],
+    requests: Sequence[RequestRecord],
+    steps: "StepColumns",
+    *,
+    is_allowed: bool,
+) -> Check:
+    """No prompt token of the load came from a cache, by the server's counter, by usage and by the steps.
+
+    Cached tokens cost nothing, so a run with a warmer cache would look faster. With ``is_allowed`` hits are part of
+    the experiment and only reported.
+    """
+    name, grown = "prefix-cache", measure_growth(samples, PREFIX_HITS)
+    by_usage = [request for request in requests if request.cached_tokens is not None]
+    records = [] if grown is None else [f"{grown.name} grew by {grown.count}"]
+    if by_usage:
+        cached = sum(request.cached_tokens or 0 for request in by_usage)
+        records.append(f"usage says that {cached} prompt tokens of {len(by_usage)} requests came from a cache")
+    uncomputed = _uncomputed_tokens(steps, requests)
+    if uncomputed is not None:
+        records.append(f"steps left out {uncomputed} of the prompt tokens that usage counts")
+    if not records:
+        return Check(name, None, "neither counters nor usage nor steps record hits in a prefix cache")
+    detail = "; ".join(records)
+    has_hits = bool(grown and grown.count) or any(request.cached_tokens for request in by_usage) or bool(uncomputed)
+    if not has_hits:
+        return Check(name, ok=True, detail=detail, is_fatal=True)
+    if is_allowed:
+        return Check(name, None, f"{detail}; the profile allows it (workload.allow_prefix_cache_hits)")
+    remedy = (
+        "switch the server's prefix cache off (enable_prefix_caching: false; of an attached server leave "
+        "bypass_prefix_cache on, with its dialect and samples_as: requests), or set "
+        "workload.allow_prefix_cache_hits: true"
+    )
+    return Check(name, ok=False, detail=f"{detail}; {remedy}", is_fatal=True)
+
+
+def _uncomputed_tokens(steps: "StepColumns", requests: Sequence[RequestRecord]) -> int | None:
+    """Prompt tokens of usage that no step computed, for servers that report hits nowhere else.
+
+    At least 0, because a step may compute a prompt again. None unless the steps count all output tokens of usage.
+    """
+    prompt = total([request.prompt_tokens for request in requests])
+    output = total([request.completion_tokens for request in requests])
+    computed = steps.total("num_prefill_tokens")
+    if prompt is None or output is None or computed is None or steps.total("output_tokens") != output:
+        return None
+    return max(0, prompt - computed)
+
+
+_SLACK_FRAC: Final = 0.2
+_SLACK_TOKENS: Final = 8
+"""Tokens that may lack a chunk or text of their own: parts of characters, text that a detokenizer holds back."""
+_BYTES_PER_CHAR: Final = 3
+"""A character takes at most as many tokens as bytes; those with four are rare."""
+_LEAST_TIME_FRAC: Final = 0.25
+"""Share of the time of that many tokens below which they were not generated in it."""
+_LONG_GAP: Final = 3.0
+"""Gaps above so many median gaps hold tokens that sent nothing."""
+_LEAST_ANSWERS: Final = 3
+_STANDARD_ERRORS: Final = 4.0
+_LEAST_SPREAD: Final = 0.05
+"""Relative standard deviation of bytes per token that is assumed at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Uncounted:
+    """An answer whose chunks are not counted."""
+
+    bytes_per_token: float
+    chunks_per_token: float
+
+
+class AnswerEnds:
+    """Collects the ends of answers, record by record.
+
+    ``is_forced``: every answer was to have a certain length. ``may_stop``: the requests had stop strings or a form
+    whose end ends the answer.
+    """
+
+    def __init__(self, *, is_forced: bool, may_stop: bool = False) -> None:
+        self._is_forced, self._may_stop = is_forced, may_stop
+        self._unknown: Counter[str] = Counter()
+        self._num_forced = 0
+        self._ended: list[str] = []
+        self._lumped: list[str] = []
+        self._whole: list[_Uncounted] = []
+        self._short: list[_Uncounted] = []
+
+    def add(self, record: RequestRecord) -> None:
+        """Take a record; those of the warm-up and of failed requests say nothing."""
+        if record.is_warmup or not is_completed(record):
+            return
+        self._unknown.update(unknown_reasons(record))
+        num_chunks = sum(len(choice.chunk_ns) for choice in record.choices)
+        if self._is_forced and record.completion_tokens and num_chunks and record.stamps != "whole":
+            self._num_forced += 1
+            self._add_forced(record, record.completion_tokens, num_chunks)
+
+    def _add_forced(self, record: RequestRecord, num_tokens: int, num_chunks: int) -> None:
+        finishes = {finish.ending for choice in record.choices if (finish := finish_of(choice.finish_reason))}
+        if "natural" in finishes and num_chunks < num_tokens and not self._may_stop:
+            self._ended.append(f"{record.request_id} ({num_chunks} chunks, {num_tokens} tokens)")
+        elif all(choice.chunk_tokens is not None for choice in record.choices):
+            if any(_has_lump(choice) for choice in record.choices):
+                self._lumped.append(record.request_id)
+        elif "tool-call" not in finishes and all(_is_text(choice) for choice in record.choices):
+            self._add_uncounted(record, num_tokens, num_chunks)
+
+    def _add_uncounted(self, record: RequestRecord, num_tokens: int, num_chunks: int) -> None:
+        num_bytes = sum(len(choice.text.encode("utf-8", "surrogatepass")) for choice in record.choices)
+        answer = _Uncounted(num_bytes / num_tokens, num_chunks / num_tokens)
+        if num_tokens - num_chunks <= _slack(num_tokens):
+            self._whole.append(answer)
+        elif not _waited_for(record, num_tokens - num_chunks, num_tokens):
+            self._short.append(answer)
+
+    def warnings(self) -> tuple[ResultWarning, ...]:
+        """Warnings that all answers together justify."""
+        warnings = [ResultWarning(code="finish-reason-unknown", message=text) for text in self._unknown_texts()]
+        if early := self._early_texts():
+            message = f"ignore_eos was sent, and answers ended early all the same: {'; '.join(early)}"
+            warnings.append(ResultWarning(code="output-ended-early", message=message))
+        elif len(self._short) >= _LEAST_ANSWERS and len(self._whole) < _LEAST_ANSWERS:
+            message = (
+                f"{len(self._short)} of {self._num_forced} have {self._mean_share():.0%} as many chunks as usage "
+                "counts tokens; nothing shows whether a chunk carries several"
+            )
+            warnings.append(ResultWarning(code="output-tokens-unseen", message=message))
+        return tuple(warnings)
+
+    def _unknown_texts(self) -> list[str]:
+        if not self._unknown:
+            return []
+        words = [f"'{visible_line(word)}' ({count} answers)" for word, count in self._unknown.most_common()]
+        return [f"answers ended with a finish_reason that is not known: {abbreviate_names(words)}"]
+
+    def _early_texts(self) -> list[str]:
+        texts, num_all = [], self._num_forced
+        if self._ended:
+            listed = abbreviate_names(self._ended)
+            texts.append(
+                f"{len(self._ended)} of {num_all} by their finish_reason, in fewer chunks than tokens: {listed}"
+            )
+        if self._lumped:
+            listed = abbreviate_names(self._lumped)
+            texts.append(
+                f"{len(self._lumped)} of {num_all} count many tokens in a chunk without text or time: {listed}"
+            )
+        if self._lacks_text():
+            whole, short = (fmean(each.bytes_per_token for each in of) for of in (self._whole, self._short))
+            texts.append(
+                f"{len(self._short)} of {num_all} have {self._mean_share():.0%} as many chunks as tokens in usage, "
+                f"and {short:.1f} bytes of text per token where the others have {whole:.1f}"
+            )
+        return texts
+
+    def _mean_share(self) -> float:
+        return fmean(each.chunks_per_token for each in self._short)
+
+    def _lacks_text(self) -> bool:
+        """True when answers with few chunks have the text of their chunks alone.
+
+        With the text of all their tokens they would have as many bytes per token as answers with a chunk for each,
+        within four standard errors; the decision lies halfway.
+        """
+        if len(self._short) < _LEAST_ANSWERS or len(self._whole) < _LEAST_ANSWERS:
+            return False
+        per_token = [each.bytes_per_token for each in self._whole]
+        expected, received = fmean(per_token), fmean(each.bytes_per_token for each in self._short)
+        spread = max(pstdev(per_token), _LEAST_SPREAD * expected)
+        is_far = expected - received > _STANDARD_ERRORS * spread / sqrt(len(self._short))
+        return is_far and received < expected * (1 + self._mean_share()) / 2
+
+
+def _slack(num_tokens: int) -> float:
+    return max(_SLACK_TOKENS, _SLACK_FRAC * num_tokens)
+
+
+def _is_text(choice: ChoiceRecord) -> bool:
+    """True when every chunk has text: parts of tool calls have none that is recorded."""
+    return choice.chunk_tokens is None and bool(choice.chunk_chars) and min(choice.chunk_chars or (0,)) > 0
+
+
+def _has_lump(choice: ChoiceRecord) -> bool:
+    """True when a write counts tokens that neither its text can hold nor its time could make."""
+    counts, chars = choice.chunk_tokens or (), choice.chunk_chars or ()
+    slack = _slack(sum(counts))
+    if len(counts) != len(chars) or max(counts, default=0) <= slack:
+        return False
+    num_after_first = sum(counts) - counts[0]
+    pace_ns = (choice.chunk_ns[-1] - choice.chunk_ns[0]) / num_after_first if num_after_first else 0.0
+    chunks = zip(choice.chunk_ns, counts, chars, strict=True)
+    writes = [(t_ns, list(of_write)) for t_ns, of_write in groupby(chunks, key=itemgetter(0))]
+    for (before_ns, _), (t_ns, of_write) in pairwise(writes):
+        num_hidden = sum(count - 1 - _BYTES_PER_CHAR * num_chars for _, count, num_chars in of_write)
+        if num_hidden > slack and t_ns - before_ns < _LEAST_TIME_FRAC * num_hidden * pace_ns:
+            return True
+    return False
+
+
+def _waited_for(record: RequestRecord, num_missing: int, num_tokens: int) -> bool:
+    """True when pauses between chunks and after the last are long enough for tokens that sent nothing."""
+    times_ns = sorted(t_ns for choice in record.choices for t_ns in choice.chunk_ns)
+    end_ns = max(record.done_ns or 0, times_ns[-1])
+    gaps_ns = [after - before for before, after in pairwise((*times_ns, end_ns))]
+    typical_ns = median(gaps_ns)
+    waited_ns = sum(gap_ns - typical_ns for gap_ns in gaps_ns if gap_ns > _LONG_GAP * typical_ns)
+    total_ns = end_ns - times_ns[0]
+    return waited_ns >= 2 * _LEAST_TIME_FRAC * total_ns * num_missing / num_tokens
+
+
+DIFFER: Final = "prompt-tokens-differ"
+UNCONFIRMED: Final = "prompt-tokens-unconfirmed"
+TOLERANCE_TOKENS: Final = 4
+"""Tokens that a server may add to a prompt, such as one for its beginning ..."""
+TOLERANCE_FRAC: Final = 0.02
+"""... or this fraction of the planned ones, if that is more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCounts:
+    """Planned and counted prompt tokens of the completed requests of a load."""
+
+    source: str
+    """Source of the planned numbers, as in ``PreparedRequest.prompt_tokens_from``."""
+    is_asked: bool
+    """The length was asked for or counted beforehand, and not estimated of a text that somebody wrote."""
+    num_checked: int
+    num_beyond: int
+    """Requests whose two numbers are further apart than the tolerance."""
+    num_unknown: int
+    """Completed requests without usage, which cannot be checked."""
+    planned: int
+    """Sum over the checked requests."""
+    counted: int
+    """Sum over the checked requests."""
+
+
+def count_prompts(prepared: Iterable[PreparedRequest], records: Iterable[RequestRecord]) -> PromptCounts:
+    """Both counts, request by request; each prompt counts once, however many answers were asked for.
+
+    Reads both only once and keeps one number for each prepared request, so that a load of any length fits.
+    """
+    planned_of, first = array("q"), None
+    for request in prepared:
+        first = first or request
+        planned_of.append(request.prompt_tokens)
+    checked = beyond = unknown = planned = counted = 0
+    for record in records:
+        if record.is_warmup or not is_completed(record) or record.index >= len(planned_of):
+            continue
+        if record.prompt_tokens is None:
+            unknown += 1
+            continue
+        of_plan = planned_of[record.index]
+        checked += 1
+        planned += of_plan
+        counted += record.prompt_tokens
+        beyond += abs(record.prompt_tokens - of_plan) > max(TOLERANCE_TOKENS, TOLERANCE_FRAC * of_plan)
+    return PromptCounts(
+        source=ESTIMATE if first is None else first.prompt_tokens_from,
+        is_asked=first is not None and (first.prompt_tokens_from != ESTIMATE or _is_made_to_length(first)),
+        num_checked=checked,
+        num_beyond=beyond,
+        num_unknown=unknown,
+        planned=planned,
+        counted=counted,
+    )
+
+
+def prompt_warnings(counts: PromptCounts) -> tuple[ResultWarning, ...]:
+    """The warning about prompts of other lengths than planned, or about those that nobody counted; at most one."""
+    unchecked = f"no usage, so no check of the prompt, in {count_of(counts.num_unknown, 'request')}"
+    if counts.num_beyond:
+        means = counts.counted / counts.num_checked, counts.planned / counts.num_checked
+        message = (
+            f"the server counted {means[0]:.1f} tokens in a prompt on average, and {means[1]:.1f} were planned "
+            f"(by {_source_text(counts)}; ratio {means[0] / means[1]:.3f}): {counts.num_beyond} of "
+            f"{counts.num_checked} requests differ by more than {TOLERANCE_TOKENS} tokens and {TOLERANCE_FRAC:.0%}"
+        )
+        message += f"; {unchecked}" if counts.num_unknown else ""
+        return (ResultWarning(code=DIFFER if counts.is_asked else UNCONFIRMED, message=message),)
+    return (ResultWarning(code=UNCONFIRMED, message=unchecked),) if counts.num_unknown else ()
+
+
+def unreported_prompt_warnings(run: LoadedRun, prepared: Sequence[PreparedRequest]) -> tuple[ResultWarning, ...]:
+    """The same warning about a run that does not carry it: one that an older version measured.
+
+    Such a run counts as it did; the warning limits what may be concluded from it.
+    """
+    if any(warning.code in {DIFFER, UNCONFIRMED} for warning in run.record.warnings):
+        return ()
+    where = run.record.run_id
+    return tuple(
+        msgspec.structs.replace(warning, where=where)
+        for warning in prompt_warnings(count_prompts(prepared, run.requests))
+    )
+
+
+def differing_counts(
+    a_runs: Sequence[LoadedRun], b_runs: Sequence[LoadedRun], names: tuple[str, str]
+) -> tuple[ResultWarning, ...]:
+    """A warning where the servers of two sides count the same prompts differently, as different tokenizers do."""
+    a, b = _counted_by_request(a_runs), _counted_by_request(b_runs)
+    shared = a.keys() & b.keys()
+    num_different = sum(a[request_id] != b[request_id] for request_id in shared)
+    if not num_different:
+        return ()
+    a_mean, b_mean = (fmean(side[request_id] for request_id in shared) for side in (a, b))
+    message = (
+        f"the servers count the same prompts differently: {a_mean:.1f} tokens on average in {names[0]}, "
+        f"{b_mean:.1f} in {names[1]} (ratio {b_mean / a_mean:.3f}; {num_different} of {len(shared)} requests): "
+        "their tokenizers or chat templates differ, so equal requests are not equal work"
+    )
+    return (ResultWarning(code=DIFFER, message=message),)
+
+
+def _counted_by_request(runs: Sequence[LoadedRun]) -> Mapping[str, int]:
+    return {
+        record.request_id: record.prompt_tokens
+        for run in reversed(runs)
+        for record in run.requests
+        if record.prompt_tokens is not None and not record.is_warmup and is_completed(record)
+    }
+
+
+def _source_text(counts: PromptCounts) -> str:
+    if counts.source != ESTIMATE:
+        return "the server" if counts.source == "server" else f"the {counts.source[:25]}"
+    return "benchctl's own rule" if counts.is_asked else "an estimate"
+
+
+def _is_made_to_length(request: PreparedRequest) -> bool:
+    """True for prompts that were written to have a certain length: synthetic ones, and those of traces."""
+    return request.source.replace("/", ":").partition(":")[0] in _datasets_of_lengths()
+
+
+@cache
+def _datasets_of_lengths() -> frozenset[str]:
+    of_made = names_of_datasets(lambda dataset: isinstance(dataset, MadeDataset) and dataset.needs_input_len)
+    of_files = names_of_datasets(lambda dataset: isinstance(dataset, FileDataset) and dataset.has_arrivals)
+    return frozenset((*of_made, *of_files))

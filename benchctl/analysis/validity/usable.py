@@ -1,0 +1,247 @@
+"""Alterations and copies of result files since they were measured, as warnings and as a refusal.
+
+Machine-state gates: conditions that a run must meet to be compared.
+Usability of runs: which of them count, and for what, in every table, chart and comparison.
+A remark on the secrets that were replaced in what servers wrote.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchctl.analysis.metrics.latency import measured
+from benchctl.analysis.metrics.run import load_window_ns
+from benchctl.errors import AlteredError, InvalidDataError
+from benchctl.profile.model import Gate
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.integrity.integrity import Alteration, AlterationKind, Verification, verify_directory
+from benchctl.records.loaded import DAMAGED_LINE, LoadedResults, LoadedRun
+from benchctl.records.record import RunRecord
+from benchctl.records.schema import FOREIGN_GPU_PROCESS, ResultWarning
+from benchctl.records.warning_codes import CHECK_FAILED, CLIENT_SUSPECT_CODES, LIGHTER_LOAD_CODES, SUSPECT_CODES
+from benchctl.untrusted.files import is_there
+
+_NUM_NAMED: Final = 4
+"""Number of files that a warning names; a refusal names all."""
+_MEANING: Final[dict[AlterationKind, str]] = {
+    "altered-file": "not what was recorded",
+    "missing-file": "files that were recorded are not there",
+    "altered-plan": "runs contradict the plan or their own times",
+    "altered-requests": "not the request set that was sent",
+    "copied-run": "runs are copies of others",
+}
+
+
+def require_intact(
+    a: LoadedResults, b: LoadedResults, differences: Sequence[str], *, allow_altered: bool
+) -> tuple[ResultWarning, ...]:
+    """Warnings about alterations in the directories of two sides since they were measured.
+
+    Raises AlteredError if they affect numbers, unless ``allow_altered``; it names every file, and the undeclared
+    ``differences`` of the sides.
+    """
+    sides = [a] if a.path.resolve() == b.path.resolve() else [a, b]
+    verifications = [
+        (side.source, verify_directory(side.path))
+        for side in sides
+        if is_there(side.path / "manifest.json", within=side.path)
+    ]
+    shared = _shared_runs(verifications)
+    refused = [
+        f"{path}/{alteration}"
+        for path, verified in verifications
+        for alteration in verified.alterations
+        if alteration.decides
+    ] + shared
+    if refused and not allow_altered:
+        lines = [f"  {line}" for line in refused]
+        if differences:
+            lines += ["and the two sides differ in more than the declared factor:"]
+            lines += [f"  {difference}" for difference in differences]
+        listed = "\n".join(lines)
+        raise AlteredError(
+            f"what is compared is not what was measured:\n{listed}\n"
+            "Restore these files from a copy, or measure again; --allow-altered compares them as they are"
+        )
+    warnings = [warning for path, verified in verifications for warning in alteration_warnings(path, verified)]
+    return (*warnings, *(ResultWarning(code="copied-run", message=line) for line in shared))
+
+
+def _shared_runs(verifications: Sequence[tuple[Path, Verification]]) -> list[str]:
+    """Runs that two experiments share; a copy of a whole directory is the same experiment."""
+    if len(verifications) < 2 or verifications[0][1].manifest == verifications[1][1].manifest:
+        return []
+    (a_path, a), (b_path, b) = verifications
+    shared = {(a.fingerprints[key], b.fingerprints[key]): None for key in a.fingerprints if key in b.fingerprints}
+    return [
+        f"{a_path}/runs/{a_runs[0]} holds the same records as {b_path}/runs/{b_runs[0]}, and no two runs have the "
+        "same times"
+        for a_runs, b_runs in shared
+    ]
+
+
+def integrity_warnings(results: ResultDirectory) -> tuple[ResultWarning, ...]:
+    """Warnings about alterations of a result directory; none if its plan cannot be read."""
+    try:
+        return alteration_warnings(results.source, verify_directory(results.path))
+    except InvalidDataError:  # reading the directory reports it as damage
+        return ()
+
+
+def alteration_warnings(path: Path, verified: Verification) -> tuple[ResultWarning, ...]:
+    """One warning for each kind of alteration, with the first files."""
+    by_kind: dict[AlterationKind, list[Alteration]] = {}
+    for alteration in verified.alterations:
+        by_kind.setdefault(alteration.kind, []).append(alteration)
+    warnings = []
+    for kind, alterations in by_kind.items():
+        message = f"{_MEANING[kind]}: {'; '.join(map(str, alterations[:_NUM_NAMED]))}"
+        if len(alterations) > _NUM_NAMED:
+            message += f"; and {len(alterations) - _NUM_NAMED} more, which 'benchctl verify' lists"
+        warnings.append(ResultWarning(code=kind, message=message, where=str(path)))
+    return tuple(warnings)
+
+
+THROTTLING: Final = frozenset({"hw-slowdown", "hw-thermal", "hw-power-brake", "sw-thermal"})
+"""Clock reasons of a device that was slowed down, as named in ``GpuSample.throttle_reasons``."""
+_POWER_CAP: Final = "sw-power-cap"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A gate that a run did not pass, with the observation."""
+
+    gate: Gate
+    detail: str
+
+    def __str__(self) -> str:
+        return f"gate {self.gate}: {self.detail}"
+
+
+def violated_gates(run: LoadedRun, gates: Sequence[Gate]) -> tuple[Violation, ...]:
+    """The ``gates`` that the run did not pass, in order. Missing records violate no gate."""
+    return tuple(Violation(gate, detail) for gate in gates if (detail := _OBSERVATIONS[gate](run)) is not None)
+
+
+def clock_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
+    """Warnings about lowered device clocks during the load, whatever the gates."""
+    warnings = []
+    if (throttled := _throttled(run)) is not None:
+        warnings.append(ResultWarning(code="gpu-throttled", message=throttled))
+    if _POWER_CAP in _reasons(run):
+        message = "the power limit held the clocks of a GPU down during the load, as is normal on busy devices"
+        warnings.append(ResultWarning(code="gpu-power-capped", message=message))
+    return tuple(warnings)
+
+
+def _reasons(run: LoadedRun) -> frozenset[str]:
+    """Clock reasons of all devices during the load."""
+    window = load_window_ns(run)
+    during = (sample for sample in run.gpu if window is not None and window[0] <= sample.t_ns <= window[1])
+    return frozenset(reason for sample in during for reason in sample.throttle_reasons or ())
+
+
+def _throttled(run: LoadedRun) -> str | None:
+    slowing = sorted(THROTTLING & _reasons(run))
+    return f"a GPU slowed itself down during the load ({', '.join(slowing)})" if slowing else None
+
+
+def _shared(run: LoadedRun) -> str | None:
+    messages = [warning.message for warning in run.record.warnings if warning.code == FOREIGN_GPU_PROCESS]
+    return "; ".join(messages) or None
+
+
+def _failing(run: LoadedRun) -> str | None:
+    requests = measured(run.requests)
+    num_failed = sum(request.error is not None for request in requests)
+    return f"{num_failed} of {len(requests)} requests failed" if num_failed else None
+
+
+_OBSERVATIONS: Final[Mapping[Gate, Callable[[LoadedRun], str | None]]] = {
+    "throttling": _throttled,
+    "foreign-gpu-process": _shared,
+    "failed-requests": _failing,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Usability:
+    """The parts of a run that count. ``excluded`` is the reason why none does, ``client_excluded`` why the client's
+    times do not; None if they count. ``label`` qualifies server times that count nevertheless.
+    """
+
+    excluded: str | None = None
+    client_excluded: str | None = None
+    label: str | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        return self.excluded is None
+
+
+def usability_of(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool = False) -> Usability:
+    """Decide which parts of a run count; with ``allow_suspect`` all of a suspect run that can be read completely.
+
+    Failed requests and failed checks do not exclude a run: they make its cell incomplete or invalid, whatever the
+    gates. If failed requests are a gate themselves, they do exclude it.
+    """
+    record = run.record
+    if record.state == "failed" and record.failure is not None:
+        return Usability(f"failed ({record.failure.cause}): {record.failure.message}")
+    if record.state not in {"done", "suspect"}:
+        return Usability(record.state)
+    if run.is_damaged:
+        return Usability(f"damaged: {'; '.join(run.damage)}")
+    decides_otherwise = _contradicts_itself(run) or (_has_failures(run) and "failed-requests" not in gates)
+    if not decides_otherwise and (violated := violated_gates(run, gates)):
+        return Usability("; ".join(map(str, violated)))
+    return _of_suspect(run, allow_suspect=allow_suspect) if record.state == "suspect" else Usability()
+
+
+def decisive_warnings(record: RunRecord) -> tuple[ResultWarning, ...]:
+    """The warnings that made a run suspect; all of its warnings if none of them has that severity."""
+    decided = tuple(warning for warning in record.warnings if warning.code in SUSPECT_CODES)
+    return decided or tuple(record.warnings)
+
+
+def _of_suspect(run: LoadedRun, *, allow_suspect: bool) -> Usability:
+    decided = decisive_warnings(run.record)
+    is_client_alone = bool(decided) and all(warning.code in CLIENT_SUSPECT_CODES for warning in decided)
+    is_late = any(warning.code in CLIENT_SUSPECT_CODES for warning in decided)
+    if _contradicts_itself(run) or (not is_late and _has_failures(run)):
+        return Usability()
+    damage = [warning.message for warning in run.warnings if warning.code == DAMAGED_LINE]
+    if damage:
+        return Usability(f"suspect, and cannot be read completely: {'; '.join(damage)}")
+    if allow_suspect:
+        return Usability()
+    why = "; ".join(f"{warning.code}: {warning.message}" for warning in decided) or "no reason recorded"
+    if is_client_alone and not _has_failures(run):
+        is_lighter = any(warning.code in LIGHTER_LOAD_CODES for warning in decided)
+        label = "the server met a lighter load than planned, so its step times are those of smaller batches"
+        return Usability(client_excluded=why, label=label if is_lighter else None)
+    return Usability(f"suspect: {why} (--allow-suspect counts it)")
+
+
+def _contradicts_itself(run: LoadedRun) -> bool:
+    return any(warning.code == CHECK_FAILED for warning in run.record.warnings)
+
+
+def _has_failures(run: LoadedRun) -> bool:
+    return any(request.error is not None for request in measured(run.requests))
+
+
+def redaction_warnings(results: LoadedResults) -> tuple[ResultWarning, ...]:
+    """One note on all runs together; none where nothing was replaced."""
+    counts = sum((Counter(run.record.redactions) for run in results.runs), Counter[str]())
+    if not counts:
+        return ()
+    kinds = ", ".join(
+        f"{label} {count} times" if count > 1 else f"{label} once" for label, count in counts.most_common()
+    )
+    message = f"{counts.total()} secrets were replaced in what the servers wrote: {kinds}"
+    if counts.total() == 1:
+        message = f"a secret was replaced in what the servers wrote: {kinds}"
+    return (ResultWarning(code="secrets-redacted", message=message),)

@@ -1,0 +1,467 @@
+"""``benchctl export``: a result directory as one file, or in the files of another load generator.
+
+``benchctl import``: archives, and results of another project, as result directories.
+``benchctl report``: write tables, JSON, plots and the page of a result directory, or a page on two sides.
+``benchctl list``: the result directories under a root.
+``benchctl pull``: a result directory of another machine, fetched, continued and verified.
+"""
+
+import re
+import shutil
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from benchctl.cli.options.options import RESULTS, FormerOutputDir, chosen_output, complete_results
+from benchctl.cli.screen import print_json
+from benchctl.errors import RecordError, UsageError
+from benchctl.formats import megabytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchctl.analysis.experiment.pairing import Side
+    from benchctl.cluster.pull import Pulled
+    from benchctl.interop.lenvm.import_directory import ImportResult
+    from benchctl.records.archive.archive import Contents
+    from benchctl.records.directory import ResultDirectory
+    from benchctl.report.catalog import Entry
+    from benchctl.report.export import ReportFiles
+
+
+class Form(StrEnum):
+    """The load generator whose files are written."""
+
+    VLLM = "vllm"
+    AIPERF = "aiperf"
+    LENVM = "lenvm"
+
+
+def export(
+    results: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="A result directory, finished or not, or an archive of one.",
+            autocompletion=complete_results,
+        ),
+    ],
+    form: Annotated[
+        Form | None,
+        typer.Option(
+            "--format",
+            help="vllm: the result of 'vllm bench serve'; aiperf: profile_export_aiperf.json and .jsonl; "
+            "lenvm: summary.csv in the columns of the LenVM project.",
+            show_default=False,
+        ),
+    ] = None,
+    archive: Annotated[
+        Path | None,
+        typer.Option(
+            "--archive",
+            metavar="FILE",
+            help="Write one file instead, which every command takes in place of DIR: .tar.zst, .tar.gz or .tar.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_running: Annotated[
+        bool, typer.Option("--allow-running", help="Archive an experiment that is being measured, as it is now.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="OUT", help="Directory to write; by default DIR/export/<format>."),
+    ] = None,
+    output_dir: FormerOutputDir = None,
+) -> None:
+    """Write an archive, or each finished run in the format of another tool, one directory for each arm.
+
+    'benchctl compare OUT/baseline OUT/guided-top_k5' reads these files, without blocks. An archive holds no logs
+    with secrets, and is the same file whenever and wherever it is written. Damaged files are named on stderr,
+    with exit code 4 after the rest is written.
+    """
+    output = chosen_output(output, output_dir)
+    if (form is None) == (archive is None):
+        raise UsageError("give either --archive FILE, for one file, or --format, for the files of another tool")
+    if archive is not None:
+        if output is not None:
+            raise UsageError(f"--archive {archive} names what is written; leave out --output")
+        _write_archive(results, archive, allow_running=allow_running)
+    elif form is not None:
+        _write_foreign(results, form, output)
+
+
+def _write_foreign(results: Path, form: Form, output: Path | None) -> None:
+    from benchctl.analysis.summary.analyzed import analyze_directory
+    from benchctl.interop.writers.export import write_foreign
+    from benchctl.records.archive.archive import derived_directory
+
+    analysis = analyze_directory(results)
+    out = output or (derived_directory(results, "export") or results / "export") / form.value
+    paths = write_foreign(analysis, form.value, out)
+    for directory in dict.fromkeys(out / path.relative_to(out).parts[0] for path in paths):
+        count = sum(path.is_relative_to(directory) for path in paths)
+        print(f"{directory} ({count} files)")
+    if analysis.damage:
+        raise RecordError("\n".join(analysis.damage))
+
+
+def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
+    from benchctl.cli.commands.show import print_digest
+    from benchctl.cli.screen import bytes_progress
+    from benchctl.records.archive.archive import contents_of
+    from benchctl.records.archive.compression import compression_of_name
+    from benchctl.records.archive.packing import write_archive
+    from benchctl.records.claims.claims import current_manifest
+    from benchctl.records.directory import open_results
+    from benchctl.records.integrity.integrity import verify_directory
+
+    compression = compression_of_name(archive)
+    results = open_results(path)
+    if current_manifest(results).state == "running" and not allow_running:
+        raise UsageError(
+            f"{path} is being measured, and an archive would end in the middle of a run; wait until it has ended, "
+            "or archive it as it is now with --allow-running"
+        )
+    contents = contents_of(results.path)
+    with bytes_progress(archive.name, contents.size_bytes) as on_bytes:
+        write_archive(results, contents, archive, compression, on_bytes)
+    _print_written(results, archive, contents)
+    verified = verify_directory(results.path)
+    print_digest(verified)
+    if verified.alterations:
+        altered = "\n".join(f"  {alteration}" for alteration in verified.alterations)
+        raise RecordError(
+            f"{path} was altered since it was measured, and the archive holds it as it is:\n{altered}"
+        )
+
+
+def _print_written(results: "ResultDirectory", archive: Path, contents: "Contents") -> None:
+    from benchctl.untrusted.text import visible_line
+
+    for name in contents.irregular:
+        print(f"left out: {visible_line(name)} of {results.source}: no regular file", file=sys.stderr)
+    sizes = f"{megabytes(contents.size_bytes)} in {megabytes(archive.stat().st_size)}"
+    print(f"{archive}: {len(contents.files)} files, {sizes}")
+
+
+_ALTERED: Final = 4
+
+app = typer.Typer(help="Import archives and results of other projects as result directories.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """One command for each kind of foreign results."""
+
+
+@app.command("archive")
+def archive(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Archive that 'benchctl export DIR --archive FILE' wrote, or tar."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="Result directory to create; by default results/<profile>/<name>.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Make a result directory of an archive, and verify it.
+
+    Commands that read results take the archive itself; this is for those that continue an experiment. Exit code: 0
+    intact, 4 altered since the measurement, or a damaged archive.
+    """
+    from benchctl.cli.commands.show import print_verification
+    from benchctl.cli.options.options import RESULTS
+    from benchctl.cluster.arrival import import_archive
+    from benchctl.records.integrity.integrity import verify_directory
+
+    path = import_archive(source, output, RESULTS)
+    verified = verify_directory(path, is_fresh=True)
+    print(f"results in {path}")
+    print_verification(path, verified)
+    if verified.alterations:
+        raise typer.Exit(_ALTERED)
+
+
+@app.command("lenvm")
+def lenvm(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Output of the LenVM timing scripts: baseline.meta.json and the other files."
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="OUT", help="Result directory to create.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The served model, if the name of DIR does not contain it.")
+    ] = None,
+    value_model: Annotated[
+        str | None, typer.Option("--value-model", help="The value model, if the name of DIR does not contain it.")
+    ] = None,
+) -> None:
+    """Import one run of each arm as one block, with warnings about unreliable data.
+
+    Usage is counted once per request; of several starts of a server, those that answered count; unreadable lines
+    are left out and reported. 'benchctl show', 'report' and 'compare' read the result; its lenvm_summary.csv has
+    the columns of the project. One block is a screening: comparing it exits with 3.
+    """
+    from benchctl.interop.lenvm.import_directory import import_lenvm
+
+    argv = ("benchctl", *sys.argv[1:])
+    _tell(import_lenvm(source, output, model=model, value_model=value_model, argv=argv))
+
+
+def _tell(result: "ImportResult") -> None:
+    from benchctl.interop.lenvm.summary import SUMMARY_NAME
+    from benchctl.interop.lenvm.warnings import REPAIRS
+
+    faults = [warning for warning in result.warnings if warning.code in REPAIRS]
+    limits = [warning for warning in result.warnings if warning.code not in REPAIRS]
+    for title, warnings in (("mended or left out", faults), ("to bear in mind", limits)):
+        if warnings:
+            print(f"{title}:")
+        for warning in warnings:
+            print(f"  {warning.code}: {warning.message}" + (f" ({warning.where})" if warning.where else ""))
+    for run in result.runs:
+        reasons = "".join(f"\n  {warning.code}: {warning.message}" for warning in run.warnings)
+        print(f"{run.run_id}: {run.state}{reasons}")
+    print(f"results in {result.path}")
+    print(f"their columns: {result.path / SUMMARY_NAME}")
+
+
+def report(
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR", help="Result directory, finished or not, or an archive.", autocompletion=complete_results
+        ),
+    ],
+    b: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[B]", help="Side to judge against DIR, for a page on both; each DIR or DIR:variant."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Directory for the report of DIR, in place of DIR itself; with two sides, file for the page.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_suspect: Annotated[
+        bool, typer.Option("--allow-suspect", help="Include suspect runs, with a note on the page and in tables.")
+    ] = False,
+) -> None:
+    """Write report.html, summary and sweep (CSV, JSON), result.json of each finished run, and plots.
+
+    'benchctl run' does this when it ends. With two sides, only a page on B against A is written, by default
+    report-A-vs-B.html in the working directory; for a page with another threshold, use 'benchctl compare A B
+    --output page.html'. The page is self-contained. Damaged files are named on stderr, with exit code 4 after the
+    rest is written.
+    """
+    if b is not None:
+        _write_page(a, b, output, allow_suspect=allow_suspect)
+        return
+    files = _write_report(Path(a), output, allow_suspect=allow_suspect)
+    run_results = [path for path in files.written if path.name == "result.json"]
+    for path in files.written:
+        if path not in run_results:
+            print(path)
+    if run_results:
+        print(f"{run_results[0].parent.parent}/*/result.json ({len(run_results)} runs)")
+    for reason in files.skipped:
+        print(f"not drawn: {reason}")
+    if files.damage:
+        raise RecordError("\n".join(files.damage))
+
+
+def _write_report(results: Path, output: Path | None, *, allow_suspect: bool) -> "ReportFiles":
+    """Write the report of one directory. Raises UsageError where the files cannot be written."""
+    from benchctl.report.export import write_report
+    from benchctl.system_errors import as_usage_error
+
+    try:
+        return write_report(results, allow_suspect=allow_suspect, directory=output)
+    except OSError as error:
+        where = "write the report elsewhere with -o DIR" if output is None else "name another directory with -o"
+        raise as_usage_error(error, output or results, remedy=f"{where}, or copy {results}") from error
+
+
+def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> None:
+    from benchctl.analysis.compare.compare import CompareOptions
+    from benchctl.analysis.experiment.pairing import parse_side
+    from benchctl.cli.commands.compare import write_page
+
+    path = output or Path(f"report-{_slug(parse_side(a))}-vs-{_slug(parse_side(b))}.html")
+    damage = write_page(a, b, CompareOptions(allow_suspect=allow_suspect), path)
+    print(path)
+    if damage:
+        raise RecordError("\n".join(damage))
+
+
+def _slug(side: "Side") -> str:
+    name = side.path.resolve().name + (f"-{side.variant}" if side.variant else "")
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+
+
+_COLUMNS: Final = ("directory", "created", "profile", "engine", "state", "runs", "remarks")
+_GAP: Final = 2
+"""Blanks between two columns."""
+_LEAST_WIDTHS: Final = {0: 18, 2: 8, 6: 8}
+"""Characters that are left of each column that a narrow terminal shortens, by the column's number."""
+
+
+def list_results(
+    root: Annotated[Path, typer.Argument(help="Parent of result directories.")] = RESULTS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
+) -> None:
+    """List result directories, newest first, with profile, engine, state and the number of runs."""
+    from benchctl.report.catalog import list_directories
+
+    entries = list_directories(root)
+    if as_json:
+        print_json({"root": str(root), "results": [entry.document() for entry in entries]})
+    elif entries:
+        _print_table(root, entries)
+    else:
+        print(f"{root} contains no results yet; 'benchctl run' creates them")
+
+
+def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
+    from rich.table import Table
+
+    from benchctl.cli.screen import wide_console
+    from benchctl.untrusted.text import visible_line
+
+    rows = [[visible_line(field) for field in _row(root, entry)] for entry in entries]
+    if sys.stdout.isatty():
+        rows = _fitted(rows, shutil.get_terminal_size().columns)
+    table = Table(box=None, pad_edge=False)
+    for column in _COLUMNS:
+        table.add_column(column, justify="right" if column == "runs" else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    wide_console().print(table)
+
+
+def _row(root: Path, entry: "Entry") -> "list[str]":
+    name = str(entry.path.relative_to(root)) if entry.path != root else str(root)
+    if entry.problem is not None:
+        return [name, "", "", "", entry.state or "unreadable", "", entry.problem]
+    nodes = f"{len(entry.nodes)} nodes" if len(entry.nodes) > 1 else None
+    remarks = " · ".join(filter(None, (_blocks(entry), nodes, entry.label, entry.damage, entry.altered)))
+    fields = (entry.created_at, entry.profile, entry.engine, entry.state)
+    return [name, *(field or "" for field in fields), f"{entry.num_done}/{entry.num_planned}", remarks]
+
+
+def _blocks(entry: "Entry") -> str | None:
+    """Blocks that are done of an experiment in progress."""
+    if entry.state not in {"running", "interrupted"} or not entry.num_blocks:
+        return None
+    return f"{entry.num_blocks_done} of {entry.num_blocks} blocks done"
+
+
+def _fitted(rows: "Sequence[list[str]]", width: int) -> "list[list[str]]":
+    """The rows with the longest names and remarks shortened until the table has ``width`` columns, if that is
+    possible.
+    """
+    from benchctl.formats import shortened, shortened_inside
+
+    columns = list(zip(_COLUMNS, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    while sum(widths) + _GAP * (len(widths) - 1) > width:
+        widest = max(_LEAST_WIDTHS, key=lambda column: widths[column] - _LEAST_WIDTHS[column])
+        if widths[widest] <= _LEAST_WIDTHS[widest]:
+            break
+        widths[widest] -= 1
+    return [[shortened_inside(row[0], widths[0]), *map(shortened, row[1:], widths[1:])] for row in rows]
+
+
+_PULL_ALTERED: Final = 4
+
+
+def pull(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="HOST:DIR",
+            help="Host as for ssh, and a result directory there, finished or not: "
+            "login.cluster:results/topk-sweep/latest.",
+        ),
+    ],
+    destination: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DEST",
+            help="Directory to fetch into; by default results/<profile>/<name>, as the other machine has it.",
+            show_default=False,
+        ),
+    ] = None,
+    ssh: Annotated[
+        str | None,
+        typer.Option(
+            "--ssh",
+            metavar="COMMAND",
+            help="Command in place of ssh, such as 'ssh -p 2222'; by default RSYNC_RSH or ssh.",
+            show_default=False,
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option("--bwlimit", metavar="RATE", help="At most so much a second: KiB, or 2M.", show_default=False),
+    ] = None,
+) -> None:
+    """Fetch a result directory from another machine with rsync and verify it.
+
+    Called again, only what changed is fetched, and a transfer that was cut goes on: also of an experiment that is
+    still being measured. Logs with secrets stay there. Exit code: 0 intact, 2 not reachable or not there, 4 altered
+    since the measurement, 130 interrupted; what came is kept.
+    """
+    from benchctl.cli.commands.show import print_verification
+    from benchctl.cli.screen import bytes_progress
+    from benchctl.cluster.pull import parse_source
+    from benchctl.cluster.pull import pull as pull_directory
+    from benchctl.cluster.rsync import Rsync, require_bandwidth
+
+    remote = parse_source(source)
+    chosen: list[Path] = []
+    if bandwidth is not None:
+        require_bandwidth(bandwidth)
+    try:
+        with bytes_progress(remote.name, None) as on_bytes:
+            rsync = Rsync(shell=ssh, bandwidth=bandwidth, on_bytes=on_bytes)
+            pulled = pull_directory(remote, destination, RESULTS, rsync, chosen.append)
+    except KeyboardInterrupt:
+        if chosen:
+            print(f"interrupted: what came is in {chosen[0]}, and the same command goes on", file=sys.stderr)
+        raise
+    print(f"{pulled.path}: {megabytes(pulled.received_bytes)} fetched")
+    _print_running(pulled)
+    print_verification(pulled.path, pulled.verified)
+    if pulled.verified.alterations:
+        raise typer.Exit(_PULL_ALTERED)
+
+
+def _print_running(pulled: "Pulled") -> None:
+    if pulled.is_running or pulled.running:
+        running = f"; running: {', '.join(pulled.running)}" if pulled.running else ""
+        print(
+            f"still being measured when it was fetched: {pulled.num_done} of {pulled.num_planned} runs are done"
+            f"{running}; pull again for the rest"
+        )

@@ -1,0 +1,445 @@
+"""Steps that ``run`` and ``simulate`` share: check, prepare and create an experiment, and do its runs.
+
+The plan of ``benchctl run``: the ordered runs, their duration and the power of the experiment.
+"""
+
+import os
+import shlex
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import typer
+
+from benchctl.cli.output.verdicts import warn
+from benchctl.errors import BenchctlError, EngineUnavailableError, UsageError
+from benchctl.formats import count_of, percentage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from benchctl.measure.experiment import MeasureRun, Outcome
+    from benchctl.measure.kv_memory import KvPlan
+    from benchctl.measure.machine_limits import Shortfall
+    from benchctl.profile.model import Profile
+    from benchctl.profile.planning import Imbalance
+    from benchctl.records.directory import ResultDirectory
+    from benchctl.records.record import Look, PlannedRun, PreparedRequest, StoppingRecord
+    from benchctl.records.schema import ResultWarning
+    from benchctl.records.stores.peaks_store import NoiseFloor
+    from benchctl.workload.prepare import PreparedSet
+    from benchctl.workload.tokenizers.tokenizer import Tokenizer
+
+
+A_RUN_FAILED = 5
+A_RUN_IS_SUSPECT = 4
+
+
+def check_experiment(profile: "Profile", *, is_plan: bool = False) -> None:
+    """Raise UsageError for an experiment that cannot be measured here, before it begins.
+
+    A plan may be made on another machine than the one that measures: a missing engine is then a warning.
+    """
+    from benchctl.cli.commands.profiles import check_names
+    from benchctl.engines.engine import engine_for
+    from benchctl.profile.engine_options import own_variables
+    from benchctl.profile.planning import arms, variant_settings
+
+    check_names(profile)
+    for name in sorted(set(own_variables()).intersection(os.environ)):
+        warn(f"{name} is set in this environment and not passed on to servers: benchctl sets it from the profile")
+    engine = engine_for(profile.engine.kind)
+    problems: dict[str, None] = {}  # each once, in the order of the arms
+    for variant, cell in arms(profile):
+        try:
+            engine.check_available(variant_settings(profile, variant, cell))
+        except EngineUnavailableError as error:
+            problems[str(error)] = None
+    if problems and not is_plan:
+        raise EngineUnavailableError("\n".join(problems))
+    for problem in problems:
+        warn(f"not to be measured on this machine: {problem}")
+
+
+def share_kv_memory(profile: "Profile", *, is_plan: bool = False) -> "KvPlan":
+    """One size of KV cache for all servers, where some load a value model.
+
+    Raises UsageError where none fits; of a plan it is a warning. An experiment in which it is left to vLLM warns.
+    """
+    from benchctl.measure.kv_memory import plan_kv_memory
+
+    plan = plan_kv_memory(profile)
+    if plan.reason is not None and plan.text is not None and not is_plan:
+        warn(plan.text)
+    if plan.refusal is not None:
+        if not is_plan:
+            raise UsageError(plan.refusal)
+        warn(f"not to be measured on this machine: {plan.refusal}")
+    return plan
+
+
+def check_gpu(profile: "Profile", *, is_plan: bool = False) -> None:
+    """Raise UsageError where servers of this profile need a GPU and there is none; of a plan it is a warning."""
+    from benchctl.measure.gpu_need import gpu_shortfalls
+
+    _refuse(gpu_shortfalls(profile), is_plan=is_plan)
+
+
+def check_machine(
+    profile: "Profile", requests: "Iterable[PreparedRequest]", output: "Path", *, is_plan: bool = False
+) -> None:
+    """Raise UsageError where a limit of this machine ends the experiment; of a plan it is a warning."""
+    from benchctl.load.demand import size_of
+    from benchctl.measure.machine_limits import shortfalls
+
+    _refuse(shortfalls(profile, size_of(requests), output), is_plan=is_plan)
+
+
+def _refuse(shortfalls: "Iterable[Shortfall]", *, is_plan: bool) -> None:
+    """Raise UsageError for the first certain one; the others, and all of a plan, are warnings."""
+    for shortfall in shortfalls:
+        if shortfall.is_certain and not is_plan:
+            raise UsageError(shortfall.message)
+        warn(
+            f"not to be measured on this machine: {shortfall.message}"
+            if shortfall.is_certain
+            else shortfall.message
+        )
+
+
+@contextmanager
+def keeping(results: "Path") -> "Iterator[None]":
+    """After a measurement: what the system refuses now ends the command with what was measured on disk."""
+    from benchctl.system_errors import KEPT, as_run_error, is_of_the_system
+
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, BenchctlError) or not is_of_the_system(error):
+            raise
+        next_step = f"; {KEPT} in {results}, and 'benchctl report' writes its report"
+        raise as_run_error(error, "the output", next_step=next_step) from error
+
+
+@contextmanager
+def reporting_alone(results: "Path") -> "Iterator[None]":
+    """Wait for another command that writes reports of a shared directory, as far as its file system has locks."""
+    import fcntl
+
+    from benchctl.records.claims.claims import CLAIMS, is_shared
+
+    if not is_shared(results):
+        yield
+        return
+    handle = os.open(results / CLAIMS, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def tokenizer_of(profile: "Profile", *, may_start_server: bool = True) -> "AbstractContextManager[Tokenizer]":
+    """The tokenizer that counts the prompts of an experiment; it says when it starts a server for that.
+
+    Where none may be started, as on a login node, that raises UsageError with what to do instead.
+    """
+    from benchctl.measure.tokenizing.choice import tokenizer_for
+    from benchctl.workload.tokenizers.files import KEY
+
+    def refuse(_text: str) -> None:
+        raise UsageError(
+            f"profile {profile.name}: the prompts can be counted only by a server of {profile.model}, and --on "
+            f"slurm starts none on the machine that submits; name a tokenizer with {KEY}: a directory with "
+            "tokenizer.json, or a repository of the model hub"
+        )
+
+    return tokenizer_for(profile, (lambda text: print(text, flush=True)) if may_start_server else refuse)
+
+
+def prepare_experiment(
+    profile: "Profile",
+    lengths_from: "Path | None" = None,
+    *,
+    tokenizer: "AbstractContextManager[Tokenizer] | None" = None,
+) -> "PreparedSet":
+    """The request set, which the engine can serve; warnings about it are printed.
+
+    ``tokenizer`` counts it; without one, as for a plan, no server is asked.
+    """
+    from contextlib import nullcontext
+
+    from benchctl.engines.engine import engine_for
+    from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_counted
+    from benchctl.profile.planning import arms, variant_settings
+
+    engine = engine_for(profile.engine.kind)
+    with tokenizer or nullcontext(planning_tokenizer(profile)) as counting:
+        prepared = prepare_counted(profile, counting, lengths_from)
+    settings = [variant_settings(profile, variant, cell) for variant, cell in arms(profile)]
+    for each in settings:
+        engine.check_requests(prepared.requests, each)
+    if profile.engine.kind == "sim":
+        from benchctl.measure.simulated_check import check_simulated
+
+        check_simulated(settings, prepared.requests)
+    for warning in prepared.warnings:
+        warn(warning.message)
+    return prepared
+
+
+def measure_lengths(
+    profile: "Profile",
+    output_dir: "Path",
+    label: str | None,
+    *,
+    is_quiet: bool,
+    simulate: "MeasureRun | None" = None,
+    tokenizer: "AbstractContextManager[Tokenizer] | None" = None,
+) -> "Path | None":
+    """Measure the natural lengths that ``profile`` needs; returns their result directory, None if it needs none."""
+    from benchctl.workload.natural_lengths import KEY, lengths_profile, needs_lengths
+
+    if not needs_lengths(profile):
+        return None
+    pilot = lengths_profile(profile)
+    prepared = prepare_experiment(pilot, tokenizer=tokenizer)
+    results = create(pilot, prepared, output_dir, label, is_simulated=simulate is not None)
+    print(f"natural lengths first: {profile.baseline} once, results in {results.path}", flush=True)
+    next_step = f"Set {KEY}={shlex.quote(str(results.path))} once it is measured, or start again"
+    outcome = measure(results, pilot, prepared.requests, next_step, is_quiet=is_quiet, simulate=simulate)
+    if outcome.num_failed:
+        warn(f"the natural lengths could not be measured, so {profile.name!r} was not begun")
+        raise typer.Exit(A_RUN_FAILED)
+    return results.path
+
+
+def create(
+    profile: "Profile",
+    prepared: "PreparedSet",
+    output_dir: "Path",
+    label: str | None,
+    *,
+    directory: "Path | None" = None,
+    is_simulated: bool = False,
+    is_elsewhere: bool = False,
+    notes: "tuple[ResultWarning, ...]" = (),
+) -> "ResultDirectory":
+    """A new result directory, which holds all that is known before the first run: ``directory`` where it is given,
+    else one below ``output_dir``. ``notes`` go into its manifest. With ``is_elsewhere`` other machines measure.
+    """
+    from benchctl.measure.experiment import create_experiment, create_simulation
+    from benchctl.measure.result_directory import Origin
+
+    argv = ("benchctl", *sys.argv[1:])
+    origin = Origin(
+        output_root=output_dir,
+        label=label,
+        argv=argv,
+        directory=directory,
+        is_elsewhere=is_elsewhere,
+        notes=notes,
+    )
+    return (create_simulation if is_simulated else create_experiment)(profile, prepared, origin)
+
+
+def measure(
+    results: "ResultDirectory",
+    profile: "Profile",
+    requests: "tuple[PreparedRequest, ...]",
+    next_step: str,
+    *,
+    is_quiet: bool,
+    simulate: "MeasureRun | None" = None,
+    keeps_raw_logs: bool = False,
+) -> "Outcome":
+    """Measure, or ``simulate``, the runs that are not done; ``next_step`` is advice for after an interrupt."""
+    from benchctl.cli.screen import experiment_progress
+    from benchctl.measure.experiment import run_experiment
+    from benchctl.measure.resume.here import Here
+    from benchctl.measure.resume.pending import pending_runs
+    from benchctl.measure.run import measure_run
+    from benchctl.measure.shared.free_blocks import run_free_blocks
+    from benchctl.profile.planning import arms
+    from benchctl.records.claims.shared import is_shared
+
+    is_quiet = is_quiet or bool(os.environ.get("CI"))
+    pending = pending_runs(results, Here(profile))
+    warn_of_repeats(results, pending)
+    try:
+        with experiment_progress(len(pending), len(arms(profile)), is_quiet=is_quiet) as listener:
+            do_run = simulate or measure_run
+            if is_shared(results.path):
+                return run_free_blocks(
+                    results,
+                    profile,
+                    requests,
+                    listener,
+                    do_run,
+                    keeps_raw_logs=keeps_raw_logs,
+                    lease_s=profile.cluster.lease_s,
+                    on_claimed=warn,
+                    on_wait=lambda text: print(text, file=sys.stderr, flush=True),
+                )
+            return run_experiment(results, profile, requests, listener, do_run, keeps_raw_logs=keeps_raw_logs)
+    except KeyboardInterrupt:
+        print(f"interrupted; results until now are kept. {next_step}", file=sys.stderr)
+        raise
+
+
+def print_plan(
+    profile: "Profile",
+    requests: "Sequence[PreparedRequest]",
+    noise: "NoiseFloor | None",
+    step_time_model: "Path | None" = None,
+) -> None:
+    """Print all runs in order, their predicted durations and loads, and the power of the experiment."""
+    from benchctl.cli.output.verdicts import duration_text, estimate_plan, print_prediction
+    from benchctl.profile.planning import arms, imbalance_of, plan_runs
+    from benchctl.report.tables.experiment import prompt_lengths_text
+
+    estimate = estimate_plan(profile, requests, step_time_model)
+    plan = plan_runs(profile)
+    _print_runs(plan.runs, estimate.run_s)
+    what = (
+        f"{count_of(len(plan.runs), 'run')} in {count_of(profile.blocks, 'block')} of {len(arms(profile))}, "
+        f"{count_of(len(requests), 'request')} each"
+    )
+    print(f"{what}; {duration_text(profile, estimate)}")
+    if (lengths := prompt_lengths_text(requests, profile.engine.kind)) is not None:
+        print(f"prompts of {lengths}")
+    print_prediction(estimate)
+    if len(arms(profile)) > 1:
+        print(balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
+    print_power(profile, noise)
+
+
+def print_rest(
+    profile: "Profile",
+    requests: "Sequence[PreparedRequest]",
+    runs: "Sequence[PlannedRun]",
+    num_planned: int,
+    step_time_model: "Path | None" = None,
+) -> None:
+    """Print the runs that are left of ``num_planned``, and their predicted duration where that is known."""
+    from benchctl.cli.output.verdicts import estimate_plan
+    from benchctl.records.directory import arm_label
+
+    estimate = estimate_plan(profile, requests, step_time_model)
+    if runs:
+        _print_runs(runs, estimate.run_s)
+    total_s = sum(estimate.run_s.get(arm_label(run.variant, run.cell), 0.0) for run in runs)
+    lasting = f"; estimated duration {total_s:.0f} s" if runs and estimate.run_s else ""
+    print(f"{len(runs)} of {count_of(num_planned, 'run')} left to measure{lasting}")
+
+
+def warn_of_repeats(results: "ResultDirectory", pending: "Sequence[PlannedRun]") -> None:
+    """Name the blocks of which a part was measured elsewhere, so that all their runs are measured again here."""
+    from benchctl.cli.output.verdicts import warn
+    from benchctl.measure.node import node_name
+    from benchctl.measure.resume.pending import repeated_runs
+
+    nodes_by_block: dict[int, set[str]] = {}
+    for record in repeated_runs(results, pending):
+        nodes_by_block.setdefault(record.block, set()).add(record.node_name or "another machine")
+    for block, nodes in nodes_by_block.items():
+        elsewhere = " and ".join(sorted(nodes - {node_name()})) or "other devices of this node"
+        warn(
+            f"block {block} was begun on {elsewhere}; all its runs are measured again here, because runs of a "
+            "block are compared (earlier attempts are kept in each run's directory)"
+        )
+
+
+def _print_runs(runs: "Sequence[PlannedRun]", durations_s: "Mapping[str, float]") -> None:
+    """Print a table of runs, with the durations of those arms that have one."""
+    from rich.table import Table
+
+    from benchctl.cli.screen import wide_console
+    from benchctl.records.directory import arm_label, cell_name
+
+    table = Table(
+        "run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []), box=None
+    )
+    for planned in runs:
+        duration_s = durations_s.get(arm_label(planned.variant, planned.cell))
+        last = [] if duration_s is None else [f"{duration_s:.1f}"]
+        position = str(planned.block), str(planned.position)
+        table.add_row(planned.run_id, *position, planned.variant, cell_name(planned.cell), *last)
+    wide_console().print(table)
+
+
+def print_kv_memory(text: str | None) -> None:
+    """Print the KV cache of the servers in one sentence, where there is anything to say of it."""
+    if text is not None:
+        print(text, flush=True)
+
+
+def balance_text(imbalance: "Imbalance", num_arms: int, num_blocks: int) -> str:
+    """The balance of the order: by how much it is unbalanced, and the numbers of blocks that would balance it."""
+    from benchctl.profile.planning import balanced_numbers
+
+    if imbalance.is_balanced:
+        return "order: balanced, each arm runs in each position and after each other arm equally often"
+    numbers = " or ".join(str(number) for number in balanced_numbers(num_arms, num_blocks) if number)
+    return (
+        f"order: not fully balanced; mean positions differ from the baseline's by up to "
+        f"{imbalance.position_difference:.2g}, the counts of an arm in two positions by up to "
+        f"{imbalance.position_spread}, the counts of one arm after another by up to "
+        f"{imbalance.predecessor_spread}; balanced with {numbers} blocks"
+    )
+
+
+def print_power(profile: "Profile", noise: "NoiseFloor | None") -> None:
+    """Print the power of the experiment with its blocks, and its stopping rule."""
+    from benchctl.analysis.planning.stopping_rule import stopping_rule
+    from benchctl.analysis.power import estimate_power, power_lines
+    from benchctl.engines.engine import engine_for
+
+    has_steps = engine_for(profile.engine.kind).has_steps
+    power, rule = estimate_power(profile, noise, has_steps), stopping_rule(profile)
+    for line in () if power is None else power_lines(power):
+        print(line)
+    if rule is not None:
+        print(rule_text(rule))
+
+
+def rule_text(rule: "StoppingRecord") -> str:
+    """The rule in words, with the looks that are known before the first run."""
+    looks = ", ".join(str(blocks) for blocks in rule.look_blocks)
+    return (
+        f"ends early when every primary metric in every cell is known to ±{percentage(rule.precision_frac)} (half "
+        f"the {percentage(rule.confidence, 4)} interval); looks after block {looks}"
+    )
+
+
+def look_text(look: "Look", rule: "StoppingRecord") -> str:
+    from benchctl.analysis.experiment.ladder import widest_interval
+
+    worst = widest_interval(look)
+    target = f"±{percentage(rule.precision_frac)}"
+    begin = f"look after {look.num_blocks} blocks:"
+    if look.is_precise:
+        saved = (
+            "" if rule.ended_after is None else f", {rule.look_blocks[-1] - look.num_blocks} blocks are not needed"
+        )
+        return f"{begin} every primary metric is known to {target}{saved}"
+    then = "the blocks are used up" if look.num_blocks == rule.look_blocks[-1] else "continuing"
+    if worst is None:
+        return f"{begin} nothing can be compared; {then}"
+    precision = (
+        f"only {worst.num_blocks} blocks count"
+        if worst.half_width_frac is None
+        else f"±{percentage(worst.half_width_frac, 2)}"
+    )
+    return f"{begin} {worst.metric} in {worst.cell}: {precision}, target {target}; {then}"
+
+
+def print_duration(profile: "Profile", requests: "Sequence[PreparedRequest]") -> None:
+    """Print the estimated duration of an experiment on a real engine; a simulated one ends soon."""
+    from benchctl.cli.output.verdicts import duration_text, estimate_plan
+
+    if profile.engine.kind != "sim":
+        print(duration_text(profile, estimate_plan(profile, requests)), flush=True)

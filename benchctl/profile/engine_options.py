@@ -1,0 +1,455 @@
+"""Options of speculative decoding: the source of drafts, and what the options of the simulator exclude.
+
+Options that several engines share; each engine's own are in ``engines/<kind>/options.py``.
+The table of engines: one module for each kind, whose ``SPEC`` states the facts that other rooms need.
+Rules of ``env``: the variables by which benchctl tells a server what to do are spelled as options.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
+
+from pydantic import field_validator
+from pydantic.fields import FieldInfo
+
+from benchctl.profile.choices import COST_MODELS, PENALTIES, CoreCount, CostModelChoice, ForwardPass, Port, Section
+from benchctl.profile.yaml import LocatedDict, LocatedError
+from benchctl.untrusted.secrets import holds_key, is_secret_name, secret_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSource:
+    """The source of a server's drafts.
+
+    Without ``model`` and ``problem`` they are looked up in text, which takes no pass of a model.
+    """
+
+    model: str | None = None
+    """Name or directory of the model whose passes are drafts."""
+    problem: str | None = None
+    """The reason why no such model can be named."""
+    has_backfill: bool = True
+    """The model also forwards the last of its drafts, where all of them were accepted and a bonus token follows."""
+
+
+class DraftOptions(Protocol):
+    """The options that are checked together."""
+
+    @property
+    def num_speculative_tokens(self) -> int: ...
+    @property
+    def acceptance(self) -> float | tuple[float, ...] | None: ...
+    @property
+    def acceptance_spread(self) -> float: ...
+    @property
+    def draft_model(self) -> str | None: ...
+    @property
+    def draft_cost(self) -> float | None: ...
+    @property
+    def cost_model(self) -> str: ...
+    @property
+    def value_model(self) -> str | None: ...
+
+
+def acceptance_by_position(acceptance: float | tuple[float, ...] | None) -> tuple[float, ...]:
+    """The acceptances that an option names; a single one holds for every position."""
+    if acceptance is None:
+        return ()
+    return acceptance if isinstance(acceptance, tuple) else (acceptance,)
+
+
+def option_text(value: Any) -> Any:
+    """The value of an option as a flag takes it and a server tells it: a list as text, with commas."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def drafting_error(options: DraftOptions) -> tuple[str, str] | None:
+    """The first option that cannot be as it is, and the reason; None where all fit together."""
+    num_drafts, acceptance = options.num_speculative_tokens, acceptance_by_position(options.acceptance)
+    if num_drafts < 0:
+        return "num_speculative_tokens", f"is {num_drafts}; it must not be negative"
+    for probability in acceptance:
+        if not 0 <= probability <= 1:
+            return "acceptance", f"has {probability:g}; it is a probability from 0 to 1"
+    if not 0 <= options.acceptance_spread <= 1:
+        return "acceptance_spread", f"is {options.acceptance_spread:g}; it is a share from 0 to 1"
+    if options.draft_cost is not None and not 0 <= options.draft_cost < float("inf"):
+        return "draft_cost", f"is {options.draft_cost:g}; it is a share of the model's own step, 0 or more"
+    return _speculation_error(options, acceptance) if num_drafts else None
+
+
+def _speculation_error(options: DraftOptions, acceptance: tuple[float, ...]) -> tuple[str, str] | None:
+    num_drafts, choice = options.num_speculative_tokens, COST_MODELS[options.cost_model]
+    if options.value_model is not None:
+        return "num_speculative_tokens", (
+            f"is {num_drafts}, and value_model is {options.value_model}: a value model guides one token at a time "
+            "and cannot score drafts; drop either"
+        )
+    if not choice.verifies_drafts:
+        return "cost_model", f"{options.cost_model} cannot price the verification of drafts; take {_able()}"
+    if not acceptance:
+        return "num_speculative_tokens", f"is {num_drafts}; state with acceptance how many drafts are accepted"
+    if 1 < len(acceptance) < num_drafts:
+        return "acceptance", (
+            f"has {len(acceptance)} positions for {num_drafts} draft tokens; give one for each, or one number for "
+            "all"
+        )
+    return _draft_price_error(options, choice)
+
+
+def _draft_price_error(options: DraftOptions, choice: CostModelChoice) -> tuple[str, str] | None:
+    if (options.draft_model is None) == (options.draft_cost is None):
+        return "num_speculative_tokens", (
+            f"is {options.num_speculative_tokens}; name either draft_model, whose passes the cost model prices, or "
+            "draft_cost, their share of the model's own step"
+        )
+    if options.draft_model is not None and not choice.prices_other_models:
+        return "draft_model", (
+            f"is {options.draft_model}, and {options.cost_model} has the times of one model; give draft_cost "
+            "instead"
+        )
+    return None
+
+
+def _able() -> str:
+    return " or ".join(name for name, choice in COST_MODELS.items() if choice.verifies_drafts)
+
+
+_INSTEAD: Final = (
+    "remove it: a server on the loopback interface needs no key, and HF_TOKEN is taken from your environment"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """The spelling of an option on its server's command line, as metadata of the option's field."""
+
+    name: str = ""
+    """``--max-num-seqs``; where it is empty, that of the option."""
+    when: bool | None = None
+    """Value of a switch at which the flag is given. None: ``--flag`` for true, ``--no-flag`` for false."""
+
+    def spelling(self, option: str) -> str:
+        """The flag of ``option``, with its dashes."""
+        return self.name or f"--{option.replace('_', '-')}"
+
+    def words(self, option: str, value: Any) -> tuple[str, ...]:
+        """The words for the value of an option; none where it is left to the server."""
+        name = self.spelling(option)
+        if value is None:
+            return ()
+        if isinstance(value, bool):
+            if self.when is not None:
+                return (name,) if value is self.when else ()
+            return (name,) if value else (f"--no-{name.removeprefix('--')}",)
+        return name, json.dumps(value, separators=(",", ":")) if isinstance(value, dict) else str(value)
+
+
+def flag_of(field: FieldInfo) -> Flag | None:
+    """The flag of an option; None where the engine's code says what becomes of it."""
+    return next((entry for entry in field.metadata if isinstance(entry, Flag)), None)
+
+
+class ServerOptions(Section):
+    """Options and properties of every engine."""
+
+    VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset()
+    """Options that load a value model: a server without them is the same one without guidance."""
+
+    @property
+    def fixed_port(self) -> int | None:
+        """The port that the profile insists on."""
+        return None
+
+    @property
+    def client_cores_kept(self) -> Literal["auto"] | int:
+        """Processor cores that the server leaves to the client."""
+        return 0
+
+    @property
+    def secret_variables(self) -> frozenset[str]:
+        """The variables of the environment that hold secrets of requests."""
+        return frozenset()
+
+    @property
+    def guides_with(self) -> str | None:
+        """The value model that the server loads for guidance; None where it cannot guide."""
+        return None
+
+    @property
+    def skips_neutral_guidance(self) -> bool:
+        """True for a server that leaves out the value model where its guidance changes no probability."""
+        return False
+
+    @property
+    def simulated_hardware(self) -> str | None:
+        """The device whose step times a simulated server has; None where it has those of no device."""
+        return None
+
+    @property
+    def speculates(self) -> bool | None:
+        """True for a server that drafts tokens; None where its options do not say."""
+        has_option = "num_speculative_tokens" in type(self).model_fields
+        return bool(getattr(self, "num_speculative_tokens")) if has_option else None  # noqa: B009
+
+    @property
+    def uses_gpu(self) -> bool | None:
+        """True for a server that does not start without a GPU; None where its options do not say."""
+        return None
+
+    @property
+    def forward_pass(self) -> ForwardPass | None:
+        """The pass that a run measures; None for servers that answer requests."""
+        return None
+
+    @property
+    def draft_source(self) -> DraftSource:
+        """The source of its drafts, if it speculates."""
+        return DraftSource(problem="the options do not say what drafts")
+
+    @property
+    def request_model(self) -> str | None:
+        """Name of the model in requests; None for the profile's."""
+        return None
+
+    @classmethod
+    def flags(cls) -> dict[str, Flag]:
+        """The flag of each option that is spelled by one, in the order of the options."""
+        return {name: flag for name, field in cls.model_fields.items() if (flag := flag_of(field))}
+
+    def flag_words(self) -> tuple[str, ...]:
+        """The command line that these flags make of the options."""
+        flags = type(self).flags().items()
+        return tuple(word for name, flag in flags for word in flag.words(name, getattr(self, name)))
+
+
+class LaunchedOptions(ServerOptions):
+    """Options of servers that benchctl starts and others wrote."""
+
+    port: Port | None = None
+    """A fixed port; a free one where it is not given."""
+    env: dict[str, str] = {}
+    """Variables of the server's environment beyond ours."""
+    extra_args: tuple[str, ...] = ()
+    """Words added to the server's command line as they are, after those that the options give."""
+    client_cores: Literal["auto"] | CoreCount = "auto"
+    """Processor cores that are the client's alone: the server is started on the others, the client runs on the last
+    ones. ``auto``: one, or one for each process of the load, where these are no more than an eighth of the cores;
+    else none. The server always keeps one; on a machine with one core nothing is bound."""
+
+    needs_gpu: bool | None = None
+    """Refuse to start where no GPU is seen, as the presets for GPUs do; null: by the option ``device``, if there is
+    one."""
+
+    @field_validator("env")
+    @classmethod
+    def _env_has_no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if is_secret_name(name) or holds_key(value):
+                raise ValueError(
+                    f"{name} looks like a secret, which profiles and results must not hold; {_INSTEAD}"
+                )
+        return env
+
+    @field_validator("extra_args")
+    @classmethod
+    def _words_have_no_secrets(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        for secret in secret_options(words):
+            raise ValueError(f"{secret} looks like a secret, which profiles and results must not hold; {_INSTEAD}")
+        return words
+
+    @property
+    def fixed_port(self) -> int | None:
+        return self.port
+
+    @property
+    def uses_gpu(self) -> bool | None:
+        device = str(getattr(self, "device", None) or "auto")
+        if device.partition(":")[0] not in {"auto", "cuda"}:
+            return False
+        return self.needs_gpu if self.needs_gpu is not None or device == "auto" else True
+
+    @property
+    def client_cores_kept(self) -> Literal["auto"] | int:
+        return self.client_cores
+
+
+class PythonOptions(LaunchedOptions):
+    """Options of servers that are Python programs, each in an environment of its own."""
+
+    python: str | None = None
+    """Interpreter of the environment that has the engine; searched for where it is not given."""
+    dtype: Annotated[str | None, Flag("--dtype")] = None
+    """Type of weights and activations, as the engine names it; the engine's choice where it is not given."""
+
+
+ENGINES: Final[dict[str, str]] = {
+    "sim": "benchctl.engines.sim",
+    "vllm": "benchctl.engines.vllm",
+    "vllm-lenvm": "benchctl.engines.vllm_lenvm",
+    "sglang": "benchctl.engines.sglang",
+    "sglang-lenvm": "benchctl.engines.sglang_lenvm",
+    "llamacpp": "benchctl.engines.llamacpp",
+    "transformers": "benchctl.engines.transformers",
+    "attach": "benchctl.engines.attach",
+    "micro": "benchctl.engines.micro",
+}
+"""Module with the ``SPEC`` of each kind of engine."""
+OWN_PREFIX: Final = "BENCHCTL_"
+"""Beginning of the variables of the environment that are benchctl's own."""
+PLAIN_DIALECT: Final = "openai"
+"""The dialect of servers of which nothing more is known than that they speak OpenAI's API."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCounters:
+    """Names of counters and gauges, in Prometheus format, of one kind of server."""
+
+    generated_tokens: tuple[str, ...] = ()
+    """Counters of output tokens."""
+    prefix_hits: tuple[str, ...] = ()
+    """Counters of prompt tokens that were found in a cache instead of being computed."""
+    drafts: tuple[str, ...] = ()
+    """Counters of drafts that were verified, one for each sequence and step."""
+    draft_tokens: tuple[str, ...] = ()
+    """Counters of the tokens of these drafts."""
+    accepted_tokens: tuple[str, ...] = ()
+    """Counters of the draft tokens that were accepted."""
+    accepted_by_position: tuple[str, ...] = ()
+    """Counters of the same with a label ``position``, from 0."""
+    open_requests: tuple[str, ...] = ()
+    """Gauges that are 0 while the server is idle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFields:
+    """The fields of ``request`` and ``sampling`` that one kind of server understands, as far as that is known."""
+
+    response_format: bool = True
+    """True where it takes OpenAI's ``response_format``."""
+    constraints: frozenset[str] | None = None
+    """Keys of ``structured_outputs`` that it takes or that are spelled for it; None: all, judged by the server."""
+    chat_template_kwargs: bool = True
+    """True where it passes variables on to the chat template."""
+    penalties: frozenset[str] = frozenset(PENALTIES)
+    """Penalties of ``sampling`` that it has."""
+
+
+PLAIN_FIELDS: Final = RequestFields(
+    constraints=frozenset(),
+    chat_template_kwargs=False,
+    penalties=frozenset({"presence_penalty", "frequency_penalty"}),
+)
+"""The fields of OpenAI's published API."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """Facts about one kind of server software that do not need its code.
+
+    Classes are named by import path, ``module:name``, and loaded on first use.
+    """
+
+    kind: str
+    """Its name in profiles."""
+    options: str
+    """Class of its options, a ``ServerOptions``."""
+    implementation: str
+    """Class that starts, asks and reads its servers, an ``engines.engine.Engine``."""
+    guides: bool = False
+    """True if its servers can load a value model and guide with it."""
+    is_dialect: bool = False
+    """True if ``attach`` can speak to its servers when someone else started them."""
+    adds_repetition_penalty: bool = False
+    """True if its servers apply the repetition penalty of a model's own file unless a request sets one."""
+    request_fields: RequestFields = RequestFields()
+    """Fields of requests that its servers understand."""
+    counters: ServerCounters = ServerCounters()
+    """Names of its counters, where they are its own."""
+    coded_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Options behind each flag and variable that its code makes from them, beside those with a ``Flag``."""
+    installed_by: str | None = None
+    """Command that installs it; None where nothing has to be installed."""
+    needs_gpu: bool = False
+    """True if it can only be installed on a machine with an NVIDIA GPU."""
+    preset_without_gpu: str | None = None
+    """Preset of its servers on machines without a GPU."""
+    serves_requests: bool = True
+    """False if it computes forward passes without any request, for a workload with ``dataset: none``."""
+    is_optional_check: bool = False
+    """True if ``benchctl doctor`` looks for it only when it is named."""
+
+    @property
+    def options_class(self) -> "type[ServerOptions]":
+        """The class of its options."""
+        options: type[ServerOptions] = load_name(self.options)
+        return options
+
+
+def engine_spec(kind: str) -> EngineSpec:
+    """The spec of a kind in ``ENGINES``; KeyError for any other."""
+    spec: EngineSpec = import_module(ENGINES[kind]).SPEC
+    return spec
+
+
+def engine_specs() -> tuple[EngineSpec, ...]:
+    """The specs of all engines, in the order of the table."""
+    return tuple(engine_spec(kind) for kind in ENGINES)
+
+
+def options_class(kind: str) -> "type[ServerOptions]":
+    """The class of a kind's options; KeyError for an unknown kind."""
+    return engine_spec(kind).options_class
+
+
+@cache
+def own_variables() -> Mapping[str, tuple[str, ...]]:
+    """Variables of the environment by which benchctl tells its servers what to do, with the options behind each."""
+    variables: dict[str, tuple[str, ...]] = {}
+    for spec in engine_specs():
+        for name, options in spec.coded_options.items():
+            if name.startswith(OWN_PREFIX):
+                variables[name] = tuple(dict.fromkeys((*variables.get(name, ()), *options)))
+    return variables
+
+
+def guiding_kinds() -> tuple[str, ...]:
+    """Engines that can load a value model and guide with it, in alphabetical order."""
+    return tuple(sorted(spec.kind for spec in engine_specs() if spec.guides))
+
+
+def request_fields(kind: str) -> RequestFields:
+    """The fields that servers of a kind, or of the plain dialect, understand."""
+    return PLAIN_FIELDS if kind == PLAIN_DIALECT else engine_spec(kind).request_fields
+
+
+def dialects() -> tuple[str, ...]:
+    """Spellings of requests that ``attach`` can use."""
+    return (*(spec.kind for spec in engine_specs() if spec.is_dialect), PLAIN_DIALECT)
+
+
+def load_name(path: str) -> Any:
+    """The object that ``module:name`` stands for."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def own_variable_errors(tree: LocatedDict, kind: str) -> Iterator[LocatedError]:
+    """Variables of benchctl itself in the ``env`` of one run's server, which would be overwritten or do harm."""
+    env = tree.mapping("server", "env")
+    for name in env:
+        if str(name).startswith(OWN_PREFIX):
+            yield env.error(f"benchctl sets this variable itself{_instead(name, kind)}", name)
+
+
+def _instead(name: str, kind: str) -> str:
+    """The option of this kind of engine that a variable stands for, as a remedy."""
+    options = [option for option in own_variables().get(name, ()) if option in options_class(kind).model_fields]
+    if len(options) > 1 and options[0] in options_class(kind).VALUE_MODEL_OPTIONS:
+        del options[0]  # it only says whether the variable is set at all
+    if not options:
+        return "; remove it"
+    return f", from {', '.join(f'engine.options.{option}' for option in options)}; set that and remove the variable"

@@ -1,1 +1,0 @@
-"""The sections of a profile: their keys, types and meanings."""

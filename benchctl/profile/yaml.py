@@ -1,0 +1,456 @@
+"""Plain values that remember where they were written, and errors at those locations.
+
+YAML text as located values, and plain values as YAML text.
+Bounds of every plain value of a profile, whatever its key: numbers of 64 bits, and texts that can be passed
+on.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any, Final, NoReturn, TypeAlias
+
+import yaml
+
+from benchctl.untrusted.limits import (
+    PROFILE_BYTES,
+    PROFILE_DEPTH,
+    PROFILE_NODES,
+    STORED_PROFILE_BYTES,
+    STORED_PROFILE_NODES,
+)
+from benchctl.untrusted.text import visible, visible_line
+
+Step: TypeAlias = str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """The origin of a value: a file's line or an option of the command line, and the value's path there."""
+
+    source: str
+    line: int | None = None
+    path: tuple[Step, ...] = ()
+
+    def below(self, *steps: Step) -> "Location":
+        """The same line, for a value further down."""
+        return replace(self, path=(*self.path, *steps))
+
+    def __str__(self) -> str:
+        line = self.source if self.line is None else f"{self.source}:{self.line}"
+        return f"{line}: {dotted(self.path)}" if self.path else line
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedError:
+    """One error of a profile. ``problem`` names the value and the remedy."""
+
+    location: Location
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.location}: {self.problem}"
+
+
+class LocatedDict(dict[str, Any]):
+    """A mapping of plain values that knows its own location and that of each entry."""
+
+    __slots__ = ("location", "locations")
+
+    def __init__(
+        self, values: Mapping[str, Any], location: Location, locations: Mapping[str, Location] | None = None
+    ) -> None:
+        super().__init__(values)
+        self.location = location
+        self.locations = dict(locations or {})
+
+    def mapping(self, *keys: str) -> "LocatedDict":
+        """The mapping below ``keys``; an empty one where there is none."""
+        value: Any = self
+        for key in keys:
+            value = value.get(key) if isinstance(value, LocatedDict) else None
+        return value if isinstance(value, LocatedDict) else LocatedDict({}, self.location.below(*keys))
+
+    def location_of(self, key: str) -> Location:
+        """The location of an entry; that of the mapping where the entry is missing."""
+        return self.locations.get(key, self.location)
+
+    def error(self, problem: str, key: str | None = None) -> LocatedError:
+        """An error of this mapping, or of its entry ``key``."""
+        return LocatedError(self.location if key is None else self.location_of(key), problem)
+
+    def with_value(self, key: str, value: Any, location: Location | None = None) -> "LocatedDict":
+        """A copy with one entry set; a new entry without a location has that of the mapping."""
+        location = location or self.locations.get(key) or self.location.below(key)
+        return LocatedDict({**self, key: value}, self.location, {**self.locations, key: location})
+
+    def without(self, *keys: str) -> "LocatedDict":
+        """A copy without some of the entries."""
+        return LocatedDict({k: v for k, v in self.items() if k not in keys}, self.location, self.locations)
+
+
+class LocatedList(list[Any]):
+    """A list of plain values that knows the location of each item."""
+
+    __slots__ = ("locations",)
+
+    def __init__(self, values: list[Any], locations: list[Location]) -> None:
+        super().__init__(values)
+        self.locations = locations
+
+
+def dotted(path: tuple[Step, ...]) -> str:
+    """``workload.arrival.kind``, ``sweep.top_k[2]``; long keys are cut."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{visible_line(step, 100)}" for step in path)
+    return "".join(steps).removeprefix(".")
+
+
+def value_text(value: object) -> str:
+    """A value as messages show it, shortened."""
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if isinstance(value, int) and abs(value) > 10**60:  # Python refuses to write one of more than 4,300 digits
+        return "a whole number of more than 60 digits"
+    text = repr(value[:120]) if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def located(value: Any, location: Location) -> Any:
+    """Plain values with one location for all of them."""
+    if isinstance(value, Mapping):
+        below = {str(key): location.below(str(key)) for key in value}
+        return LocatedDict({str(k): located(item, below[str(k)]) for k, item in value.items()}, location, below)
+    if isinstance(value, list | tuple):
+        locations = [location.below(i) for i in range(len(value))]
+        return LocatedList([located(item, at) for item, at in zip(value, locations, strict=True)], locations)
+    return value
+
+
+def follow(tree: LocatedDict, steps: tuple[Step, ...]) -> tuple[Location, Any, tuple[Step, ...]]:
+    """Location and value at a path, and the steps that exist; steps that the tree does not have are skipped."""
+    location, existing = tree.location, list[Step]()
+    value: Any = tree
+    for step in steps:
+        if isinstance(value, LocatedDict) and str(step) in value:
+            location, value = value.location_of(str(step)), value[str(step)]
+        elif isinstance(value, LocatedList) and isinstance(step, int) and step < len(value):
+            location, value = value.locations[step], value[step]
+        else:
+            continue
+        existing.append(step)
+    return location, value, tuple(existing)
+
+
+def merge(below: Any, above: Any) -> Any:
+    """Mappings merge key by key; anything else in ``above`` replaces what is below it."""
+    if not isinstance(below, LocatedDict) or not isinstance(above, LocatedDict):
+        return above
+    merged = {**below, **{key: merge(below.get(key), value) for key, value in above.items()}}
+    return LocatedDict(merged, above.location, below.locations | above.locations)
+
+
+def changed_at(
+    tree: LocatedDict, path: tuple[str, ...], change: Callable[[LocatedDict], LocatedDict]
+) -> LocatedDict:
+    """A copy in which the mapping at ``path`` is changed; the same tree where there is no mapping."""
+    if not path:
+        return change(tree)
+    child = tree.get(path[0])
+    if not isinstance(child, LocatedDict):
+        return tree
+    return tree.with_value(path[0], changed_at(child, path[1:], change))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The size of a document beyond which it is refused."""
+
+    num_bytes: int
+    num_nodes: int
+    remedy: str
+
+
+WRITTEN: Final = Bounds(
+    PROFILE_BYTES, PROFILE_NODES, "no profile needs so much; keep prompts and schemas in files of their own"
+)
+"""Bounds of what a user writes: a profile, a preset, a value of the command line."""
+STORED: Final = Bounds(
+    STORED_PROFILE_BYTES, STORED_PROFILE_NODES, "benchctl stores none of that size; restore the file from a copy"
+)
+"""Bounds of what benchctl stores of it."""
+
+_CORE_SCHEMA: Final = (
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("tag:yaml.org,2002:int", r"[-+]?[0-9]+", "-+0123456789"),
+    (
+        "tag:yaml.org,2002:float",
+        r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+",
+        "-+.0123456789",
+    ),
+    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN\0"),
+)
+
+
+def _implicit_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for tag, pattern, first_characters in _CORE_SCHEMA:
+        for character in first_characters:
+            key = "" if character == "\0" else character
+            resolvers.setdefault(key, []).append((tag, re.compile(rf"^(?:{pattern})\Z")))
+    return resolvers
+
+
+class _Composer(yaml.SafeLoader):
+    """Composes nodes of the dialect; ``_Reader`` turns them into values."""
+
+    def __init__(self, text: str, bounds: Bounds) -> None:
+        super().__init__(text)
+        self._bounds, self._num_nodes, self._depth = bounds, 0, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            self._refuse("aliases (*name) are not supported; write the value out, or share it with extends")
+        self._num_nodes += 1
+        if self._num_nodes > self._bounds.num_nodes:
+            self._refuse(f"more than {self._bounds.num_nodes:,} keys and values; {self._bounds.remedy}")
+        if self._depth > PROFILE_DEPTH:
+            self._refuse(f"nested more than {PROFILE_DEPTH} deep; write it flatter")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def _refuse(self, problem: str) -> NoReturn:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes the dialect: text that would be read as another type is quoted."""
+
+
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Text with a rare line break is escaped: in any other style a reader takes it for a space."""
+    style = '"' if any(character in text for character in "\x85\u2028\u2029\ufeff") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text_node)
+_Composer.yaml_implicit_resolvers = _implicit_resolvers()
+_Dumper.yaml_implicit_resolvers = _implicit_resolvers()
+
+
+def read_document(text: str, source: str, errors: list[LocatedError], bounds: Bounds = WRITTEN) -> LocatedDict:
+    """Read one YAML document, which must be a mapping; an empty one where it cannot be read.
+
+    What the dialect refuses, and what is beyond ``bounds``, is added to ``errors``, and left out of the result.
+    """
+    try:
+        root = _compose(text, bounds)
+    except _SyntaxProblem as error:
+        errors.append(LocatedError(Location(source, error.line), f"not readable as YAML: {error}"))
+        return LocatedDict({}, Location(source, 1))
+    if isinstance(root, yaml.MappingNode):
+        return _Reader(source, errors).mapping(root, ())
+    line = root.start_mark.line + 1 if root else 1
+    content = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+    problem = f"found {content} where a profile is a mapping; write keys such as 'workload:'"
+    errors.append(LocatedError(Location(source, line), problem))
+    return LocatedDict({}, Location(source, 1))
+
+
+def read_value(text: str, location: Location, errors: list[LocatedError]) -> Any:
+    """Read one YAML value of the command line; all of it is at ``location``."""
+    try:
+        root = _compose(text, WRITTEN)
+    except _SyntaxProblem as error:
+        errors.append(LocatedError(location, f"{value_text(text)} is not readable as a YAML value: {error}"))
+        return None
+    inner_errors: list[LocatedError] = []
+    value = None if root is None else _Reader(location.source, inner_errors).value(root, location.path)
+    errors += (replace(error, location=replace(error.location, line=None)) for error in inner_errors)
+    return located(value, location)
+
+
+def dump_document(document: Mapping[str, Any]) -> str:
+    """The YAML text of a document of plain values, in the order given."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def size_problem(num_bytes: int, bounds: Bounds = WRITTEN) -> str:
+    """The problem of a document that is too large."""
+    return f"has {num_bytes / 1e6:.1f} MB, more than {bounds.num_bytes / 1e6:.0f} MB; {bounds.remedy}"
+
+
+class _SyntaxProblem(Exception):  # noqa: N818  # never leaves this file
+    """A text that is not YAML."""
+
+    def __init__(self, problem: str, line: int = 1) -> None:
+        super().__init__(problem)
+        self.line = line
+
+
+def _compose(text: str, bounds: Bounds) -> yaml.Node | None:
+    # Characters are counted where encoding the text would cost more than reading it: a byte holds one at most.
+    if len(text) > bounds.num_bytes:
+        raise _SyntaxProblem(size_problem(len(text), bounds))
+    composer = None
+    try:
+        composer = _Composer(text, bounds)
+        return composer.get_single_node()
+    except RecursionError:
+        raise _SyntaxProblem("nested too deeply; write it flatter") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        context = f"{error.context}, " if error.context else ""
+        raise _SyntaxProblem(f"{context}{error.problem}", mark.line + 1 if mark else 1) from error
+    except yaml.YAMLError as error:
+        raise _SyntaxProblem(" ".join(str(error).split())) from error
+    finally:
+        if composer is not None:
+            composer.dispose()
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in {float("inf"), float("-inf")}:
+        raise ValueError(text)
+    return value
+
+
+_STANDARD: Final = "tag:yaml.org,2002:"
+_SCALARS: Final[Mapping[str, Callable[[str], str | int | float | bool | None]]] = {
+    "str": str,
+    "bool": lambda text: text.lower() == "true",
+    "null": lambda _: None,
+    "int": int,
+    "float": _finite,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Turns composed YAML nodes into located values and collects what the dialect refuses."""
+
+    source: str
+    errors: list[LocatedError]
+
+    def value(self, node: yaml.Node, path: tuple[Step, ...]) -> Any:
+        kind, is_scalar = node.tag.removeprefix(_STANDARD), isinstance(node, yaml.ScalarNode)
+        if kind not in (_SCALARS if is_scalar else ("map", "seq")):
+            tag = node.tag.replace(_STANDARD, "!!")
+            self._refuse(node, path, f"the tag {tag} is not supported; write the plain value")
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            locations = [self._location(item, (*path, i)) for i, item in enumerate(node.value)]
+            return LocatedList([self.value(item, (*path, i)) for i, item in enumerate(node.value)], locations)
+        try:
+            return _SCALARS[kind](node.value) if kind in _SCALARS else None
+        except ValueError:
+            self._refuse(node, path, f"{value_text(node.value)} is not a number that can be stored; write another")
+            return None
+
+    def mapping(self, node: yaml.MappingNode, path: tuple[Step, ...]) -> LocatedDict:
+        values, locations = dict[str, Any](), dict[str, Location]()
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if not isinstance(key, str):
+                self._refuse(key_node, path, "a key is a list or a mapping; write plain text before the ':'")
+            elif key in values:
+                problem = f"written twice, first in line {locations[key].line}; remove one of the two"
+                self._refuse(key_node, (*path, key), problem)
+            else:
+                # An error of an entry is located at its key, also when its value begins on the next line.
+                locations[key] = self._location(key_node, (*path, key))
+                values[key] = self.value(value_node, (*path, key))
+                if isinstance(values[key], LocatedDict):
+                    values[key].location = locations[key]
+        return LocatedDict(values, self._location(node, path), locations)
+
+    def _location(self, node: yaml.Node, path: tuple[Step, ...]) -> Location:
+        return Location(self.source, node.start_mark.line + 1, path)
+
+    def _refuse(self, node: yaml.Node, path: tuple[Step, ...], problem: str) -> None:
+        self.errors.append(LocatedError(self._location(node, path), problem))
+
+
+MAX_TEXT: Final = 65_536
+"""Characters of one text; a word of a command line can have 128 KiB."""
+MAX_PATH: Final = 4096
+"""Bytes of a name or path, as Linux has them."""
+MAX_PATH_PART: Final = 255
+MAX_KEY: Final = 256
+_MOST_INT: Final = 2**63 - 1
+_LONGEST_INT: Final = 10**60
+"""Of keys with a range, whose own message says more."""
+_TEXTS: Final = frozenset(
+    {"description", "extra_body", "response_format", "structured_outputs", "chat_template_kwargs"}
+)
+"""Keys below which a text may have lines, such as a grammar."""
+_FREE: Final = _TEXTS | {"sweep", "cells"}
+"""Keys below which a number has no range of its own."""
+_WORDS: Final = frozenset({"extra_args", "env", "headers", "setup", "speculative_config"})
+"""Keys below which a text is on one line, and no path."""
+
+
+def plain_value_errors(tree: LocatedDict) -> Iterator[LocatedError]:
+    """Every value and key of a profile that is beyond these bounds."""
+    yield from _errors(tree, tree.location, (), 0)
+
+
+def _errors(value: Any, location: Location, path: tuple[Step, ...], depth: int) -> Iterator[LocatedError]:
+    if isinstance(value, dict | list) and depth > PROFILE_DEPTH:
+        yield LocatedError(location, f"is nested more than {PROFILE_DEPTH} deep; write it flatter")
+    elif isinstance(value, LocatedDict):
+        for key, item in value.items():
+            if len(key) > MAX_KEY or visible_line(key) != key:
+                problem = f"{value_text(key)} has control characters or more than {MAX_KEY} of any; rename it"
+                yield LocatedError(location, problem)
+            else:
+                yield from _errors(item, value.location_of(key), (*path, key), depth + 1)
+    elif isinstance(value, LocatedList):
+        for i, (item, at) in enumerate(zip(value, value.locations, strict=True)):
+            yield from _errors(item, at, (*path, i), depth + 1)
+    elif (refusal := _problem(value, path)) is not None:
+        yield LocatedError(location, refusal)
+
+
+def _problem(value: object, path: tuple[Step, ...]) -> str | None:
+    steps = set(path)
+    if path[:1] == ("sweep",):  # a factor is a path of its own
+        steps.update(*(str(factor).split(".") for factor in path[1:2]))
+    if isinstance(value, str):
+        return _text_problem(value, steps)
+    if isinstance(value, int) and abs(value) > (_MOST_INT if steps & _FREE else _LONGEST_INT):
+        return f"is {value_text(value)}; a whole number has 64 bits at most"
+    if isinstance(value, float) and not isfinite(value):
+        return f"is {value}, and no setting is; write a finite number"
+    return None
+
+
+def _text_problem(text: str, steps: set[Step]) -> str | None:
+    if len(text) > MAX_TEXT:
+        return f"has {len(text):,} characters, more than {MAX_TEXT:,}; shorten it"
+    if steps & _TEXTS:
+        return _control_problem(text, visible(text, MAX_TEXT))
+    if problem := _control_problem(text, visible_line(text, MAX_TEXT)):
+        return problem
+    if steps & _WORDS:
+        return None
+    if not text.strip():
+        return f"is {value_text(text)}, which names nothing; write a name, or leave the key out"
+    longest = max(len(part.encode()) for part in text.split("/"))
+    if longest > MAX_PATH_PART or len(text.encode()) > MAX_PATH:
+        return f"is {value_text(text)}, longer than a name ({MAX_PATH_PART} bytes) or a path can be; shorten it"
+    return None
+
+
+def _control_problem(text: str, escaped: str) -> str | None:
+    if escaped == text:
+        return None
+    return f"is {value_text(text)}, which has control characters; remove them"

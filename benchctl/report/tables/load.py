@@ -1,0 +1,174 @@
+"""The result of a single load: its ``result.json``, and the printed tables."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from rich.table import Table
+
+from benchctl.analysis.load_figures import SEND_LAG, Goodput, LoadFigures
+from benchctl.analysis.metrics.bounds import MARK, Bounds, ClientQuality, marked
+from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
+from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
+from benchctl.formats import UNKNOWN, four_digits, whole
+from benchctl.interop.writers.vllm import bounds_document, schedule
+from benchctl.profile.model import Arrival
+from benchctl.records.record import Manifest, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.text.plain_table import plain_table
+
+_NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end", SEND_LAG: "send lag"}
+
+
+def load_result(
+    figures: LoadFigures, record: RunRecord, manifest: Manifest, arrival: Arrival, client: ClientQuality
+) -> dict[str, Any]:
+    """The keys of ``vllm bench serve``, then our own; unknown is null.
+
+    The details of each request, which vLLM writes when it is asked to, are in the run's ``requests.jsonl``, and
+    ``benchctl report`` writes them here as well. ``client`` is the report of the load generator on itself.
+    """
+    return {
+        "date": record.started_at or manifest.created_at,
+        "backend": record.effective_config.get("server.dialect"),
+        "label": manifest.label,
+        "model_id": record.effective_config.get("server.served_model"),
+        "tokenizer_id": None,
+        "num_prompts": figures.num_requests,
+        **schedule(arrival),
+        "duration": figures.wall_s,
+        "completed": figures.num_completed,
+        "failed": figures.num_failed,
+        "total_input_tokens": figures.prompt_tokens,
+        "total_output_tokens": figures.output_tokens,
+        "request_throughput": figures.request_throughput,
+        "request_goodput": None if figures.goodput is None else figures.goodput.request_goodput,
+        "output_throughput": figures.output_throughput,
+        "total_token_throughput": figures.total_token_throughput,
+        **_latencies(figures),
+        "schema_version": SCHEMA_VERSION,
+        "run_id": record.run_id,
+        "state": record.state,
+        "goodput": None if figures.goodput is None else _goodput_document(figures.goodput),
+        "stop": manifest.stop,
+        "seed": manifest.seed,
+        "errors_by_kind": dict(figures.errors),
+        "cached_tokens": figures.cached_tokens,
+        "client": {name: client.metrics[name] for name in CLIENT_METRICS},
+        "offered_load": None if client.offered is None else asdict(client.offered),
+        "bounds": bounds_document(client.bounds),
+        "definitions": {f"{latency}_ms": METRICS[f"{latency}_ms"].formula for latency in LATENCIES}
+        | {name: METRICS[name].formula for name in CLIENT_METRICS},
+    }
+
+
+def _latencies(figures: LoadFigures) -> dict[str, float | None]:
+    """{mean,median,std,pNN}_<latency>_ms, as vLLM calls them."""
+    latencies: dict[str, float | None] = {}
+    for name in LATENCIES:
+        durations = figures.durations[name]
+        moments = {"mean": durations.mean, "median": durations.percentile[50], "std": durations.std}
+        moments |= {f"p{percent}": durations.percentile[percent] for percent in PERCENTS}
+        latencies |= {f"{moment}_{name}_ms": value for moment, value in moments.items()}
+    return latencies
+
+
+def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:
+    """Requests, tokens, throughput, the share of the load that reached the server, and the accuracy of times."""
+    failed = f"{figures.num_failed} failed"
+    if figures.errors:
+        failed += f" ({', '.join(f'{count} {kind}' for kind, count in sorted(figures.errors.items()))})"
+    rows = {
+        "requests": f"{figures.num_completed} completed, {failed}",
+        "duration": f"{four_digits(figures.wall_s)} s from the first send to the last output",
+        "tokens": f"{whole(figures.prompt_tokens)} in prompts, {whole(figures.output_tokens)} of output",
+        "throughput": f"{four_digits(figures.output_throughput)} output tokens/s, "
+        f"{four_digits(figures.total_token_throughput)} tokens/s, "
+        f"{four_digits(figures.request_throughput)} requests/s",
+        **_goodput(figures.goodput),
+        **_offered(client),
+        "arrival times": f"{_share(figures.kernel_stamp_frac)} of the chunks stamped by the kernel; "
+        f"{_share(figures.coalesced_chunk_frac)} read together with the next one (an upper bound)",
+        **_client(client),
+    }
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    for row in rows.items():
+        table.add_row(*row)
+    return table
+
+
+def _goodput_document(goodput: Goodput) -> dict[str, Any]:
+    return {"limits_ms": dict(goodput.limits_ms), "num_good": goodput.num_good, "share": goodput.share}
+
+
+def _goodput(goodput: Goodput | None) -> dict[str, str]:
+    """The requests within the limits, where there are limits."""
+    if goodput is None:
+        return {}
+    limits = " and ".join(f"{_NAMES[name]} <= {limit:g} ms" for name, limit in goodput.limits_ms.items())
+    return {
+        "goodput": f"{goodput.num_good} of {goodput.num_requests} requests ({_share(goodput.share)}): {limits}; "
+        f"{four_digits(goodput.request_goodput)} requests/s"
+    }
+
+
+def _client(client: ClientQuality) -> dict[str, str]:
+    """Processor time and delay of the load generator, as far as they were sampled; of a short load neither is."""
+    cores, late_ms = client.metrics["client_cpu_cores"], client.metrics["max_loop_lag_ms"]
+    parts = [
+        *([] if cores is None else [f"{four_digits(cores)} cores"]),
+        *([] if late_ms is None else [f"its loop at most {four_digits(late_ms)} ms late"]),
+    ]
+    return {"client": "; ".join(parts) or "not sampled: the load was too short"}
+
+
+def _offered(client: ClientQuality) -> dict[str, str]:
+    """The share of the load that reached the server; of a closed loop also the delay before slots were refilled."""
+    if client.offered is None:
+        return {"load": "all at once"}
+    rows = {
+        "load": f"{four_digits(client.offered.met)} of {four_digits(client.offered.planned)} {client.offered.unit}"
+    }
+    idle_frac = client.metrics["slot_idle_frac"]
+    if idle_frac is not None:
+        names = ("p50_refill_gap_ms", "p99_refill_gap_ms", "p99_refill_connect_ms")
+        half, most, connecting = (four_digits(client.metrics[name]) for name in names)
+        rows["slots"] = (
+            f"empty for {idle_frac:.2%} of their time; filled again after {half} ms (p50), {most} ms (p99); a "
+            f"connection took {connecting} ms of it (p99)"
+        )
+    return rows
+
+
+def durations_table(figures: LoadFigures, bounds: Mapping[str, Bounds]) -> Table:
+    """Latencies by vLLM's definitions, and the delays of sends."""
+    table = plain_table("Durations, ms", [""], ["mean", "median", "p99", "max"])
+    for name, title in _NAMES.items():
+        durations = figures.durations[name]
+        numbers = {f"{name}_ms": durations.mean}
+        numbers |= {f"p{percent}_{name}_ms": durations.percentile[percent] for percent in (50, 99)}
+        numbers[f"max_{name}_ms"] = durations.largest
+        table.add_row(title, *(marked(four_digits(value), column in bounds) for column, value in numbers.items()))
+    return table
+
+
+def bounds_note(bounds: Mapping[str, Bounds]) -> str | None:
+    """The meaning of the mark beside a number, where one has it."""
+    if not bounds:
+        return None
+    intervals = "; ".join(f"{name} {lies}" for name, lies in bounds.items())
+    return f"{MARK} known between bounds only, because the client read late: {intervals}"
+
+
+def missing_tail(figures: LoadFigures) -> str | None:
+    """The reason for a missing p99; None where there is one."""
+    needed = smallest_sample(99)
+    if figures.num_completed >= needed:
+        return None
+    return f"p99 needs {needed} completed requests; there are {figures.num_completed}"
+
+
+def _share(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1%}"
