@@ -12,7 +12,7 @@ from typing import Final
 from benchctl.errors import ProfileError
 from benchctl.profile.yaml import read_document
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def builtin_profiles() -> Path:

@@ -73,8 +73,8 @@ main()
 """
 DECODE = """
 import sys
-from benchctl.records.jsonl import decode_whole
-from benchctl.records.step import StepRecord
+from benchctl.records.files import decode_whole
+from benchctl.records.schema import StepRecord
 for path in sys.argv[1:]:
     with open(path, "rb") as file:
         while lines := file.read(1 << 19) + file.readline():

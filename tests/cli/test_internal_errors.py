@@ -265,7 +265,7 @@ def test_a_mistake_in_mid_run_leaves_no_run_and_no_server_behind(tmp_path: Path)
 
 VERDICTS = {
     ("benchctl/cli/commands/workloads.py", "lint"): "a load that does not measure what its file says",
-    ("benchctl/cli/commands/simulate_sweep.py", "_NO_OBJECTIVE_HELD"): "no load keeps the limits",
+    ("benchctl/cli/commands/simulate.py", "_NO_OBJECTIVE_HELD"): "no load keeps the limits",
 }
 """Every place where a command's source says 1, and what it says; ``compare`` takes its code from the verdict."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
 from dataclasses import dataclass, replace
 
-from benchctl.profile.engine_table import ENGINES, engine_spec
+from benchctl.profile.engine_options import ENGINES, engine_spec
 from support.servers.paced_engine import PacedEngine
 
 PROGRAM = {str(HERE / "support/servers/programs/leaking_server.py")!r}

@@ -384,7 +384,11 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document i
 
 @app.command("install")
 def install(
-    kinds: _Kinds, device: _Device = None, python: _Python = None, force: _Force = False, quiet: _Quiet = False
+    kinds: _Kinds,
+    device: _Device = None,
+    python: _Python = None,
+    force: _EnginesForce = False,
+    quiet: _Quiet = False,
 ) -> None:
     """Install engines with pip, each into an environment of its own in the user's cache directory.
 

@@ -1,0 +1,1 @@
+"""Pictures as PNG files, drawn with matplotlib."""

@@ -1,0 +1,1 @@
+"""Tables of results, for the terminal and as Markdown."""

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
 from dataclasses import replace
 
-from benchctl.profile.engine_table import ENGINES, engine_spec
+from benchctl.profile.engine_options import ENGINES, engine_spec
 from support.servers.stubborn_engine import StubbornEngine
 
 class Engine(StubbornEngine):
