@@ -43,7 +43,8 @@ PASSED_ON = {
 
 @cache
 def sources() -> tuple[tuple[Path, ast.Module], ...]:
-    paths = (path for path in sorted(PACKAGE.rglob("*.py")) if path.stem not in {"warnings", "warning_codes"})
+    tables = {PACKAGE / "records" / name for name in ("warnings.py", "warning_codes.py")}
+    paths = (path for path in sorted(PACKAGE.rglob("*.py")) if path not in tables)
     return tuple((path, ast.parse(path.read_text())) for path in paths)
 
 
