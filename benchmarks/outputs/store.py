@@ -30,10 +30,12 @@ ROOM_OF_PATHS = r"(?:directories|inputs|home|outputs|work)"
 MASKS = (
     (re.compile(rf"(?:/[\w.-]+)+/(?={ROOM_OF_PATHS}\b)"), "<out>/"),
     (re.compile(re.escape(str(Path(__file__).parents[2]))), "<checkout>"),
-    (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?Z?"), "<moment>"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d\b(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?Z?)?"), "<moment>"),
     (re.compile(r"\b\d{8}T\d{6}Z(?:-[0-9a-f]{8}\b)?"), "<moment>"),
     (re.compile(r"\bbenchctl \d+\.\d+\.\d+(?: \([0-9a-f]+(?:, [^)]*)?\))?"), "benchctl <version>"),
     (re.compile(r'("benchctl_(?:version|commit)": )"[^"]*"'), r'\1"<version>"'),
+    (re.compile(r"\((?:today|yesterday|\d+ days? ago)\)"), "(<age>)"),
+    (re.compile(r'("git": )(?:null|\{[^{}]*\})'), r"\1null"),
     (re.compile(r"(\[\d+/\d+\] \S+: \w+ in )[\d.]+ s"), r"\1<duration>"),
 )
 
