@@ -111,6 +111,7 @@ def is_in_table(pattern: str) -> bool:
     return any(re.fullmatch(pattern, code) for code in WARNING_CODES)
 
 
+@pytest.mark.slow
 def test_each_emitted_warning_code_is_in_the_table() -> None:
     unknown = [
         pattern for pattern in emitted_warnings() if not any(re.fullmatch(pattern, c) for c in WARNING_CODES)
