@@ -6,7 +6,7 @@ from dataclasses import replace
 from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.attribution.decomposition import NO_MODEL, compare_work, decompose, steps_at_level
 from benchctl.analysis.attribution.estimate import PairDesign, StepFloor
-from benchctl.analysis.attribution.splits import METRIC_OF, SectionSplit, split_sections
+from benchctl.analysis.attribution.splits import METRIC_OF
 from benchctl.analysis.attribution.step_time_model import SourcedModel
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.experiment import Experiment
@@ -35,15 +35,6 @@ def with_decompositions(
         design, stop = _pair_design(paired, confidence), paired.a.results.manifest.stop
         decomposed.append(replace(cell, decomposition=decompose(cell.label, a, b, design, stop, ratios, model)))
     return tuple(decomposed)
-
-
-def section_split(paired: PairedRuns, confidence: float) -> SectionSplit | None:
-    """The mean step of two arms divided into sections as in a comparison; None where no section is known."""
-    a, b = _break_down_runs(paired, has_latencies=False)
-    if not a or not b or not all(run.has_steps for run in (*a, *b)):
-        return None
-    a, b = steps_at_level(a, b, _ratio(paired, "step_ms", confidence, paired.a.estimator))
-    return split_sections(a, b, _pair_design(paired, confidence).of_times("step"))
 
 
 def step_floor(paired: PairedRuns, confidence: float) -> StepFloor | str | None:

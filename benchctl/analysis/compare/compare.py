@@ -14,6 +14,7 @@ from pathlib import Path
 from benchctl.analysis.compare.answers import AnswerOptions, with_answers
 from benchctl.analysis.compare.attribution import with_decompositions
 from benchctl.analysis.compare.metric import MetricComparison, Role, Rules, compare_metrics, judge_metric, roles_of
+from benchctl.analysis.compare.nodes import results_by_node
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import (
     measurement_warnings,
@@ -44,7 +45,6 @@ from benchctl.analysis.statistics.decide import (
 )
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator
 from benchctl.analysis.step_time.observed import explaining_model
-from benchctl.analysis.summary.nodes import results_by_node
 from benchctl.analysis.validity.client import num_bunched
 from benchctl.analysis.validity.comparable import (
     Difference,

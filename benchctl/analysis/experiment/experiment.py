@@ -25,7 +25,6 @@ from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.speculation import drafter_of
 from benchctl.analysis.metrics.table import CLIENT_TIMED, POSITION_ADJUSTED
 from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, Estimator, PooledSlope
-from benchctl.analysis.statistics.nodes import node_of_run
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
 from benchctl.analysis.validity.answers import unreported_prompt_warnings
 from benchctl.analysis.validity.checks import Check, expected_of, failed_checks, reconcile
@@ -340,19 +339,6 @@ class Experiment:
         metrics = {key: self.counted_metrics(run) for key, run in self.counted_runs.items()}
         slopes = {
             name: self.position_effects.log_slope({key: values[name] for key, values in metrics.items()})
-            for name in POSITION_ADJUSTED
-        }
-        return {name: slope for name, slope in slopes.items() if slope is not None}
-
-    @cached_property
-    def slopes_within_nodes(self) -> Mapping[str, PooledSlope]:
-        """``position_slopes``, but each arm has a level of its own on every node."""
-        nodes = {key: node_of_run(run.record) for key, run in self.counted_runs.items()}
-        renamed = {(block, arm): (block, f"{arm} on {nodes[block, arm]}") for block, arm in self.counted_runs}
-        effects = PositionEffects({renamed[key]: at for key, at in self.position_effects.positions.items()})
-        metrics = {renamed[key]: self.counted_metrics(run) for key, run in self.counted_runs.items()}
-        slopes = {
-            name: effects.log_slope({key: values[name] for key, values in metrics.items()})
             for name in POSITION_ADJUSTED
         }
         return {name: slope for name, slope in slopes.items() if slope is not None}

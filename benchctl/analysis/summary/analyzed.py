@@ -16,23 +16,17 @@ from numpy.typing import NDArray
 
 from benchctl.analysis.attribution.splits import logarithmic_mean
 from benchctl.analysis.bonus.bonus import MeasuredBonus, bonus_of
-from benchctl.analysis.compare.attribution import section_split, step_floor
+from benchctl.analysis.compare.attribution import step_floor
+from benchctl.analysis.compare.nodes import NodeResults, nodes_of_variants
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders, num_looks_of
 from benchctl.analysis.experiment.pairing import PairedRuns, baseline_pairs
-from benchctl.analysis.findings import (
-    Finding,
-    collect_findings,
-    draft_findings,
-    floor_findings,
-    speculation_findings,
-)
+from benchctl.analysis.findings import Finding, collect_findings, draft_findings
 from benchctl.analysis.metrics.latency import PERCENTS, is_completed, latencies_ns, measured
 from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.analysis.statistics.estimate import level_interval
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.analysis.summary.columns import Value
-from benchctl.analysis.summary.nodes import NodeResults, node_findings, nodes_of_variants
 from benchctl.analysis.summary.summary import (
     CellSummary,
     RunSummary,
@@ -298,9 +292,6 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         results_dir=str(results.source),
         floor_of=lambda paired: step_floor(paired, confidence),
     )
-    splits = {paired.pair.b.label: section_split(paired, confidence) for paired in pairs}
-    nodes = nodes_of_variants(pairs, confidence)
-    sections = {label: split for label, split in splits.items() if split is not None}
     return AnalyzedExperiment(
         experiment=experiment,
         runs=runs,
@@ -309,14 +300,8 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         ladders=divide_ladders(experiment, confidence),
         passes=None if has_requests(manifest) else summarise_passes(cells, pairs, confidence),
         bonus=bonus_of(experiment),
-        nodes=nodes,
-        findings=(
-            *node_findings(nodes),
-            *collect_findings(cells, rows, manifest.baseline, sections),
-            *floor_findings(rows),
-            *draft_findings(runs, cells),
-            *speculation_findings(cells, rows, manifest.baseline),
-        ),
+        nodes=nodes_of_variants(pairs, confidence),
+        findings=(*collect_findings(cells, rows, manifest.baseline), *draft_findings(runs, cells)),
         warnings=(
             *integrity_warnings(directory),
             *manifest.warnings,
