@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, TimeScales, at_middle_of_block
-from benchctl.analysis.attribution.decomposition import NO_MODEL, compare_work, decompose, steps_at_level
+from benchctl.analysis.attribution.breakdown import RunTimeBreakdown
+from benchctl.analysis.attribution.decomposition import NO_MODEL, decompose, split_work, steps_at_level
 from benchctl.analysis.attribution.estimate import PairDesign, StepFloor
 from benchctl.analysis.attribution.splits import METRIC_OF
 from benchctl.analysis.attribution.step_time_model import SourcedModel
@@ -29,7 +29,7 @@ def with_decompositions(
     """
     decomposed = []
     for cell, paired in zip(cells, pairs, strict=True):
-        a, b = _break_down_runs(paired, has_latencies=True, model=model)
+        a, b = _break_down_runs(paired, model)
         compared = {name: _ratio(paired, name, confidence, estimator) for name in ("wall_s", *METRIC_OF.values())}
         ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
         design, stop = _pair_design(paired, confidence), paired.a.results.manifest.stop
@@ -42,15 +42,14 @@ def step_floor(paired: PairedRuns, confidence: float) -> StepFloor | str | None:
 
     None where no value model scored anything on either side.
     """
-    a, b = _break_down_runs(paired, has_latencies=False)
+    a, b = _break_down_runs(paired)
     if not any(run.is_guided for run in (*a, *b)):
         return None
     if not a or not b or not all(run.has_steps for run in (*a, *b)):
         return "the step log of a side does not time whole steps"
     ratio = _ratio(paired, "step_ms", confidence, paired.a.estimator)
-    a, b = steps_at_level(a, b, ratio)
-    work, missing = compare_work(a, b, _pair_design(paired, confidence).of_times("step"), ratio)
-    return missing if work is None else work.floor
+    work = split_work(*steps_at_level(a, b, ratio), _pair_design(paired, confidence).of_times("step"), ratio)
+    return work if isinstance(work, str) else work.floor
 
 
 def _ratio(paired: PairedRuns, name: str, confidence: float, estimator: Estimator) -> SideRatio | None:
@@ -73,27 +72,25 @@ def _pair_design(paired: PairedRuns, confidence: float) -> PairDesign:
 
 
 def _break_down_runs(
-    paired: PairedRuns, *, has_latencies: bool, model: SourcedModel | str = NO_MODEL
+    paired: PairedRuns, model: SourcedModel | str = NO_MODEL
 ) -> tuple[list[RunTimeBreakdown], list[RunTimeBreakdown]]:
-    """The runs of both sides at the middle of their blocks, with the latencies of their requests where needed.
+    """The runs of both sides at the middle of their blocks.
 
     Two arms estimate the effect on the wall time with its ratio, so that the wall time stays as measured here.
     """
 
     def break_down(run: LoadedRun, side: Experiment) -> RunTimeBreakdown:
         breakdown = side.run_time(run)
-        if has_latencies:
-            breakdown = replace(breakdown, latencies=side.latencies(run))
         if isinstance(model, SourcedModel):
             breakdown = replace(breakdown, modelled=modelled_run(side, run, model))
         if not paired.pair.is_ordered or not side.position_slopes:
             return breakdown
-        scales = TimeScales(**{kind: side.position_scale(run, name) for kind, name in _SCALED.items()})
-        return at_middle_of_block(breakdown, scales if side.is_pooled else replace(scales, wall=1.0))
+        wall = side.position_scale(run, "wall_s") if side.is_pooled else 1.0
+        return breakdown.scaled(wall=wall, step=side.position_scale(run, "step_ms"))
 
     a = [break_down(run, paired.a) for run in paired.pair.a_runs]
     return a, [break_down(run, paired.b) for run in paired.pair.b_runs]
 
 
-_SCALED = {"wall": "wall_s", "step": "step_ms", "latency": "e2el_ms"}
+_SCALED = {"wall": "wall_s", "step": "step_ms"}
 """The metric whose effect of the position is that of each kind of time."""

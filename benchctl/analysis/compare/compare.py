@@ -328,7 +328,7 @@ def compare_experiments(
         (a, b),
         AnswerOptions(judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence),
     )
-    model = explaining_model((a, b), [run for pair in pairs for run in pair.a_runs], options.step_time_model)
+    model = explaining_model((a, b), options.step_time_model)
     cells = with_decompositions(cells, paired_runs, confidence, rules.estimator, model)
     deciding_in = [[metric.metric.name for metric in cell.deciding] for cell in cells]
     nodes = results_by_node(zip(paired_runs, deciding_in, strict=True), confidence, rules.estimator)

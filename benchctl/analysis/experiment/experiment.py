@@ -12,12 +12,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from benchctl.analysis.attribution.breakdown import (
-    Latency,
-    RunTimeBreakdown,
-    break_down_run_time,
-    request_latencies,
-)
+from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, break_down_run_time
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.analysis.attribution.work import peaks_of, work_model
 from benchctl.analysis.metrics.bounds import Bounds, run_bounds
@@ -304,11 +299,6 @@ class Experiment:
         """Breakdown of the time of a run, as measured."""
         work = work_model(self.settings(run.record), self.hardware_of(run.record))
         return break_down_run_time(run, self.counted_metrics(run), work)
-
-    @_derive_once
-    def latencies(self, run: LoadedRun) -> Mapping[str, Latency] | None:
-        """Parts of the latency of each request of a run, as measured; None where client times do not count."""
-        return None if self.counted_metrics(run)["e2el_ms"] is None else request_latencies(run)
 
     @cached_property
     def arms(self) -> tuple[Arm, ...]:

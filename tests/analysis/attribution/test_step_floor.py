@@ -61,14 +61,15 @@ def test_a_logged_step_has_the_floor_of_its_batch_context_and_candidates(
     assert of_log.total_s == pytest.approx(of_step.step_s, rel=1e-12)
     assert of_log.base_s == pytest.approx(of_step.base_s, rel=1e-12)
     parts = [share * of_step.base_s for share in of_step.parts.values()]
-    assert list(of_log.value) == pytest.approx(parts[:4], rel=1e-9)
+    causes = (of_log.weights_s, of_log.prefixes_s, of_log.compute_s, of_log.sampling_s)
+    assert causes == pytest.approx(parts[:4], rel=1e-9)
 
 
 def test_fewer_candidates_than_k_and_fewer_rows_lower_the_floor() -> None:
     full = logged_floor(value_extend_tokens=0)
     few = logged_floor(value_extend_tokens=0, guided_rows=16, candidates=40)
     assert few.total_s < full.total_s
-    assert few.value.weights_s == full.value.weights_s, "a pass reads all weights, however few rows it scores"
+    assert few.weights_s == full.weights_s, "a pass reads all weights, however few rows it scores"
 
 
 @pytest.fixture(name="path", scope="module")
