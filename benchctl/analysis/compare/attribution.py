@@ -1,40 +1,34 @@
 """The decomposition of each cell of a comparison."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from benchctl.analysis.attribution.breakdown import RunTimeBreakdown
-from benchctl.analysis.attribution.decomposition import NO_MODEL, decompose, split_work, steps_at_level
+from benchctl.analysis.attribution.decomposition import (
+    NO_MODEL,
+    Decomposition,
+    decompose,
+    split_work,
+    steps_at_level,
+)
 from benchctl.analysis.attribution.estimate import PairDesign, StepFloor
 from benchctl.analysis.attribution.splits import METRIC_OF
 from benchctl.analysis.attribution.step_time_model import SourcedModel
-from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import PairedRuns
-from benchctl.analysis.statistics.estimate import Estimator, SideRatio, unpaired_ratio
+from benchctl.analysis.statistics.estimate import Estimator
 from benchctl.analysis.step_time.observed import modelled_run
 from benchctl.records.loaded import LoadedRun
 
 
-def with_decompositions(
-    cells: Sequence[CellComparison],
-    pairs: Sequence[PairedRuns],
-    confidence: float,
-    estimator: Estimator,
-    model: SourcedModel | str,
-) -> tuple[CellComparison, ...]:
-    """The cells with their decompositions; ``pairs`` are their runs, in the same order.
-
-    ``model`` explains their steps, or is the reason why none does.
-    """
-    decomposed = []
-    for cell, paired in zip(cells, pairs, strict=True):
-        a, b = _break_down_runs(paired, model)
-        compared = {name: _ratio(paired, name, confidence, estimator) for name in ("wall_s", *METRIC_OF.values())}
-        ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
-        design, stop = _pair_design(paired, confidence), paired.a.results.manifest.stop
-        decomposed.append(replace(cell, decomposition=decompose(cell.label, a, b, design, stop, ratios, model)))
-    return tuple(decomposed)
+def decompose_pair(
+    paired: PairedRuns, confidence: float, estimator: Estimator, model: SourcedModel | str
+) -> Decomposition | None:
+    """The decomposition of one cell; ``model`` explains its steps, or is the reason why none does."""
+    a, b = _break_down_runs(paired, model)
+    compared = {name: paired.ratio(name, confidence, estimator) for name in ("wall_s", *METRIC_OF.values())}
+    ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
+    design, stop = _pair_design(paired, confidence), paired.a.results.manifest.stop
+    return decompose(paired.pair.label, a, b, design, stop, ratios, model)
 
 
 def step_floor(paired: PairedRuns, confidence: float) -> StepFloor | str | None:
@@ -47,16 +41,9 @@ def step_floor(paired: PairedRuns, confidence: float) -> StepFloor | str | None:
         return None
     if not a or not b or not all(run.has_steps for run in (*a, *b)):
         return "the step log of a side does not time whole steps"
-    ratio = _ratio(paired, "step_ms", confidence, paired.a.estimator)
+    ratio = paired.ratio("step_ms", confidence)
     work = split_work(*steps_at_level(a, b, ratio), _pair_design(paired, confidence).of_times("step"), ratio)
     return work if isinstance(work, str) else work.floor
-
-
-def _ratio(paired: PairedRuns, name: str, confidence: float, estimator: Estimator) -> SideRatio | None:
-    if paired.pair.pairing != "unpaired":
-        return paired.ratio(name, confidence, estimator)
-    a, b = ([metrics[name] for metrics in side] for side in paired.metrics())
-    return unpaired_ratio(a, b, confidence)
 
 
 def _pair_design(paired: PairedRuns, confidence: float) -> PairDesign:

@@ -34,7 +34,7 @@ from benchctl.analysis.summary.summary import (
     infeasible_values,
     summarise_cells,
     summarise_runs,
-    sweep_rows,
+    sweep_row,
 )
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.analysis.validity.usable import integrity_warnings
@@ -284,13 +284,11 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     runs = summarise_runs(experiment)
     confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
     pairs = [PairedRuns.of(pair, (experiment, experiment)) for pair in baseline_pairs(experiment)]
-    cells = summarise_cells(runs, experiment, pairs)
-    rows = sweep_rows(
-        pairs,
-        runs,
-        confidence=confidence,
-        results_dir=str(results.source),
-        floor_of=lambda paired: step_floor(paired, confidence),
+    cells = summarise_cells(runs, experiment, pairs, confidence)
+    source = str(results.source)
+    rows = tuple(
+        sweep_row(paired, confidence=confidence, results_dir=source, floor=step_floor(paired, confidence))
+        for paired in pairs
     )
     return AnalyzedExperiment(
         experiment=experiment,

@@ -391,16 +391,16 @@ def node_rows(results: NodeResults, *, show_all: bool) -> Iterator[tuple[str, ..
 
 def metric_rows(metric: MetricByNode, most: int | None = None) -> list[tuple[str, ...]]:
     """Node, blocks, change, p: of ``most`` nodes, then over blocks."""
-    shown, blocks = metric.rows, metric.over_blocks
-    if most is not None and len(shown) > most:
-        shown = tuple(sorted(shown, key=lambda row: -abs(math.log(row.ratio / blocks.ratio)))[:most])
+    farthest, blocks = metric.rows, metric.over_blocks
+    if most is not None and len(farthest) > most:
+        farthest = tuple(sorted(farthest, key=lambda row: -abs(math.log(row.ratio / blocks.ratio)))[:most])
     rows = [
         (visible_line(shortened_inside(node, _NODE_CHARACTERS)), str(number), change_in_interval(ratio, None), "")
         for node, number, ratio in metric.rows
-        if (node, number, ratio) in shown
+        if (node, number, ratio) in farthest
     ]
-    if len(shown) < len(metric.rows):
-        rows.append((f"and {count_of(len(metric.rows) - len(shown), 'node')} more", "", "", ""))
+    if len(farthest) < len(metric.rows):
+        rows.append((f"and {count_of(len(metric.rows) - len(farthest), 'node')} more", "", "", ""))
     change = change_in_interval(blocks.ratio, metric.blocks_interval)
     test = UNKNOWN if metric.p_value is None else p_value(metric.p_value)
     return [*rows, ("over blocks", str(blocks.num_blocks), change, test)]
