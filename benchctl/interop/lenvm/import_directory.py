@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 import benchctl
-from benchctl.analysis.validity.answers import AnswerEnds
+from benchctl.analysis.validity.answers import answer_end_warnings
 from benchctl.analysis.validity.checks import expected, failed_checks, reconcile
 from benchctl.errors import UsageError
 from benchctl.interop.lenvm.arm import ArmData, read_arm
@@ -215,10 +215,8 @@ def _run_warnings(arm: ArmData, requests: Sequence[RequestRecord], run_id: str) 
     if (resumed := arm.resumed) is not None:
         message = f"the client was restarted and took over earlier answers: {resumed}; wall_s holds for neither run"
         warnings.append(ResultWarning(code="answers-resumed", message=message, where=run_id))
-    ends = AnswerEnds(is_forced=False)
-    for request in requests:
-        ends.add(request)
-    warnings += [msgspec.structs.replace(warning, where=run_id) for warning in ends.warnings()]
+    ends = answer_end_warnings(requests, is_forced=False)
+    warnings += [msgspec.structs.replace(warning, where=run_id) for warning in ends]
     if any(request.error is not None for request in requests):
         message = f"{sum(r.error is not None for r in requests)} of {len(requests)} requests failed"
         warnings.append(ResultWarning(code="failed-requests", message=message, where=run_id))

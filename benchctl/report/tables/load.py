@@ -36,14 +36,14 @@ def load_result(
         "tokenizer_id": None,
         "num_prompts": figures.num_requests,
         **schedule(arrival),
-        "duration": figures.wall_s,
+        "duration": figures.metrics["wall_s"],
         "completed": figures.num_completed,
         "failed": figures.num_failed,
-        "total_input_tokens": figures.prompt_tokens,
-        "total_output_tokens": figures.output_tokens,
-        "request_throughput": figures.request_throughput,
+        "total_input_tokens": figures.metrics["prompt_tokens"],
+        "total_output_tokens": figures.metrics["output_tokens"],
+        "request_throughput": figures.metrics["request_throughput"],
         "request_goodput": None if figures.goodput is None else figures.goodput.request_goodput,
-        "output_throughput": figures.output_throughput,
+        "output_throughput": figures.metrics["output_throughput"],
         "total_token_throughput": figures.total_token_throughput,
         **_latencies(figures),
         "schema_version": SCHEMA_VERSION,
@@ -53,7 +53,7 @@ def load_result(
         "stop": manifest.stop,
         "seed": manifest.seed,
         "errors_by_kind": dict(figures.errors),
-        "cached_tokens": figures.cached_tokens,
+        "cached_tokens": figures.metrics["cached_tokens"],
         "client": {name: client.metrics[name] for name in CLIENT_METRICS},
         "offered_load": None if client.offered is None else asdict(client.offered),
         "bounds": bounds_document(client.bounds),
@@ -78,17 +78,18 @@ def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:
     failed = f"{figures.num_failed} failed"
     if figures.errors:
         failed += f" ({', '.join(f'{count} {kind}' for kind, count in sorted(figures.errors.items()))})"
+    metrics = figures.metrics
     rows = {
         "requests": f"{figures.num_completed} completed, {failed}",
-        "duration": f"{four_digits(figures.wall_s)} s from the first send to the last output",
-        "tokens": f"{whole(figures.prompt_tokens)} in prompts, {whole(figures.output_tokens)} of output",
-        "throughput": f"{four_digits(figures.output_throughput)} output tokens/s, "
+        "duration": f"{four_digits(metrics['wall_s'])} s from the first send to the last output",
+        "tokens": f"{whole(metrics['prompt_tokens'])} in prompts, {whole(metrics['output_tokens'])} of output",
+        "throughput": f"{four_digits(metrics['output_throughput'])} output tokens/s, "
         f"{four_digits(figures.total_token_throughput)} tokens/s, "
-        f"{four_digits(figures.request_throughput)} requests/s",
+        f"{four_digits(metrics['request_throughput'])} requests/s",
         **_goodput(figures.goodput),
         **_offered(client),
-        "arrival times": f"{_share(figures.kernel_stamp_frac)} of the chunks stamped by the kernel; "
-        f"{_share(figures.coalesced_chunk_frac)} read together with the next one (an upper bound)",
+        "arrival times": f"{_share(metrics['kernel_stamp_frac'])} of the chunks stamped by the kernel; "
+        f"{_share(metrics['coalesced_chunk_frac'])} read together with the next one (an upper bound)",
         **_client(client),
     }
     table = Table(box=None, pad_edge=False, show_header=False)

@@ -11,13 +11,12 @@ from support.results.builders import edit_requests, write_results
 from test_client_guard import codes, run_of, samples_of
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
-from benchctl.analysis.load_figures import LoadAccumulator
-from benchctl.analysis.metrics.bounds import MARK, TIMES_BOUNDED, metric_bounds, run_bounds
+from benchctl.analysis.load_figures import load_figures
+from benchctl.analysis.metrics.bounds import MARK, TIMES_BOUNDED, run_bounds
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
-from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.records.record import ChoiceRecord, RequestRecord
 from benchctl.report.documents.documents import document_of
 from benchctl.report.tables.compare import footnotes_of, rows_of
@@ -175,26 +174,11 @@ def test_a_client_that_reads_most_arrivals_late_makes_the_whole_run_suspect():
     assert codes(client_suspect_warnings(run_of(always, HELD_UP), closed(4))) == ["arrival-times-unreliable"]
 
 
-def test_of_a_long_load_every_first_token_is_kept_and_a_part_of_the_rest():
-    requests = load_with(6, num=500)
-    evidence = LoadEvidence(num_chunks=800)
-    for request in requests:
-        evidence.take(request)
-    for sample in HELD_UP:
-        evidence.take_sample(sample)
-    assert "p99_ttft_ms" in evidence.bounds()
-    assert evidence.bounds()["p99_ttft_ms"] == metric_bounds(requests, requests, HELD_UP)["p99_ttft_ms"]
-    run = evidence.as_run(run_of(()).record)
-    assert sum(bool(request.choices) for request in run.requests) < 250
-
-
 def test_the_tables_of_a_load_mark_them_and_say_what_they_lie_between():
-    figures = LoadAccumulator()
-    requests = load_with(10)
-    for request in requests:
-        figures.add(request)
-    bounds = metric_bounds(requests, requests, HELD_UP)
-    rows = list(zip(*(column.cells for column in durations_table(figures.figures(), bounds).columns), strict=True))
+    run = run_of(load_with(10), HELD_UP)
+    bounds = run_bounds(run)
+    figures = load_figures(run, run_metrics(run, closed(4)), {})
+    rows = list(zip(*(column.cells for column in durations_table(figures, bounds).columns), strict=True))
     (ttft,) = [row for row in rows if row[0] == "TTFT"]
     assert [field.endswith(MARK) for field in ttft] == [False, True, False, True, False]
     assert "p99_ttft_ms 17 to 57 ms" in bounds_note(bounds)
