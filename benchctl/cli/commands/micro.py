@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from benchctl.analysis.bonus.published import SOURCE
-from benchctl.analysis.bonus.sentences import context_in_words, modes_in_words, published_limits, verdict_sentences
+from benchctl.analysis.bonus.sentences import context_in_words, modes_in_words, verdict_sentences
 from benchctl.cli.conduct import keeping
 from benchctl.cli.output.verdicts import print_tables, warn
 from benchctl.errors import UsageError
 from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
 from benchctl.report.table import table_of
-from benchctl.report.tables.experiment import bonus_table, cost_text
+from benchctl.report.tables.experiment import bonus_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from rich.console import Console
 
     from benchctl.analysis.bonus.bonus import MeasuredBonus
     from benchctl.measure.experiment import Listener
@@ -449,7 +446,7 @@ def _announce(path: Path, paths: list[Path]) -> None:
 
 
 def print_bonus(measured: "MeasuredBonus") -> None:
-    """Print a table for each context and pair of modes, what follows, and the published numbers."""
+    """Print a table for each context and pair of modes and what follows."""
     from benchctl.cli.screen import wide_console
 
     console = wide_console()
@@ -464,19 +461,4 @@ def print_bonus(measured: "MeasuredBonus") -> None:
             console.print(f"* {sentence}")
         console.print()
     for sentence in measured.missing:
-        console.print(f"* {sentence}")
-    _print_published(console, measured)
-
-
-def _print_published(console: "Console", measured: "MeasuredBonus") -> None:
-    console.print(
-        f"Published ({SOURCE}) beside the same passes here; another device, so only signs and shares compare"
-    )
-    rows = (
-        (f"{each.phase} {each.mode}", each.batch_size, f"{each.published_ms:.2f}", cost_text(each.cost))
-        for each in measured.published
-    )
-    console.print(table_of(("pass", "batch", "published, ms", "here, ms"), rows, left=("pass",)))
-    console.print("What the published numbers could not show:")
-    for sentence in published_limits():
         console.print(f"* {sentence}")

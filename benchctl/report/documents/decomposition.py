@@ -12,9 +12,8 @@ from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.estimate import Contribution, StepFloor
 from benchctl.analysis.attribution.splits import WallSplit
 from benchctl.analysis.attribution.text import floor_line, model_line, sentence, wall_line
-from benchctl.analysis.bonus.bonus import Comparison, Cost, MeasuredBonus, PublishedBeside
-from benchctl.analysis.bonus.published import SOURCE
-from benchctl.analysis.bonus.sentences import published_limits, verdict_sentences
+from benchctl.analysis.bonus.bonus import BackfillComparison, Cost, MeasuredBonus
+from benchctl.analysis.bonus.sentences import verdict_sentences
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.steptime.diagnosis.diagnose import Diagnosis
 from benchctl.steptime.diagnosis.evaluate import Evaluation
@@ -119,16 +118,11 @@ def _model_document(decomposition: Decomposition) -> dict[str, Any] | None:
 
 
 def bonus_document(measured: MeasuredBonus) -> dict[str, Any]:
-    """The output of ``benchctl micro bonus --json``: the verdicts, beside the published numbers."""
+    """The output of ``benchctl micro bonus --json``: the verdicts."""
     return {
         "schema_version": 1,
         "results": str(measured.path),
         **verdicts_document(measured),
-        "published": {
-            "source": SOURCE,
-            "passes": [_published(each) for each in measured.published],
-            "limits": published_limits(),
-        },
     }
 
 
@@ -152,7 +146,7 @@ def verdicts_document(measured: MeasuredBonus) -> dict[str, Any]:
     }
 
 
-def _row(row: Comparison) -> dict[str, Any]:
+def _row(row: BackfillComparison) -> dict[str, Any]:
     return {
         "batch_size": row.batch_size,
         "bonus_tokens": row.bonus_tokens,
@@ -164,16 +158,6 @@ def _row(row: Comparison) -> dict[str, Any]:
         "prefill_ns": _cost(row.prefill),
         "difference_ns": _cost(row.difference),
         "cheaper": row.cheaper,
-    }
-
-
-def _published(each: PublishedBeside) -> dict[str, Any]:
-    return {
-        "phase": each.phase,
-        "mode": each.mode,
-        "batch_size": each.batch_size,
-        "published_ms": each.published_ms,
-        "here_ns": None if each.cost is None else _cost(each.cost),
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchctl.analysis.attribution.breakdown import Breakdown, Section
-from benchctl.analysis.bonus.bonus import BackfillVerdict, Comparison, Cost
+from benchctl.analysis.bonus.bonus import BackfillComparison, BackfillVerdict, Cost
 from benchctl.analysis.bonus.sentences import context_in_words, verdict_sentences
 from benchctl.analysis.compare.nodes import MetricByNode, NodeResults
 from benchctl.analysis.compare.words import WarningKind, warning_kind
@@ -435,16 +435,14 @@ def bonus_table(verdict: BackfillVerdict, modes: tuple[Mode, Mode]) -> Table:
     return table
 
 
-def row_cells(row: Comparison) -> list[str]:
+def row_cells(row: BackfillComparison) -> list[str]:
     """The texts of a row, in the order of ``HEADINGS``."""
     costs = (row.decode, row.expansion, row.prefill, row.difference)
     return [str(row.batch_size), str(row.bonus_tokens), *map(cost_text, costs), row.cheaper or "inconclusive"]
 
 
-def cost_text(cost: Cost | None) -> str:
+def cost_text(cost: Cost) -> str:
     """``1.23 [1.20, 1.26]``, in milliseconds."""
-    if cost is None:
-        return UNKNOWN
     centre = _ms(cost.centre_ns)
     if cost.low_ns is None or cost.high_ns is None:
         return centre
