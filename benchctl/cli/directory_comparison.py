@@ -15,7 +15,8 @@ from benchctl.records.files import write_bytes_atomic
 from benchctl.report.documents.csv_files import comparisons_csv, verdict_document
 from benchctl.report.page.page import directory_page
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict, directory_verdict
-from benchctl.report.tables.compare import fenced, markdown_of, markdown_text
+from benchctl.report.table import fenced, markdown_text
+from benchctl.report.tables.compare import markdown_of
 
 
 def baseline_side(text: str) -> str | None:

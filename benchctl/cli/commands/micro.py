@@ -21,7 +21,7 @@ from benchctl.cli.output.verdicts import print_tables, warn
 from benchctl.errors import UsageError
 from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
 from benchctl.report.table import table_of
-from benchctl.report.tables.experiment import bonus_table
+from benchctl.report.tables.times import bonus_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

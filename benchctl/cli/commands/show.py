@@ -51,45 +51,25 @@ def show(
 
 
 def _print_tables(analysis: "AnalyzedExperiment") -> None:
-    from benchctl.cli.screen import in_one_row, print_notes, wide_console
-    from benchctl.report.tables.experiment import (
-        breakdown_table,
-        cells_table,
-        flops_table,
-        headline,
-        nodes_table,
-        runs_table,
-        sweep_table,
-    )
-    from benchctl.report.text.acceptance_table import (
-        acceptance_table,
-        client_table,
-        floor_table,
-        ladder_table,
-        launch_table,
-        passes_table,
-    )
+    from benchctl.cli.screen import print_notes, print_tables, wide_console
+    from benchctl.report.tables import experiment, times
+    from benchctl.report.tables.models import acceptance_table
 
     console = wide_console()
-    console.print(headline(analysis))
+    console.print(experiment.headline(analysis))
     tables = (
-        runs_table,
-        cells_table,
-        passes_table,
-        launch_table,
-        acceptance_table,
-        breakdown_table,
-        flops_table,
-        sweep_table,
-        floor_table,
-        nodes_table,
-        ladder_table,
-        client_table,
+        experiment.runs_table(analysis),
+        experiment.cells_table(analysis),
+        times.passes_table(analysis),
+        times.launch_table(analysis),
+        acceptance_table({arm.label: drafts for arm in analysis.cells if (drafts := arm.drafts()) is not None}),
+        experiment.breakdown_table(analysis),
+        experiment.sweep_table(analysis),
+        experiment.floor_table(analysis),
+        experiment.nodes_table(analysis.nodes),
+        experiment.ladder_table(analysis),
     )
-    for table in (draw(analysis) for draw in tables):
-        if table is not None:
-            console.print()
-            console.print(in_one_row(table))
+    print_tables(console, tables)
     print_notes(console, analysis)
 
 

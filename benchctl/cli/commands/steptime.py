@@ -74,7 +74,7 @@ def write_picture(path: Path, predictions: "Predictions", title: str) -> None:
 
 
 def print_fit(fitted: "StepTimeModel", steps: "StepSources", evaluation: "Evaluation | None", by: str) -> None:
-    from benchctl.report.tables.steptime import accuracy_table, coefficient_table, evaluation_table, source_lines
+    from benchctl.report.tables.models import accuracy_table, coefficient_table, evaluation_table, source_lines
     from benchctl.steptime.diagnosis.evaluate import judge
 
     console = wide_console()
@@ -183,7 +183,7 @@ def evaluate(
 ) -> None:
     """Errors on unseen runs or models, beside those of the published form and of the roofline."""
     from benchctl.report.documents.decomposition import bucket_document, evaluations_document
-    from benchctl.report.tables.steptime import bucket_table, evaluation_table
+    from benchctl.report.tables.models import bucket_table, evaluation_table
     from benchctl.steptime.diagnosis.buckets import buckets
     from benchctl.steptime.diagnosis.evaluate import compare_structures, judge
 
@@ -233,7 +233,7 @@ def predict(
     from benchctl.costs.shapes import shape_for
     from benchctl.formats import four_digits
     from benchctl.records.stores.peaks_store import resolved_hardware
-    from benchctl.report.tables.steptime import outside_words
+    from benchctl.report.tables.models import outside_words
     from benchctl.steptime.work import Deployment, one_step
 
     if prompt_context and not prefill:
@@ -293,7 +293,7 @@ def calibrate(
     from dataclasses import asdict
 
     from benchctl.report.documents.decomposition import model_document
-    from benchctl.report.tables.steptime import accuracy_table
+    from benchctl.report.tables.models import accuracy_table
     from benchctl.steptime.diagnosis.evaluate import judge
     from benchctl.steptime.fitting.calibrate import calibrate as calibrate_model
     from benchctl.steptime.model_file import write_model
@@ -337,7 +337,7 @@ def diagnose(
 ) -> None:
     """Health of a fit to SOURCES: features, coefficients, errors by bucket, and the runs to add next."""
     from benchctl.report.documents.decomposition import diagnosis_document
-    from benchctl.report.tables.steptime import bucket_table, column_table, diagnosis_lines, run_table
+    from benchctl.report.tables.models import bucket_table, column_table, diagnosis_lines, run_table
     from benchctl.steptime.diagnosis.diagnose import diagnose as diagnose_model
     from benchctl.steptime.fitting.fit import fit_model
 

@@ -205,17 +205,21 @@ def print_outcome(path: "Path", outcome: "Outcome") -> "tuple[AnalyzedExperiment
 
 def print_tables(analysis: "AnalyzedExperiment") -> None:
     """Print cells, their comparison with the baseline, findings and notes."""
-    from benchctl.cli.screen import print_notes, wide_console
-    from benchctl.report.tables.experiment import cells_table, nodes_table, sweep_table
-    from benchctl.report.text.acceptance_table import floor_table, ladder_table, launch_table, passes_table
+    from benchctl.cli import screen
+    from benchctl.report.tables import experiment, times
 
-    console = wide_console()
-    tables = (cells_table, sweep_table, floor_table, nodes_table, ladder_table, passes_table, launch_table)
-    for table in (draw(analysis) for draw in tables):
-        if table is not None:
-            console.print()
-            console.print(table)
-    print_notes(console, analysis)
+    console = screen.wide_console()
+    tables = (
+        experiment.cells_table(analysis),
+        experiment.sweep_table(analysis),
+        experiment.floor_table(analysis),
+        experiment.nodes_table(analysis.nodes),
+        experiment.ladder_table(analysis),
+        times.passes_table(analysis),
+        times.launch_table(analysis),
+    )
+    screen.print_tables(console, tables)
+    screen.print_notes(console, analysis)
 
 
 def _print_results(path: "Path") -> "tuple[AnalyzedExperiment, PageVerdict]":

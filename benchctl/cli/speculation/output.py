@@ -39,7 +39,7 @@ def show_answer(answer: SpeculationAnswer, picture: Path | None, *, as_json: boo
 
 def print_answer(answer: SpeculationAnswer) -> None:
     """Print the measurement, the law and, of a server, its goodput by batch and its latency by rate."""
-    from benchctl.report.tables.speculation import law_lines, law_table, measured_lines, measured_table
+    from benchctl.report.tables.models import law_lines, law_table, measured_lines, measured_table
 
     console = wide_console()
     if answer.measured is not None:
@@ -57,7 +57,7 @@ def print_answer(answer: SpeculationAnswer) -> None:
 
 
 def _print_served(served: "ServedSpeculation") -> None:
-    from benchctl.report.tables.speculation import batch_lines, batch_table, rate_table
+    from benchctl.report.tables.models import batch_lines, batch_table, rate_table
 
     console = wide_console()
     console.print()
@@ -73,7 +73,7 @@ def draw_answer(path: Path, answer: SpeculationAnswer) -> None:
     """Write the picture, whose title names the acceptance and the origin of step times."""
     from benchctl.formats import capitalized
     from benchctl.report.plots.plots import draw_speculation
-    from benchctl.report.tables.speculation import acceptance_words
+    from benchctl.report.tables.models import acceptance_words
 
     words = capitalized(acceptance_words(answer.law.acceptance))
     title = words if answer.served is None else f"{words}; {answer.served.origin}"

@@ -3,16 +3,13 @@
 The verdict on a whole directory as a JSON document: every comparison with the baseline, made or refused.
 """
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from benchctl.analysis.compare.result import Comparison
-from benchctl.analysis.summary.columns import Value
 from benchctl.report.documents.documents import document_of
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
-from benchctl.untrusted.text import csv_cell
+from benchctl.report.table import csv_bytes
 
 _COLUMNS: Final = (
     "cell",
@@ -35,16 +32,6 @@ _COLUMNS: Final = (
     "verdict",
     "reason",
 )
-
-
-def csv_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, Value]]) -> bytes:
-    """RFC 4180 with a header line; an unknown value is an empty cell."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\r\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow(["" if row[column] is None else csv_cell(row[column]) for column in columns])
-    return text.getvalue().encode()
 
 
 def comparison_csv(comparison: Comparison) -> bytes:

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from rich.table import Table
-
 from benchctl.analysis.load_figures import SEND_LAG, Goodput, LoadFigures
 from benchctl.analysis.metrics.bounds import MARK, Bounds, ClientQuality, marked
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
@@ -15,7 +13,7 @@ from benchctl.interop.writers.vllm import bounds_document, schedule
 from benchctl.profile.model import Arrival
 from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.report.text.plain_table import plain_table
+from benchctl.report.table import Column, Table, table_of
 
 _NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end", SEND_LAG: "send lag"}
 
@@ -92,12 +90,8 @@ def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:
         f"{_share(metrics['coalesced_chunk_frac'])} read together with the next one (an upper bound)",
         **_client(client),
     }
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    for row in rows.items():
-        table.add_row(*row)
-    return table
+    columns = (Column("what", "", is_left=True), Column("text", "", is_left=True))
+    return Table("", columns, tuple({"what": what, "text": text} for what, text in rows.items()))
 
 
 def _goodput_document(goodput: Goodput) -> dict[str, Any]:
@@ -145,14 +139,14 @@ def _offered(client: ClientQuality) -> dict[str, str]:
 
 def durations_table(figures: LoadFigures, bounds: Mapping[str, Bounds]) -> Table:
     """Latencies by vLLM's definitions, and the delays of sends."""
-    table = plain_table("Durations, ms", [""], ["mean", "median", "p99", "max"])
+    rows = []
     for name, title in _NAMES.items():
         durations = figures.durations[name]
         numbers = {f"{name}_ms": durations.mean}
         numbers |= {f"p{percent}_{name}_ms": durations.percentile[percent] for percent in (50, 99)}
         numbers[f"max_{name}_ms"] = durations.largest
-        table.add_row(title, *(marked(four_digits(value), column in bounds) for column, value in numbers.items()))
-    return table
+        rows.append((title, *(marked(four_digits(value), column in bounds) for column, value in numbers.items())))
+    return table_of(("", "mean", "median", "p99", "max"), rows, left=("",), title="Durations, ms")
 
 
 def bounds_note(bounds: Mapping[str, Bounds]) -> str | None:

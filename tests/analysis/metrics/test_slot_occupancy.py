@@ -225,8 +225,7 @@ def test_metrics_of_the_slots_are_in_milliseconds():
 
 def rows_of(figures, account):
     """The totals of a load as its table prints them."""
-    names, texts = (list(column.cells) for column in totals_table(figures, account).columns)
-    return dict(zip(names, texts, strict=True))
+    return dict(totals_table(figures, account).texts())
 
 
 def test_a_load_says_of_its_slots_what_its_run_says_when_it_is_read():
