@@ -12,7 +12,7 @@ from benchctl.errors import RecordError, UsageError
 from benchctl.interop.readers.files import is_foreign
 from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
-from benchctl.report.documents.csv_files import comparisons_csv, verdict_document
+from benchctl.report.documents import comparisons_csv, verdict_document
 from benchctl.report.page.page import directory_page
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict, directory_verdict
 from benchctl.report.table import fenced, markdown_text

@@ -15,7 +15,7 @@ from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.archive.archive import derived_directory
 from benchctl.records.files import write_bytes_atomic, write_json_atomic
 from benchctl.records.integrity.digests import record_derived
-from benchctl.report.documents.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
+from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
 from benchctl.report.page.page import directory_page
 from benchctl.report.page.verdict import PageVerdict, directory_verdict
 from benchctl.report.table import csv_bytes

@@ -23,7 +23,7 @@ from benchctl.records.archive import archive as unpacking
 from benchctl.records.archive.archive import archives_directory, contents_of, is_archive, opened_directory
 from benchctl.records.directory import open_results
 from benchctl.records.integrity.integrity import verify_directory
-from benchctl.report.documents.documents import document_of
+from benchctl.report.documents import document_of
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example"
 SUFFIXES = (".tar.zst", ".tar.gz", ".tar")

@@ -11,7 +11,7 @@ from support.results.builders import edit_run, write_results
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import RunFailure
-from benchctl.report.documents.documents import show_document
+from benchctl.report.documents import show_document
 from benchctl.report.export import write_report
 from benchctl.report.tables.experiment import cells_table, sweep_table
 

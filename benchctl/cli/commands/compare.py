@@ -21,7 +21,7 @@ from benchctl.cli.options.options import complete_results
 from benchctl.cli.screen import drawable, uncollected, verdict_text, wide_console
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.files import write_bytes_atomic
-from benchctl.report.documents.documents import document_of, refusal_document
+from benchctl.report.documents import document_of, refusal_document
 from benchctl.report.table import fenced, markdown_text
 from benchctl.report.tables.compare import MOST_CHARACTERS, comparison_tables, footnotes_of, markdown_of
 from benchctl.untrusted.text import visible_line
@@ -236,7 +236,7 @@ def _compare_or_write_refusal(
     """
     from benchctl.analysis.compare.compare import compare_experiments, load_sides, parse_side
     from benchctl.analysis.compare.foreign import compare_paths, is_unpaired
-    from benchctl.report.documents.documents import refusal_document
+    from benchctl.report.documents import refusal_document
 
     try:
         if is_unpaired(a, b):
@@ -251,7 +251,7 @@ def _compare_or_write_refusal(
 
 
 def _print(comparison: "Comparison", *, as_json: bool, as_markdown: bool, show_all: bool) -> None:
-    from benchctl.report.documents.documents import document_of
+    from benchctl.report.documents import document_of
     from benchctl.report.tables.compare import markdown_of
 
     if as_json:
@@ -376,7 +376,7 @@ def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:
 
         return forest_plot(comparison)
     if suffix == ".csv":
-        from benchctl.report.documents.csv_files import comparison_csv
+        from benchctl.report.documents import comparison_csv
 
         return comparison_csv(comparison)
     if suffix == ".md":

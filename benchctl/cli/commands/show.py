@@ -41,7 +41,7 @@ def show(
 
     analysis = analyze_directory(results, allow_suspect=allow_suspect)
     if as_json:
-        from benchctl.report.documents.documents import show_document
+        from benchctl.report.documents import show_document
 
         print_json(show_document(analysis))
     else:

@@ -191,7 +191,7 @@ def _print_document(path: Path, predicted: "list[Any]") -> None:
     """Print what ``show --json`` prints, with the directory; everything derived is written as well."""
     from benchctl.analysis.summary.analyzed import analyze_directory
     from benchctl.cli.screen import print_json
-    from benchctl.report.documents.documents import show_document
+    from benchctl.report.documents import show_document
     from benchctl.report.export import write_derived
 
     analysis = analyze_directory(path)

@@ -135,7 +135,7 @@ def fit(
     as_json: JsonOption = False,
 ) -> None:
     """Fit a model to the steps of SOURCES, and judge it on each run or model left out."""
-    from benchctl.report.documents.decomposition import evaluations_document, model_document
+    from benchctl.report.model_documents import evaluations_document, model_document
     from benchctl.steptime.fitting.fit import fit_model
     from benchctl.steptime.model_file import write_model
 
@@ -182,7 +182,7 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Errors on unseen runs or models, beside those of the published form and of the roofline."""
-    from benchctl.report.documents.decomposition import bucket_document, evaluations_document
+    from benchctl.report.model_documents import bucket_document, evaluations_document
     from benchctl.report.tables.models import bucket_table, evaluation_table
     from benchctl.steptime.diagnosis.buckets import buckets
     from benchctl.steptime.diagnosis.evaluate import compare_structures, judge
@@ -292,7 +292,7 @@ def calibrate(
     """Carry MODEL to other hardware with two scalars, from a few steps measured there."""
     from dataclasses import asdict
 
-    from benchctl.report.documents.decomposition import model_document
+    from benchctl.report.model_documents import model_document
     from benchctl.report.tables.models import accuracy_table
     from benchctl.steptime.diagnosis.evaluate import judge
     from benchctl.steptime.fitting.calibrate import calibrate as calibrate_model
@@ -336,7 +336,7 @@ def diagnose(
     as_json: JsonOption = False,
 ) -> None:
     """Health of a fit to SOURCES: features, coefficients, errors by bucket, and the runs to add next."""
-    from benchctl.report.documents.decomposition import diagnosis_document
+    from benchctl.report.model_documents import diagnosis_document
     from benchctl.report.tables.models import bucket_table, column_table, diagnosis_lines, run_table
     from benchctl.steptime.diagnosis.diagnose import diagnose as diagnose_model
     from benchctl.steptime.fitting.fit import fit_model

@@ -219,7 +219,7 @@ def _print_verdict(path: Path, code: int, *, as_json: bool) -> bool:
     """Print what the passes say; true if every row has a verdict. Where runs failed, they may say nothing."""
     from benchctl.analysis.bonus.bonus import measured_bonus
     from benchctl.cli.commands.micro import print_bonus
-    from benchctl.report.documents.decomposition import bonus_document
+    from benchctl.report.model_documents import bonus_document
 
     try:
         measured = measured_bonus(path)

@@ -156,7 +156,7 @@ def _verdict_lines(one: "ComparisonVerdict") -> "Iterator[tuple[str, str]]":
 
 def _verdict_documents(one: "ComparisonVerdict") -> "Iterator[dict[str, Any]]":
     from benchctl.analysis.compare.words import cell_sentence
-    from benchctl.report.documents.documents import quality_document
+    from benchctl.report.documents import quality_document
 
     if one.comparison is None:
         yield {"arm": one.b_name, "verdict": one.word, "is_control": one.is_control, "sentence": one.sentence}

@@ -28,7 +28,7 @@ def show_answer(answer: SpeculationAnswer, picture: Path | None, *, as_json: boo
     if picture is not None:
         draw_answer(picture, answer)
     if as_json:
-        from benchctl.report.documents.documents import speculation_document
+        from benchctl.report.model_documents import speculation_document
 
         print_json(speculation_document(answer.law, answer.served, answer.measured, answer.warnings))
         return

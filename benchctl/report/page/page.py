@@ -28,8 +28,8 @@ from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.formats import capitalized, minus, minus_in_numbers, percentage
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.charts.figure import Chart
-from benchctl.report.documents.csv_files import comparison_document
-from benchctl.report.documents.decomposition import verdicts_document
+from benchctl.report.documents import comparison_document
+from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.charts.acceptance import draw_charts
 from benchctl.report.page.foreign import ForeignSides, distribution_charts, file_rows, packed
 from benchctl.report.page.foreign import percentile_values as foreign_percentiles

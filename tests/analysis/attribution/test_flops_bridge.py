@@ -7,7 +7,7 @@ from support.results.builders import write_results
 
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.summary.flops_bridge import flops_bridge
-from benchctl.report.documents.documents import summary_document
+from benchctl.report.documents import summary_document
 
 
 @pytest.fixture(scope="module")

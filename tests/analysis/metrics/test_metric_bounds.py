@@ -18,7 +18,7 @@ from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.record import ChoiceRecord, RequestRecord
-from benchctl.report.documents.documents import document_of
+from benchctl.report.documents import document_of
 from benchctl.report.tables.compare import footnotes_of, metrics_table
 from benchctl.report.tables.experiment import runs_table
 from benchctl.report.tables.load import bounds_note, durations_table

@@ -16,7 +16,7 @@ from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.measure.result_directory import Origin
 from benchctl.micro.experiment import measure_forward
 from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_of_points
-from benchctl.report.documents.documents import summary_document
+from benchctl.report.documents import summary_document
 from benchctl.report.export import write_report
 from benchctl.report.page.page import directory_page
 from benchctl.report.tables.times import bonus_table
