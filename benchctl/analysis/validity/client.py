@@ -171,7 +171,7 @@ def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     if run.record.clock == "virtual":
         return ()
     requests = measured(run.requests)
-    steps = run.columns if run.steps and run.record.times_whole_steps else None
+    steps = run.columns if len(run.columns) and run.record.times_whole_steps else None
     size = regular_write(requests, steps) or 1
     if 1 < size <= num_chunks_per_write(requests, run.client) and not _is_uneven(requests, steps, size):
         message = (
@@ -387,7 +387,7 @@ def in_step_frac(run: LoadedRun) -> float | None:
     from benchctl.records.columns.columns import exact_sum  # noqa: PLC0415 - numpy, after the load
 
     requests = measured(run.requests)
-    if run.record.clock == "virtual" or not run.steps or not all(is_completed(request) for request in requests):
+    if run.record.clock == "virtual" or not all(is_completed(request) for request in requests):
         return None
     in_flight_ns = sum((e2el_ns(request) or 0) * len(request.choices) for request in requests)
     steps = run.columns

@@ -44,7 +44,7 @@ def require_intact(
     """
     sides = [a] if a.path.resolve() == b.path.resolve() else [a, b]
     verifications = [
-        (side.source, verify_directory(side.path))
+        (side.path, verify_directory(side.path))
         for side in sides
         if is_there(side.path / "manifest.json", within=side.path)
     ]
@@ -85,7 +85,7 @@ def _shared_runs(verifications: Sequence[tuple[Path, Verification]]) -> list[str
 def integrity_warnings(results: ResultDirectory) -> tuple[ResultWarning, ...]:
     """Warnings about alterations of a result directory; none if its plan cannot be read."""
     try:
-        return alteration_warnings(results.source, verify_directory(results.path))
+        return alteration_warnings(results.path, verify_directory(results.path))
     except InvalidDataError:  # reading the directory reports it as damage
         return ()
 

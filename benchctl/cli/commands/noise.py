@@ -96,10 +96,9 @@ def remove(
 
 def _look_up(what: str) -> "tuple[str, NoiseFloor]":
     """The noise of a directory or key, with its source; a directory takes precedence over a key of its name."""
-    from benchctl.records.archive.archive import is_archive
     from benchctl.records.stores.noise_store import find_noise, noise_directory
 
-    if Path(what).is_dir() or is_archive(Path(what)):
+    if Path(what).is_dir():
         return what, _noise_of_directory(Path(what))
     entries = find_noise(noise_directory(), what)
     for entry in entries:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from benchctl.analysis.experiment.pairing import Side
     from benchctl.cluster.pull import Pulled
     from benchctl.interop.lenvm.import_directory import ImportResult
-    from benchctl.records.archive.archive import Contents
+    from benchctl.records.archive import Contents
     from benchctl.records.directory import ResultDirectory
     from benchctl.report.catalog import Entry
     from benchctl.report.export import ReportFiles
@@ -45,7 +45,7 @@ def export(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="A result directory, finished or not, or an archive of one.",
+            help="A result directory, finished or not.",
             autocompletion=complete_results,
         ),
     ],
@@ -63,7 +63,7 @@ def export(
         typer.Option(
             "--archive",
             metavar="FILE",
-            help="Write one file instead, which every command takes in place of DIR: .tar.zst, .tar.gz or .tar.",
+            help="Write one file instead, x.tar.gz, of which 'benchctl import archive' makes a directory.",
             show_default=False,
         ),
     ] = None,
@@ -96,10 +96,9 @@ def export(
 def _write_foreign(results: Path, form: Form, output: Path | None) -> None:
     from benchctl.analysis.summary.analyzed import analyze_directory
     from benchctl.interop.writers.export import write_foreign
-    from benchctl.records.archive.archive import derived_directory
 
     analysis = analyze_directory(results)
-    out = output or (derived_directory(results, "export") or results / "export") / form.value
+    out = output or results / "export" / form.value
     paths = write_foreign(analysis, form.value, out)
     for directory in dict.fromkeys(out / path.relative_to(out).parts[0] for path in paths):
         count = sum(path.is_relative_to(directory) for path in paths)
@@ -111,14 +110,11 @@ def _write_foreign(results: Path, form: Form, output: Path | None) -> None:
 def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
     from benchctl.cli.commands.show import print_digest
     from benchctl.cli.screen import bytes_progress
-    from benchctl.records.archive.archive import contents_of
-    from benchctl.records.archive.compression import compression_of_name
-    from benchctl.records.archive.packing import write_archive
+    from benchctl.records.archive import contents_of, write_archive
     from benchctl.records.claims.claims import current_manifest
     from benchctl.records.directory import open_results
     from benchctl.records.integrity.integrity import verify_directory
 
-    compression = compression_of_name(archive)
     results = open_results(path)
     if current_manifest(results).state == "running" and not allow_running:
         raise UsageError(
@@ -127,7 +123,7 @@ def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
         )
     contents = contents_of(results.path)
     with bytes_progress(archive.name, contents.size_bytes) as on_bytes:
-        write_archive(results, contents, archive, compression, on_bytes)
+        write_archive(results, contents, archive, on_bytes)
     _print_written(results, archive, contents)
     verified = verify_directory(results.path)
     print_digest(verified)
@@ -142,7 +138,7 @@ def _print_written(results: "ResultDirectory", archive: Path, contents: "Content
     from benchctl.untrusted.text import visible_line
 
     for name in contents.irregular:
-        print(f"left out: {visible_line(name)} of {results.source}: no regular file", file=sys.stderr)
+        print(f"left out: {visible_line(name)} of {results.path}: no regular file", file=sys.stderr)
     sizes = f"{megabytes(contents.size_bytes)} in {megabytes(archive.stat().st_size)}"
     print(f"{archive}: {len(contents.files)} files, {sizes}")
 
@@ -165,7 +161,7 @@ def _group() -> None:
 def archive(
     source: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Archive that 'benchctl export DIR --archive FILE' wrote, or tar."),
+        typer.Argument(metavar="FILE", help="Archive that 'benchctl export DIR --archive FILE' wrote."),
     ],
     output: Annotated[
         Path | None,
@@ -180,8 +176,7 @@ def archive(
 ) -> None:
     """Make a result directory of an archive, and verify it.
 
-    Commands that read results take the archive itself; this is for those that continue an experiment. Exit code: 0
-    intact, 4 altered since the measurement, or a damaged archive.
+    Exit code: 0 intact, 4 altered since the measurement, or a damaged archive.
     """
     from benchctl.cli.commands.show import print_verification
     from benchctl.cli.options.options import RESULTS
@@ -248,9 +243,7 @@ def _tell(result: "ImportResult") -> None:
 def report(
     a: Annotated[
         str,
-        typer.Argument(
-            metavar="DIR", help="Result directory, finished or not, or an archive.", autocompletion=complete_results
-        ),
+        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
     ],
     b: Annotated[
         str | None,

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 def show(
     results: Annotated[
         Path,
-        typer.Argument(
-            metavar="DIR", help="Result directory, finished or not, or an archive.", autocompletion=complete_results
-        ),
+        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
     ],
     allow_suspect: Annotated[
         bool, typer.Option("--allow-suspect", help="Include suspect runs in means and ratios.")
@@ -112,9 +110,7 @@ _ALTERED: Final = 4
 def verify(
     results: Annotated[
         Path,
-        typer.Argument(
-            metavar="DIR", help="Result directory, finished or not, or an archive.", autocompletion=complete_results
-        ),
+        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:

@@ -39,7 +39,7 @@ from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, run_directory_name
 from benchctl.records.files import encode, write_bytes_atomic, write_json_atomic
 from benchctl.records.integrity.digests import digests_of_run, record_run
-from benchctl.records.loaded import copy_long_steps, load_run
+from benchctl.records.loaded import load_run
 from benchctl.records.record import (
     HostInfo,
     Imported,
@@ -228,7 +228,6 @@ def _checked_run(
 ) -> RunRecord:
     """The run with the warnings of its checks; suspect if it has any."""
     loaded = load_run(directory)
-    copy_long_steps(loaded)
     warnings = (
         *run.warnings,
         *failed_checks(loaded, reconcile(loaded, expected(profile, prepared, loaded.record))),

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from benchctl.errors import InvalidDataError, RecordError
-from benchctl.records.archive.archive import contents_of
+from benchctl.records.archive import contents_of
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import read_if_there, write_json_atomic
 from benchctl.records.integrity.digests import (

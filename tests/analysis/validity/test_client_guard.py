@@ -49,8 +49,7 @@ def run_of(requests, samples=(), clock="host", time_scale=1.0):
         time_scale=time_scale,
         argv=("server",),
     )
-    nothing = {"steps": (), "gpu": (), "host": (), "prometheus": (), "warnings": ()}
-    return LoadedRun(record=record, requests=tuple(requests), client=tuple(samples), **nothing)
+    return LoadedRun(record=record, requests=tuple(requests), client=tuple(samples))
 
 
 def sent(index, due_ms, lag_ms=0.0, *, connect_ms=None, lasts_ms=20.0, chunks_ms=(), late_ms=None, **fields):
