@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args
 
@@ -163,25 +162,25 @@ def read_steps(path: Path, *, within: Path) -> tuple[StepColumns, StepColumns, R
 
 def _arrays_of(records: Sequence[StepRecord]) -> dict[str, npt.NDArray[Any]]:
     """The values of some steps by name, those of the load and of the warm-up."""
-    values: dict[str, list[int | None]] = {
-        name: [*map(attrgetter(name), records)]
-        for name in ("start_ns", "dur_ns", "num_seqs", "is_warmup", *OPTIONAL)
-    }
-    values["phase"] = [*map(PHASES.index, map(attrgetter("phase"), records))]
-    values["clock"] = [*map(CLOCKS.index, map(attrgetter("clock"), records))]
-    sections = [record.sections_ns for record in records]
+    fields = zip(*map(msgspec.structs.astuple, records), strict=True) if records else repeat(())
+    of_field = dict(zip(StepRecord.__struct_fields__, fields, strict=False))
+    names = ("start_ns", "dur_ns", "num_seqs", "is_warmup", *OPTIONAL)
+    values: dict[str, Sequence[int | None]] = {name: of_field[name] for name in names}
+    values["phase"] = [*map(PHASES.index, of_field["phase"])]
+    values["clock"] = [*map(CLOCKS.index, of_field["clock"])]
+    sections: Sequence[dict[str, int]] = of_field["sections_ns"]
     for name in sorted(set(chain.from_iterable(sections))):
         values[SECTION_PREFIX + name] = [*map(dict.get, sections, repeat(name), repeat(-1))]
-    accepted = [record.accepted_by_position or () for record in records]
+    accepted = [counts or () for counts in of_field[_ACCEPTED]]
     for index in range(max(map(len, accepted), default=0)):
         counts = [of_step[index] if index < len(of_step) else -1 for of_step in accepted]
-        values[f"{POSITION_PREFIX}{index + 1}"] = [*counts]
+        values[f"{POSITION_PREFIX}{index + 1}"] = counts
     return {name: _compact(numbers) for name, numbers in values.items() if not _is_unknown(numbers)}
 
 
 def _is_unknown(numbers: Sequence[int | None]) -> bool:
     """True for a value that no step has."""
-    return bool(numbers) and numbers[0] is None and all(number is None for number in numbers)
+    return bool(numbers) and numbers[0] is None and numbers.count(None) == len(numbers)
 
 
 def _compact(numbers: Sequence[int | None]) -> npt.NDArray[Any]:
@@ -189,7 +188,7 @@ def _compact(numbers: Sequence[int | None]) -> npt.NDArray[Any]:
     try:
         values = np.fromiter(numbers, np.int64, len(numbers))
     except TypeError:  # of None; most values are in each step or in none
-        values = np.fromiter((-1 if number is None else number for number in numbers), np.int64, len(numbers))
+        values = np.fromiter([-1 if number is None else number for number in numbers], np.int64, len(numbers))
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     return values.astype(np.min_scalar_type(-1 - max(high, -1 - low)))
 
