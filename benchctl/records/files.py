@@ -1,7 +1,7 @@
 """Files inside a result directory: opened without leaving it, with errors that name the file and a remedy.
 
 JSON Lines and JSON files: appended with one flush per record, read with the location of any damage.
-JSON documents of a result directory: decoded, upgraded and checked; errors name file, field and value.
+JSON documents of a result directory: decoded and checked; errors name file, field and value.
 """
 
 import io
@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from benchctl.errors import RecordError
-from benchctl.records.schema import upgrade
+from benchctl.records.schema import check_version
 from benchctl.system_errors import OWN_LIMITS, system_failure
 from benchctl.untrusted.files import Fence, lines_of, open_file, open_to_append, read_file, replace_file
 from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES
@@ -248,18 +248,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 RESTORE: Final = "restore the file from a copy, or run the experiment again"
 
 
-def record_of(
-    content: bytes, path: Path, kind: type[T], *, remedy: str = RESTORE, first_version: int | None = None
-) -> T:
-    """The record in a document, brought to the current schema.
+def record_of(content: bytes, path: Path, kind: type[T], *, remedy: str = RESTORE) -> T:
+    """The record in a document.
 
-    ``first_version`` is that of documents which do not name theirs. Raises RecordError with ``remedy`` when it is
-    damaged, SchemaVersionError when it is newer.
+    Raises RecordError with ``remedy`` when it is damaged, SchemaVersionError when it is of another schema.
     """
     document = document_of(content, path, remedy=remedy)
-    if first_version is not None:
-        document = {"schema_version": first_version} | document
-    document = upgrade(document, path)
+    check_version(document, path)
     try:
         return msgspec.convert(document, kind)
     except DECODING_ERRORS as error:

@@ -146,7 +146,7 @@ def write_run(directory, planned, prepared, batch, rng, *, only_times):
             requests.write(request_of(request, ends_ns[first : first + OUTPUT_TOKENS + 1], lateness))
     directory.write(
         RunRecord(
-            schema_version=2,
+            schema_version=3,
             index=planned.index,
             run_id=planned.run_id,
             block=planned.block,
@@ -197,7 +197,7 @@ def write_results(path, num_steps, batch, num_blocks, seed, *, only_times=False)
     results.write_manifest(manifest(num_blocks, hashlib.sha256(content).hexdigest()))
     results.write_profile(PROFILE % (num_requests, batch))
     results.write_prepared_requests(content)
-    results.write_plan(Plan(schema_version=2, runs=tuple(planned)))
+    results.write_plan(Plan(schema_version=3, runs=tuple(planned)))
     for run in planned:
         directory = results.run(run.run_id)
         directory.path.mkdir(parents=True)
@@ -208,7 +208,7 @@ def write_results(path, num_steps, batch, num_blocks, seed, *, only_times=False)
 
 def manifest(num_blocks, request_set_sha256):
     return Manifest(
-        schema_version=2,
+        schema_version=3,
         state="done",
         profile="long-logs",
         profile_sha256="1" * 64,

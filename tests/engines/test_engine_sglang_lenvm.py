@@ -435,7 +435,7 @@ def test_what_a_value_model_adds_to_a_launch_is_declared_by_its_option(python: s
 
 def launched(settings: VariantSettings) -> RunRecord:
     return RunRecord(
-        schema_version=2, index=0, run_id="000-b0-guided", block=0, position=0, variant="guided",
+        schema_version=3, index=0, run_id="000-b0-guided", block=0, position=0, variant="guided",
         argv=ENGINE.argv(settings, SITE), env=ENGINE.env(settings, SITE),
     )  # fmt: skip
 

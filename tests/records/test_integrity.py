@@ -24,7 +24,7 @@ from benchctl.records.integrity.integrity import verify_directory
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.workload.prepare import prepare_requests
 
-EXAMPLE = Path(__file__).parents[1] / "fixtures" / "example-schema-1"
+EXAMPLE = Path(__file__).parents[1] / "fixtures" / "example-without-digests"
 QUICK = (
     "engine.options.time_scale=200.0",
     "workload.num_prompts=2",

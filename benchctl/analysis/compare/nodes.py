@@ -17,7 +17,6 @@ from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator, 
 from benchctl.analysis.validity.client import num_bunched
 from benchctl.formats import change_of_ratio, count_of, p_value
 from benchctl.records.record import RunRecord
-from benchctl.records.schema import current_metric_name
 
 _ROUNDING: Final = 1e-12
 """Log-ratios that are closer are equal."""

@@ -39,7 +39,7 @@ T0_NS = 50 * NS_PER_S
 def run_of(requests, samples=(), clock="host", time_scale=1.0):
     """A run that holds these records and nothing else."""
     record = RunRecord(
-        schema_version=2,
+        schema_version=3,
         index=0,
         run_id="the-run",
         block=0,
