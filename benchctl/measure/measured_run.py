@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from benchctl.analysis.validity.answers import answer_end_warnings, count_prompts, prompt_warnings
+from benchctl.analysis.validity.answers import answer_end_warnings, prompt_warnings
 from benchctl.analysis.validity.client import bunching_warnings, client_suspect_warnings, client_warnings
 from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import RequestRefusedError, RunError
@@ -235,7 +235,7 @@ class MeasuredRun:
 
     def judge_answers(self, requests: Iterable[PreparedRequest], loaded: LoadedRun) -> None:
         """Warn of prompts of other lengths than planned, and of answers that ended early or for unknown reasons."""
-        self.journal.warn(*prompt_warnings(count_prompts(requests, loaded.requests)))
+        self.journal.warn(*prompt_warnings(requests, loaded.requests))
         if self.journal.record.is_simulated:
             return
         options = self.settings.request

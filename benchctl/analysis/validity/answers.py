@@ -314,70 +314,38 @@ TOLERANCE_FRAC: Final = 0.02
 """... or this fraction of the planned ones, if that is more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCounts:
-    """Planned and counted prompt tokens of the completed requests of a load."""
+def prompt_warnings(
+    prepared: Iterable[PreparedRequest], records: Iterable[RequestRecord]
+) -> tuple[ResultWarning, ...]:
+    """The warning about prompts of other lengths than planned, or about those that nobody counted; at most one.
 
-    source: str
-    """Source of the planned numbers, as in ``PreparedRequest.prompt_tokens_from``."""
-    is_asked: bool
-    """The length was asked for or counted beforehand, and not estimated of a text that somebody wrote."""
-    num_checked: int
-    num_beyond: int
-    """Requests whose two numbers are further apart than the tolerance."""
-    num_unknown: int
-    """Completed requests without usage, which cannot be checked."""
-    planned: int
-    """Sum over the checked requests."""
-    counted: int
-    """Sum over the checked requests."""
-
-
-def count_prompts(prepared: Iterable[PreparedRequest], records: Iterable[RequestRecord]) -> PromptCounts:
-    """Both counts, request by request; each prompt counts once, however many answers were asked for.
-
-    Reads both only once and keeps one number for each prepared request, so that a load of any length fits.
+    Each prompt counts once, however many answers were asked for. The request set is read only once, and one number
+    of each request is kept.
     """
     planned_of, first = array("q"), None
     for request in prepared:
         first = first or request
         planned_of.append(request.prompt_tokens)
-    checked = beyond = unknown = planned = counted = 0
-    for record in records:
-        if record.is_warmup or not is_completed(record) or record.index >= len(planned_of):
-            continue
-        if record.prompt_tokens is None:
-            unknown += 1
-            continue
-        of_plan = planned_of[record.index]
-        checked += 1
-        planned += of_plan
-        counted += record.prompt_tokens
-        beyond += abs(record.prompt_tokens - of_plan) > max(TOLERANCE_TOKENS, TOLERANCE_FRAC * of_plan)
-    return PromptCounts(
-        source=ESTIMATE if first is None else first.prompt_tokens_from,
-        is_asked=first is not None and (first.prompt_tokens_from != ESTIMATE or _is_made_to_length(first)),
-        num_checked=checked,
-        num_beyond=beyond,
-        num_unknown=unknown,
-        planned=planned,
-        counted=counted,
+    completed = [r for r in records if not r.is_warmup and is_completed(r) and r.index < len(planned_of)]
+    checked = [(r.prompt_tokens, planned_of[r.index]) for r in completed if r.prompt_tokens is not None]
+    num_beyond = sum(
+        abs(counted - planned) > max(TOLERANCE_TOKENS, TOLERANCE_FRAC * planned) for counted, planned in checked
     )
-
-
-def prompt_warnings(counts: PromptCounts) -> tuple[ResultWarning, ...]:
-    """The warning about prompts of other lengths than planned, or about those that nobody counted; at most one."""
-    unchecked = f"no usage, so no check of the prompt, in {count_of(counts.num_unknown, 'request')}"
-    if counts.num_beyond:
-        means = counts.counted / counts.num_checked, counts.planned / counts.num_checked
-        message = (
-            f"the server counted {means[0]:.1f} tokens in a prompt on average, and {means[1]:.1f} were planned "
-            f"(by {_source_text(counts)}; ratio {means[0] / means[1]:.3f}): {counts.num_beyond} of "
-            f"{counts.num_checked} requests differ by more than {TOLERANCE_TOKENS} tokens and {TOLERANCE_FRAC:.0%}"
-        )
-        message += f"; {unchecked}" if counts.num_unknown else ""
-        return (ResultWarning(code=DIFFER if counts.is_asked else UNCONFIRMED, message=message),)
-    return (ResultWarning(code=UNCONFIRMED, message=unchecked),) if counts.num_unknown else ()
+    num_unknown = len(completed) - len(checked)
+    unchecked = f"no usage, so no check of the prompt, in {count_of(num_unknown, 'request')}"
+    if first is None or not num_beyond:
+        return (ResultWarning(code=UNCONFIRMED, message=unchecked),) if num_unknown else ()
+    is_asked = first.prompt_tokens_from != ESTIMATE or _is_made_to_length(first)
+    counted_mean, planned_mean = (fmean(column) for column in zip(*checked, strict=True))
+    message = (
+        f"the server counted {counted_mean:.1f} tokens in a prompt on average, and {planned_mean:.1f} were planned "
+        f"(by {_source_text(first.prompt_tokens_from, is_asked=is_asked)}; "
+        f"ratio {counted_mean / planned_mean:.3f}): "
+        f"{num_beyond} of {len(checked)} requests differ by more than {TOLERANCE_TOKENS} tokens and "
+        f"{TOLERANCE_FRAC:.0%}"
+    )
+    message += f"; {unchecked}" if num_unknown else ""
+    return (ResultWarning(code=DIFFER if is_asked else UNCONFIRMED, message=message),)
 
 
 def unreported_prompt_warnings(run: LoadedRun, prepared: Sequence[PreparedRequest]) -> tuple[ResultWarning, ...]:
@@ -389,8 +357,7 @@ def unreported_prompt_warnings(run: LoadedRun, prepared: Sequence[PreparedReques
         return ()
     where = run.record.run_id
     return tuple(
-        msgspec.structs.replace(warning, where=where)
-        for warning in prompt_warnings(count_prompts(prepared, run.requests))
+        msgspec.structs.replace(warning, where=where) for warning in prompt_warnings(prepared, run.requests)
     )
 
 
@@ -421,10 +388,10 @@ def _counted_by_request(runs: Sequence[LoadedRun]) -> Mapping[str, int]:
     }
 
 
-def _source_text(counts: PromptCounts) -> str:
-    if counts.source != ESTIMATE:
-        return "the server" if counts.source == "server" else f"the {counts.source[:25]}"
-    return "benchctl's own rule" if counts.is_asked else "an estimate"
+def _source_text(source: str, *, is_asked: bool) -> str:
+    if source != ESTIMATE:
+        return "the server" if source == "server" else f"the {source[:25]}"
+    return "benchctl's own rule" if is_asked else "an estimate"
 
 
 def _is_made_to_length(request: PreparedRequest) -> bool:
