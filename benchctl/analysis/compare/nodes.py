@@ -98,7 +98,7 @@ def nodes_of_variants(pairs: Iterable[PairedRuns], confidence: float) -> tuple[N
     for paired in pairs:
         experiment = paired.a
         if experiment.profile_or_none is not None:
-            named = tuple(dict.fromkeys(map(current_metric_name, experiment.profile.primary_metrics)))
+            named = tuple(dict.fromkeys(experiment.profile.primary_metrics))
             names = deciding_between(named, paired.pair, (experiment, experiment)).names
             roles = roles_of(names, is_forced=experiment.results.manifest.stop != "natural")
             deciding = [name for name, role in roles.items() if role == "deciding"]
