@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_engine_vllm import request
 
-from benchctl.analysis.validity.comparability.launch import launch_settings
+from benchctl.analysis.validity.comparability.launch import launch_settings, names_of
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
@@ -117,7 +117,7 @@ def test_every_variable_of_guidance_stands_for_options_that_a_profile_may_declar
         schema_version=3, index=0, run_id="000-b0-v", block=0, position=0, variant="v", argv=tuple(argv), env=env
     )
     found = launch_settings(run)
-    of_guidance = {key: setting.names for key, setting in found.items() if "LENVM" in key}
+    of_guidance = {key: names_of(key) for key in found if "LENVM" in key}
     assert len(of_guidance) == 5
     assert all("server.value_model" in names for names in of_guidance.values()), of_guidance
 

@@ -7,7 +7,7 @@ from typing import Final
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.splits import TIME_PER_STEP, Factor
-from benchctl.analysis.attribution.step_time_model import SourcedModel
+from benchctl.analysis.attribution.step_time_model import ModelSplit, SourcedModel
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.formats import change_of_ratio, percentage, signed_three_digits, three_digits
@@ -114,22 +114,25 @@ def _section(decomposition: Decomposition) -> Iterator[str]:
 
 def _by_models(decomposition: Decomposition) -> Iterator[str]:
     """The part that a step-time model explains where that is worth a word, else the roofline's."""
-    split = decomposition.model
-    share = None if isinstance(split, str) else split.explained_frac
-    is_model = share is not None and not 0 <= share < _WORTH_A_WORD
-    yield from _explained(decomposition) if is_model else _unexplained(decomposition)
+    model, work = decomposition.model, decomposition.work
+    share = None if isinstance(model, str) else model.explained_frac
+    if not isinstance(model, str) and share is not None and not 0 <= share < _WORTH_A_WORD:
+        yield _explained(model, share)
+    elif not isinstance(work, str) and (rest := work.rest.share_of(work.whole)) is not None:
+        if 0 <= rest <= _MOST:
+            part = _percent(1 - rest)
+            yield f"the roofline floor of its FLOPs and bytes explains {part} of the step's difference"
+        else:  # the floors add more than the difference
+            yield f"FLOPs and bytes alone would add {added_text(work.work)} (roofline model)"
 
 
-def _unexplained(decomposition: Decomposition) -> Iterator[str]:
-    """The part that the work model explains; the time that it would add if that exceeds the difference."""
-    split = decomposition.work
-    share = None if isinstance(split, str) else split.rest.share_of(split.whole)
-    if isinstance(split, str) or share is None:
-        return
-    if 0 <= share <= _MOST:
-        yield f"the roofline floor of its FLOPs and bytes explains {_percent(1 - share)} of the step's difference"
-    else:
-        yield f"FLOPs and bytes alone would add {added_text(split.work)} (roofline model)"
+def _explained(split: ModelSplit, share: float) -> str:
+    """The share of the step's difference that a step-time model predicts, and the factor that carries it."""
+    if not 0 <= share <= _MOST:
+        return f"for its work a step-time model predicts {added_text(split.predicted)} per step"
+    largest = max(split.factors, key=lambda part: part.added_s * split.predicted.added_s)
+    carrier = f", most by {largest.name}" if largest.is_significant else ""
+    return f"a step-time model explains {_percent(share)} of the step's difference by its work{carrier}"
 
 
 def floor_line(decomposition: Decomposition) -> str | None:
@@ -168,20 +171,6 @@ def source_text(source: SourcedModel) -> str:
     if source.mape_frac is None:
         return f"step-time model {source.name}"
     return f"step-time model {source.name}, {percentage(source.mape_frac, 2)} off on steps left out of its fit"
-
-
-def _explained(decomposition: Decomposition) -> Iterator[str]:
-    """The part of the step's difference that a step-time model predicts, and the factor that carries it."""
-    split = decomposition.model
-    share = None if isinstance(split, str) else split.explained_frac
-    if isinstance(split, str) or share is None:
-        return
-    if not 0 <= share <= _MOST:
-        yield f"for its work a step-time model predicts {added_text(split.predicted)} per step"
-        return
-    largest = max(split.factors, key=lambda part: part.added_s * split.predicted.added_s)
-    carrier = f", most by {largest.name}" if share >= _WORTH_A_WORD and largest.is_significant else ""
-    yield f"a step-time model explains {_percent(share)} of the step's difference by its work{carrier}"
 
 
 def added_text(part: Contribution, like: Contribution | None = None) -> str:

@@ -20,6 +20,7 @@ from benchctl.analysis.validity.comparability.launch import (
     consequences_of,
     is_flag,
     launch_settings,
+    names_of,
     names_of_flag,
     split_flags,
 )
@@ -53,10 +54,8 @@ def declared_settings(a: VariantSettings, b: VariantSettings, kind: str) -> froz
     return frozenset(names) | consequences_of(names, kind)
 
 
-def is_declared(
-    key: str, names: Collection[str], sides: tuple[Sequence[str], Sequence[str]], declared: Collection[str]
-) -> bool:
-    """True where patterns cover a setting with these values of both sides; ``names`` are its other names.
+def is_declared(key: str, sides: tuple[Sequence[str], Sequence[str]], declared: Collection[str]) -> bool:
+    """True where patterns cover a setting with these values of both sides, by any of its names.
 
     A setting that changes between the runs of one side is none that a variant sets.
     """
@@ -64,7 +63,9 @@ def is_declared(
     if len(left) != 1 or len(right) != 1:
         return False
     return any(
-        allowed_difference(name, declared) for name in (key, *names) if name == key or name not in COLLECTIVE
+        allowed_difference(name, declared)
+        for name in (key, *names_of(key))
+        if name == key or name not in COLLECTIVE
     )
 
 
@@ -127,8 +128,6 @@ class Difference:
     a: str
     b: str
     cells: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    """Other names of the same setting; allowing one of them allows the difference."""
     is_declared: bool = False
     """The profile declares it by what its variants and cells set."""
 
@@ -176,49 +175,38 @@ def configuration_differences(
         "have_nodes": all(record.node is not None for record in records),
     }
     cells_of: dict[tuple[str, str, str, bool], list[str]] = {}
-    names: dict[str, tuple[str, ...]] = {"server.version": ("engine_version",)}
     for cell, sides in cells.items():
-        a, b = ([_settings_of(run.record, names, **ground) for run in runs] for runs in sides)
+        a, b = ([_settings_of(run.record, **ground) for run in runs] for runs in sides)
         for key in sorted({key for settings in (*a, *b) for key in settings}):
             left, right = alike_sizes(key, (_values(a, key), _values(b, key)), (*a, *b))
             # of a flag that sets a reported setting, only the reported value counts
-            is_reported = is_flag(key) and any(name in settings for name in names[key] for settings in (*a, *b))
+            is_reported = is_flag(key) and any(name in settings for name in names_of(key) for settings in (*a, *b))
             if len({*left, *right}) > 1 and not {*left, *right} <= _NOT_SET and not is_reported:
-                is_set = _is_set(key, names.get(key, ()), (left, right), declared.get(cell, ()))
+                is_set = _is_set(key, (left, right), declared.get(cell, ()))
                 cells_of.setdefault((key, " or ".join(left), " or ".join(right), is_set), []).append(cell)
     return tuple(
-        Difference(
-            key, left, right, () if len(differing) == len(cells) else tuple(differing), names.get(key, ()), is_set
-        )
+        Difference(key, left, right, () if len(differing) == len(cells) else tuple(differing), is_set)
         for (key, left, right, is_set), differing in sorted(cells_of.items())
     )
 
 
-def _is_set(
-    key: str, names: Sequence[str], sides: tuple[tuple[str, ...], tuple[str, ...]], declared: Collection[str]
-) -> bool:
+def _is_set(key: str, sides: tuple[tuple[str, ...], tuple[str, ...]], declared: Collection[str]) -> bool:
     """True where the variants set a difference. Another build of the engine may also have settings of its own."""
     is_new = key.startswith("server.") and (ABSENT,) in sides and chooses_build(declared)
-    return is_declared(key, names, sides, (*declared, glob.escape(key)) if is_new else declared)
+    return is_declared(key, sides, (*declared, glob.escape(key)) if is_new else declared)
 
 
 def _settings_of(
-    record: RunRecord,
-    names: dict[str, tuple[str, ...]],
-    *,
-    has_one_host: bool,
-    have_same_cores: bool,
-    have_nodes: bool,
+    record: RunRecord, *, has_one_host: bool, have_same_cores: bool, have_nodes: bool
 ) -> dict[str, str]:
-    """Every setting of a run as text, reported or launched; ``names`` receives the other names of each."""
+    """Every setting of a run as text, reported or launched."""
     launch = launch_settings(record, has_one_host=has_one_host, has_node=have_nodes)
-    names |= {key: setting.names for key, setting in launch.items()}
     reported = {key: _as_json(value) for key, value in record.effective_config.items()}
     if not have_same_cores and _CORES in reported:
         # only the number of cores for the client: which ones, and how many are left, depends on the machine
         client, _, _ = reported[_CORES].partition(", server on ")
         reported[_CORES] = _as_json(f"{num_cores(client)} of its own for the client")
-    return reported | {key: _as_json(setting.value) for key, setting in launch.items()}
+    return reported | {key: _as_json(value) for key, value in launch.items()}
 
 
 def _values(settings: Sequence[Mapping[str, str]], key: str) -> tuple[str, ...]:
@@ -250,7 +238,7 @@ def run_differences(
             " or ".join(dict.fromkeys(v for sides in differing.values() for v in sides[i])) or "unknown"
             for i in (0, 1)
         )
-        is_set = all(is_declared(key, (), sides, declared.get(cell, ())) for cell, sides in differing.items())
+        is_set = all(is_declared(key, sides, declared.get(cell, ())) for cell, sides in differing.items())
         where = () if len(differing) == len(cells) else tuple(differing)
         differences.append(Difference(key, left, right, where, is_declared=is_set))
     return tuple(differences)
@@ -282,7 +270,7 @@ def refused_differences(differences: Sequence[Difference], patterns: Sequence[st
 def _is_refused(difference: Difference, patterns: Sequence[str]) -> bool:
     if difference.key in NEVER_ALLOWED:
         return True
-    names = (difference.key, *difference.names)
+    names = (difference.key, *names_of(difference.key))
     return not difference.is_declared and not any(allowed_difference(name, patterns) for name in names)
 
 

@@ -19,8 +19,6 @@ from benchctl.untrusted.text import visible_line
 
 HARDWARE = "hardware"
 """Key of the difference, as ``allowed_differences`` and ``--allow-difference`` take it."""
-_OTHER_NAMES = ("host",)
-"""Whoever allows other hosts, as one had to before runs recorded their hardware, allows their hardware."""
 _MOST_NODES = 4
 
 
@@ -50,9 +48,9 @@ def hardware_differences(cells: Cells, *, has_one_experiment: bool) -> tuple[Dif
     sides = [list({id(r): r for pair in cells.values() for r in pair[i]}.values()) for i in (0, 1)]
     if has_one_experiment:
         first, *others = _blocks_on_each([*sides[0], *sides[1]], differing)
-        return (Difference(HARDWARE, first, " and ".join(others), names=_OTHER_NAMES),)
+        return (Difference(HARDWARE, first, " and ".join(others)),)
     a, b = (" or ".join(_blocks_on_each(side, differing)) or "unknown" for side in sides)
-    return (Difference(HARDWARE, a, b, names=_OTHER_NAMES),)
+    return (Difference(HARDWARE, a, b),)
 
 
 def _changing_parts(runs: Sequence[LoadedRun]) -> set[str]:

@@ -8,7 +8,7 @@ import pytest
 from support.results.builders import edit_manifest, edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
-from benchctl.analysis.validity.comparability.launch import launch_settings
+from benchctl.analysis.validity.comparability.launch import launch_settings, names_of
 from benchctl.analysis.validity.comparable import configuration_differences
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.errors import NotComparableError
@@ -26,8 +26,7 @@ def record(run_id: str = "000-b0-a", **fields: Any) -> RunRecord:
 
 
 def values_of(*argv: str, **options: Any) -> dict[str, str]:
-    settings = launch_settings(record(argv=("/venv/bin/python", *argv), **options))
-    return {key: setting.value for key, setting in settings.items()}
+    return launch_settings(record(argv=("/venv/bin/python", *argv), **options))
 
 
 def test_flags_are_read_with_their_values_in_every_spelling() -> None:
@@ -72,7 +71,7 @@ def test_what_belongs_to_one_launch_is_the_same_for_all() -> None:
             env={"LOG": "/q/runs/001-b0-b", "PYTHONPATH": "/z/benchctl/engines/vllm/inside:/y"},
         )
     )  # fmt: skip
-    assert first == {key: setting.value for key, setting in second.items()}
+    assert first == second
     assert first["argv.--log"] == "<run>/steps.jsonl"
     assert first["env.PYTHONPATH"] == "/y"
 
@@ -103,7 +102,7 @@ def test_on_two_hosts_paths_are_compared_by_their_last_part() -> None:
     runs = [record(argv=(f"/{home}/bin/python", "--model", f"/{home}/tiny", "--size", "3")) for home in ("a", "b")]
     here, there = (launch_settings(run, has_one_host=False) for run in runs)
     assert here == there
-    assert here["argv.--model"].value == "tiny"
+    assert here["argv.--model"] == "tiny"
 
 
 CHANGED: dict[str, Any] = {
@@ -139,7 +138,7 @@ def test_a_difference_declared_by_an_options_name_covers_what_the_option_does_to
         changed = launched(kind, tmp_path, own | {option: value})
         for key in plain.keys() | changed.keys():
             if plain.get(key) != changed.get(key):
-                names = (plain.get(key) or changed[key]).names
+                names = names_of(key)
                 assert f"server.{option}" in names, f"{key} differs with {option} and knows only {names}"
 
 

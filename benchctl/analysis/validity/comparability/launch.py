@@ -6,7 +6,6 @@ Consequences of options: settings that a server reports otherwise because an opt
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -30,28 +29,42 @@ WORDS: Final = "argv.words"
 """The words of a command line that belong to no flag."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSetting:
-    """One setting of a launch. ``names`` are those of the same thing in profiles and servers."""
+_OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "argv.program": ("server.python", "server.binary"),
+    WORDS: ("model", "server.extra_args"),
+    "server.version": ("engine_version",),
+    "hardware": ("host",),
+}
+"""Whoever allows other hosts, as one had to before runs recorded their hardware, allows their hardware."""
 
-    key: str
-    value: str
-    names: tuple[str, ...]
+
+def names_of(key: str) -> tuple[str, ...]:
+    """Other names of a setting: those of the same thing in profiles and in what servers report.
+
+    Any flag may come from ``extra_args``, and any variable from ``env``.
+    """
+    kind, _, name = key.partition(".")
+    if key in _OTHER_NAMES:
+        return _OTHER_NAMES[key]
+    if kind == "argv":
+        return (*names_of_flag(name), "server.extra_args")
+    if kind == "env":
+        spelt = (name.removeprefix(OWN_PREFIX).lower(),) if name.startswith(OWN_PREFIX) else ()
+        return (*(f"server.{option}" for option in _options_by_name().get(name, spelt)), "server.env")
+    return ()
 
 
-def launch_settings(
-    record: RunRecord, *, has_one_host: bool = True, has_node: bool = False
-) -> dict[str, LaunchSetting]:
+def launch_settings(record: RunRecord, *, has_one_host: bool = True, has_node: bool = False) -> dict[str, str]:
     """The launch settings of a run's server, by key; empty if benchctl did not start it.
 
     Without ``has_one_host`` only the last part of paths is compared, because directories differ between machines.
     With ``has_node`` the variables that choose devices are left out: the node of the run has the devices.
     """
     settings = {
-        key: LaunchSetting(key=key, value=_shared_form(value, record, has_one_host=has_one_host), names=names)
-        for key, value, names in (*_of_argv(record), *_of_env(record))
+        key: _shared_form(value, record, has_one_host=has_one_host)
+        for key, value in (*_of_argv(record), *_of_env(record))
     }
-    return {key: setting for key, setting in settings.items() if not (has_node and key in _CHOICES_OF_DEVICES)}
+    return {key: value for key, value in settings.items() if not (has_node and key in _CHOICES_OF_DEVICES)}
 
 
 def is_flag(key: str) -> bool:
@@ -59,22 +72,18 @@ def is_flag(key: str) -> bool:
     return key.startswith("argv.-")
 
 
-_Setting = tuple[str, str, tuple[str, ...]]
-
-
-def _of_argv(record: RunRecord) -> Iterator[_Setting]:
+def _of_argv(record: RunRecord) -> Iterator[tuple[str, str]]:
     if not record.argv:
         return
     program, *words = map(with_old_marks, record.argv)
     flags, plain = split_flags(words)
     if flags.get("-m") != ["benchctl.sim"]:  # part of benchctl, in its interpreter
-        yield "argv.program", program, ("server.python", "server.binary")
+        yield "argv.program", program
     if plain:
-        yield WORDS, " ".join(plain), ("model", "server.extra_args")
+        yield WORDS, " ".join(plain)
     for flag, values in flags.items():
         if not _OF_ONE_LAUNCH.search(flag.lstrip("-")):
-            # any flag may come from extra_args
-            yield f"argv.{flag}", " ".join(values) or _GIVEN, (*names_of_flag(flag), "server.extra_args")
+            yield f"argv.{flag}", " ".join(values) or _GIVEN
 
 
 def names_of_flag(flag: str) -> tuple[str, ...]:
@@ -113,13 +122,11 @@ def _options_by_name() -> dict[str, tuple[str, ...]]:
     return options
 
 
-def _of_env(record: RunRecord) -> Iterator[_Setting]:
+def _of_env(record: RunRecord) -> Iterator[tuple[str, str]]:
     for name, whole in record.env.items():
         value = ":".join(part for part in with_old_marks(whole).split(":") if not _OURS.match(part))
         if value not in {OLD_MARK, ""} and not _OF_ONE_LAUNCH.search(name):
-            spelt = (name.removeprefix(OWN_PREFIX).lower(),) if name.startswith(OWN_PREFIX) else ()
-            own = (f"server.{option}" for option in _options_by_name().get(name, spelt))
-            yield f"env.{name}", value, (*own, "server.env")
+            yield f"env.{name}", value
 
 
 def _shared_form(value: str, record: RunRecord, *, has_one_host: bool) -> str:
