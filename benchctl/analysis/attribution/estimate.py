@@ -137,7 +137,7 @@ def _of_all_pairs(pairs: NDArray[np.float64], confidence: float) -> RatioEstimat
     return replace(estimate, uncertainty=StudentT(centre, float(np.sqrt(squared)), df))
 
 
-def estimate_contributions(
+def estimate_differences(
     names: Sequence[str],
     a: Sequence[Run],
     b: Sequence[Run],
@@ -146,7 +146,11 @@ def estimate_contributions(
 ) -> tuple[Contribution, ...]:
     """The parts into which ``split`` divides a difference, in seconds."""
     estimates = estimate_terms(a, b, split, design)
-    return tuple(_contribution(name, estimate) for name, estimate in zip(names, estimates, strict=True))
+    ends = [estimate.log_interval or (None, None) for estimate in estimates]
+    return tuple(
+        Contribution(name=name, added_s=estimate.log_ratio, ci_low_s=low, ci_high_s=high)
+        for name, estimate, (low, high) in zip(names, estimates, ends, strict=True)
+    )
 
 
 def estimate_levels(
@@ -161,20 +165,13 @@ def estimate_levels(
     def split(x: Run, y: Run) -> list[float]:
         return [after - before for before, after in zip(values(x), values(y), strict=True)]
 
-    estimates = estimate_terms(a, b, split, design)
     means_a = np.mean([values(run) for run in a], axis=0)
     parts = []
-    for name, estimate, mean_a in zip(names, estimates, means_a, strict=True):
-        part = _contribution(name, estimate)
+    for part, mean_a in zip(estimate_differences(names, a, b, split, design), means_a, strict=True):
         level = mean_a + part.added_s
         b_s = 0.0 if abs(level) < _ROUNDING * abs(mean_a) else float(level)
         parts.append(replace(part, a_s=float(mean_a), b_s=b_s))
     return tuple(parts)
-
-
-def _contribution(name: str, estimate: RatioEstimate) -> Contribution:
-    low, high = estimate.log_interval or (None, None)
-    return Contribution(name=name, added_s=estimate.log_ratio, ci_low_s=low, ci_high_s=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,13 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from benchctl.analysis.attribution.estimate import MIN_DIFFERENCE, Contribution, PairDesign, estimate_contributions
+from benchctl.analysis.attribution.estimate import (
+    MIN_DIFFERENCE,
+    Contribution,
+    PairDesign,
+    estimate_differences,
+    estimate_levels,
+)
 from benchctl.costs.hardware import Hardware
 from benchctl.steptime.work import Deployment, Quantity, StepWork
 from benchctl.units import US_PER_S
@@ -193,21 +199,16 @@ def split_by_model(
 ) -> ModelSplit:
     """The difference of mean step times, by what the model says about the work of both sides."""
 
-    def split(x: ModelledRun, y: ModelledRun) -> tuple[float, ...]:
-        predicted_s = y.predicted_s - x.predicted_s
-        factors_s = shapley_s(model.predict_us, x, y)
-        scatter_s = predicted_s - sum(factors_s)
-        return y.step_s - x.step_s, predicted_s, *factors_s, scatter_s, (y.step_s - x.step_s) - predicted_s
+    def levels(run: ModelledRun) -> tuple[float, float, float]:
+        return run.step_s, run.predicted_s, run.step_s - run.predicted_s
 
-    names = ("step", "predicted", *_NAMES, SCATTER, REST)
-    whole, predicted, *factors, rest = estimate_contributions(names, a, b, split, design)
-    return ModelSplit(
-        source=model,
-        whole=_with_levels(whole, [run.step_s for run in a]),
-        predicted=_with_levels(predicted, [run.predicted_s for run in a]),
-        factors=tuple(factors),
-        rest=_with_levels(rest, [run.step_s - run.predicted_s for run in a]),
-    )
+    def factors_s(x: ModelledRun, y: ModelledRun) -> tuple[float, ...]:
+        parts = shapley_s(model.predict_us, x, y)
+        return *parts, y.predicted_s - x.predicted_s - sum(parts)
+
+    whole, predicted, rest = estimate_levels(("step", "predicted", REST), a, b, levels, design)
+    factors = estimate_differences((*_NAMES, SCATTER), a, b, factors_s, design)
+    return ModelSplit(source=model, whole=whole, predicted=predicted, factors=factors, rest=rest)
 
 
 def shapley_s(predict_us: PredictUs, a: ModelledRun, b: ModelledRun) -> tuple[float, ...]:
@@ -242,8 +243,3 @@ def _deployments(a: ModelledRun, b: ModelledRun) -> tuple[Deployment, Deployment
         replace(a.deployment, value_shape=value_a or value_b),
         replace(b.deployment, value_shape=value_b or value_a),
     )
-
-
-def _with_levels(part: Contribution, values_a: Sequence[float]) -> Contribution:
-    a_s = float(np.mean(values_a))
-    return replace(part, a_s=a_s, b_s=a_s + part.added_s)
