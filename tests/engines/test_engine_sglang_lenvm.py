@@ -15,7 +15,7 @@ from support.servers import lenvm_fork
 from support.servers.lenvm_fork import settings_of
 from support.steps import records_of
 
-from benchctl.analysis.validity.comparability.launch import launch_settings, names_of
+from benchctl.analysis.validity.launch import launch_settings, names_of
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.environment import installed_versions, package_directory
 from benchctl.engines.sglang_lenvm.engine import SglangLenvmEngine, fork_interpreter, value_checkpoint

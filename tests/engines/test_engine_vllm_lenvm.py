@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_engine_vllm import request
 
-from benchctl.analysis.validity.comparability.launch import launch_settings, names_of
+from benchctl.analysis.validity.launch import launch_settings, names_of
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions

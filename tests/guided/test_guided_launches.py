@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchctl.analysis.validity.comparability.launch import launch_settings
 from benchctl.analysis.validity.comparable import declared_settings, is_declared
+from benchctl.analysis.validity.launch import launch_settings
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.profile.files import list_profiles
 from benchctl.profile.load import load_profile

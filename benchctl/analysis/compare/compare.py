@@ -50,11 +50,11 @@ from benchctl.analysis.validity.comparable import (
     configuration_differences,
     declared_settings,
     experiment_differences,
+    hardware_differences,
     refused_differences,
     require_comparable,
     run_differences,
 )
-from benchctl.analysis.validity.machines import hardware_differences
 from benchctl.analysis.validity.noise import other_machine_warning
 from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError

@@ -15,9 +15,9 @@ from benchctl.analysis.experiment.pairing import CellPair, PairedRuns, unmatched
 from benchctl.analysis.quality.accuracy import accuracy_sentence
 from benchctl.analysis.quality.divergence import Divergence
 from benchctl.analysis.statistics.decide import Margins, Share, fisher_one_sided
-from benchctl.analysis.validity.comparable import ABSENT, Difference
-from benchctl.analysis.validity.machines import machine_warnings
-from benchctl.analysis.validity.prefix_hits import prefix_warnings
+from benchctl.analysis.validity.checks import prefix_warnings
+from benchctl.analysis.validity.comparable import Difference
+from benchctl.analysis.validity.machines import ABSENT, machine_warnings
 from benchctl.analysis.validity.usable import decisive_warnings
 from benchctl.formats import percentage, percentage_change
 from benchctl.records.loaded import LoadedResults, LoadedRun

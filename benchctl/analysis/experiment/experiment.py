@@ -24,7 +24,7 @@ from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
 from benchctl.analysis.summary.columns import CLIENT_COLUMNS, TIME_COLUMNS, Value, number_of, summary_row
 from benchctl.analysis.validity.answers import unreported_prompt_warnings
 from benchctl.analysis.validity.checks import Check, expected_of, failed_checks, reconcile
-from benchctl.analysis.validity.comparability.sites import Site, chooses_devices, scattered_blocks, site_of
+from benchctl.analysis.validity.machines import Site, chooses_devices, scattered_blocks, site_of
 from benchctl.analysis.validity.side_by_side import side_by_side_warning
 from benchctl.analysis.validity.usable import Usability, redaction_warnings, usability_of
 from benchctl.costs.hardware import Hardware, hardware_or_none

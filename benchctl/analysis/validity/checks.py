@@ -1,7 +1,8 @@
-"""Checks of speculative decoding: drafts by the steps, by the server's counters, and by the profile.
+"""Reconciliation of one run's records with each other and with the profile, drafts and value model included.
 
-Reconciliation of one run's records with each other and with the profile.
-Warnings of a guided server that did not run its value model as its options say: late recordings, no kernels.
+Also unequal prefix caches of two sides: a server that benchctl starts is fresh, and its cache is an option of the
+profile; an attached one has the cache of its owner, filled by whatever was asked before, and what is cached costs
+nothing.
 """
 
 from collections import Counter
@@ -10,13 +11,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
 
-from benchctl.analysis.metrics.latency import e2el_ns, is_completed, known_values, measured
+from benchctl.analysis.metrics.latency import e2el_ns, is_completed, known_values, measured, total
 from benchctl.analysis.metrics.run import load_window_ns
 from benchctl.analysis.metrics.server_counters import (
     ACCEPTED_BY_POSITION,
     ACCEPTED_TOKENS,
     DRAFT_TOKENS,
     DRAFTS,
+    PREFIX_HITS,
     measure_growth,
     measure_growth_by_position,
 )
@@ -322,3 +324,44 @@ def _missing_kernels(run: LoadedRun) -> tuple[ResultWarning, ...]:
         return ()
     message = f"the value model was computed by torch alone, although kernels were wanted: {reason}"
     return (ResultWarning(code="value-kernels-missing", message=message, where=run.record.run_id),)
+
+
+TOLERATED_SHARE: Final = 0.05
+"""Of all prompt tokens: the difference below which caches count as equally warm."""
+
+
+def prefix_warnings(
+    a_runs: Sequence[LoadedRun], b_runs: Sequence[LoadedRun], where: str
+) -> Iterable[ResultWarning]:
+    """A warning where the sides, or the runs of one side, found different shares of their prompts in a cache."""
+    a_shares, b_shares = (_shares(runs) for runs in (a_runs, b_runs))
+    if not a_shares or not b_shares:
+        return
+    lowest, highest = min(*a_shares, *b_shares), max(*a_shares, *b_shares)
+    if highest - lowest <= TOLERATED_SHARE:
+        return
+    message = (
+        f"prompt tokens found in the servers' prefix caches: {_percent(a_shares)} on side A, {_percent(b_shares)} "
+        "on side B; what is cached is not computed, so the difference is partly that of the caches"
+    )
+    yield ResultWarning(code="prefix-hits-differ", message=message, where=where)
+
+
+def hit_share(run: LoadedRun) -> float | None:
+    """Share of the prompt tokens of a load that came from a cache, by the server's counters or else by usage."""
+    requests = measured(run.requests)
+    prompt = total([request.prompt_tokens for request in requests])
+    grown = measure_growth(run.prometheus, PREFIX_HITS)
+    hits = total([request.cached_tokens for request in requests]) if grown is None else grown.count
+    return None if not prompt or hits is None else min(1.0, hits / prompt)
+
+
+def _shares(runs: Iterable[LoadedRun]) -> list[float]:
+    """Of servers that benchctl did not start."""
+    shares = (hit_share(run) for run in runs if not run.record.argv)
+    return [share for share in shares if share is not None]
+
+
+def _percent(shares: Sequence[float]) -> str:
+    lowest, highest = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    return lowest if lowest == highest else f"{lowest} to {highest}"

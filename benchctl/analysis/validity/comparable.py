@@ -1,19 +1,19 @@
-"""Settings that a profile declares by setting them: those in which two of its arms differ.
+"""Comparability of two sets of runs: settings, engine versions and hardware; only the declared factor may differ.
 
-Comparability of two sets of runs: only the declared factor may differ.
+A profile declares settings by setting them: those in which two of its arms differ.
 """
 
 import glob
 import json
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from benchctl.analysis.validity.comparability.launch import (
+from benchctl.analysis.validity.launch import (
     BUILD,
     WORDS,
     alike_sizes,
@@ -24,12 +24,15 @@ from benchctl.analysis.validity.comparability.launch import (
     names_of_flag,
     split_flags,
 )
-from benchctl.analysis.validity.comparability.sites import has_one_host, have_same_cores, num_cores
+from benchctl.analysis.validity.machines import ABSENT, gpu_names_text, has_one_host, have_same_cores, num_cores
 from benchctl.errors import NotComparableError
+from benchctl.formats import first_of
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.planning import allowed_difference
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.record import ESTIMATE, PreparedRequest, RunRecord
+from benchctl.records.schema import NodeGpu, NodeInfo
+from benchctl.untrusted.text import visible_line
 
 _ABSENT: Final = object()
 """Value of a setting that one side lacks: a server without guidance reports none of its settings, not even null."""
@@ -110,7 +113,6 @@ NOTHING: Final[Mapping[str, Collection[str]]] = MappingProxyType({})
 NEVER_ALLOWED: Final = frozenset({"request_set_sha256", "stop", "schema_version"})
 _MOST_NAMED: Final = 10
 """Number of differences that the message of a refusal names; the error has all of them."""
-ABSENT: Final = "absent"
 _NOT_SET: Final = frozenset({ABSENT, "null"})
 """A setting that one server does not report and the other reports as not set is the same on both."""
 _CORES: Final = "server.client_cores"
@@ -252,6 +254,95 @@ def _is_in_configuration(cells: Cells) -> bool:
     """True if the servers report it, so that it is a difference of ``server.version`` already."""
     runs = (run.record for sides in cells.values() for side in sides for run in side)
     return all(run.engine_version == run.effective_config.get("server.version") for run in runs)
+
+
+HARDWARE: Final = "hardware"
+"""Key of the difference, as ``allowed_differences`` and ``--allow-difference`` take it."""
+_MOST_NODES: Final = 4
+
+
+def hardware_parts(record: RunRecord) -> Mapping[str, str]:
+    """The parts of a run's hardware by name; empty where its numbers do not depend on any, or none is recorded."""
+    node = record.node
+    if node is None or record.clock == "virtual":
+        return {}
+    parts = {"GPUs": gpu_names_text(node.gpus) or "no visible GPU", "processor": node.cpu_model or "unknown"}
+    if node.gpus:
+        parts |= {"driver": _each(gpu.driver for gpu in node.gpus), "clocks": _each(map(_clocks, node.gpus))}
+        parts["power limit"] = _each(_watts(gpu.power_limit_w) for gpu in node.gpus)
+    else:
+        parts["cores"] = _num_cores_text(node)
+    return parts | node.build
+
+
+def hardware_differences(cells: Cells, *, has_one_experiment: bool) -> tuple[Difference, ...]:
+    """The difference between blocks that were measured on unlike hardware: which blocks, on which of it; or none.
+
+    The sides of one experiment ran on the same machines. Those of two may differ, with a warning, if each had one
+    hardware.
+    """
+    differing = {name for sides in cells.values() for side in sides for name in _changing_parts(side)}
+    if not differing:
+        return ()
+    sides = [list({id(r): r for pair in cells.values() for r in pair[i]}.values()) for i in (0, 1)]
+    if has_one_experiment:
+        first, *others = _blocks_on_each([*sides[0], *sides[1]], differing)
+        return (Difference(HARDWARE, first, " and ".join(others)),)
+    a, b = (" or ".join(_blocks_on_each(side, differing)) or "unknown" for side in sides)
+    return (Difference(HARDWARE, a, b),)
+
+
+def _changing_parts(runs: Sequence[LoadedRun]) -> set[str]:
+    """Names of the parts that differ between the runs of one arm that record any."""
+    parts = [of_run for run in runs if (of_run := hardware_parts(run.record))]
+    names = {name for of_run in parts for name in of_run}
+    return {name for name in names if len({of_run.get(name, ABSENT) for of_run in parts}) > 1}
+
+
+def _blocks_on_each(runs: Sequence[LoadedRun], names: set[str]) -> list[str]:
+    """For each hardware: its differing parts, with the blocks and nodes of its runs; most blocks first."""
+    records: dict[str, list[RunRecord]] = {}
+    for record in sorted((run.record for run in runs), key=lambda record: record.index):
+        if parts := hardware_parts(record):
+            text = ", ".join(_part_text(name, parts.get(name, ABSENT)) for name in _in_order(parts, names))
+            records.setdefault(text, []).append(record)
+    ranked = sorted(records.items(), key=lambda entry: -len({record.block for record in entry[1]}))
+    return [visible_line(f"{text} ({_blocks_text(of_it)})") for text, of_it in ranked]
+
+
+def _in_order(parts: Mapping[str, str], names: set[str]) -> list[str]:
+    return [*(name for name in parts if name in names), *sorted(names - parts.keys())]
+
+
+def _part_text(name: str, value: str) -> str:
+    return value if name == "GPUs" else f"{name} {value}"
+
+
+def _blocks_text(records: Sequence[RunRecord]) -> str:
+    blocks = sorted({record.block for record in records})
+    nodes = list(dict.fromkeys(record.node.name for record in records if record.node is not None))
+    numbers = first_of([str(block) for block in blocks], 2 * _MOST_NODES)
+    return f"block{'' if len(blocks) == 1 else 's'} {numbers} on {first_of(nodes, _MOST_NODES)}"
+
+
+def _each(values: Iterable[str | None]) -> str:
+    """The distinct values of the devices of a server."""
+    return " and ".join(sorted({value or "unknown" for value in values}))
+
+
+def _clocks(gpu: NodeGpu) -> str | None:
+    if gpu.max_sm_clock_mhz is None and gpu.max_memory_clock_mhz is None:
+        return None
+    return f"up to {gpu.max_sm_clock_mhz or '?'} and {gpu.max_memory_clock_mhz or '?'} MHz"
+
+
+def _watts(power_limit_w: float | None) -> str | None:
+    return None if power_limit_w is None else f"{power_limit_w:.0f} W"
+
+
+def _num_cores_text(node: NodeInfo) -> str:
+    """The number of cores for a server without devices, whose speed is theirs."""
+    return "unknown" if node.cores is None else str(num_cores(node.cores))
 
 
 def require_comparable(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[Difference, ...]:

@@ -1,115 +1,105 @@
-"""Hardware of runs: what of machine, devices and engine build can change a number.
+"""Machines and sites of runs: those that measured them, and the devices that each server could see.
 
-The machines of an experiment: those that measured its runs.
+Arms are compared within blocks because there they met the same machine. A block of which some runs were measured
+elsewhere compares machines with one another, and is left out. The numbers of a simulator with its own clock do not
+depend on it.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import asdict
 
-from benchctl.analysis.validity.comparability.sites import num_cores
-from benchctl.analysis.validity.comparable import ABSENT, Cells, Difference
 from benchctl.formats import first_of, in_a_row
-from benchctl.records.loaded import LoadedResults, LoadedRun
+from benchctl.profile.model import VariantSettings
+from benchctl.records.loaded import LoadedResults
 from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import NodeGpu, NodeInfo, ResultWarning
 from benchctl.untrusted.text import visible_line
 
-HARDWARE = "hardware"
-"""Key of the difference, as ``allowed_differences`` and ``--allow-difference`` take it."""
-_MOST_NODES = 4
+ABSENT: Final = "absent"
+"""Value of a setting or a part that one side lacks."""
+_CHOICE: Final = "CUDA_VISIBLE_DEVICES"
+_RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
-def hardware_parts(record: RunRecord) -> Mapping[str, str]:
-    """The parts of a run's hardware by name; empty where its numbers do not depend on any, or none is recorded."""
-    node = record.node
-    if node is None or record.clock == "virtual":
-        return {}
-    parts = {"GPUs": gpu_names_text(node.gpus) or "no visible GPU", "processor": node.cpu_model or "unknown"}
-    if node.gpus:
-        parts |= {"driver": _each(gpu.driver for gpu in node.gpus), "clocks": _each(map(_clocks, node.gpus))}
-        parts["power limit"] = _each(_watts(gpu.power_limit_w) for gpu in node.gpus)
-    else:
-        parts["cores"] = _num_cores_text(node)
-    return parts | node.build
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A machine with the devices that a server could see."""
+
+    node: str
+    devices: frozenset[str] | None
+    """Identities of the devices; None where the arm itself chooses them, and may have others than other arms."""
+
+    def __str__(self) -> str:
+        devices = f" with {', '.join(sorted(self.devices))}" if self.devices else ""
+        return f"{self.node}{devices}"
 
 
-def hardware_differences(cells: Cells, *, has_one_experiment: bool) -> tuple[Difference, ...]:
-    """The difference between blocks that were measured on unlike hardware: which blocks, on which of it; or none.
+def site_of(record: RunRecord, *, chooses_devices: bool = False) -> Site | None:
+    """The site of a run; None where its numbers do not depend on one, or none is recorded."""
+    if record.node is None or record.clock == "virtual":
+        return None
+    devices = frozenset(gpu.uuid or f"GPU {gpu.index}" for gpu in record.node.gpus)
+    return Site(node=record.node.name, devices=None if chooses_devices else devices)
 
-    The sides of one experiment ran on the same machines. Those of two may differ, with a warning, if each had one
-    hardware.
+
+def chooses_devices(settings: VariantSettings | None) -> bool:
+    """True where the profile itself gives devices to the servers of an arm."""
+    return settings is not None and _CHOICE in getattr(settings.server, "env", {})
+
+
+def scattered_blocks(sites: Iterable[tuple[RunRecord, Site | None]]) -> Mapping[int, str]:
+    """The blocks whose runs were measured at several sites, with the sentence that says which were."""
+    by_block: dict[int, list[tuple[RunRecord, Site]]] = {}
+    for record, site in sites:
+        if site is not None:
+            by_block.setdefault(record.block, []).append((record, site))
+    return {block: _sentence(placed) for block, placed in sorted(by_block.items()) if _is_scattered(placed)}
+
+
+def _is_scattered(placed: list[tuple[RunRecord, Site]]) -> bool:
+    nodes = {site.node for _, site in placed}
+    devices = {site.devices for _, site in placed if site.devices is not None}
+    return len(nodes) > 1 or len(devices) > 1
+
+
+def _sentence(placed: list[tuple[RunRecord, Site]]) -> str:
+    has_one_node = len({site.node for _, site in placed}) == 1
+    runs_at: dict[str, list[str]] = {}
+    for record, site in placed:
+        runs_at.setdefault(str(site) if has_one_node else site.node, []).append(record.run_id)
+    described = [f"{where} ({', '.join(run_ids)})" for where, run_ids in runs_at.items()]
+    what = "devices" if has_one_node else "nodes"
+    return visible_line(f"its runs were measured on several {what}: {in_a_row(described)}")
+
+
+def have_same_cores(records: Iterable[RunRecord]) -> bool:
+    """True where no two runs had other cores of a host; older runs of one host count as the same."""
+    return len({None if record.node is None else record.node.cores for record in records}) <= 1
+
+
+def num_cores(ranges: str) -> int:
+    """The number of cores in a list such as ``0-7,16-23``."""
+    return sum(int(last or first) - int(first) + 1 for first, last in _RANGE.findall(ranges))
+
+
+def has_one_host(records: Iterable[RunRecord], hostname: str | None) -> bool:
+    """True where no two runs were measured on different hosts.
+
+    Those that record no node were measured on ``hostname``; None where they had several.
     """
-    differing = {name for sides in cells.values() for side in sides for name in _changing_parts(side)}
-    if not differing:
-        return ()
-    sides = [list({id(r): r for pair in cells.values() for r in pair[i]}.values()) for i in (0, 1)]
-    if has_one_experiment:
-        first, *others = _blocks_on_each([*sides[0], *sides[1]], differing)
-        return (Difference(HARDWARE, first, " and ".join(others)),)
-    a, b = (" or ".join(_blocks_on_each(side, differing)) or "unknown" for side in sides)
-    return (Difference(HARDWARE, a, b),)
-
-
-def _changing_parts(runs: Sequence[LoadedRun]) -> set[str]:
-    """Names of the parts that differ between the runs of one arm that record any."""
-    parts = [of_run for run in runs if (of_run := hardware_parts(run.record))]
-    names = {name for of_run in parts for name in of_run}
-    return {name for name in names if len({of_run.get(name, ABSENT) for of_run in parts}) > 1}
-
-
-def _blocks_on_each(runs: Sequence[LoadedRun], names: set[str]) -> list[str]:
-    """For each hardware: its differing parts, with the blocks and nodes of its runs; most blocks first."""
-    records: dict[str, list[RunRecord]] = {}
-    for record in sorted((run.record for run in runs), key=lambda record: record.index):
-        if parts := hardware_parts(record):
-            text = ", ".join(_part_text(name, parts.get(name, ABSENT)) for name in _in_order(parts, names))
-            records.setdefault(text, []).append(record)
-    ranked = sorted(records.items(), key=lambda entry: -len({record.block for record in entry[1]}))
-    return [visible_line(f"{text} ({_blocks_text(of_it)})") for text, of_it in ranked]
-
-
-def _in_order(parts: Mapping[str, str], names: set[str]) -> list[str]:
-    return [*(name for name in parts if name in names), *sorted(names - parts.keys())]
-
-
-def _part_text(name: str, value: str) -> str:
-    return value if name == "GPUs" else f"{name} {value}"
-
-
-def _blocks_text(records: Sequence[RunRecord]) -> str:
-    blocks = sorted({record.block for record in records})
-    nodes = list(dict.fromkeys(record.node.name for record in records if record.node is not None))
-    numbers = first_of([str(block) for block in blocks], 2 * _MOST_NODES)
-    return f"block{'' if len(blocks) == 1 else 's'} {numbers} on {first_of(nodes, _MOST_NODES)}"
+    hosts = {hostname if record.node is None else record.node.hostname for record in records}
+    return len(hosts) <= 1 and None not in hosts
 
 
 def gpu_names_text(gpus: Iterable[NodeGpu]) -> str:
     """``2 x NVIDIA H100``; empty without any."""
     counts = Counter(gpu.name for gpu in gpus)
     return in_a_row([f"{count} x {name}" for name, count in sorted(counts.items())]) if counts else ""
-
-
-def _each(values: Iterable[str | None]) -> str:
-    """The distinct values of the devices of a server."""
-    return " and ".join(sorted({value or "unknown" for value in values}))
-
-
-def _clocks(gpu: NodeGpu) -> str | None:
-    if gpu.max_sm_clock_mhz is None and gpu.max_memory_clock_mhz is None:
-        return None
-    return f"up to {gpu.max_sm_clock_mhz or '?'} and {gpu.max_memory_clock_mhz or '?'} MHz"
-
-
-def _watts(power_limit_w: float | None) -> str | None:
-    return None if power_limit_w is None else f"{power_limit_w:.0f} W"
-
-
-def _num_cores_text(node: NodeInfo) -> str:
-    """The number of cores for a server without devices, whose speed is theirs."""
-    return "unknown" if node.cores is None else str(num_cores(node.cores))
 
 
 _MOST_NAMED = 4

@@ -5,7 +5,7 @@ import platform
 from collections.abc import Sequence
 from functools import cache
 
-from benchctl.analysis.validity.comparability.sites import Site, chooses_devices, scattered_blocks, site_of
+from benchctl.analysis.validity.machines import Site, chooses_devices, scattered_blocks, site_of
 from benchctl.engines.engine import engine_for
 from benchctl.measure.node import job_name, node_name
 from benchctl.measure.telemetry.gpu import gpu_inventory

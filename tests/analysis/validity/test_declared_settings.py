@@ -154,7 +154,7 @@ def test_declarations_are_the_same_in_both_directions_and_none_without_a_differe
 
 
 KEYS = st.sampled_from(["server.a", "server.b", "env.X", "argv.--c", "stop", "engine_version"])
-DIFFERENCES = st.lists()
+DIFFERENCES = st.lists(st.builds(Difference, KEYS, st.just("1"), st.just("2"), is_declared=st.booleans()))
 PATTERNS = st.lists(st.sampled_from(["server.*", "server.a", "env.*", "*", "argv.--c", "stop"]))
 
 

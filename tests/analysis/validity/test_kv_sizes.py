@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.results.builders import edit_run
 from test_declared_settings import VLLM, compared, declared, directory
 
-from benchctl.analysis.validity.comparability.launch import KV_SIZES, alike_sizes
+from benchctl.analysis.validity.launch import KV_SIZES, alike_sizes
 from benchctl.errors import NotComparableError
 
 BLOCKS = "server.num_gpu_blocks"

@@ -8,8 +8,8 @@ import pytest
 from support.results.builders import edit_manifest, edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
-from benchctl.analysis.validity.comparability.launch import launch_settings, names_of
 from benchctl.analysis.validity.comparable import configuration_differences
+from benchctl.analysis.validity.launch import launch_settings, names_of
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.errors import NotComparableError
 from benchctl.profile.engine_options import options_class

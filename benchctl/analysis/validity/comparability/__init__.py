@@ -1,1 +1,0 @@
-"""Comparability of two sides: settings that differ, and those whose difference the profile says itself."""
