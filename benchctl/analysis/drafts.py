@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import chi2
 
 from benchctl.analysis.experiment.experiment import Arm, Experiment
-from benchctl.analysis.experiment.pairing import PairedRuns, baseline_pairs
+from benchctl.analysis.experiment.pairing import ArmPair, baseline_pairs
 from benchctl.analysis.metrics.latency import measured
 from benchctl.analysis.statistics.estimate import SideRatio
 from benchctl.analysis.statistics.intervals import t_quantile
@@ -309,7 +309,7 @@ def measured_speculation(experiment: Experiment) -> MeasuredSpeculation:
         )
     acceptance = counted(pooled([drafts[arm.label] for arm in drafting]))
     pairs = {  # arms that draft with the baseline that does not
-        pair.b.label: PairedRuns.of(pair, (experiment, experiment))
+        pair.b.label: pair
         for pair in baseline_pairs(experiment)
         if drafts[pair.b.label].num_draft_tokens and not drafts[pair.a.label].num_draft_tokens
     }
@@ -324,7 +324,7 @@ def measured_speculation(experiment: Experiment) -> MeasuredSpeculation:
             _speculative_arm(arm, drafts[arm.label], acceptance, expected_step, pairs.get(arm.label), bonus=bonus)
         )
     return MeasuredSpeculation(
-        baseline=next((pair.pair.a.label for pair in pairs.values()), None),
+        baseline=next((pair.a.label for pair in pairs.values()), None),
         arms=tuple(arms),
         acceptance=acceptance,
         same_everywhere_p=same_everywhere_p(acceptance.counts),
@@ -338,7 +338,7 @@ def _speculative_arm(
     counts: DraftTally,
     acceptance: Acceptance,
     expected_step: Estimate | None,
-    pair: PairedRuns | None,
+    pair: ArmPair | None,
     *,
     bonus: bool,
 ) -> SpeculativeArm:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.pairing import CellPair
+from benchctl.analysis.experiment.pairing import ArmPair
 from benchctl.analysis.quality.accuracy import MARGIN_POINTS, compare_quality
 from benchctl.analysis.quality.divergence import DivergenceComparison, compare_divergence
 from benchctl.analysis.quality.judge import Judge, judge_named
@@ -20,7 +20,7 @@ from benchctl.errors import UsageError
 
 def compare_answers(
     sides: tuple[Experiment, Experiment],
-    pairs: Sequence[CellPair],
+    pairs: Sequence[ArmPair],
     judge_name: str | None,
     margin_points: float | None,
     confidence: float,
@@ -45,7 +45,7 @@ def compare_answers(
             "quality": quality,
             "quality_note": past_end if no_answers is None else None,
             "is_quality_deciding": margin_points is not None,
-            "divergence": _divergence(pair, sides),
+            "divergence": _divergence(pair),
         }
 
 
@@ -61,7 +61,7 @@ def _has_gold(sides: tuple[Experiment, Experiment]) -> bool:
     return any(request.answer is not None for request in sides[0].results.requests)
 
 
-def _why_no_answers(sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair], judge: Judge) -> str | None:
+def _why_no_answers(sides: tuple[Experiment, Experiment], pairs: Sequence[ArmPair], judge: Judge) -> str | None:
     """The reason why no answer of this workload can be right or wrong; None where answers can."""
     if judge.needs_gold and not _has_gold(sides):
         return "no request of this workload has a gold answer (those of gsm8k and generated have)"
@@ -70,7 +70,7 @@ def _why_no_answers(sides: tuple[Experiment, Experiment], pairs: Sequence[CellPa
     return None
 
 
-def _is_simulated(pair: CellPair) -> bool:
+def _is_simulated(pair: ArmPair) -> bool:
     return any(run.record.clock == "virtual" for run in (*pair.a_runs, *pair.b_runs))
 
 
@@ -87,11 +87,11 @@ def _why_past_end(sides: tuple[Experiment, Experiment]) -> str | None:
     )
 
 
-def _divergence(pair: CellPair, sides: tuple[Experiment, Experiment]) -> DivergenceComparison | None:
+def _divergence(pair: ArmPair) -> DivergenceComparison | None:
     """Divergence with the sampling temperature that all sides share: 0 where a single candidate remains."""
     if _is_simulated(pair):
         return None
-    runs_by_side = zip(sides, (pair.a_runs, pair.b_runs), strict=True)
+    runs_by_side = zip(pair.sides, (pair.a_runs, pair.b_runs), strict=True)
     settings = [side.settings(runs[0].record) for side, runs in runs_by_side if runs]
     temperatures = {s if s is None else 0.0 if s.sampling.top_k == 1 else s.sampling.temperature for s in settings}
     return compare_divergence(pair.a_runs, pair.b_runs, temperatures.pop() if len(temperatures) == 1 else None)

@@ -14,24 +14,24 @@ from benchctl.analysis.attribution.estimate import PairDesign, StepFloor
 from benchctl.analysis.attribution.splits import METRIC_OF
 from benchctl.analysis.attribution.step_time_model import SourcedModel
 from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.pairing import PairedRuns
+from benchctl.analysis.experiment.pairing import ArmPair
 from benchctl.analysis.statistics.estimate import Estimator
 from benchctl.analysis.step_time.observed import modelled_run
 from benchctl.records.loaded import LoadedRun
 
 
 def decompose_pair(
-    paired: PairedRuns, confidence: float, estimator: Estimator, model: SourcedModel | str
+    paired: ArmPair, confidence: float, estimator: Estimator, model: SourcedModel | str
 ) -> Decomposition | None:
     """The decomposition of one cell; ``model`` explains its steps, or is the reason why none does."""
     a, b = _break_down_runs(paired, model)
     compared = {name: paired.ratio(name, confidence, estimator) for name in ("wall_s", *METRIC_OF.values())}
     ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
-    design, stop = _pair_design(paired, confidence), paired.a.results.manifest.stop
-    return decompose(paired.pair.label, a, b, design, stop, ratios, model)
+    design, stop = _pair_design(paired, confidence), paired.sides[0].results.manifest.stop
+    return decompose(paired.label, a, b, design, stop, ratios, model)
 
 
-def step_floor(paired: PairedRuns, confidence: float) -> StepFloor | str | None:
+def step_floor(paired: ArmPair, confidence: float) -> StepFloor | str | None:
     """The step of two arms beside the ratio of their floors, as in a comparison, or why that ratio is unknown.
 
     None where no value model scored anything on either side.
@@ -46,20 +46,20 @@ def step_floor(paired: PairedRuns, confidence: float) -> StepFloor | str | None:
     return work if isinstance(work, str) else work.floor
 
 
-def _pair_design(paired: PairedRuns, confidence: float) -> PairDesign:
-    slopes = paired.a.position_slopes if paired.pair.is_ordered else {}
+def _pair_design(paired: ArmPair, confidence: float) -> PairDesign:
+    slopes = paired.sides[0].position_slopes if paired.is_ordered else {}
     kinds = {kind: name for kind, name in _SCALED.items() if name in slopes}
     return PairDesign(
-        is_paired=paired.pair.pairing != "unpaired",
+        is_paired=paired.pairing != "unpaired",
         confidence=confidence,
         positions=paired.design.positions,
         informations={kind: slopes[name].information for kind, name in kinds.items()},
-        has_own_wall=paired.pair.is_ordered and not paired.a.is_pooled,
+        has_own_wall=paired.is_ordered and not paired.sides[0].is_pooled,
     )
 
 
 def _break_down_runs(
-    paired: PairedRuns, model: SourcedModel | str = NO_MODEL
+    paired: ArmPair, model: SourcedModel | str = NO_MODEL
 ) -> tuple[list[RunTimeBreakdown], list[RunTimeBreakdown]]:
     """The runs of both sides at the middle of their blocks.
 
@@ -70,13 +70,13 @@ def _break_down_runs(
         breakdown = side.run_time(run)
         if isinstance(model, SourcedModel):
             breakdown = replace(breakdown, modelled=modelled_run(side, run, model))
-        if not paired.pair.is_ordered or not side.position_slopes:
+        if not paired.is_ordered or not side.position_slopes:
             return breakdown
         wall = side.position_scale(run, "wall_s") if side.is_pooled else 1.0
         return breakdown.scaled(wall=wall, step=side.position_scale(run, "step_ms"))
 
-    a = [break_down(run, paired.a) for run in paired.pair.a_runs]
-    return a, [break_down(run, paired.b) for run in paired.pair.b_runs]
+    a = [break_down(run, paired.sides[0]) for run in paired.a_runs]
+    return a, [break_down(run, paired.sides[1]) for run in paired.b_runs]
 
 
 _SCALED = {"wall": "wall_s", "step": "step_ms"}

@@ -29,9 +29,8 @@ from benchctl.analysis.compare.words import (
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.ladder import num_extensions_of, num_looks_of
 from benchctl.analysis.experiment.pairing import (
-    CellPair,
+    ArmPair,
     DecidingMetrics,
-    PairedRuns,
     Side,
     deciding_between,
     match_cells,
@@ -67,28 +66,28 @@ from benchctl.untrusted.text import visible_line
 __all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "load_sides", "parse_side"]
 
 
-def compare_arms(paired: PairedRuns, roles: Mapping[str, Role], rules: Rules) -> tuple[MetricComparison, ...]:
+def compare_arms(pair: ArmPair, roles: Mapping[str, Role], rules: Rules) -> tuple[MetricComparison, ...]:
     """Every metric of two arms, not judged yet; exploratory ones without values are left out."""
     compared = (
         compare_metric(
             name,
             role,
-            paired.values(name),
+            pair.values(name),
             rules,
-            partial(paired.ratio, name, rules.confidence, rules.estimator),
-            **_limits_of(name, paired),
+            partial(pair.ratio, name, rules.confidence, rules.estimator),
+            **_limits_of(name, pair),
         )
         for name, role in roles.items()
     )
     return tuple(metric for metric in compared if metric is not None)
 
 
-def _limits_of(name: str, paired: PairedRuns) -> dict[str, Any]:
+def _limits_of(name: str, pair: ArmPair) -> dict[str, Any]:
     """The reasons why values of a metric do not count, or decide nothing."""
-    pair, num_runs, limits = paired.pair, len(paired.runs), []
+    num_runs, limits = len(pair.runs), []
     num_bounded = (
-        sum(name in paired.a.bounds(run) for run in pair.a_runs),
-        sum(name in paired.b.bounds(run) for run in pair.b_runs),
+        sum(name in pair.sides[0].bounds(run) for run in pair.a_runs),
+        sum(name in pair.sides[1].bounds(run) for run in pair.b_runs),
     )
     if any(num_bounded):
         limits.append(
@@ -102,7 +101,7 @@ def _limits_of(name: str, paired: PairedRuns) -> dict[str, Any]:
             "metrics that the server measured do (step_ms), and --allow-suspect counts all"
         )
     unreliable = None
-    if number := num_bunched(name, paired.runs):
+    if number := num_bunched(name, pair.runs):
         unreliable = (
             f"tokens reached the client in bursts in {number} of {num_runs} runs, so it decides nothing; free "
             "processors and measure again, or let other metrics decide (--metrics)"
@@ -231,32 +230,29 @@ def compare_experiments(
         equivalence_margin_frac=options.equivalence_margin_frac,
         estimator=options.estimator or a.estimator,
     )
-    paired_runs = [PairedRuns.of(pair, (a, b)) for pair in pairs]
     is_forced = a.results.manifest.stop != "natural"
-    deciding = [
-        DecidingMetrics(named) if options.metrics else deciding_between(named, pair, (a, b)) for pair in pairs
-    ]
+    deciding = [DecidingMetrics(named) if options.metrics else deciding_between(named, pair) for pair in pairs]
     compared = [
-        compare_arms(paired, roles_of(each.names, is_forced=is_forced), rules)
-        for paired, each in zip(paired_runs, deciding, strict=True)
+        compare_arms(pair, roles_of(each.names, is_forced=is_forced), rules)
+        for pair, each in zip(pairs, deciding, strict=True)
     ]
     model = explaining_model((a, b), options.step_time_model)
     answers = compare_answers((a, b), pairs, options.judge, options.quality_margin_points, confidence)
     cells = tuple(
         _cell(
-            paired,
+            pair,
             metrics,
             allow_failed=options.allow_failed,
             unrecorded=each.unrecorded,
-            decomposition=decompose_pair(paired, confidence, rules.estimator, model),
+            decomposition=decompose_pair(pair, confidence, rules.estimator, model),
             **answers_of_cell,
         )
-        for paired, metrics, each, answers_of_cell in zip(
-            paired_runs, judge_together(compared, confidence), deciding, answers, strict=True
+        for pair, metrics, each, answers_of_cell in zip(
+            pairs, judge_together(compared, confidence), deciding, answers, strict=True
         )
     )
     deciding_in = [[metric.metric.name for metric in cell.deciding] for cell in cells]
-    nodes = results_by_node(zip(paired_runs, deciding_in, strict=True), confidence, rules.estimator)
+    nodes = results_by_node(zip(pairs, deciding_in, strict=True), confidence, rules.estimator)
     names = side_names(a_side, b_side)
     return Comparison(
         a_name=names[0],
@@ -273,7 +269,7 @@ def compare_experiments(
             *altered,
             *(suspect_warnings(pairs, names) if a.allow_suspect or b.allow_suspect else ()),
             *misfits,
-            *measurement_warnings(a.results, b.results, paired_runs),
+            *measurement_warnings(a.results, b.results, pairs),
             *statistical_warnings(cells),
             *node_warnings(nodes),
         ),
@@ -284,16 +280,15 @@ def compare_experiments(
 
 
 def _cell(
-    paired: PairedRuns, metrics: tuple[MetricComparison, ...], *, allow_failed: bool, **parts: Any
+    pair: ArmPair, metrics: tuple[MetricComparison, ...], *, allow_failed: bool, **parts: Any
 ) -> CellComparison:
     """The comparison of two arms from its judged metrics and its other parts."""
-    pair = paired.pair
-    failures = tuple(failure for run in paired.runs if (failure := _describe_failed_requests(run)))
+    failures = tuple(failure for run in pair.runs if (failure := _describe_failed_requests(run)))
     errors = [] if pair.a_runs and pair.b_runs else ["no block has a usable run on both sides"]
     errors += metric_errors(metrics, failures, allow_failed=allow_failed)
     errors += (
         f"{run.record.run_id}: check {check.name} failed: {check.detail}"
-        for run, check in paired.checks()
+        for run, check in pair.checks()
         if check.ok is False and check.is_fatal
     )
     return CellComparison(
@@ -306,13 +301,13 @@ def _cell(
         failures=failures,
         a_drafts=arm_drafts(pair.a_runs),
         b_drafts=arm_drafts(pair.b_runs),
-        design=paired.design,
+        design=pair.design,
         **parts,
     )
 
 
 def _require_comparable(
-    sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair], options: CompareOptions
+    sides: tuple[Experiment, Experiment], pairs: Sequence[ArmPair], options: CompareOptions
 ) -> tuple[tuple[ResultWarning, ...], tuple[Difference, ...]]:
     """Warnings and differences that are allowed. Raises AlteredError or NotComparableError for other ones."""
     a, b = sides
@@ -320,7 +315,7 @@ def _require_comparable(
     hosts = {manifest.host.hostname for manifest in manifests}
     has_one_experiment = manifests[0] == manifests[1]
     runs_of_cells = {pair.label: (pair.a_runs, pair.b_runs) for pair in pairs}
-    declared = {pair.label: _declared_between(pair, sides) for pair in pairs}
+    declared = {pair.label: _declared_between(pair) for pair in pairs}
     differences = (
         *experiment_differences(a.results, b.results),
         *configuration_differences(runs_of_cells, declared, hostname=hosts.pop() if len(hosts) == 1 else None),
@@ -334,10 +329,10 @@ def _require_comparable(
     return altered, require_comparable(differences, patterns)
 
 
-def _declared_between(pair: CellPair, sides: tuple[Experiment, Experiment]) -> frozenset[str]:
+def _declared_between(pair: ArmPair) -> frozenset[str]:
     """Patterns of the settings in which both profiles say that the two arms differ."""
     of_profiles = []
-    for experiment in sides:
+    for experiment in pair.sides:
         a, b = experiment.settings(pair.a), experiment.settings(pair.b)
         kind = experiment.results.manifest.engine
         of_profiles.append(frozenset() if a is None or b is None else declared_settings(a, b, kind))

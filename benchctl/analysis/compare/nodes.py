@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from scipy.stats import f_oneway
 
 from benchctl.analysis.compare.metric import roles_of
-from benchctl.analysis.experiment.pairing import PairedRuns, deciding_between
+from benchctl.analysis.experiment.pairing import ArmPair, deciding_between
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator, RatioEstimate, SideRatio
 from benchctl.analysis.validity.client import num_bunched
 from benchctl.formats import change_of_ratio, count_of, p_value
@@ -70,7 +70,7 @@ class NodeResults:
 
 
 def results_by_node(
-    cells: Iterable[tuple[PairedRuns, Sequence[str]]], confidence: float, estimator: Estimator | None = None
+    cells: Iterable[tuple[ArmPair, Sequence[str]]], confidence: float, estimator: Estimator | None = None
 ) -> NodeResults | None:
     """The deciding metrics of every cell by node; None where no cell has blocks on more than one node.
 
@@ -78,31 +78,31 @@ def results_by_node(
     left out, as their verdicts are.
     """
     metrics, variant = [], ""
-    for paired, names in cells:
-        node_of_block = _nodes_of(paired)
+    for pair, names in cells:
+        node_of_block = _nodes_of(pair)
         for name in names if len(set(node_of_block.values())) > 1 else ():
-            ratio = None if num_bunched(name, paired.runs) else paired.ratio(name, confidence, estimator)
-            by_node = None if ratio is None else metric_by_node(paired.pair.label, name, ratio, node_of_block)
+            ratio = None if num_bunched(name, pair.runs) else pair.ratio(name, confidence, estimator)
+            by_node = None if ratio is None else metric_by_node(pair.label, name, ratio, node_of_block)
             if by_node is not None:
-                variant = paired.pair.b.variant
+                variant = pair.b.variant
                 metrics.append(by_node)
     return NodeResults(variant=variant, metrics=tuple(metrics), confidence=confidence) if metrics else None
 
 
-def nodes_of_variants(pairs: Iterable[PairedRuns], confidence: float) -> tuple[NodeResults, ...]:
+def nodes_of_variants(pairs: Iterable[ArmPair], confidence: float) -> tuple[NodeResults, ...]:
     """One for each variant of a directory whose blocks ran on more than one node, in its primary metrics.
 
     None where the profile, which names them, cannot be read.
     """
-    by_variant: dict[str, list[tuple[PairedRuns, Sequence[str]]]] = {}
-    for paired in pairs:
-        experiment = paired.a
+    by_variant: dict[str, list[tuple[ArmPair, Sequence[str]]]] = {}
+    for pair in pairs:
+        experiment = pair.sides[0]
         if experiment.profile_or_none is not None:
             named = tuple(dict.fromkeys(experiment.profile.primary_metrics))
-            names = deciding_between(named, paired.pair, (experiment, experiment)).names
+            names = deciding_between(named, pair).names
             roles = roles_of(names, is_forced=experiment.results.manifest.stop != "natural")
             deciding = [name for name, role in roles.items() if role == "deciding"]
-            by_variant.setdefault(paired.pair.b.variant, []).append((paired, deciding))
+            by_variant.setdefault(pair.b.variant, []).append((pair, deciding))
     variants = (results_by_node(cells, confidence) for cells in by_variant.values())
     return tuple(results for results in variants if results is not None)
 
@@ -161,10 +161,10 @@ def node_of_run(record: RunRecord) -> str | None:
     return None if record.is_simulated else record.node_name
 
 
-def _nodes_of(paired: PairedRuns) -> dict[int, str]:
+def _nodes_of(pair: ArmPair) -> dict[int, str]:
     """The node of each block of the pair whose two runs have the same one."""
-    if paired.pair.pairing == "unpaired":
+    if pair.pairing == "unpaired":
         return {}
-    runs = zip(paired.pair.blocks, paired.pair.a_runs, paired.pair.b_runs, strict=True)
+    runs = zip(pair.blocks, pair.a_runs, pair.b_runs, strict=True)
     nodes = {block: (node_of_run(a.record), node_of_run(b.record)) for block, a, b in runs}
     return {block: a for block, (a, b) in nodes.items() if a is not None and a == b}

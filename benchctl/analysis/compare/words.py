@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.nodes import NodeResults, node_sentence
 from benchctl.analysis.compare.result import CellComparison, Comparison
-from benchctl.analysis.experiment.pairing import CellPair, PairedRuns, unmatched_arms, unrecorded_text
+from benchctl.analysis.experiment.pairing import ArmPair, unmatched_arms, unrecorded_text
 from benchctl.analysis.quality.accuracy import accuracy_sentence
 from benchctl.analysis.quality.divergence import Divergence
 from benchctl.analysis.statistics.decide import Margins, Share, fisher_one_sided
@@ -36,33 +36,30 @@ def warning_kind(warning: ResultWarning) -> WarningKind:
     return warning.code, message if warning.where is None else _NUMBER.sub("#", message)
 
 
-def measurement_warnings(
-    a: LoadedResults, b: LoadedResults, cells: Sequence[PairedRuns]
-) -> tuple[ResultWarning, ...]:
+def measurement_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[ArmPair]) -> tuple[ResultWarning, ...]:
     """Warnings of the experiments, of their pairing and their machines, of failed checks and of the runs."""
     experiments = (a,) if a.path.resolve() == b.path.resolve() else (a, b)
-    pairs = [cell.pair for cell in cells]
     runs = {id(run): run for pair in pairs for run in (*pair.a_runs, *pair.b_runs)}
     return _merge_warnings(
         [
             *(warning for results in experiments for warning in _experiment_warnings(results)),
             *_pairing_warnings(a, b, pairs),
-            *_exclusion_warnings(cells),
+            *_exclusion_warnings(pairs),
             *(() if len(experiments) == 1 else machine_warnings(a, b)),
             *(
                 ResultWarning(code=f"check-{check.name}", message=check.detail, where=run.record.run_id)
-                for cell in cells
-                for run, check in cell.checks()
+                for pair in pairs
+                for run, check in pair.checks()
                 if check.ok is False and not check.is_fatal
             ),
             *(warning for run in runs.values() for warning in _run_warnings(run)),
-            *(warning for cell in cells for warning in cell.prompt_warnings()),
+            *(warning for pair in pairs for warning in pair.prompt_warnings()),
             *(warning for pair in pairs for warning in prefix_warnings(pair.a_runs, pair.b_runs, pair.label)),
         ]
     )
 
 
-def suspect_warnings(pairs: Sequence[CellPair], names: tuple[str, str]) -> tuple[ResultWarning, ...]:
+def suspect_warnings(pairs: Sequence[ArmPair], names: tuple[str, str]) -> tuple[ResultWarning, ...]:
     """One warning with the number of suspect runs that count on each side, and the codes of their warnings."""
     sides = ([run for pair in pairs for run in pair.a_runs], [run for pair in pairs for run in pair.b_runs])
     counts = [_describe_suspects(name, runs) for name, runs in zip(names, sides, strict=True)]
@@ -180,7 +177,7 @@ def _experiment_warnings(results: LoadedResults) -> Iterable[ResultWarning]:
     yield from results.manifest.warnings
 
 
-def _pairing_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair]) -> Iterable[ResultWarning]:
+def _pairing_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[ArmPair]) -> Iterable[ResultWarning]:
     pairing = pairs[0].pairing
     if pairing == "same-plan":
         yield ResultWarning(
@@ -200,9 +197,9 @@ def _pairing_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPa
         yield ResultWarning(code="unmatched", message=f"{arm} has no counterpart and is not compared")
 
 
-def _exclusion_warnings(cells: Sequence[PairedRuns]) -> Iterable[ResultWarning]:
-    for cell in cells:
-        for arm, experiment in ((cell.pair.a, cell.a), (cell.pair.b, cell.b)):
+def _exclusion_warnings(pairs: Sequence[ArmPair]) -> Iterable[ResultWarning]:
+    for pair in pairs:
+        for arm, experiment in ((pair.a, pair.sides[0]), (pair.b, pair.sides[1])):
             yield from experiment.block_warnings
             for block, reason in sorted(arm.excluded.items()):
                 scattered = experiment.scattered_blocks.get(block)

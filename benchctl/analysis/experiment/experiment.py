@@ -336,7 +336,7 @@ class Experiment:
 
     @cached_property
     def ratios(self) -> dict[tuple[Any, ...], SideRatio | None]:
-        """The ratios that were estimated, each once (``PairedRuns.ratio``)."""
+        """The ratios that were estimated, each once (``ArmPair.ratio``)."""
         return {}
 
     def position_slope(self, column: str, *, of_few: bool = False) -> PooledSlope | None:

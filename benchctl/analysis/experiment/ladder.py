@@ -10,7 +10,7 @@ from typing import Final
 
 from benchctl.analysis.attribution.splits import logarithmic_mean
 from benchctl.analysis.experiment.experiment import Arm, Experiment
-from benchctl.analysis.experiment.pairing import CellPair, PairedRuns, Side, deciding_between, match_cells
+from benchctl.analysis.experiment.pairing import ArmPair, Side, deciding_between, match_cells
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, SideRatio
 from benchctl.profile.controls import ladder_of
 from benchctl.profile.model import Profile, VariantSettings
@@ -104,8 +104,8 @@ def _levels(experiment: Experiment, steps: Sequence[Arm], name: str, confidence:
 
 
 def _ratio_of(experiment: Experiment, a: Arm, b: Arm, name: str, confidence: float) -> SideRatio | None:
-    pair = CellPair(label=b.label, a=a, b=b, pairing="interleaved")
-    return PairedRuns.of(pair, (experiment, experiment)).ratio(name, confidence)
+    sides = experiment, experiment
+    return ArmPair(label=b.label, a=a, b=b, sides=sides, pairing="interleaved").ratio(name, confidence)
 
 
 def _price(
@@ -197,8 +197,8 @@ def take_look(
         for a, b in sides
         for pair in match_cells(so_far, a, so_far, b)
         if pair.b.label not in left_out
-        for name in deciding_between(metrics, pair, (so_far, so_far)).names
-        if (width := _half_width(PairedRuns.of(pair, (so_far, so_far)), name, rule.confidence)) is not None
+        for name in deciding_between(metrics, pair).names
+        if (width := _half_width(pair, name, rule.confidence)) is not None
     )
     is_precise = bool(widths) and all(_width(width) <= rule.precision_frac for width in widths)
     return Look(num_blocks=num_blocks, half_widths=widths, is_precise=is_precise)
@@ -213,22 +213,18 @@ def _width(width: HalfWidth) -> float:
     return math.inf if width.half_width_frac is None else width.half_width_frac
 
 
-def _half_width(paired: PairedRuns, name: str, confidence: float) -> HalfWidth | None:
+def _half_width(pair: ArmPair, name: str, confidence: float) -> HalfWidth | None:
     """exp(half the interval of the logarithms) - 1; unknown below six blocks.
 
     None where all runs know the metric and it has no ratio, such as a count that is zero.
     """
-    ratio = paired.ratio(name, confidence)
-    if (
-        ratio is None
-        and paired.pair.a_runs
-        and all(value is not None for side in paired.values(name) for value in side)
-    ):
+    ratio = pair.ratio(name, confidence)
+    if ratio is None and pair.a_runs and all(value is not None for side in pair.values(name) for value in side):
         return None
     num_blocks = 0 if ratio is None else ratio.estimate.num_blocks
     half = ratio.estimate.half_width if ratio is not None and num_blocks >= MIN_PAIRED_BLOCKS else None
     return HalfWidth(
-        cell=paired.pair.b.label,
+        cell=pair.b.label,
         metric=name,
         num_blocks=num_blocks,
         half_width_frac=None if half is None else math.expm1(half),

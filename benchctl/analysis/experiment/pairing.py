@@ -1,11 +1,8 @@
-"""Pairs of arms to compare, from two sides.
-
-Two arms with the values that every comparison of them takes: metrics by block, positions, slopes.
-The primary metrics that decide between two sides: those that the servers of both sides record.
-"""
+"""Pairs of arms to compare, with their one ratio of each metric, and the metrics that decide between them."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -45,36 +42,106 @@ class Side:
         return str(self.path) if self.variant is None else f"{self.path}:{self.variant}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellPair:
-    """Two arms to compare. Invariant: when paired, both sequences of runs are in the order of ``blocks``."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ArmPair:
+    """Two arms to compare, with all that a comparison takes of them: values, positions, ratios.
+
+    Invariant: when paired, the runs of both sides are in the order of ``blocks``.
+    """
 
     label: str
     a: Arm
     b: Arm
+    sides: tuple[Experiment, Experiment]
+    """The experiments of the arms: the same one where both are of one directory."""
     pairing: Pairing
 
-    @property
+    @cached_property
     def blocks(self) -> tuple[int, ...]:
         """Blocks in which the runs of both arms are usable."""
         return tuple(sorted(self.a.runs.keys() & self.b.runs.keys()))
 
-    @property
+    @cached_property
     def a_runs(self) -> tuple[LoadedRun, ...]:
         return self._runs(self.a)
 
-    @property
+    @cached_property
     def b_runs(self) -> tuple[LoadedRun, ...]:
         return self._runs(self.b)
+
+    def _runs(self, arm: Arm) -> tuple[LoadedRun, ...]:
+        blocks = sorted(arm.runs) if self.pairing == "unpaired" else self.blocks
+        return tuple(arm.runs[block] for block in blocks)
 
     @property
     def is_ordered(self) -> bool:
         """Both sides ran inside the same blocks, in different positions."""
         return self.pairing == "interleaved" and self.a.key != self.b.key
 
-    def _runs(self, arm: Arm) -> tuple[LoadedRun, ...]:
-        blocks = sorted(arm.runs) if self.pairing == "unpaired" else self.blocks
-        return tuple(arm.runs[block] for block in blocks)
+    @cached_property
+    def design(self) -> BlockDesign:
+        """The blocks; positions count only where both sides ran inside the same ones."""
+        if self.pairing == "unpaired":
+            return UNORDERED
+        if not self.is_ordered:
+            return BlockDesign(self.blocks)
+        a, b, centre = self.a.positions, self.b.positions, self.sides[0].position_effects.centre
+        return BlockDesign(
+            self.blocks,
+            tuple(b[block] - a[block] for block in self.blocks),
+            tuple(a[block] - centre for block in self.blocks),
+        )
+
+    @property
+    def runs(self) -> tuple[LoadedRun, ...]:
+        """The runs of both sides."""
+        return (*self.a_runs, *self.b_runs)
+
+    def values(
+        self, column: str, *, of_few: bool = False
+    ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
+        """The numbers of each side that count, run by run."""
+        a = tuple(self.sides[0].counted(run, column, of_few=of_few) for run in self.a_runs)
+        return a, tuple(self.sides[1].counted(run, column, of_few=of_few) for run in self.b_runs)
+
+    def ratio(
+        self, column: str, confidence: float = 0.95, estimator: Estimator | None = None, *, of_few: bool = False
+    ) -> SideRatio | None:
+        """The one ratio of a metric or another column; None where no block knows it on both sides.
+
+        More than two arms share the effect of the position, two estimate their own with their ratio.
+        """
+        estimator = estimator or self.sides[0].estimator
+        arms = self.a.key, self.b.key, self.blocks, self.sides[1]
+        key = (*arms, column, of_few, confidence, estimator)
+        if key not in self.sides[0].ratios:
+            self.sides[0].ratios[key] = self._ratio(column, confidence, estimator, of_few=of_few)
+        return self.sides[0].ratios[key]
+
+    def _ratio(self, column: str, confidence: float, estimator: Estimator, *, of_few: bool) -> SideRatio | None:
+        a, b = self.values(column, of_few=of_few)
+        if self.pairing == "unpaired":
+            return unpaired_ratio(a, b, confidence)
+        is_pooled = self.is_ordered and self.sides[0].is_pooled
+        slope = self.sides[0].position_slope(column, of_few=of_few) if is_pooled else None
+        is_adjusted = slope is not None if is_pooled else self.is_ordered and column in TIME_COLUMNS
+        design = self.design if is_adjusted else self.design.without_positions
+        return side_ratio(a, b, design, slope, confidence, estimator)
+
+    def prompt_warnings(self) -> Iterator[ResultWarning]:
+        """Warnings about the prompt tokens of single runs, and of one side against the other."""
+        yield from (warning for run in self.a_runs for warning in self.sides[0].prompt_warnings(run))
+        yield from (warning for run in self.b_runs for warning in self.sides[1].prompt_warnings(run))
+        yield from self.prompt_differences()
+
+    def prompt_differences(self) -> tuple[ResultWarning, ...]:
+        """A warning where the two sides count the same prompts differently."""
+        return differing_counts(self.a_runs, self.b_runs, (self.a.label, self.b.label))
+
+    def checks(self) -> Iterator[tuple[LoadedRun, Check]]:
+        """The checks of every run of both sides."""
+        yield from ((run, check) for run in self.a_runs for check in self.sides[0].checks(run))
+        yield from ((run, check) for run in self.b_runs for check in self.sides[1].checks(run))
 
 
 def parse_side(text: str) -> Side:
@@ -103,7 +170,7 @@ def arms_of(experiment: Experiment) -> tuple[Arm, ...]:
     return experiment.arms
 
 
-def match_cells(a: Experiment, a_side: Side, b: Experiment, b_side: Side) -> tuple[CellPair, ...]:
+def match_cells(a: Experiment, a_side: Side, b: Experiment, b_side: Side) -> tuple[ArmPair, ...]:
     """Pairs of arms to compare; a variant named on one side holds for both.
 
     With two variants, each cell of B is paired with the same cell of A, or with the only one that A has; with none,
@@ -126,17 +193,18 @@ def match_cells(a: Experiment, a_side: Side, b: Experiment, b_side: Side) -> tup
         )
     is_whole = a_variant is None
     return tuple(
-        CellPair(
+        ArmPair(
             label=right.label if is_whole else cell_name(right.cell) or cell_name(left.cell) or right.variant,
             a=left,
             b=right,
+            sides=(a, b),
             pairing=pairing,
         )
         for left, right in pairs
     )
 
 
-def baseline_pairs(experiment: Experiment) -> tuple[CellPair, ...]:
+def baseline_pairs(experiment: Experiment) -> tuple[ArmPair, ...]:
     """Every other arm against the baseline, as far as an unfinished or damaged directory has them.
 
     A baseline that was swept itself is compared in the same cell, one that was not with every cell.
@@ -144,7 +212,7 @@ def baseline_pairs(experiment: Experiment) -> tuple[CellPair, ...]:
     name = experiment.results.manifest.baseline
     baselines = [arm for arm in experiment.arms if arm.variant == name]
     return tuple(
-        CellPair(label=arm.label, a=baseline, b=arm, pairing="interleaved")
+        ArmPair(label=arm.label, a=baseline, b=arm, sides=(experiment, experiment), pairing="interleaved")
         for arm in experiment.arms
         if arm.variant != name
         for baseline in baselines
@@ -153,7 +221,7 @@ def baseline_pairs(experiment: Experiment) -> tuple[CellPair, ...]:
     )
 
 
-def unmatched_arms(a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair]) -> tuple[str, ...]:
+def unmatched_arms(a: LoadedResults, b: LoadedResults, pairs: Sequence[ArmPair]) -> tuple[str, ...]:
     """Labels of arms of the compared variants without a counterpart."""
     labels = []
     for results, paired in ((a, [pair.a for pair in pairs]), (b, [pair.b for pair in pairs])):
@@ -190,81 +258,6 @@ def _arms_of_variant(experiment: Experiment, variant: str | None) -> tuple[Arm, 
     return of_variant
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairedRuns:
-    """A pair of arms with the experiments that they belong to: the same one where both are of one directory."""
-
-    pair: CellPair
-    a: Experiment
-    b: Experiment
-    design: BlockDesign
-
-    @classmethod
-    def of(cls, pair: CellPair, experiments: tuple[Experiment, Experiment]) -> "PairedRuns":
-        """The pair with its design: positions count only where both sides ran inside the same blocks."""
-        design = UNORDERED if pair.pairing == "unpaired" else BlockDesign(pair.blocks)
-        if pair.is_ordered:
-            a, b = pair.a.positions, pair.b.positions
-            centre = experiments[0].position_effects.centre
-            design = BlockDesign(
-                pair.blocks,
-                tuple(b[block] - a[block] for block in pair.blocks),
-                tuple(a[block] - centre for block in pair.blocks),
-            )
-        return cls(pair=pair, a=experiments[0], b=experiments[1], design=design)
-
-    @property
-    def runs(self) -> tuple[LoadedRun, ...]:
-        """The runs of both sides."""
-        return (*self.pair.a_runs, *self.pair.b_runs)
-
-    def values(
-        self, column: str, *, of_few: bool = False
-    ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
-        """The numbers of each side that count, run by run."""
-        a = tuple(self.a.counted(run, column, of_few=of_few) for run in self.pair.a_runs)
-        return a, tuple(self.b.counted(run, column, of_few=of_few) for run in self.pair.b_runs)
-
-    def ratio(
-        self, column: str, confidence: float = 0.95, estimator: Estimator | None = None, *, of_few: bool = False
-    ) -> SideRatio | None:
-        """The one ratio of a metric or another column; None where no block knows it on both sides.
-
-        More than two arms share the effect of the position, two estimate their own with their ratio.
-        """
-        estimator = estimator or self.a.estimator
-        arms = self.pair.a.key, self.pair.b.key, self.pair.blocks, self.b
-        key = (*arms, column, of_few, confidence, estimator)
-        if key not in self.a.ratios:
-            self.a.ratios[key] = self._ratio(column, confidence, estimator, of_few=of_few)
-        return self.a.ratios[key]
-
-    def _ratio(self, column: str, confidence: float, estimator: Estimator, *, of_few: bool) -> SideRatio | None:
-        a, b = self.values(column, of_few=of_few)
-        if self.pair.pairing == "unpaired":
-            return unpaired_ratio(a, b, confidence)
-        is_pooled = self.pair.is_ordered and self.a.is_pooled
-        slope = self.a.position_slope(column, of_few=of_few) if is_pooled else None
-        is_adjusted = slope is not None if is_pooled else self.pair.is_ordered and column in TIME_COLUMNS
-        design = self.design if is_adjusted else self.design.without_positions
-        return side_ratio(a, b, design, slope, confidence, estimator)
-
-    def prompt_warnings(self) -> Iterator[ResultWarning]:
-        """Warnings about the prompt tokens of single runs, and of one side against the other."""
-        yield from (warning for run in self.pair.a_runs for warning in self.a.prompt_warnings(run))
-        yield from (warning for run in self.pair.b_runs for warning in self.b.prompt_warnings(run))
-        yield from self.prompt_differences()
-
-    def prompt_differences(self) -> tuple[ResultWarning, ...]:
-        """A warning where the two sides count the same prompts differently."""
-        return differing_counts(self.pair.a_runs, self.pair.b_runs, (self.pair.a.label, self.pair.b.label))
-
-    def checks(self) -> Iterator[tuple[LoadedRun, Check]]:
-        """The checks of every run of both sides."""
-        yield from ((run, check) for run in self.pair.a_runs for check in self.a.checks(run))
-        yield from ((run, check) for run in self.pair.b_runs for check in self.b.checks(run))
-
-
 NOTHING: Final[frozenset[str]] = frozenset()
 _LOST_RECORDS: Final = frozenset(
     {"steps-missing", "steps-damaged", "gpu-sampler-failed", "host-sampler-failed", "prometheus-sampler-failed"}
@@ -288,11 +281,9 @@ def recorded_metrics(primary: Sequence[str], unrecorded: Collection[str]) -> Dec
     )
 
 
-def deciding_between(
-    primary: Sequence[str], pair: CellPair, experiments: tuple[Experiment, Experiment]
-) -> DecidingMetrics:
+def deciding_between(primary: Sequence[str], pair: ArmPair) -> DecidingMetrics:
     """The metrics of ``primary`` that decide between two measured arms."""
-    a, b = experiments
+    a, b = pair.sides
     return recorded_metrics(primary, unrecorded_metrics(a, pair.a_runs) | unrecorded_metrics(b, pair.b_runs))
 
 

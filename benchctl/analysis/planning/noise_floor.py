@@ -12,7 +12,7 @@ from typing import Final
 
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.ladder import num_looks_of
-from benchctl.analysis.experiment.pairing import PairedRuns, Side, match_cells
+from benchctl.analysis.experiment.pairing import ArmPair, Side, match_cells
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.planning.stopping_rule import ALPHA
 from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, MIN_PAIRED_BLOCKS
@@ -51,7 +51,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
         )
     machine = _only_machine(results)
     confidence = 1 - ALPHA / num_looks_of(results.manifest, results.manifest)
-    noise_of_pairs = [_noise_of_pair(PairedRuns.of(pair, (experiment, experiment)), confidence) for pair in pairs]
+    noise_of_pairs = [_noise_of_pair(pair, confidence) for pair in pairs]
     return NoiseFloor(
         schema_version=SCHEMA_VERSION,
         measured_at=results.manifest.created_at,
@@ -131,12 +131,12 @@ def _settings(profile: Profile, variant: str) -> dict[str, object]:
     return variant_settings(profile, variant, {}).model_dump(exclude={"variant"})
 
 
-def _noise_of_pair(paired: PairedRuns, confidence: float) -> dict[str, MetricNoise]:
+def _noise_of_pair(pair: ArmPair, confidence: float) -> dict[str, MetricNoise]:
     noise_by_metric = {}
     for name, metric in METRICS.items():
         if metric.direction == "none" or metric.is_exact:
             continue
-        ratio = paired.ratio(name, confidence)
+        ratio = pair.ratio(name, confidence)
         if ratio is not None and ratio.estimate.num_blocks >= MIN_PAIRED_BLOCKS:
             low, high = ratio.estimate.log_interval or (0.0, 0.0)
             noise_by_metric[name] = MetricNoise(

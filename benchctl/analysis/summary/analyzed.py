@@ -20,7 +20,7 @@ from benchctl.analysis.compare.attribution import step_floor
 from benchctl.analysis.compare.nodes import NodeResults, nodes_of_variants
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders, num_looks_of
-from benchctl.analysis.experiment.pairing import PairedRuns, baseline_pairs
+from benchctl.analysis.experiment.pairing import ArmPair, baseline_pairs
 from benchctl.analysis.findings import Finding, collect_findings, draft_findings
 from benchctl.analysis.metrics.latency import PERCENTS, is_completed, latencies_ns, measured
 from benchctl.analysis.metrics.table import LATENCIES
@@ -130,10 +130,10 @@ def floor_peaks(passes: Passes, results: LoadedResults, hardware: Hardware | Non
     return None if hardware is None else f"the fastest rounds of {hardware.title}, less a margin"
 
 
-def summarise_passes(cells: Sequence[CellSummary], pairs: Sequence[PairedRuns], confidence: float) -> Passes:
+def summarise_passes(cells: Sequence[CellSummary], pairs: Sequence[ArmPair], confidence: float) -> Passes:
     """The passes of cells with usable runs, and the launch cost of each pair; decodes before prefills."""
     times = [_times(cell, confidence) for cell in _by_phase(cells, lambda cell: cell)]
-    launches = [_launch_cost(paired, confidence) for paired in _by_phase(pairs, lambda paired: paired.pair.b)]
+    launches = [_launch_cost(paired, confidence) for paired in _by_phase(pairs, lambda paired: paired.b)]
     return Passes(
         times=tuple(each for each in times if each is not None),
         launches=tuple(each for each in launches if each is not None),
@@ -169,13 +169,13 @@ def _times(cell: CellSummary, confidence: float) -> PassTimes | None:
     )
 
 
-def _launch_cost(paired: PairedRuns, confidence: float) -> LaunchCost | None:
+def _launch_cost(paired: ArmPair, confidence: float) -> LaunchCost | None:
     ratio = paired.ratio(LEVEL, confidence)
     if ratio is None:
         return None
     mean_ms, bounds = logarithmic_mean(ratio.a, ratio.b), ratio.estimate.log_interval
     return LaunchCost(
-        label=paired.pair.label,
+        label=paired.label,
         num_blocks=ratio.estimate.num_blocks,
         baseline_ms=ratio.a,
         other_ms=ratio.b,
@@ -186,9 +186,9 @@ def _launch_cost(paired: PairedRuns, confidence: float) -> LaunchCost | None:
     )
 
 
-def _num_operators(paired: PairedRuns) -> int | None:
+def _num_operators(paired: ArmPair) -> int | None:
     """Operators of a pass, which are the same in every run of one point."""
-    counts = {run.record.effective_config.get("server.operators") for run in paired.pair.b.runs.values()}
+    counts = {run.record.effective_config.get("server.operators") for run in paired.b.runs.values()}
     count = counts.pop() if len(counts) == 1 else None
     return count if isinstance(count, int) else None
 
@@ -283,7 +283,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     manifest, directory = results.manifest, ResultDirectory(results.path)
     runs = summarise_runs(experiment)
     confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
-    pairs = [PairedRuns.of(pair, (experiment, experiment)) for pair in baseline_pairs(experiment)]
+    pairs = baseline_pairs(experiment)
     cells = summarise_cells(runs, experiment, pairs, confidence)
     source = str(results.source)
     rows = tuple(

@@ -15,7 +15,7 @@ from benchctl.analysis.attribution.breakdown import Breakdown, StepTally, mean_b
 from benchctl.analysis.attribution.estimate import StepFloor
 from benchctl.analysis.attribution.flops import RunFlops
 from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.pairing import PairedRuns
+from benchctl.analysis.experiment.pairing import ArmPair
 from benchctl.analysis.metrics.bounds import TIMES_BOUNDED, Bounds, bounds_warnings
 from benchctl.analysis.metrics.latency import mean_of_known, quotient
 from benchctl.analysis.metrics.speculation import ArmDrafts, arm_drafts
@@ -190,7 +190,7 @@ def _summarise(run: LoadedRun, experiment: Experiment) -> RunSummary:
 
 
 def summarise_cells(
-    runs: Iterable[RunSummary], experiment: Experiment, pairs: Sequence[PairedRuns] = (), confidence: float = 0.95
+    runs: Iterable[RunSummary], experiment: Experiment, pairs: Sequence[ArmPair] = (), confidence: float = 0.95
 ) -> tuple[CellSummary, ...]:
     """Each variant and cell over its blocks: the baseline first, then by variant and factor values.
 
@@ -207,8 +207,8 @@ def summarise_cells(
     cells = []
     for label, group in groups.items():
         usable = tuple(run for run in group if run.is_usable)
-        own = next((paired for paired in pairs if paired.pair.b.label == label), None)
-        of_baseline = [paired for paired in pairs if paired.pair.a.label == label]
+        own = next((paired for paired in pairs if paired.b.label == label), None)
+        of_baseline = [paired for paired in pairs if paired.a.label == label]
         paired = of_baseline[0] if own is None and len(of_baseline) == 1 else own
         first = group[0].record
         causes = {run.record.failure.cause for run in group if run.record.failure is not None}
@@ -234,7 +234,7 @@ def _spread_of(
     column: str,
     usable: Sequence[RunSummary],
     experiment: Experiment,
-    paired: PairedRuns | None,
+    paired: ArmPair | None,
     confidence: float,
 ) -> Spread:
     """The spread of a column over the usable runs of an arm, of which at least one knows it."""
@@ -246,7 +246,7 @@ def _spread_of(
         scatter_frac = sd / abs(mean) if sd is not None and mean else None
         return Spread(centre=mean, n=len(values), sd=sd, scatter_frac=scatter_frac)
     ratio = None if paired is None else paired.ratio(column, confidence, of_few=True)
-    if paired is not None and ratio is not None and paired.pair.b.label == usable[0].label:
+    if paired is not None and ratio is not None and paired.b.label == usable[0].label:
         values, centre, weights = list(ratio.b_values), ratio.b, ratio.estimate.block_weights
     elif ratio is not None and len(ratio.a_values) == len(values):
         values, centre, weights = list(ratio.a_values), ratio.a, ratio.estimate.block_weights
@@ -339,10 +339,10 @@ class SweepRow:
 
 
 def sweep_row(
-    paired: PairedRuns, *, confidence: float, results_dir: str, floor: StepFloor | str | None = None
+    paired: ArmPair, *, confidence: float, results_dir: str, floor: StepFloor | str | None = None
 ) -> SweepRow:
     """An arm that shares at least one block with the baseline."""
-    experiment, arm, runs = paired.b, paired.pair.b, paired.pair.b_runs
+    experiment, arm, runs = paired.sides[1], paired.b, paired.b_runs
     compared = {name: paired.ratio(column, confidence, of_few=True) for name, column in _COMPARED.items()}
     ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
     estimates = {name: ratio.estimate for name, ratio in ratios.items()}
@@ -376,7 +376,7 @@ def sweep_row(
     return SweepRow(
         variant=arm.variant,
         cell=arm.cell,
-        blocks=paired.pair.blocks,
+        blocks=paired.blocks,
         ratios=ratios,
         values={column: values[column] for column in SWEEP_COLUMNS},
         floor=floor,
