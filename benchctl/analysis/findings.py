@@ -287,6 +287,7 @@ def _cannot_win(cell: CellSummary, tokens_per_step: float, drafts: ArmDrafts) ->
         return
     server = next((run.settings.server for run in cell.runs if run.settings is not None), None)
     options = (getattr(server, "num_speculative_tokens", None), getattr(server, "bonus_token", None))
+    rates = {"acceptance_rate": drafts.acceptance_rate, "acceptance_length": drafts.acceptance_length}
     reason = ""
     if options == (1, False):
         reason = ": of one draft token and no bonus token one token comes, the accepted one or its replacement"
@@ -296,10 +297,5 @@ def _cannot_win(cell: CellSummary, tokens_per_step: float, drafts: ArmDrafts) ->
             f"{cell.label} cannot win by its drafts: the tokens per step of a sequence are {tokens_per_step:.3g}, "
             f"no more than without them, and every draft costs time{reason}."
         ),
-        numbers={"tokens_per_step": tokens_per_step, **_rates(drafts)},
+        numbers={"tokens_per_step": tokens_per_step} | {k: rate for k, rate in rates.items() if rate is not None},
     )
-
-
-def _rates(drafts: ArmDrafts) -> Mapping[str, float]:
-    rates = {"acceptance_rate": drafts.acceptance_rate, "acceptance_length": drafts.acceptance_length}
-    return {name: rate for name, rate in rates.items() if rate is not None}

@@ -5,7 +5,8 @@ The declared rule for ending early: measure until the answer is precise, whateve
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from benchctl.analysis.attribution.splits import logarithmic_mean
@@ -74,7 +75,12 @@ def _ladder(
 ) -> Ladder | None:
     by_label = {arm.label: arm for arm in experiment.arms}
     labels = [
-        arm_label(step, {} if _is_unswept(profile, step) else factors_of(profile.variants[step].swept, cell))
+        arm_label(
+            step,
+            {}
+            if step == profile.baseline and not profile.sweep_baseline
+            else factors_of(profile.variants[step].swept, cell),
+        )
         for step in steps
     ]
     of_steps = [by_label[label] for label in labels if label in by_label]
@@ -83,15 +89,29 @@ def _ladder(
         return None
     ladder_arms = [arm.restrict_to(blocks) for arm in of_steps]
     levels = {name: _levels(experiment, ladder_arms, name, confidence) for name in LADDER_METRICS}
-    prices = tuple(
-        _price(experiment, ladder_arms, levels, (i, i + 1), confidence) for i in range(len(ladder_arms) - 1)
+    prices = []
+    for low, high in (*pairwise(range(len(ladder_arms))), (0, len(ladder_arms) - 1)):
+        lower, upper = ladder_arms[low], ladder_arms[high]
+        differences = {}
+        for name in LADDER_METRICS:
+            before, after = levels[name][low], levels[name][high]
+            ratio = _ratio_of(experiment, lower, upper, name, confidence)
+            if before is not None and after is not None and ratio is not None:
+                half = ratio.estimate.half_width
+                differences[name] = Difference(
+                    mean=after - before,
+                    num_blocks=ratio.estimate.num_blocks,
+                    half_width=None if half is None else half * logarithmic_mean(before, after),
+                )
+        what = describe_difference(experiment.settings(lower), experiment.settings(upper))
+        prices.append(Price(what=what, lower=lower.label, upper=upper.label, differences=differences))
+    *steps_up, whole = prices
+    return Ladder(
+        label=labels[-1],
+        num_blocks=len(blocks),
+        prices=tuple(steps_up),
+        whole=replace(whole, what="all of it"),
     )
-    whole = _price(experiment, ladder_arms, levels, (0, len(ladder_arms) - 1), confidence, what="all of it")
-    return Ladder(label=labels[-1], num_blocks=len(blocks), prices=prices, whole=whole)
-
-
-def _is_unswept(profile: Profile, step: str) -> bool:
-    return step == profile.baseline and not profile.sweep_baseline
 
 
 def _levels(experiment: Experiment, steps: Sequence[Arm], name: str, confidence: float) -> tuple[float | None, ...]:
@@ -106,29 +126,6 @@ def _levels(experiment: Experiment, steps: Sequence[Arm], name: str, confidence:
 def _ratio_of(experiment: Experiment, a: Arm, b: Arm, name: str, confidence: float) -> SideRatio | None:
     sides = experiment, experiment
     return ArmPair(label=b.label, a=a, b=b, sides=sides, pairing="interleaved").ratio(name, confidence)
-
-
-def _price(
-    experiment: Experiment,
-    steps: Sequence[Arm],
-    levels: Mapping[str, Sequence[float | None]],
-    ends: tuple[int, int],
-    confidence: float,
-    what: str | None = None,
-) -> Price:
-    lower, upper = (steps[end] for end in ends)
-    differences = {}
-    for name in LADDER_METRICS:
-        before, after = (levels[name][end] for end in ends)
-        ratio = _ratio_of(experiment, lower, upper, name, confidence)
-        if before is not None and after is not None and ratio is not None:
-            half, num_blocks = ratio.estimate.half_width, ratio.estimate.num_blocks
-            half_width = None if half is None else half * logarithmic_mean(before, after)
-            differences[name] = Difference(mean=after - before, num_blocks=num_blocks, half_width=half_width)
-    settings = [experiment.settings(arm.runs[min(arm.runs)].record) for arm in (lower, upper)]
-    return Price(
-        what=what or describe_difference(*settings), lower=lower.label, upper=upper.label, differences=differences
-    )
 
 
 def describe_difference(lower: VariantSettings | None, upper: VariantSettings | None) -> str:

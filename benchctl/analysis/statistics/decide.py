@@ -105,15 +105,6 @@ def holm_levels(p_values: Sequence[float], alpha: float) -> tuple[float, ...]:
     return tuple(levels)
 
 
-def holm_p_values(p_values: Sequence[float]) -> tuple[float, ...]:
-    """The p-values corrected by Holm's procedure, in their order: the least alpha at which each decides."""
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = largest
-    return tuple(corrected)
-
-
 Verdict = Literal["regression", "improvement", "equivalent", "inconclusive", "changed"]
 """``changed`` is the verdict beyond the margin for a metric without a better direction."""
 
