@@ -1,7 +1,4 @@
-"""A side of an unpaired comparison: result files of other tools, or one arm of a result directory.
-
-The comparison of result files: runs that share no blocks, compared unpaired, load by load.
-"""
+"""Result files of other tools against each other or against an arm of a directory: unpaired, load by load."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

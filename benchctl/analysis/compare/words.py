@@ -1,7 +1,4 @@
-"""The warnings of a comparison, collected from the experiments, their runs and the statistics.
-
-A comparison in sentences: the verdict and its reasons.
-"""
+"""A comparison in words: the warnings that limit it, its verdict and the reasons."""
 
 import math
 import re

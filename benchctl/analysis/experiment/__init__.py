@@ -1,5 +1,6 @@
-"""An experiment in memory, and its runs side by side: arms, blocks, pairs of arms, ladders of controls.
+"""An experiment in memory, and its runs side by side.
 
-``experiment`` derives everything about single runs, once; ``pairing`` and ``paired_runs`` match arms for
-comparison; ``stopping`` decides after a block whether the experiment is precise enough to end.
+``experiment`` derives everything about single runs, once; ``pairing`` matches arms for comparison and has their one
+ratio of each metric; ``ladder`` divides the cost of controls, and decides after a block whether the experiment is
+precise enough to end.
 """

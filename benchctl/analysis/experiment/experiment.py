@@ -1,7 +1,4 @@
-"""Arms of an experiment: one variant in one cell, with the usable run of each block.
-
-A measured experiment in memory: its records, its profile, and everything derived from single runs.
-"""
+"""A measured experiment in memory: its records, its profile, its arms, and all that is derived from single runs."""
 
 import math
 from collections.abc import Callable, Collection, Mapping

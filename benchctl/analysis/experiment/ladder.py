@@ -1,6 +1,7 @@
-"""Ladders of controls: the cost of a variant divided into the differences of neighbouring steps.
+"""Ladders of controls, and the declared rule for ending early.
 
-The declared rule for ending early: measure until the answer is precise, whatever the answer is.
+A ladder divides the cost of a variant into the differences of neighbouring steps. The rule measures until the
+answer is precise, whatever the answer is.
 """
 
 import math

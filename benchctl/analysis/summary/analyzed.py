@@ -1,7 +1,7 @@
-"""Forward passes of a micro-benchmark: the time of one pass by point and mode, and the cost of its launches.
+"""A result directory with everything that is derived from it: runs, arms, ratios, findings, warnings.
 
-One result directory with everything that is derived from it.
-Latencies of the requests of an arm: all values for a distribution, and percentiles with their intervals.
+Also the two parts that only some experiments have: forward passes (the time of one pass by point and mode, and the
+cost of its launches), and latencies of requests (values for a distribution, percentiles with their intervals).
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Every run as one row of numbers, and every variant and cell as the centre of its blocks.
+"""Every run as a row of numbers, every arm as the centres of its blocks, every other arm against the baseline.
 
-Every cell against the baseline of its own block: the cost in time and FLOPs, and the part that FLOPs do not
-explain.
+The centres and ratios are those of ``ArmPair.ratio``, as in a comparison. A row of the sweep has the cost in time
+and FLOPs, and the part that FLOPs do not explain.
 """
 
 import math
