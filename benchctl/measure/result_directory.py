@@ -13,7 +13,7 @@ import msgspec
 
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.measure.kv_option import COMPUTED, KV_OPTION, with_kv_bytes
-from benchctl.profile.identity import is_profile_of, profile_sha256
+from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import dump_profile, stored_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs
@@ -161,15 +161,15 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
     manifest = results.manifest()
     if manifest.imported is not None:
         raise UsageError(f"{path} was imported from {manifest.imported.source}: there is nothing to resume")
-    profile_path, requests_path, text = path / "profile.yaml", path / "requests.jsonl", results.profile_yaml()
-    stored = stored_profile(text, str(profile_path), is_to_send=True)
+    profile_path, requests_path = path / "profile.yaml", path / "requests.jsonl"
+    stored = stored_profile(results.profile_yaml(), str(profile_path), is_to_send=True)
     if profile is not None and profile_sha256(_as_begun(profile, stored, manifest)) != profile_sha256(stored):
         raise NotComparableError(
             f"{path} was begun with another profile: its sha256 is {profile_sha256(stored)[:12]}…, that of "
             f"{profile.name!r} as given now is {profile_sha256(profile)[:12]}…. Resume without --profile and --set "
             "to continue with the stored one, or start a new experiment"
         )
-    if not is_profile_of(text, stored, manifest.profile_sha256):
+    if profile_sha256(stored) != manifest.profile_sha256:
         raise _altered(profile_path)
     if digest_of(requests_path, within=path).sha256 != manifest.request_set_sha256:
         raise _altered(requests_path)

@@ -1,29 +1,15 @@
-"""Rules of a profile beyond its types: baseline, sweep, and the settings of every run.
+"""Rules of a profile beyond the types of its keys: baseline, lengths, stopping rule, sweep."""
 
-They read the mapping before it is a model, so that one report holds their errors and those of the types.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
 from benchctl.profile.choices import NO_REQUESTS
-from benchctl.profile.engine_options import ENGINES, engine_spec, options_class, own_variable_errors
+from benchctl.profile.engine_options import ENGINES, engine_spec, options_class, own_variable_problems
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile
-from benchctl.profile.request_checks import header_errors
-from benchctl.profile.settings import (
-    Values,
-    factor_problem,
-    factors_of,
-    is_same,
-    resolve,
-    setting_of,
-    settings_tree,
-    swept_cells,
-)
-from benchctl.profile.yaml import LocatedDict, LocatedError, value_text
-from benchctl.records.schema import Cell
+from benchctl.profile.settings import factor_problem, factors_of, is_same, setting_of
+from benchctl.profile.yaml import Problem, Steps, value_text
 
 MAX_CELLS: Final = 1000
 MAX_ARMS: Final = 1000
@@ -33,270 +19,170 @@ LEAST_BLOCKS: Final = 6
 """Fewer blocks give no verdict, whatever the values."""
 
 
-def profile_errors(
-    profile: LocatedDict, *, is_to_send: bool = False, is_stored: bool = False
-) -> Iterator[LocatedError]:
-    """Every error of a profile that its types do not show; its engine must be resolved before.
+def unfit_engine(profile: Profile) -> Problem | None:
+    """The problem of variants whose options their engine lacks and another one has; None where there is none.
 
-    With ``is_to_send`` the variables that its headers name must be set. With ``is_stored``, what older versions let
-    pass is none.
+    It stands for all problems of the profile: which others there are depends on the engine.
     """
-    yield from _baseline_errors(profile)
-    yield from _lengths_errors(profile)
-    yield from _stopping_errors(profile)
-    kind = profile.mapping("engine").get("kind")
-    if not isinstance(kind, str) or kind not in ENGINES:
-        return
-    sweep_errors = tuple(_sweep_errors(profile, kind))
-    yield from sweep_errors
-    yield from _requests_errors(profile, kind)
-    cell_errors = tuple(_cell_errors(profile))
-    yield from cell_errors
-    sweep = None if sweep_errors or cell_errors else _sweep(profile)
-    size_errors = () if sweep is None else tuple(_size_errors(profile, sweep))
-    yield from size_errors
-    if size_errors:
-        return
-    for variant, cell in _checked_runs(profile, sweep):
-        yield from resolve(profile, kind, variant, cell)[1]
-        tree = settings_tree(profile, variant, cell)
-        if not is_stored:
-            yield from own_variable_errors(tree, kind)
-            yield from _replaced_errors(profile, variant, cell)
-        yield from header_errors(tree, is_to_send=is_to_send, is_stored=is_stored)
-
-
-def _replaced_errors(profile: LocatedDict, variant: str, cell: Cell) -> Iterator[LocatedError]:
-    """Values of the command line for a variant that no run has, because the sweep replaces them.
-
-    In a file such a value may serve another that extends it.
-    """
-    for factor in cell:
-        *sections, key = setting_of(factor)
-        own = profile.mapping("variants", variant, *sections)
-        if key in own and own.location_of(key).source == "--set":
-            problem = (
-                f"is {value_text(own[key])}, and sweep.{factor} replaces it in every run; leave out one of the two"
-            )
-            yield own.error(problem, key)
-
-
-def unfit_engine(profile: LocatedDict) -> LocatedError | None:
-    """The error of variants whose options their engine lacks and another one has; None where there is none.
-
-    It stands for all errors of the profile: which others there are depends on the engine.
-    """
-    kind, variants = profile.mapping("engine").get("kind"), profile.mapping("variants")
-    if not isinstance(kind, str) or kind not in ENGINES:
-        return None
-    sections = [variants.mapping(name, "server") for name in reversed(variants)]
-    owners = {key: own for own in sections for key in own}  # of each key the first variant that sets it
+    kind, variants = profile.engine.kind, profile.variants
+    owners = {key: name for name in reversed(variants) for key in variants[name].server}  # the first that sets it
     lacking = sorted(owners.keys() - options_class(kind).model_fields.keys())
     fitting = [each for each in ENGINES if lacking and owners.keys() <= options_class(each).model_fields.keys()]
     if not fitting:
         return None
-    problem = (
+    return ("variants", owners[lacking[0]], "server", lacking[0]), (
         f"this experiment needs an engine with {', '.join(lacking)}, which {kind!r} lacks: {', '.join(fitting)}; "
         "name one with --engine"
     )
-    return owners[lacking[0]].error(problem, lacking[0])
 
 
-def baseline_name(profile: LocatedDict) -> str:
-    """The name of the baseline, which need not exist; the default where it is not a name."""
-    name, default = profile.get("baseline"), str(Profile.model_fields["baseline"].default)
-    return name if isinstance(name, str) else default
+def profile_problems(profile: Profile, *, is_stored: bool) -> Iterator[Problem]:
+    """Every problem of a profile that its types and its sweep do not show.
 
-
-def swept_factors(variant: Any) -> bool | list[str]:
-    """The value of ``swept`` in a variant; of a list the names, the default for any other value."""
-    swept = variant.get("swept", True) if isinstance(variant, LocatedDict) else True
-    if isinstance(swept, list):
-        return [factor for factor in swept if isinstance(factor, str)]
-    return swept if isinstance(swept, bool) else True
-
-
-def _lengths_errors(profile: LocatedDict) -> Iterator[LocatedError]:
-    """Natural lengths are those of single answers, and serve to force lengths or to judge forced ones."""
-    workload, stop = profile.mapping("workload"), profile.get("stop", Profile.model_fields["stop"].default)
-    has_lengths = workload.get("lengths_from") is not None
-    if not has_lengths and stop != "replay-natural":
-        return
-    if has_lengths and stop == "natural":
-        problem = "is not used with stop: natural; set stop to replay-natural or forced, or leave it out"
-        yield workload.error(problem, "lengths_from")
-    num_samples = workload.get("samples_per_prompt", 1)
-    if num_samples != 1 and workload.get("samples_as", "one-request") == "one-request":
-        problem = (
-            f"is {value_text(num_samples)} in one request, whose natural lengths cannot be told apart; "
-            "set samples_as: requests"
-        )
-        yield workload.error(problem, "samples_per_prompt")
-
-
-def _stopping_errors(profile: LocatedDict) -> Iterator[LocatedError]:
-    """A rule that can never be fulfilled: too few blocks for an interval, or nothing to compare."""
-    if profile.get("stopping") is None:
-        return
-    most = profile.get("blocks", Profile.model_fields["blocks"].default)
-    if isinstance(most, int) and most < LEAST_BLOCKS:
-        problem = (
-            f"is {most}, and with stopping the first look is after {LEAST_BLOCKS} blocks; raise blocks, or leave "
-            "out stopping"
-        )
-        yield profile.error(problem, "blocks" if "blocks" in profile else "stopping")
-    if len(profile.mapping("variants")) == 1:
-        problem = "has nothing to look at with one variant; add another, or leave out stopping"
-        yield profile.error(problem, "stopping")
-
-
-def _requests_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
-    """Requests for an engine that serves none, and none for one that does."""
-    workload = profile.mapping("workload")
-    dataset, serves = workload.get("dataset"), engine_spec(kind).serves_requests
+    With ``is_stored``, what older versions let pass is none.
+    """
+    yield from _baseline_problems(profile)
+    yield from _lengths_problems(profile)
+    yield from _stopping_problems(profile)
+    dataset, kind = profile.workload.dataset, profile.engine.kind
+    serves = engine_spec(kind).serves_requests
+    sections: dict[Steps, dict[str, Any]] = {("engine", "options"): profile.engine.options}
+    sections |= {("variants", name, "server"): variant.server for name, variant in profile.variants.items()}
+    for path, options in () if is_stored else sections.items():
+        yield from (((*path, *below), problem) for below, problem in own_variable_problems(options, kind))
     if serves and dataset == NO_REQUESTS:
         problem = f"is none, and engine {kind!r} serves requests; choose a dataset, such as synthetic"
-        yield workload.error(problem, "dataset")
+        yield ("workload", "dataset"), problem
     if not serves and dataset != NO_REQUESTS:
         problem = f"is {value_text(dataset)}, and engine {kind!r} serves no requests; set dataset: none"
-        yield workload.error(problem, "dataset") if "dataset" in workload else profile.error(problem, "workload")
+        yield ("workload", "dataset"), problem
 
 
-def _baseline_errors(profile: LocatedDict) -> Iterator[LocatedError]:
-    name, variants = baseline_name(profile), profile.mapping("variants")
-    if not variants or name in variants:
+def _baseline_problems(profile: Profile) -> Iterator[Problem]:
+    name, variants = profile.baseline, profile.variants
+    if name not in variants:
+        hint = did_you_mean(name, variants) or "add it, or name one of them in baseline"
+        problem = f"the baseline {name!r} is not a variant; variants are {', '.join(variants)}; {hint}"
+        yield ("baseline" if "baseline" in profile.model_fields_set else "variants",), problem
+
+
+def _lengths_problems(profile: Profile) -> Iterator[Problem]:
+    """Natural lengths are those of single answers, and serve to force lengths or to judge forced ones."""
+    workload, has_lengths = profile.workload, profile.workload.lengths_from is not None
+    if has_lengths and profile.stop == "natural":
+        problem = "is not used with stop: natural; set stop to replay-natural or forced, or leave it out"
+        yield ("workload", "lengths_from"), problem
+    is_whole_request = workload.samples_per_prompt != 1 and workload.samples_as == "one-request"
+    if is_whole_request and (has_lengths or profile.stop == "replay-natural"):
+        problem = (
+            f"is {workload.samples_per_prompt} in one request, whose natural lengths cannot be told apart; "
+            "set samples_as: requests"
+        )
+        yield ("workload", "samples_per_prompt"), problem
+
+
+def _stopping_problems(profile: Profile) -> Iterator[Problem]:
+    """A rule that can never be fulfilled: too few blocks for an interval, or nothing to compare."""
+    if profile.stopping is None:
         return
-    hint = did_you_mean(name, variants) or "add it, or name one of them in baseline"
-    problem = f"the baseline {name!r} is not a variant; variants are {', '.join(variants)}; {hint}"
-    yield profile.error(problem, "baseline" if "baseline" in profile else "variants")
+    if profile.blocks < LEAST_BLOCKS:
+        problem = (
+            f"is {profile.blocks}, and with stopping the first look is after {LEAST_BLOCKS} blocks; raise blocks, "
+            "or leave out stopping"
+        )
+        yield ("blocks" if "blocks" in profile.model_fields_set else "stopping",), problem
+    if len(profile.variants) == 1:
+        yield ("stopping",), "has nothing to look at with one variant; add another, or leave out stopping"
 
 
-def _swept_variants(profile: LocatedDict) -> dict[str, Any]:
-    unswept = None if profile.get("sweep_baseline") is True else baseline_name(profile)
-    variants = profile.mapping("variants")
-    return {name: variant for name, variant in variants.items() if name != unswept and swept_factors(variant)}
+def sweep_problems(profile: Profile) -> Iterator[Problem]:
+    """Factors, values and listed cells that cannot be, and more arms or runs than an experiment can have."""
+    problems = [*_factor_problems(profile), *_cell_problems(profile)]
+    yield from problems or _size_problems(profile)
 
 
-def _sweep(profile: LocatedDict) -> dict[str, Values] | None:
-    """Factors and values; None when they are not of the right types."""
-    factors = profile.get("sweep", {})
-    is_sound = isinstance(factors, dict) and all(
-        isinstance(values, list) and not any(isinstance(value, dict | list) for value in values)
-        for values in factors.values()
-    )
-    return factors if is_sound else None
+def swept_variants(profile: Profile) -> list[str]:
+    """The variants that run in cells."""
+    unswept = None if profile.sweep_baseline else profile.baseline
+    return [name for name, variant in profile.variants.items() if name != unswept and variant.swept]
 
 
-def number_of_cells(profile: LocatedDict, factors: Mapping[str, Values]) -> int:
-    """The number of cells of these factors: the listed ones, or all combinations, which are not formed for it."""
-    return (len(_listed_cells(profile)) if factors else 0) or prod(len(values) for values in factors.values())
-
-
-def _size_errors(profile: LocatedDict, sweep: dict[str, Values]) -> Iterator[LocatedError]:
-    """More arms than an order can be made of, or more runs than a result directory can hold."""
-    swept, variants = _swept_variants(profile), profile.mapping("variants")
-    num_arms = sum(
-        number_of_cells(profile, factors_of(swept_factors(variant), sweep)) if name in swept else 1
-        for name, variant in variants.items()
-    )
-    blocks = profile.get("blocks", Profile.model_fields["blocks"].default)
-    num_runs = num_arms * blocks if isinstance(blocks, int) else 0
-    if num_arms > MAX_ARMS:
-        problem = f"makes {num_arms:,} arms of the variants, more than {MAX_ARMS:,}; sweep fewer values"
-        yield profile.error(problem, "sweep" if sweep else "variants")
-    elif num_runs > MAX_RUNS:
-        problem = f"is {blocks:,}, which makes {num_runs:,} runs, more than {MAX_RUNS:,}; lower it"
-        yield profile.error(problem, "blocks" if "blocks" in profile else None)
-
-
-def _listed_cells(profile: LocatedDict) -> list[Any]:
-    """The value of ``cells``; none where it is not a list."""
-    cells = profile.get("cells")
-    return cells if isinstance(cells, list) else []
-
-
-def _sweep_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
-    sweep = profile.mapping("sweep")
-    if not sweep:
-        return
-    if not _swept_variants(profile):
+def _factor_problems(profile: Profile) -> Iterator[Problem]:
+    sweep, kind = profile.sweep, profile.engine.kind
+    if sweep and not swept_variants(profile):
         problem = (
             "applies to no variant; add a variant beside the baseline without 'swept: false', set sweep_baseline, "
             "or remove sweep"
         )
-        yield profile.error(problem, "sweep")
-    yield from _listed_factor_errors(profile, sweep)
+        yield ("sweep",), problem
+    for name, variant in profile.variants.items() if sweep else ():
+        for factor in () if isinstance(variant.swept, bool) else variant.swept:
+            if factor not in sweep:
+                problem = f"names {value_text(factor)}, which sweep does not have; it has {', '.join(sweep)}"
+                yield ("variants", name, "swept"), problem
     writers: dict[tuple[str, ...], str] = {}
     for factor, values in sweep.items():
         first = writers.setdefault(setting_of(factor), factor)
         twice = f"sets what {first} sets already; sweep one of the two" if first != factor else None
-        refusal = twice or factor_problem(factor, kind) or _repeated_value(values)
-        if refusal:
-            yield sweep.error(refusal, factor)
-        yield from _unguided_errors(profile, factor)
-    num_cells = number_of_cells(profile, _sweep(profile) or {})
-    if num_cells > MAX_CELLS:
+        if refusal := twice or factor_problem(factor, kind) or _repeated_value(values):
+            yield ("sweep", factor), refusal
+        yield from _unguided_problems(profile, factor)
+    if (num_cells := _number_of_cells(profile, sweep)) > MAX_CELLS:
         problem = f"has {num_cells:,} cells, more than {MAX_CELLS:,}; sweep fewer values, or split the profile"
-        yield profile.error(problem, "sweep")
+        yield ("sweep",), problem
 
 
-def _cell_errors(profile: LocatedDict) -> Iterator[LocatedError]:
-    """Listed cells that are not combinations of the sweep's values."""
-    sweep = _sweep(profile)
-    if sweep is None:
-        return
-    for cell in _listed_cells(profile):
-        if not isinstance(cell, dict) or cell.keys() != sweep.keys():
-            problem = f"lists {value_text(cell)}; a cell has a value of every factor of sweep: {', '.join(sweep)}"
-            yield profile.error(problem, "cells")
-            continue
-        for factor, value in cell.items():
-            if not any(is_same(value, listed) for listed in sweep[factor]):
-                problem = f"lists {factor}: {value_text(value)}, which sweep.{factor} does not have; add it there"
-                yield profile.error(problem, "cells")
-
-
-def _listed_factor_errors(profile: LocatedDict, sweep: LocatedDict) -> Iterator[LocatedError]:
-    """A variant that lists its factors and names one that is not swept."""
-    for variant in profile.mapping("variants").values():
-        listed = swept_factors(variant)
-        for factor in listed if isinstance(listed, list) else ():
-            if factor not in sweep:
-                problem = f"names {value_text(factor)}, which sweep does not have; it has {', '.join(sweep)}"
-                yield variant.error(problem, "swept")
-
-
-def _repeated_value(values: Any) -> str | None:
-    if not isinstance(values, list):
-        return None
+def _repeated_value(values: Sequence[object]) -> str | None:
     repeated = [value for i, value in enumerate(values) if any(is_same(value, other) for other in values[:i])]
     return f"lists {value_text(repeated[0])} twice; list each value once" if repeated else None
 
 
-def _unguided_errors(profile: LocatedDict, factor: str) -> Iterator[LocatedError]:
+def _unguided_problems(profile: Profile, factor: str) -> Iterator[Problem]:
     """A swept guidance setting would silently guide a variant that was meant as a control."""
-    if setting_of(factor)[0] != "guidance":
+    setting = ".".join(setting_of(factor))
+    if not setting.startswith("guidance."):
         return
-    for name, variant in _swept_variants(profile).items():
-        if not isinstance(variant, LocatedDict) or "guidance" in variant:
-            continue
-        if factor not in factors_of(swept_factors(variant), {factor: None}):
-            continue
-        setting = ".".join(setting_of(factor))
-        words = factor if setting == factor else f"{factor} ({setting})"
-        problem = (
-            f"{words} is swept, but variant {name!r} has no guidance; "
-            f"give it a guidance section, or set variants.{name}.swept: false"
-        )
-        yield profile.mapping("sweep").error(problem, factor)
+    words = factor if setting == factor else f"{factor} ({setting})"
+    for name in swept_variants(profile):
+        variant = profile.variants[name]
+        if variant.guidance is None and factors_of(variant.swept, {factor: None}):
+            problem = (
+                f"{words} is swept, but variant {name!r} has no guidance; "
+                f"give it a guidance section, or set variants.{name}.swept: false"
+            )
+            yield ("sweep", factor), problem
 
 
-def _checked_runs(profile: LocatedDict, sweep: dict[str, Values] | None) -> Iterator[tuple[str, Cell]]:
-    """Every variant in its cells; swept variants are left out where the sweep itself is faulty."""
-    swept, listed = _swept_variants(profile), _listed_cells(profile)
-    for variant in profile.mapping("variants"):
-        if variant in swept and sweep is None:
+def _cell_problems(profile: Profile) -> Iterator[Problem]:
+    """Listed cells that are not combinations of the sweep's values."""
+    sweep = profile.sweep
+    for cell in profile.cells:
+        if cell.keys() != sweep.keys():
+            problem = f"lists {value_text(cell)}; a cell has a value of every factor of sweep: {', '.join(sweep)}"
+            yield ("cells",), problem
             continue
-        cells = swept_cells(swept_factors(swept[variant]), sweep or {}, listed) if variant in swept else ({},)
-        for cell in cells:
-            yield variant, cell
+        for factor, value in cell.items():
+            if not any(is_same(value, listed) for listed in sweep[factor]):
+                problem = f"lists {factor}: {value_text(value)}, which sweep.{factor} does not have; add it there"
+                yield ("cells",), problem
+
+
+def _number_of_cells(profile: Profile, factors: Mapping[str, Sequence[object]]) -> int:
+    """The number of cells of these factors: the listed ones, or all combinations, which are not formed for it."""
+    return (len(profile.cells) if factors else 0) or prod(len(values) for values in factors.values())
+
+
+def _size_problems(profile: Profile) -> Iterator[Problem]:
+    """More arms than an order can be made of, or more runs than a result directory can hold."""
+    swept, sweep = swept_variants(profile), profile.sweep
+    num_arms = sum(
+        _number_of_cells(profile, factors_of(variant.swept, sweep)) if name in swept else 1
+        for name, variant in profile.variants.items()
+    )
+    num_runs = num_arms * profile.blocks
+    if num_arms > MAX_ARMS:
+        problem = f"makes {num_arms:,} arms of the variants, more than {MAX_ARMS:,}; sweep fewer values"
+        yield ("sweep" if sweep else "variants",), problem
+    elif num_runs > MAX_RUNS:
+        problem = f"is {profile.blocks:,}, which makes {num_runs:,} runs, more than {MAX_RUNS:,}; lower it"
+        yield ("blocks",) if "blocks" in profile.model_fields_set else (), problem

@@ -13,14 +13,12 @@ one that a swept factor does not reach runs once in a block.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from benchctl.profile.checks import MAX_CELLS, baseline_name, number_of_cells, swept_factors
-from benchctl.profile.engine_options import ENGINES, options_class
-from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.engine_options import options_class
+from benchctl.profile.model import MAX_VARIANTS, Control, Profile, Variant, VariantSettings
 from benchctl.profile.settings import cells_of, factors_of, resolve, setting_of
-from benchctl.profile.yaml import LocatedDict, LocatedError, located, merge
+from benchctl.profile.yaml import Problem, merged
 from benchctl.records.schema import Cell
 
-_NEUTRAL_SETTING: Final = "guidance.value_scale"
 _MEANING: Final = {
     "flags": "control: the baseline with the server options of {}, without its value model",
     "idle": "control: the server of {}, with the requests of the baseline",
@@ -28,115 +26,89 @@ _MEANING: Final = {
 }
 
 
-def with_controls(profile: LocatedDict, errors: list[LocatedError]) -> LocatedDict:
+def with_controls(profile: Profile) -> tuple[Profile, list[Problem]]:
     """The profile with the steps of every variant that has ``controls``; a second time gives the same profile."""
-    variants, baseline = profile.mapping("variants"), baseline_name(profile)
-    kind = profile.mapping("engine").get("kind")
-    if baseline not in variants or not isinstance(kind, str) or kind not in ENGINES:
-        return profile
-    for name, variant in variants.items():
-        if not isinstance(variant, LocatedDict) or variant.get("controls") is not True:
+    problems = list[Problem]()
+    for name, variant in profile.variants.items():
+        if not variant.controls:
             continue
-        if name == baseline:
+        if name == profile.baseline:
             problem = "the baseline has no steps to itself; set controls on the variant that is studied"
-            errors.append(variant.error(problem, "controls"))
+            problems.append((("variants", name, "controls"), problem))
             continue
-        profile = _Ladder(profile, baseline, name, kind).build(errors)
-    return profile
+        steps = dict(_steps(profile, name))
+        clashes = [step for step in steps if step in profile.variants and profile.variants[step].control is None]
+        problem = f"controls of {name!r} would make a variant of this name; rename this one"
+        problems += [(("variants", step), problem) for step in clashes]
+        if not clashes:
+            profile = _with_steps(profile, name, _different(profile, name, steps))
+    if len(profile.variants) > MAX_VARIANTS:
+        problems.append((("variants",), f"has more than {MAX_VARIANTS} entries"))
+    return profile, problems
 
 
-class _Ladder:
-    """The steps to one variant."""
-
-    def __init__(self, profile: LocatedDict, baseline: str, name: str, kind: str) -> None:
-        self._profile, self._baseline, self._name, self._kind = profile, baseline, name, kind
-        self._variants = profile.mapping("variants")
-        self._below, self._own = profile.mapping("variants", baseline), profile.mapping("variants", name)
-        self._loading = options_class(kind).VALUE_MODEL_OPTIONS
-        sweep = profile.mapping("sweep")
-        is_sound = all(isinstance(values, list) for values in sweep.values())
-        self._sweep: dict[str, Any] = dict(sweep) if is_sound else {}
-        self._factors = factors_of(swept_factors(self._own), self._sweep)
-        if number_of_cells(profile, self._factors) > MAX_CELLS:  # an error of its own, in the checks
-            self._factors = {}
-
-    def build(self, errors: list[LocatedError]) -> LocatedDict:
-        """The profile with those steps that differ from their neighbours, each before the variant."""
-        steps = {f"{self._name}-{rung}": self._step(rung, parts) for rung, parts in self._parts()}
-        clashes = [s for s in steps if s in self._variants and "control" not in self._variants.mapping(s)]
-        if clashes:
-            problem = f"controls of {self._name!r} would make a variant of this name; rename this one"
-            errors += (self._variants.error(problem, step) for step in clashes)
-            return self._profile
-        steps = {step: self._variants.get(step, variant) for step, variant in steps.items()}
-        different = self._different(steps)
-        return self._with_variants({s: v for s, v in different.items() if s not in self._variants})
-
-    def _parts(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The sections that each step has from the baseline and from the variant."""
-        server, guidance = self._own.mapping("server"), self._own.get("guidance")
-        flags = merge(self._below.get("server"), server.without(*self._loading))
-        of_baseline = {key: self._below.get(key) for key in ("sampling", "request", "guidance")}
-        yield "flags", {"server": flags, **of_baseline}
-        yield "idle", {"server": server, "sampling": of_baseline["sampling"], "request": of_baseline["request"]}
-        if isinstance(guidance, LocatedDict):
-            tilt_free = guidance.with_value("value_scale", 0.0)
-            requests = {key: self._own.get(key) for key in ("sampling", "request")}
-            yield "neutral", {"server": server, **requests, "guidance": tilt_free}
-
-    def _step(self, rung: str, parts: Mapping[str, Any]) -> LocatedDict:
-        reached = [factor for factor in self._factors if self._reaches(rung, setting_of(factor))]
-        keys = {
-            "description": _MEANING[rung].format(self._name),
-            "swept": len(reached) == len(self._sweep) or (reached or False),
-            "control": {"of": self._name, "rung": rung},
-        }
-        step: LocatedDict = located(keys, self._own.location)
-        for key, value in parts.items():
-            if value is not None:
-                step = step.with_value(key, value, value.location if isinstance(value, LocatedDict) else None)
-        return step
-
-    def _reaches(self, rung: str, setting: tuple[str, ...]) -> bool:
-        """True where a swept setting changes a step."""
-        if rung == "neutral":
-            return ".".join(setting) != _NEUTRAL_SETTING
-        if setting[0] not in {"model", "server"}:
-            return False
-        return rung == "idle" or setting[-1] not in self._loading
-
-    def _different(self, steps: Mapping[str, LocatedDict]) -> dict[str, LocatedDict]:
-        """The steps that differ from the one before them in some cell, and from the variant itself."""
-        profile, different, before = self._with_variants(steps), dict[str, LocatedDict](), self._baseline
-        for name, step in steps.items():
-            if not self._is_same(profile, before, name) and not self._is_same(profile, name, self._name):
-                different[name] = step
-                before = name
-        return different
-
-    def _is_same(self, profile: LocatedDict, left: str, right: str) -> bool:
-        return all(
-            (settings := self._settings(profile, left, cell)) is not None
-            and settings == self._settings(profile, right, cell)
-            for cell in cells_of(self._factors)
+def _steps(profile: Profile, name: str) -> Iterator[tuple[str, Variant]]:
+    """Every step to a variant, by its name; those that a stored profile has are as they are there."""
+    below, own = profile.variants[profile.baseline], profile.variants[name]
+    loading = options_class(profile.engine.kind).VALUE_MODEL_OPTIONS
+    flags = merged(below.server, {key: value for key, value in own.server.items() if key not in loading})
+    as_baseline = {"sampling": below.sampling, "request": below.request}
+    parts: dict[str, dict[str, Any]] = {
+        "flags": {"server": flags, "guidance": below.guidance, **as_baseline},
+        "idle": {"server": own.server, **as_baseline},
+    }
+    if own.guidance is not None:
+        neutral = own.guidance.model_copy(update={"value_scale": 0.0})
+        parts["neutral"] = {key: getattr(own, key) for key in ("server", "sampling", "request")}
+        parts["neutral"]["guidance"] = neutral
+    for rung, sections in parts.items():
+        factors = factors_of(own.swept, profile.sweep)
+        reached = tuple(factor for factor in factors if _reaches(rung, setting_of(factor), loading))
+        step = Variant(
+            description=_MEANING[rung].format(name),
+            swept=len(reached) == len(profile.sweep) or (reached or False),
+            control=Control.model_validate({"of": name, "rung": rung}),
+            **sections,
         )
+        yield f"{name}-{rung}", profile.variants.get(f"{name}-{rung}", step)
 
-    def _settings(self, profile: LocatedDict, variant: str, cell: Cell) -> VariantSettings | None:
-        """Settings of a variant in a cell, without its name; None where they are faulty."""
-        own = factors_of(swept_factors(profile.mapping("variants")[variant]), cell)
-        settings, _ = resolve(profile, self._kind, variant, {} if variant == self._baseline else own)
-        return None if settings is None else settings.model_copy(update={"variant": ""})
 
-    def _with_variants(self, steps: Mapping[str, LocatedDict]) -> LocatedDict:
-        """The profile with ``steps`` right before the variant."""
-        entries = dict[str, Any]()
-        for name, variant in self._variants.items():
-            if name == self._name:
-                entries |= steps
-            if name not in steps:
-                entries[name] = variant
-        locations = self._variants.locations | {name: step.location for name, step in steps.items()}
-        return self._profile.with_value("variants", LocatedDict(entries, self._variants.location, locations))
+def _reaches(rung: str, setting: tuple[str, ...], loading: frozenset[str]) -> bool:
+    """True where a swept setting changes a step."""
+    if rung == "neutral":
+        return setting != ("guidance", "value_scale")
+    if setting[0] not in {"model", "server"}:
+        return False
+    return rung == "idle" or setting[-1] not in loading
+
+
+def _different(profile: Profile, name: str, steps: Mapping[str, Variant]) -> dict[str, Variant]:
+    """The steps that differ from the one before them in some cell, and from the variant itself."""
+    whole, before = _with_steps(profile, name, steps), profile.baseline
+    cells = cells_of(factors_of(profile.variants[name].swept, profile.sweep))
+    different = dict[str, Variant]()
+    for step, variant in steps.items():
+        own = [_settings(whole, step, cell) for cell in cells]
+        if all(own != [_settings(whole, other, cell) for cell in cells] for other in (before, name)):
+            different[step] = variant
+            before = step
+    return different
+
+
+def _settings(profile: Profile, variant: str, cell: Cell) -> VariantSettings | None:
+    """Settings of a variant in a cell, without its name; None where they are faulty."""
+    own = factors_of(profile.variants[variant].swept, cell)
+    settings, _ = resolve(profile, variant, {} if variant == profile.baseline else own)
+    return None if settings is None else settings.model_copy(update={"variant": ""})
+
+
+def _with_steps(profile: Profile, name: str, steps: Mapping[str, Variant]) -> Profile:
+    """The profile with those of ``steps`` that it lacks right before the variant."""
+    new = {step: variant for step, variant in steps.items() if step not in profile.variants}
+    variants = dict[str, Variant]()
+    for each, variant in profile.variants.items():
+        variants |= {**(new if each == name else {}), each: variant}
+    return profile.model_copy(update={"variants": variants})
 
 
 def ladder_of(profile: Profile, name: str) -> tuple[str, ...]:

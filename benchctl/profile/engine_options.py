@@ -16,7 +16,7 @@ from pydantic import field_validator
 from pydantic.fields import FieldInfo
 
 from benchctl.profile.choices import COST_MODELS, PENALTIES, CoreCount, CostModelChoice, ForwardPass, Port, Section
-from benchctl.profile.yaml import LocatedDict, LocatedError
+from benchctl.profile.yaml import Problem
 from benchctl.untrusted.secrets import holds_key, is_secret_name, secret_options
 
 
@@ -437,12 +437,12 @@ def load_name(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def own_variable_errors(tree: LocatedDict, kind: str) -> Iterator[LocatedError]:
-    """Variables of benchctl itself in the ``env`` of one run's server, which would be overwritten or do harm."""
-    env = tree.mapping("server", "env")
-    for name in env:
-        if str(name).startswith(OWN_PREFIX):
-            yield env.error(f"benchctl sets this variable itself{_instead(name, kind)}", name)
+def own_variable_problems(options: Mapping[str, Any], kind: str) -> Iterator[Problem]:
+    """Variables of benchctl itself in the ``env`` of a server's options, which would be overwritten or do harm."""
+    env = options.get("env")
+    for name in env if isinstance(env, dict) else ():
+        if name.startswith(OWN_PREFIX):
+            yield ("env", name), f"benchctl sets this variable itself{_instead(name, kind)}"
 
 
 def _instead(name: str, kind: str) -> str:

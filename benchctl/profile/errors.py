@@ -13,7 +13,7 @@ from benchctl.errors import ProfileError
 from benchctl.profile.choices import NAME_PATTERN, Section, meanings
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.keys import profile_keys, section_at
-from benchctl.profile.yaml import LocatedDict, LocatedError, Location, Step, dotted, follow, value_text
+from benchctl.profile.yaml import LocatedError, Problem, Steps, dotted, follow, left_out, value_text
 
 S = TypeVar("S", bound=Section)
 
@@ -38,29 +38,33 @@ _BOUNDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Detail:
-    """One error of pydantic, at the nearest value that exists."""
+    """One error of pydantic, with the nearest value that exists."""
 
-    location: Location
     value: Any
-    steps: tuple[Step, ...]
+    steps: Steps
     """Path below the validated mapping, with the name of a missing key."""
     error: ErrorDetails
 
 
 def validate(
-    tree: LocatedDict, model: type[S], *, reports_missing: bool = True
-) -> tuple[S | None, tuple[LocatedError, ...]]:
-    """The valid section, or None and every error; ``reports_missing`` is false for a tree that is not whole."""
+    values: dict[str, Any], model: type[S], *, reports_missing: bool = True
+) -> tuple[S | None, list[Problem]]:
+    """The section with every problem of the values; None where more is wrong than keys that do not exist.
+
+    ``reports_missing`` is false for values that are not whole.
+    """
     try:
         # Through JSON, because strict models take a list for a tuple there and nowhere else.
-        return model.model_validate_json(json.dumps(tree)), ()
+        return model.model_validate_json(json.dumps(values)), []
     except ValidationError as error:
-        details = [
-            _detail(tree, item)
-            for item in error.errors(include_url=False)
-            if reports_missing or item["type"] != "missing"
-        ]
-        return None, tuple(_errors(model, details))
+        items = error.errors(include_url=False)
+    details = [_detail(values, item) for item in items if reports_missing or item["type"] != "missing"]
+    section = None
+    if all(item["type"] == "extra_forbidden" for item in items):
+        for detail in details:
+            values = left_out(values, detail.steps)
+        section, _ = validate(values, model)
+    return section, list(_problems(model, details))
 
 
 def profile_error(errors: Iterable[LocatedError]) -> ProfileError:
@@ -72,18 +76,18 @@ def profile_error(errors: Iterable[LocatedError]) -> ProfileError:
     return ProfileError("\n".join((*heading, *map(str, first), *ending)))
 
 
-def _detail(tree: LocatedDict, error: ErrorDetails) -> _Detail:
-    """Follow an error's location down the tree.
+def _detail(values: dict[str, Any], error: ErrorDetails) -> _Detail:
+    """Follow an error's location down the values.
 
     Pydantic puts the names of union members and marks such as ``[key]`` among the keys; ``follow`` skips them.
     """
-    location, value, steps = follow(tree, error["loc"])
+    value, steps = follow(values, error["loc"])
     missing = error["loc"][-1:] if error["type"] == "missing" else ()
-    return _Detail(location.below(*missing), value, (*steps, *missing), error)
+    return _Detail(value, (*steps, *missing), error)
 
 
-def _errors(model: type[Section], details: list[_Detail]) -> Iterator[LocatedError]:
-    by_steps: dict[tuple[Step, ...], list[_Detail]] = {}
+def _problems(model: type[Section], details: list[_Detail]) -> Iterator[Problem]:
+    by_steps: dict[Steps, list[_Detail]] = {}
     for detail in details:
         by_steps.setdefault(detail.steps, []).append(detail)
     for steps, items in by_steps.items():
@@ -91,11 +95,11 @@ def _errors(model: type[Section], details: list[_Detail]) -> Iterator[LocatedErr
         if len(types) == len(items):
             # A mapping where a number or a mapping is expected: the errors inside it say more.
             if not any(len(other) > len(steps) and other[: len(steps)] == steps for other in by_steps):
-                yield LocatedError(items[0].location, _wrong_type(types, items[0].value))
+                yield steps, _wrong_type(types, items[0].value)
             continue
         for item in items:
             if not _is_echo(item, items):
-                yield LocatedError(item.location, _problem(model, item, types))
+                yield steps, _problem(model, item, types)
 
 
 def _is_echo(item: _Detail, items: list[_Detail]) -> bool:
@@ -170,7 +174,7 @@ def _unknown_key(key: str, section: type[Section] | None) -> str:
     return f"unknown key; known keys here are {', '.join(names)}"
 
 
-def _missing(model: type[Section], steps: tuple[Step, ...]) -> str:
+def _missing(model: type[Section], steps: Steps) -> str:
     field = _field_at(model, steps)
     choices = ", ".join(_choices(field)) if field else ""
     section = section_at(model, steps[:-1])
@@ -178,7 +182,7 @@ def _missing(model: type[Section], steps: tuple[Step, ...]) -> str:
     return f"missing; add {dotted(steps[-1:])}: {f'one of {choices}' if choices else meaning}"
 
 
-def _field_at(model: type[Section], steps: tuple[Step, ...]) -> FieldInfo | None:
+def _field_at(model: type[Section], steps: Steps) -> FieldInfo | None:
     section = section_at(model, steps[:-1])
     return section.model_fields.get(str(steps[-1])) if section else None
 

@@ -153,9 +153,9 @@ def grouped_profiles() -> dict[str, tuple[ProfileEntry, ...]]:
 
 def _description(path: Path) -> str:
     try:
-        document = read_document(path.read_text(encoding="utf-8"), display_path(path), [])
+        values = read_document(path.read_text(encoding="utf-8"), display_path(path), []).values
     except (OSError, UnicodeDecodeError):
-        document = None
-    if not document:
+        values = {}
+    if not values:
         return "not readable; 'benchctl profiles validate' reports the error"
-    return str(document.get("description", ""))
+    return str(values.get("description", ""))

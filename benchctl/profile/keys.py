@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from benchctl.profile.choices import Section, meanings
 from benchctl.profile.engine_options import options_class
 from benchctl.profile.model import Profile, Variant
-from benchctl.profile.yaml import Step
+from benchctl.profile.yaml import Step, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Key:
     meaning: str
 
 
-def section_at(root: type[Section], path: tuple[Step, ...]) -> type[Section] | None:
+def section_at(root: type[Section], path: Steps) -> type[Section] | None:
     """The section that stands at ``path`` below ``root``, or None."""
     annotation: Any = root
     for step in path:

@@ -1,24 +1,34 @@
 """Read and write profiles.
 
-A profile is read in layers (``sources``): the files it extends, itself, its engine preset, the command line. The
-result is validated as a whole, and every error is reported at once with its line.
+A profile is read in ``layers``: the files it extends, itself, its engine preset, the command line. The
+result is validated as a whole, the settings of every arm are resolved, and every error is reported with its line.
 """
 
-import warnings
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchctl.errors import DeprecatedWordWarning, ProfileError, RecordError, UsageError
-from benchctl.profile.checks import profile_errors, unfit_engine
+from benchctl.errors import ProfileError, RecordError, UsageError
+from benchctl.profile.checks import profile_problems, sweep_problems, swept_variants, unfit_engine
 from benchctl.profile.controls import with_controls
-from benchctl.profile.engine_options import ENGINES, options_class
+from benchctl.profile.engine_options import options_class
 from benchctl.profile.errors import profile_error, validate
 from benchctl.profile.files import profile_file
-from benchctl.profile.layers import Layers, over
+from benchctl.profile.layers import Layers
 from benchctl.profile.model import EngineSettings, Profile
-from benchctl.profile.yaml import STORED, LocatedDict, Location, dump_document, located, plain_value_errors
+from benchctl.profile.planning import Arm, arms, resolved_settings
+from benchctl.profile.settings import header_problems, is_same, setting_of
+from benchctl.profile.yaml import (
+    STORED,
+    Document,
+    LocatedError,
+    Location,
+    Steps,
+    dump_document,
+    follow,
+    plain_value_problems,
+    value_text,
+)
 from benchctl.records.stores.peaks_store import MEASURED, resolved_hardware
 
 _HARDWARE: Final = "hardware"
@@ -37,25 +47,13 @@ def load_profile(
 
     ``engine`` is a preset or a kind and replaces the profile's engine; ``overrides`` are assignments such as
     ``workload.num_prompts=3`` and go over everything else, in the order given. With ``is_to_send`` the variables
-    that headers name must be set here. Raises ProfileError with every error; issues a DeprecatedWordWarning for
-    every older word.
+    that headers name must be set here. Raises ProfileError with every error.
     """
     path, layers = profile_file(name_or_path), Layers()
     options = {"--engine": engine, "--blocks": blocks, "--seed": seed}
-    above = [layers.option(name, (name[2:],), value) for name, value in options.items() if value is not None]
+    above = [layers.plain({name[2:]: value}, name) for name, value in options.items() if value is not None]
     above += [layers.assignment(assignment) for assignment in overrides]
-    tree = _layered(layers, path, above, kind=None)
-    kind = tree.mapping("engine").get("kind")
-    if isinstance(kind, str) and kind in ENGINES:  # overlays of this kind count
-        tree = _layered(layers, path, above, kind=kind)
-    for deprecation in dict.fromkeys(layers.deprecations):
-        warnings.warn(str(deprecation), DeprecatedWordWarning, stacklevel=2)
-    return _with_measured_peaks(_profile(layers, tree, is_to_send=is_to_send), path)
-
-
-def _layered(layers: Layers, path: Path, above: Sequence[LocatedDict], *, kind: str | None) -> LocatedDict:
-    """The file with what it extends, as an engine of this kind reads it, and the command line over it."""
-    return layers.with_preset(reduce(over, above, layers.profile_file(path, kind)))
+    return _with_measured_peaks(_profile(layers, layers.profile(path, above), is_to_send=is_to_send), path)
 
 
 def parse_profile(text: str, source: str, *, is_to_send: bool = False) -> Profile:
@@ -66,7 +64,7 @@ def parse_profile(text: str, source: str, *, is_to_send: bool = False) -> Profil
     """
     layers = Layers()
     tree = layers.text(text, source, STORED)
-    if "extends" in tree:
+    if "extends" in tree.values:
         problem = "a stored profile is complete and cannot extend another; write out what it extends"
         layers.refuse(tree.error(problem, "extends"))
         tree = tree.without("extends")
@@ -93,7 +91,7 @@ def profile_from_plain(plain: Mapping[str, Any], source: str, *, is_to_send: boo
     Raises ProfileError with every error.
     """
     layers = Layers()
-    return _profile(layers, layers.with_preset(layers.plain(plain, Location(source))), is_to_send=is_to_send)
+    return _profile(layers, layers.with_preset(layers.plain(plain, source)), is_to_send=is_to_send)
 
 
 def dump_profile(profile: Profile) -> str:
@@ -101,17 +99,77 @@ def dump_profile(profile: Profile) -> str:
     return dump_document(profile.model_dump(mode="json"))
 
 
-def _profile(layers: Layers, tree: LocatedDict, *, is_to_send: bool = False, is_stored: bool = False) -> Profile:
-    if unusable := tuple(plain_value_errors(tree)):
+def _profile(layers: Layers, tree: Document, *, is_to_send: bool = False, is_stored: bool = False) -> Profile:
+    if unusable := tree.errors(plain_value_problems(tree.values)):
         raise profile_error((*layers.errors, *unusable))
-    if (unfit := unfit_engine(tree)) is not None:
-        raise profile_error((unfit,))
-    tree = with_controls(tree, layers.errors)
-    profile, type_errors = validate(tree, Profile, reports_missing=layers.is_whole)
-    errors = (*layers.errors, *type_errors, *profile_errors(tree, is_to_send=is_to_send, is_stored=is_stored))
-    if profile is None or errors:
+    profile, problems = validate(tree.values, Profile, reports_missing=layers.is_whole)
+    errors = [*layers.errors, *tree.errors(problems)]
+    if profile is None:
         raise profile_error(errors)
-    return profile.model_copy(update={"engine": _complete_engine(profile.engine)})
+    if (unfit := unfit_engine(profile)) is not None:
+        raise profile_error(tree.errors([unfit]))
+
+    def errors_of(profile: Profile, without: Collection[str]) -> Iterator[LocatedError]:
+        for arm in arms(profile, without):
+            yield from _errors_of_arm(tree, profile, arm, is_to_send=is_to_send, is_stored=is_stored)
+
+    profile = profile.model_copy(update={"engine": _complete_engine(profile.engine)})
+    problems = [*sweep_problems(profile)]
+    errors += tree.errors([*profile_problems(profile, is_stored=is_stored), *problems])
+    errors += errors_of(profile, swept_variants(profile) if problems else ())
+    if not errors:
+        written = profile
+        profile, problems = with_controls(written)
+        profile.settings_by_arm.update(written.settings_by_arm)
+        problems += sweep_problems(profile)
+        errors += tree.errors(problems)
+        errors += errors_of(profile, profile.variants if problems else written.variants)
+    if errors:
+        raise profile_error(errors)
+    return profile
+
+
+def _errors_of_arm(
+    tree: Document, profile: Profile, arm: Arm, *, is_to_send: bool, is_stored: bool
+) -> Iterator[LocatedError]:
+    """What is wrong with the settings of one run, where it was written.
+
+    With ``is_to_send`` the variables that its headers name must be set. With ``is_stored``, what older versions let
+    pass is no error.
+    """
+    variant, cell = arm
+    settings, problems = resolved_settings(profile, variant, cell)
+    if settings is not None:
+        problems = [*header_problems(settings, is_to_send=is_to_send, is_stored=is_stored)]
+    for path, problem in problems:
+        yield LocatedError(_place_in_arm(tree, profile, arm, path), problem)
+    for factor in () if is_stored else cell:
+        # In a file such a value may serve another that extends it.
+        path = ("variants", variant, *setting_of(factor))
+        value, existing = follow(tree.values, path)
+        if existing == path and tree.place(path).source == "--set":
+            yield tree.error(
+                f"is {value_text(value)}, and sweep.{factor} replaces it in every run; leave out one of the two",
+                *path,
+            )
+
+
+def _place_in_arm(tree: Document, profile: Profile, arm: Arm, path: Steps) -> Location:
+    """The place at which a setting of one run was written, or of what is nearest to it."""
+    variant, cell = arm
+    for factor, value in cell.items():
+        if path[: len(setting_of(factor))] == setting_of(factor):
+            values = tree.mapping("sweep").get(factor, [])
+            return tree.place(("sweep", factor, *(i for i, each in enumerate(values) if is_same(each, value))))
+    control = profile.variants[variant].control
+    owner = control.of if control and variant not in tree.mapping("variants") else variant
+    homes: list[Steps] = [("variants", owner, *path), path]
+    if path[0] == "server":
+        homes[1:] = [("engine", "python")] if path == ("server", "python") else []
+        homes.append(("engine", "options", *path[1:]))
+    existing = [home for home in homes if follow(tree.values, home)[1] == home]
+    beside = [home for home in homes if follow(tree.values, home[:-1])[1] == home[:-1]]
+    return tree.place(next(iter((*existing, *beside, homes[-1]))))
 
 
 def _with_measured_peaks(profile: Profile, path: Path) -> Profile:
@@ -149,8 +207,7 @@ def hardware_names(profile: Profile) -> list[str]:
 
 def _complete_engine(engine: EngineSettings) -> EngineSettings:
     """The engine with all its options written out, as far as they are valid without a variant's."""
-    tree = located(engine.options, Location("engine"))
-    options, _ = validate(tree, options_class(engine.kind))
-    if options is None:
+    options, problems = validate(engine.options, options_class(engine.kind))
+    if options is None or problems:
         return engine
     return engine.model_copy(update={"options": options.model_dump(mode="json")})

@@ -6,6 +6,8 @@ The keys of a profile: closed pydantic models, in which an unknown key is an err
 """
 
 import math
+from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
@@ -387,7 +389,7 @@ class EngineSettings(Section):
 class Profile(Section):
     """The YAML that describes an experiment, complete.
 
-    ``checks`` holds the rules beyond types: ``baseline`` names a variant, factors exist, settings fit together.
+    ``checks`` and ``settings`` hold the rules beyond types: ``baseline`` names a variant, settings fit together.
     """
 
     name: Name
@@ -451,6 +453,17 @@ class Profile(Section):
     """Settings of the load generator."""
     cluster: ClusterSettings = ClusterSettings()
     """The job of one block where blocks are handed out; nothing of it changes what is measured."""
+
+    @cached_property
+    def settings_by_arm(self) -> "dict[str, VariantSettings]":
+        """Settings of arms by variant and cell, each resolved once; ``variant_settings`` looks them up."""
+        return {}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Profile":
+        """A copy with some values changed, whose arms are resolved anew."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy.__dict__.pop("settings_by_arm", None)
+        return copy
 
 
 class VariantSettings(Section):

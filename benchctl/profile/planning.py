@@ -4,9 +4,10 @@ The imbalance of an experiment's order: of its plan, or of those of its runs tha
 From a profile to ordered runs: cells, blocks, the order within each, and the settings of each run.
 """
 
+import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -18,7 +19,7 @@ from benchctl.profile.errors import profile_error
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.settings import factor_problem, resolve, swept_cells
-from benchctl.profile.yaml import Location, located
+from benchctl.profile.yaml import LocatedError, Location, Problem
 from benchctl.records.directory import arm_label, run_directory_name
 from benchctl.records.record import Plan, PlannedRun
 from benchctl.records.schema import SCHEMA_VERSION, Cell
@@ -178,9 +179,13 @@ _NUM_EXTENSIONS: Final = 40
 """Orders among which the blocks that are added to a plan are chosen."""
 
 
-def arms(profile: Profile) -> tuple[Arm, ...]:
-    """The arms of one block: the baseline first, then every other variant in its cells, as they are written."""
-    names = sorted(profile.variants, key=lambda name: name != profile.baseline)
+def arms(profile: Profile, without: Collection[str] = ()) -> tuple[Arm, ...]:
+    """The arms of one block: the baseline first, then every other variant in its cells, as they are written.
+
+    Those of the variants ``without`` are left out.
+    """
+    names = [name for name in profile.variants if name not in without]
+    names.sort(key=lambda name: name != profile.baseline)
     return tuple((name, cell) for name in names for cell in _cells_of_variant(profile, name))
 
 
@@ -199,22 +204,26 @@ def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSetti
     if variant not in profile.variants:
         hint = did_you_mean(variant, profile.variants) or f"variants are {', '.join(profile.variants)}"
         raise ProfileError(f"profile {profile.name}: no variant is called {variant!r}; {hint}")
+    settings, problems = resolved_settings(profile, variant, cell)
+    if settings is not None:
+        return settings
     for factor in cell:
-        problem = factor_problem(factor, profile.engine.kind)
-        if problem:
+        if problem := factor_problem(factor, profile.engine.kind):
             raise ProfileError(f"profile {profile.name}: {factor}: {problem}")
-    values = {
-        "model": profile.model,
-        "engine": profile.engine.model_dump(mode="json"),
-        "sampling": profile.sampling.model_dump(mode="json"),
-        "request": profile.request.model_dump(mode="json"),
-        "variants": {variant: profile.variants[variant].model_dump(mode="json")},
-    }
-    tree = located(values, Location(f"profile {profile.name}"))
-    settings, errors = resolve(tree, profile.engine.kind, variant, cell)
-    if settings is None:
-        raise profile_error(errors)
-    return settings
+    raise profile_error(
+        LocatedError(Location(f"profile {profile.name}", path=path), text) for path, text in problems
+    )
+
+
+def resolved_settings(profile: Profile, variant: str, cell: Cell) -> tuple[VariantSettings | None, list[Problem]]:
+    """The settings of one run, or None and every problem; valid ones are kept with the profile."""
+    key, problems = f"{variant} {json.dumps(cell)}", list[Problem]()
+    if key not in profile.settings_by_arm:
+        settings, problems = resolve(profile, variant, cell)
+        if settings is None:
+            return None, problems
+        profile.settings_by_arm[key] = settings
+    return profile.settings_by_arm[key], problems
 
 
 def plan_runs(profile: Profile) -> Plan:

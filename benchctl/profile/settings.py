@@ -1,4 +1,4 @@
-"""The settings of one run: the profile's, the variant's over them, the cell's over both.
+"""The settings of one run: the profile's, the variant's over them, the cell's over both; and their rules.
 
 model     profile.model
 server    engine.options    <  variant.server
@@ -8,24 +8,20 @@ guidance  variant.guidance
 and at last each factor of the cell, at the setting it stands for
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
-from operator import methodcaller
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
-from pydantic import ValidationError, create_model
+from pydantic import create_model
 
 from benchctl.guided.parameter_table import EXPONENTIAL_MODES
-from benchctl.profile.engine_options import guiding_kinds, options_class
+from benchctl.profile.engine_options import guiding_kinds, options_class, request_fields
 from benchctl.profile.errors import validate
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
-from benchctl.profile.request import RequestOptions
-from benchctl.profile.request_checks import FREE_SECTIONS, merge_fields, request_errors
-from benchctl.profile.yaml import LocatedDict, LocatedError, LocatedList, Location, changed_at, merge
+from benchctl.profile.request import RequestOptions, variable_problem, variables_in
+from benchctl.profile.yaml import Problem, left_out, merged, replaced
 from benchctl.records.schema import Cell
 
 V = TypeVar("V")
@@ -49,7 +45,23 @@ FACTOR_SETTINGS: Final = {
 }
 """Factors with a short name, and the setting that each stands for. Any other factor is itself a dotted path."""
 
-_DEFAULT_MODEL: Final = Profile.model_fields["model"].default
+FREE_SECTIONS: Final = (
+    "extra_body",
+    "headers",
+    "response_format",
+    "structured_outputs",
+    "chat_template_kwargs",
+)
+"""Sections of ``request`` whose keys the writer chooses."""
+_PLAIN_HEADERS: Final = frozenset(
+    {
+        "accept", "accept-charset", "accept-encoding", "accept-language", "anthropic-version", "cache-control",
+        "content-language", "content-type", "http-referer", "openai-beta", "priority", "referer", "user-agent",
+        "x-title",
+    }
+)  # fmt: skip
+"""Headers whose values are no secrets; those of any other may be, whatever its name."""
+_GUIDANCE_FIELDS: Final = ("custom_params", "vllm_xargs")
 
 
 def setting_of(factor: str) -> tuple[str, ...]:
@@ -94,50 +106,28 @@ def factor_problem(factor: str, kind: str) -> str | None:
     return f"no factor or setting has this name; factors are {', '.join(FACTOR_SETTINGS)}, or a dotted path; {hint}"
 
 
-def resolve(
-    profile: LocatedDict, kind: str, variant: str, cell: Cell
-) -> tuple[VariantSettings | None, tuple[LocatedError, ...]]:
-    """The settings of one run on an engine of this kind, or None and the errors at their locations.
-
-    ``profile`` needs its model, engine, sampling and the variant only. Equal settings are validated once.
-    """
-    values = settings_tree(profile, variant, cell)
-    settings = _valid_settings(kind, json.dumps(values))
-    if settings is None:
-        return None, validate(values, _settings_model(kind))[1]
-    errors = (*_guidance_errors(values, kind, settings), *request_errors(values, kind, settings))
-    return (None, errors) if errors else (settings, ())
-
-
-def settings_tree(profile: LocatedDict, variant: str, cell: Cell) -> LocatedDict:
-    """The settings of one run, unchecked, with the locations at which they were written."""
-    own, engine = profile.mapping("variants", variant), profile.mapping("engine")
-    if engine.get("python") is not None:
-        python = LocatedDict({"python": engine["python"]}, engine.location, engine.locations)
-        engine = engine.with_value("options", merge(engine.mapping("options"), python))
-    tree = LocatedDict({"variant": variant}, own.location)
-    tree = tree.with_value("model", profile.get("model", _DEFAULT_MODEL), profile.location_of("model"))
-    layers = {
-        "server": [(engine, "options"), (own, "server")],
-        "sampling": [(profile, "sampling"), (own, "sampling")],
-        "request": [(profile, "request"), (own, "request")],
+def resolve(profile: Profile, variant: str, cell: Cell) -> tuple[VariantSettings | None, list[Problem]]:
+    """The settings of one run, or None and every problem, at paths of ``VariantSettings``."""
+    kind, own, options = profile.engine.kind, profile.variants[variant], profile.engine.options
+    if profile.engine.python is not None:
+        options = options | {"python": profile.engine.python}
+    request = profile.request.model_dump(mode="json")
+    values: dict[str, Any] = {
+        "variant": variant,
+        "model": profile.model,
+        "server": merged(options, own.server),
+        "sampling": merged(profile.sampling.model_dump(mode="json"), own.sampling),
+        "request": merged(request, own.request, null_removes=True),
+        "guidance": own.guidance.model_dump(mode="json") if own.guidance else None,
     }
-    for name, sections in layers.items():
-        value, location = LocatedDict({}, own.location), own.location
-        for section, key in sections:
-            if key in section:
-                laid_over = merge_fields if name == "request" else merge
-                value, location = laid_over(value, section[key]), section.location_of(key)
-        tree = tree.with_value(name, value, location)
-    tree = tree.with_value("guidance", own.get("guidance"), own.location_of("guidance"))
-    for factor, swept in cell.items():
+    for factor, value in cell.items():
         setting = setting_of(factor)
-        location = _swept_location(profile, factor, swept) or replace(own.location, path=setting)
-        if swept is None and _is_in_free_section(setting):
-            tree = changed_at(tree, setting[:-1], methodcaller("without", setting[-1]))
-        else:
-            tree = _with_setting(tree, setting, swept, location)
-    return tree
+        is_left_out = value is None and _is_in_free_section(setting)
+        values = left_out(values, setting) if is_left_out else replaced(values, setting, value)
+    settings, problems = validate(values, _settings_model(kind))
+    if settings is not None:
+        problems += [*_guidance_problems(settings, profile, cell), *_request_problems(settings, kind)]
+    return (None if problems else settings), problems
 
 
 def _is_in_free_section(path: tuple[str, ...]) -> bool:
@@ -146,60 +136,81 @@ def _is_in_free_section(path: tuple[str, ...]) -> bool:
     return section == "request" and len(below) > 1 and below[0] in FREE_SECTIONS and all(below)
 
 
-def _with_setting(tree: LocatedDict, path: tuple[str, ...], value: object, location: Location) -> LocatedDict:
-    key, *deeper = path
-    if not deeper:
-        return tree.with_value(key, value, location)
-    return tree.with_value(key, _with_setting(tree.mapping(key), tuple(deeper), value, location))
-
-
-def _swept_location(profile: LocatedDict, factor: str, value: object) -> Location | None:
-    """The location of a value in ``sweep``."""
-    values = profile.mapping("sweep").get(factor)
-    items = zip(values, values.locations, strict=True) if isinstance(values, LocatedList) else ()
-    return next((location for item, location in items if is_same(item, value)), None)
-
-
-@lru_cache(maxsize=1024)
-def _valid_settings(kind: str, text: str) -> VariantSettings | None:
-    try:
-        return _settings_model(kind).model_validate_json(text)
-    except ValidationError:
-        return None
-
-
 @cache
 def _settings_model(kind: str) -> type[VariantSettings]:
     """Settings whose server options are those of an engine."""
     return create_model("VariantSettings", __base__=VariantSettings, server=(options_class(kind), ...))
 
 
-def _guidance_errors(tree: LocatedDict, kind: str, settings: VariantSettings) -> Iterable[LocatedError]:
-    if settings.guidance is None:
+def _guidance_problems(settings: VariantSettings, profile: Profile, cell: Cell) -> Iterator[Problem]:
+    guidance, name, kind = settings.guidance, settings.variant, profile.engine.kind
+    if guidance is None:
         return
     if kind not in guiding_kinds():
         problem = (
-            f"variant {settings.variant!r} is guided, and engine {kind!r} loads no value model; remove guidance, "
+            f"variant {name!r} is guided, and engine {kind!r} loads no value model; remove guidance, "
             f"or choose an engine that guides: {', '.join(guiding_kinds())}"
         )
-        yield tree.error(problem, "guidance")
+        yield ("guidance",), problem
         return
     if settings.server.guides_with is None:
         problem = (
-            f"variant {settings.variant!r} is guided, but its server loads no value model; "
-            f"set variants.{settings.variant}.server.value_model, or remove guidance"
+            f"variant {name!r} is guided, but its server loads no value model; "
+            f"set variants.{name}.server.value_model, or remove guidance"
         )
-        yield tree.error(problem, "guidance")
+        yield ("guidance",), problem
     # The guided sampler has no path over the whole vocabulary for these modes. top_k 1 is allowed: it is
     # greedy, and guidance never acts.
-    if settings.guidance.mode in EXPONENTIAL_MODES and settings.sampling.top_k < 1:
-        sampling = tree.mapping("sampling")
+    if guidance.mode in EXPONENTIAL_MODES and settings.sampling.top_k < 1:
+        swept = {setting_of(factor) for factor in cell}
+        own = profile.sampling.model_fields_set | profile.variants[name].sampling.keys()
         problem = (
-            f"variant {settings.variant!r} is guided with mode {settings.guidance.mode}, which needs a finite "
-            f"top_k, and has {settings.sampling.top_k}; set variants.{settings.variant}.sampling.top_k, or sweep "
-            "top_k from 1 up"
+            f"variant {name!r} is guided with mode {guidance.mode}, which needs a finite top_k, and has "
+            f"{settings.sampling.top_k}; set variants.{name}.sampling.top_k, or sweep top_k from 1 up"
         )
-        yield sampling.error(problem, "top_k") if "top_k" in sampling else tree.error(problem, "guidance")
+        is_set = "top_k" in own or ("sampling", "top_k") in swept
+        yield ("sampling", "top_k") if is_set else ("guidance",), problem
+
+
+def _request_problems(settings: VariantSettings, kind: str) -> Iterator[Problem]:
+    """Fields of the requests of one run that servers of this kind do not have."""
+    kind = getattr(settings.server, "dialect", kind)
+    understood, options, where = request_fields(kind), settings.request, f"servers of {kind!r}"
+    instead = "; leave it out, or choose another engine"
+    if options.response_format and not understood.response_format:
+        yield ("request", "response_format"), f"{where} have no response_format{instead}"
+    if options.chat_template_kwargs and not understood.chat_template_kwargs:
+        yield ("request", "chat_template_kwargs"), f"{where} pass nothing on to the chat template{instead}"
+    if options.structured_outputs and understood.constraints is not None:
+        unknown = [name for name in options.structured_outputs if name not in understood.constraints]
+        if unknown:
+            has = ", ".join(sorted(understood.constraints)) or "none"
+            problem = f"{where} have {has} of these constraints, not {', '.join(unknown)}{instead}"
+            yield ("request", "structured_outputs"), problem
+    for name in settings.sampling.penalties:
+        if name not in understood.penalties:
+            yield ("sampling", name), f"{where} have no {name}{instead}"
+    for name in _GUIDANCE_FIELDS:
+        if settings.guidance is not None and name in options.extra_body:
+            yield ("request", "extra_body", name), f"{name} carries the guidance of this variant; remove it"
+
+
+def header_problems(settings: VariantSettings, *, is_to_send: bool, is_stored: bool) -> Iterator[Problem]:
+    """Headers of one run that may be secrets in plain text, and variables that the environment lacks.
+
+    Results of older versions, which ``is_stored`` says, hold what they hold.
+    """
+    for header, value in settings.request.headers.items():
+        variables = variables_in(value)
+        if not (variables or is_stored or header.lower() in _PLAIN_HEADERS):
+            problem = (
+                f"{header} may be a secret, which profiles and results must not hold; put its value into a "
+                "variable of the environment, and write ${NAME} here"
+            )
+            yield ("request", "headers", header), problem
+        for variable in variables if is_to_send else ():
+            if missing := variable_problem(variable):
+                yield ("request", "headers", header), missing
 
 
 @cache

@@ -1,13 +1,11 @@
-"""Plain values that remember where they were written, and errors at those locations.
+"""YAML text as plain values with the place of each beside them, and plain values as YAML text.
 
-YAML text as located values, and plain values as YAML text.
-Bounds of every plain value of a profile, whatever its key: numbers of 64 bits, and texts that can be passed
-on.
+Every value of a profile, whatever its key, is bounded: numbers have 64 bits, and texts can be passed on.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Final, NoReturn, TypeAlias
@@ -24,6 +22,10 @@ from benchctl.untrusted.limits import (
 from benchctl.untrusted.text import visible, visible_line
 
 Step: TypeAlias = str | int
+Steps: TypeAlias = tuple[Step, ...]
+"""The path of a value in a document."""
+Problem: TypeAlias = tuple[Steps, str]
+"""What is wrong with the value at a path, and its remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Location:
 
     source: str
     line: int | None = None
-    path: tuple[Step, ...] = ()
+    path: Steps = ()
 
     def below(self, *steps: Step) -> "Location":
         """The same line, for a value further down."""
@@ -54,54 +56,61 @@ class LocatedError:
         return f"{self.location}: {self.problem}"
 
 
-class LocatedDict(dict[str, Any]):
-    """A mapping of plain values that knows its own location and that of each entry."""
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A mapping of plain values, and the place at which each of them was written, by its path."""
 
-    __slots__ = ("location", "locations")
+    values: dict[str, Any]
+    places: Mapping[Steps, Location]
 
-    def __init__(
-        self, values: Mapping[str, Any], location: Location, locations: Mapping[str, Location] | None = None
-    ) -> None:
-        super().__init__(values)
-        self.location = location
-        self.locations = dict(locations or {})
+    def get(self, *path: str) -> Any:
+        """The value at a path; None where there is none."""
+        value: Any = self.values
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
-    def mapping(self, *keys: str) -> "LocatedDict":
-        """The mapping below ``keys``; an empty one where there is none."""
-        value: Any = self
-        for key in keys:
-            value = value.get(key) if isinstance(value, LocatedDict) else None
-        return value if isinstance(value, LocatedDict) else LocatedDict({}, self.location.below(*keys))
+    def mapping(self, *path: str) -> dict[str, Any]:
+        """The mapping at a path; an empty one where there is none."""
+        value = self.get(*path)
+        return value if isinstance(value, dict) else {}
 
-    def location_of(self, key: str) -> Location:
-        """The location of an entry; that of the mapping where the entry is missing."""
-        return self.locations.get(key, self.location)
+    def place(self, path: Steps) -> Location:
+        """The place of the value at a path; for one that is missing, below that of the nearest around it."""
+        depth = next(depth for depth in range(len(path), -1, -1) if path[:depth] in self.places)
+        return self.places[path[:depth]].below(*path[depth:])
 
-    def error(self, problem: str, key: str | None = None) -> LocatedError:
-        """An error of this mapping, or of its entry ``key``."""
-        return LocatedError(self.location if key is None else self.location_of(key), problem)
+    def error(self, problem: str, *path: Step) -> LocatedError:
+        """An error of the value at a path."""
+        return LocatedError(self.place(path), problem)
 
-    def with_value(self, key: str, value: Any, location: Location | None = None) -> "LocatedDict":
-        """A copy with one entry set; a new entry without a location has that of the mapping."""
-        location = location or self.locations.get(key) or self.location.below(key)
-        return LocatedDict({**self, key: value}, self.location, {**self.locations, key: location})
+    def errors(self, problems: Iterable[Problem]) -> list[LocatedError]:
+        """These problems where they were written."""
+        return [self.error(problem, *path) for path, problem in problems]
 
-    def without(self, *keys: str) -> "LocatedDict":
-        """A copy without some of the entries."""
-        return LocatedDict({k: v for k, v in self.items() if k not in keys}, self.location, self.locations)
+    def with_value(self, path: Steps, value: Any, place: Location | None = None) -> "Document":
+        """A copy with one value set, at ``place`` if that is given."""
+        places = self.places if place is None else {**self.places, path: place}
+        return Document(replaced(self.values, path, value), places)
+
+    def without(self, *path: str) -> "Document":
+        """A copy without the value at a path."""
+        places = {steps: place for steps, place in self.places.items() if steps[: len(path)] != path}
+        return Document(left_out(self.values, path), places)
+
+    def part(self, *path: str) -> "Document":
+        """The mapping at a path by itself."""
+        places = {steps[len(path) :]: place for steps, place in self.places.items() if steps[: len(path)] == path}
+        return Document(self.mapping(*path), {(): self.place(path), **places})
+
+    def over(self, below: "Document") -> "Document":
+        """This document laid over another: mappings merge key by key, any other value replaces what is below it."""
+        values = merged(below.values, self.values)
+        places = {**below.places, **self.places}
+        return Document(values, {path: place for path, place in places.items() if follow(values, path)[1] == path})
 
 
-class LocatedList(list[Any]):
-    """A list of plain values that knows the location of each item."""
-
-    __slots__ = ("locations",)
-
-    def __init__(self, values: list[Any], locations: list[Location]) -> None:
-        super().__init__(values)
-        self.locations = locations
-
-
-def dotted(path: tuple[Step, ...]) -> str:
+def dotted(path: Steps) -> str:
     """``workload.arrival.kind``, ``sweep.top_k[2]``; long keys are cut."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{visible_line(step, 100)}" for step in path)
     return "".join(steps).removeprefix(".")
@@ -119,50 +128,64 @@ def value_text(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def located(value: Any, location: Location) -> Any:
-    """Plain values with one location for all of them."""
-    if isinstance(value, Mapping):
-        below = {str(key): location.below(str(key)) for key in value}
-        return LocatedDict({str(k): located(item, below[str(k)]) for k, item in value.items()}, location, below)
-    if isinstance(value, list | tuple):
-        locations = [location.below(i) for i in range(len(value))]
-        return LocatedList([located(item, at) for item, at in zip(value, locations, strict=True)], locations)
-    return value
-
-
-def follow(tree: LocatedDict, steps: tuple[Step, ...]) -> tuple[Location, Any, tuple[Step, ...]]:
-    """Location and value at a path, and the steps that exist; steps that the tree does not have are skipped."""
-    location, existing = tree.location, list[Step]()
-    value: Any = tree
-    for step in steps:
-        if isinstance(value, LocatedDict) and str(step) in value:
-            location, value = value.location_of(str(step)), value[str(step)]
-        elif isinstance(value, LocatedList) and isinstance(step, int) and step < len(value):
-            location, value = value.locations[step], value[step]
+def follow(values: Any, path: Steps) -> tuple[Any, Steps]:
+    """The value at a path, and the steps that exist; steps that the values do not have are skipped."""
+    existing = list[Step]()
+    for step in path:
+        if isinstance(values, dict) and str(step) in values:
+            values = values[str(step)]
+        elif isinstance(values, list) and isinstance(step, int) and step < len(values):
+            values = values[step]
         else:
             continue
         existing.append(step)
-    return location, value, tuple(existing)
+    return values, tuple(existing)
 
 
-def merge(below: Any, above: Any) -> Any:
-    """Mappings merge key by key; anything else in ``above`` replaces what is below it."""
-    if not isinstance(below, LocatedDict) or not isinstance(above, LocatedDict):
+def merged(below: Any, above: Any, *, null_removes: bool = False) -> Any:
+    """Mappings merge key by key; anything else in ``above`` replaces what is below it.
+
+    With ``null_removes`` a null removes what is below it, and is a value where nothing is.
+    """
+    if not isinstance(below, dict) or not isinstance(above, dict):
         return above
-    merged = {**below, **{key: merge(below.get(key), value) for key, value in above.items()}}
-    return LocatedDict(merged, above.location, below.locations | above.locations)
+    removed = {key for key, value in above.items() if null_removes and value is None and below.get(key) is not None}
+    rest = {key: value for key, value in below.items() if key not in removed}
+    laid = {key: value for key, value in above.items() if key not in removed}
+    return rest | {key: merged(rest.get(key), value, null_removes=null_removes) for key, value in laid.items()}
 
 
-def changed_at(
-    tree: LocatedDict, path: tuple[str, ...], change: Callable[[LocatedDict], LocatedDict]
-) -> LocatedDict:
-    """A copy in which the mapping at ``path`` is changed; the same tree where there is no mapping."""
-    if not path:
-        return change(tree)
-    child = tree.get(path[0])
-    if not isinstance(child, LocatedDict):
-        return tree
-    return tree.with_value(path[0], changed_at(child, path[1:], change))
+def replaced(values: dict[str, Any], path: Steps, value: Any) -> dict[str, Any]:
+    """A copy with the value at a path set; mappings on the way that are missing are made."""
+    key, deeper = str(path[0]), path[1:]
+    if deeper:
+        below = values.get(key)
+        value = replaced(below if isinstance(below, dict) else {}, deeper, value)
+    return {**values, key: value}
+
+
+def left_out(values: dict[str, Any], path: Steps) -> dict[str, Any]:
+    """A copy without the value at a path."""
+    key, deeper = path[0], path[1:]
+    if not deeper:
+        return {name: value for name, value in values.items() if name != key}
+    below = values.get(str(key))
+    return {**values, str(key): left_out(below, deeper)} if isinstance(below, dict) else values
+
+
+def plain_document(values: Mapping[str, Any], source: str) -> Document:
+    """A document of plain values that were not read from text."""
+    places: dict[Steps, Location] = {}
+
+    def plain(value: Any, path: Steps) -> Any:
+        places[path] = Location(source, path=path)
+        if isinstance(value, Mapping):
+            return {str(key): plain(item, (*path, str(key))) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item, (*path, i)) for i, item in enumerate(value)]
+        return value
+
+    return Document(plain(values, ()), places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,23 +267,24 @@ _Composer.yaml_implicit_resolvers = _implicit_resolvers()
 _Dumper.yaml_implicit_resolvers = _implicit_resolvers()
 
 
-def read_document(text: str, source: str, errors: list[LocatedError], bounds: Bounds = WRITTEN) -> LocatedDict:
+def read_document(text: str, source: str, errors: list[LocatedError], bounds: Bounds = WRITTEN) -> Document:
     """Read one YAML document, which must be a mapping; an empty one where it cannot be read.
 
     What the dialect refuses, and what is beyond ``bounds``, is added to ``errors``, and left out of the result.
     """
+    reader = _Reader(source, errors)
     try:
         root = _compose(text, bounds)
     except _SyntaxProblem as error:
         errors.append(LocatedError(Location(source, error.line), f"not readable as YAML: {error}"))
-        return LocatedDict({}, Location(source, 1))
+        return Document({}, {(): Location(source, 1)})
     if isinstance(root, yaml.MappingNode):
-        return _Reader(source, errors).mapping(root, ())
+        return Document(reader.value(root, ()), reader.places | {(): reader.location(root, ())})
     line = root.start_mark.line + 1 if root else 1
     content = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
     problem = f"found {content} where a profile is a mapping; write keys such as 'workload:'"
     errors.append(LocatedError(Location(source, line), problem))
-    return LocatedDict({}, Location(source, 1))
+    return Document({}, {(): Location(source, 1)})
 
 
 def read_value(text: str, location: Location, errors: list[LocatedError]) -> Any:
@@ -270,10 +294,10 @@ def read_value(text: str, location: Location, errors: list[LocatedError]) -> Any
     except _SyntaxProblem as error:
         errors.append(LocatedError(location, f"{value_text(text)} is not readable as a YAML value: {error}"))
         return None
-    inner_errors: list[LocatedError] = []
-    value = None if root is None else _Reader(location.source, inner_errors).value(root, location.path)
-    errors += (replace(error, location=replace(error.location, line=None)) for error in inner_errors)
-    return located(value, location)
+    reader = _Reader(location.source, [])
+    value = None if root is None else reader.value(root, location.path)
+    errors += (replace(error, location=replace(error.location, line=None)) for error in reader.errors)
+    return value
 
 
 def dump_document(document: Mapping[str, Any]) -> str:
@@ -332,51 +356,48 @@ _SCALARS: Final[Mapping[str, Callable[[str], str | int | float | bool | None]]] 
 }
 
 
-@dataclass(frozen=True, slots=True)
 class _Reader:
-    """Turns composed YAML nodes into located values and collects what the dialect refuses."""
+    """Turns composed YAML nodes into values; collects their places, and what the dialect refuses."""
 
-    source: str
-    errors: list[LocatedError]
+    def __init__(self, source: str, errors: list[LocatedError]) -> None:
+        self.source, self.errors, self.places = source, errors, dict[Steps, Location]()
 
-    def value(self, node: yaml.Node, path: tuple[Step, ...]) -> Any:
+    def value(self, node: yaml.Node, path: Steps) -> Any:
         kind, is_scalar = node.tag.removeprefix(_STANDARD), isinstance(node, yaml.ScalarNode)
         if kind not in (_SCALARS if is_scalar else ("map", "seq")):
             tag = node.tag.replace(_STANDARD, "!!")
             self._refuse(node, path, f"the tag {tag} is not supported; write the plain value")
         if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, path)
+            return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
-            locations = [self._location(item, (*path, i)) for i, item in enumerate(node.value)]
-            return LocatedList([self.value(item, (*path, i)) for i, item in enumerate(node.value)], locations)
+            self.places |= {(*path, i): self.location(item, (*path, i)) for i, item in enumerate(node.value)}
+            return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
         try:
             return _SCALARS[kind](node.value) if kind in _SCALARS else None
         except ValueError:
             self._refuse(node, path, f"{value_text(node.value)} is not a number that can be stored; write another")
             return None
 
-    def mapping(self, node: yaml.MappingNode, path: tuple[Step, ...]) -> LocatedDict:
-        values, locations = dict[str, Any](), dict[str, Location]()
+    def location(self, node: yaml.Node, path: Steps) -> Location:
+        return Location(self.source, node.start_mark.line + 1, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: Steps) -> dict[str, Any]:
+        values = dict[str, Any]()
         for key_node, value_node in node.value:
             key = key_node.value
             if not isinstance(key, str):
                 self._refuse(key_node, path, "a key is a list or a mapping; write plain text before the ':'")
             elif key in values:
-                problem = f"written twice, first in line {locations[key].line}; remove one of the two"
+                problem = f"written twice, first in line {self.places[*path, key].line}; remove one of the two"
                 self._refuse(key_node, (*path, key), problem)
             else:
                 # An error of an entry is located at its key, also when its value begins on the next line.
-                locations[key] = self._location(key_node, (*path, key))
+                self.places[*path, key] = self.location(key_node, (*path, key))
                 values[key] = self.value(value_node, (*path, key))
-                if isinstance(values[key], LocatedDict):
-                    values[key].location = locations[key]
-        return LocatedDict(values, self._location(node, path), locations)
+        return values
 
-    def _location(self, node: yaml.Node, path: tuple[Step, ...]) -> Location:
-        return Location(self.source, node.start_mark.line + 1, path)
-
-    def _refuse(self, node: yaml.Node, path: tuple[Step, ...], problem: str) -> None:
-        self.errors.append(LocatedError(self._location(node, path), problem))
+    def _refuse(self, node: yaml.Node, path: Steps, problem: str) -> None:
+        self.errors.append(LocatedError(self.location(node, path), problem))
 
 
 MAX_TEXT: Final = 65_536
@@ -398,29 +419,25 @@ _WORDS: Final = frozenset({"extra_args", "env", "headers", "setup", "speculative
 """Keys below which a text is on one line, and no path."""
 
 
-def plain_value_errors(tree: LocatedDict) -> Iterator[LocatedError]:
+def plain_value_problems(value: Any, path: Steps = ()) -> Iterator[Problem]:
     """Every value and key of a profile that is beyond these bounds."""
-    yield from _errors(tree, tree.location, (), 0)
-
-
-def _errors(value: Any, location: Location, path: tuple[Step, ...], depth: int) -> Iterator[LocatedError]:
-    if isinstance(value, dict | list) and depth > PROFILE_DEPTH:
-        yield LocatedError(location, f"is nested more than {PROFILE_DEPTH} deep; write it flatter")
-    elif isinstance(value, LocatedDict):
+    if isinstance(value, dict | list) and len(path) > PROFILE_DEPTH:
+        yield path, f"is nested more than {PROFILE_DEPTH} deep; write it flatter"
+    elif isinstance(value, dict):
         for key, item in value.items():
             if len(key) > MAX_KEY or visible_line(key) != key:
                 problem = f"{value_text(key)} has control characters or more than {MAX_KEY} of any; rename it"
-                yield LocatedError(location, problem)
+                yield path, problem
             else:
-                yield from _errors(item, value.location_of(key), (*path, key), depth + 1)
-    elif isinstance(value, LocatedList):
-        for i, (item, at) in enumerate(zip(value, value.locations, strict=True)):
-            yield from _errors(item, at, (*path, i), depth + 1)
+                yield from plain_value_problems(item, (*path, key))
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from plain_value_problems(item, (*path, i))
     elif (refusal := _problem(value, path)) is not None:
-        yield LocatedError(location, refusal)
+        yield path, refusal
 
 
-def _problem(value: object, path: tuple[Step, ...]) -> str | None:
+def _problem(value: object, path: Steps) -> str | None:
     steps = set(path)
     if path[:1] == ("sweep",):  # a factor is a path of its own
         steps.update(*(str(factor).split(".") for factor in path[1:2]))

@@ -8,7 +8,7 @@ from support.results.builders import PROFILE_YAML
 
 from benchctl.profile.choices import Section
 from benchctl.profile.engine_options import ENGINES
-from benchctl.profile.identity import FORMER_DEFAULTS, profile_sha256
+from benchctl.profile.identity import profile_sha256
 from benchctl.profile.keys import option_keys, profile_keys
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.profile.model import Profile, Workload
@@ -68,17 +68,6 @@ def test_other_words_for_the_same_experiment_do_not_change_the_identity():
     assert profile_sha256(parse_profile(described, "p")) == profile_sha256(parse_profile(PROFILE_YAML, "p"))
 
 
-def test_a_changed_default_with_its_former_value_on_record_keeps_the_identity_of_older_profiles():
-    older = parse_profile(PROFILE_YAML + "blocks: 6\n", "p")  # 6 was the default, and stands in its profile.yaml
-    newer = parse_profile(PROFILE_YAML + "blocks: 8\n", "p")
-    former = {"blocks": 6}
-    without_blocks = profile_sha256(parse_profile(PROFILE_YAML, "p"))
-    assert profile_sha256(older, former) == without_blocks  # as the older version computed it
-    assert profile_sha256(newer, former) != without_blocks
-    options = PROFILE_YAML.replace("{kind: sim}", "{kind: sim, options: {block_size: 32}}")
-    assert profile_sha256(parse_profile(options, "p"), {"sim.block_size": 32}) == without_blocks
-
-
 def test_a_variant_with_guidance_at_its_defaults_is_another_than_one_without():
     text = PROFILE_YAML.replace("guidance: {mode: centered_exp, value_scale: 0.0}", "guidance: {}")
     without = PROFILE_YAML.replace("    guidance: {mode: centered_exp, value_scale: 0.0}\n", "")
@@ -92,7 +81,7 @@ def test_a_profile_read_back_from_its_dump_has_its_identity():
         assert profile_sha256(parse_profile(dump_profile(profile), "profile.yaml")) == profile_sha256(profile)
 
 
-def test_no_default_has_changed_without_a_record_of_its_former_value():
+def test_no_default_has_changed():
     record = json.loads(DEFAULTS.read_text(encoding="utf-8"))
     defaults = {key.path: _default(key.field) for key in profile_keys()}
     options = {
@@ -105,7 +94,7 @@ def test_no_default_has_changed_without_a_record_of_its_former_value():
     changed = {
         path for path, default in (record["profile"] | record["options"]).items() if current[path] != default
     }
-    assert changed == set(FORMER_DEFAULTS), "enter the former default of each changed field into FORMER_DEFAULTS"
+    assert changed == set(), "experiments of before would no longer resume; enter the new default on purpose"
 
 
 def _default(field):

@@ -164,7 +164,7 @@ def test_settings_are_the_profiles_then_the_variants_then_the_cells():
 
 def test_settings_of_a_profile_that_was_built_in_code_are_checked_too():
     profile = profile_of(2).model_copy(update={"variants": load_profile("topk-sweep").variants})
-    with pytest.raises(ProfileError, match=r"^profile p: sampling\.top_k: variant 'guided' is guided with"):
+    with pytest.raises(ProfileError, match=r"^profile p: guidance: variant 'guided' is guided with"):
         variant_settings(profile, "guided", {})
 
 

@@ -92,6 +92,6 @@ def keys_of(name: str) -> Iterator[str]:
     yield from (
         "sweep.top_k", "sweep.max_num_seqs", "sweep.request.extra_body.q", "sweep.server.env.A", "sweep.nope",
         "variants.new", "request.extra_body.a", "request.extra_body.seed", "request.headers.X-Y", "extends", "nope",
-        "engine.preset", "per_engine", "per_engine.sim", "for_unguided_engines", "unguided", "workload.if_missing",
+        "engine.preset", "per_engine", "per_engine.sim", "for_unguided_engines",
         "workload.columns.prompt",
     )  # fmt: skip
