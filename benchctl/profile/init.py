@@ -16,9 +16,7 @@ from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Sampling
 from benchctl.profile.request import RequestOptions
 
-VARIANT: Final = "changed"
-_ALLOWED: Final = "beside what the variants set; any other makes the comparison invalid"
-"""Name of the variant that the baseline is compared with."""
+_SERVER: Final = "'server.*'"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _PLAIN: Final = re.compile(r"(?:[A-Za-z]|\.{0,2}/)(?:[\w./+@-]|:(?!$))*")
 
@@ -69,90 +67,83 @@ def check_name(name: str) -> str:
     return bare
 
 
+_TEMPLATE: Final = """\
+# {name}: a change against a baseline. Run it: benchctl run {name}.yaml
+description: {description}
+{engine}
+{model}
+blocks: 6                # the fewest that give a verdict; each {start}
+workload:
+  dataset: synthetic     # random words; real prompts: gsm8k, sharegpt, or custom with a path
+  num_prompts: 16
+  input_len: 256         # tokens of each prompt
+  output_len: 64         # tokens of each output, so that both sides do equal work
+  arrival: {{kind: closed-loop, max_concurrency: 8}}
+{cache}variants:
+  baseline: {baseline}
+  changed: {changed}
+{rest}"""
+_CACHE: Final = "  allow_prefix_cache_hits: true # the caches of a server that is attached cannot be emptied\n"
+_BYPASSED: Final = frozenset({"vllm", "sglang", "llamacpp"})
+"""Dialects in which requests can keep the server from using its prefix cache."""
+
+
 def new_profile(new: NewProfile) -> str:
     """The YAML of a profile. Raises UsageError for values that do not fit the kind of change or the engine."""
     _check_number(new)
-    head = f"# {new.name}: a change against a baseline. Run it: benchctl run {new.name}.yaml"
-    keeps_cache = new.change is Change.SERVER and new.engine not in _BYPASSED
-    lines = (*_what_is_measured(new), *_WORKLOAD, *(_ATTACHED if keeps_cache else ()), *_variants(new))
-    return "\n".join([head, *(_line(*line) for line in lines)]) + "\n"
-
-
-_Line = tuple[str, ...]
-"""A line of YAML, and a remark where one helps."""
-_WORKLOAD: Final[tuple[_Line, ...]] = (
-    ("workload:",),
-    ("  dataset: synthetic", "random words; real prompts: gsm8k, sharegpt, or custom with a path"),
-    ("  num_prompts: 16",),
-    ("  input_len: 256", "tokens of each prompt"),
-    ("  output_len: 64", "tokens of each output, so that both sides do equal work"),
-    ("  arrival: {kind: closed-loop, max_concurrency: 8}",),
-)
-_BYPASSED: Final = frozenset({"vllm", "sglang", "llamacpp"})
-"""Dialects in which requests can keep the server from using its prefix cache."""
-_ATTACHED: Final[tuple[_Line, ...]] = (
-    ("  allow_prefix_cache_hits: true", "the caches of a server that is attached cannot be emptied"),
-)
-
-
-def _line(yaml: str, remark: str = "") -> str:
-    return f"{yaml:<24} # {remark}" if remark else yaml
-
-
-def _what_is_measured(new: NewProfile) -> tuple[_Line, ...]:
+    values, engine, model = " ".join(new.values), f"engine: {_text(new.engine)}", f"model: {_text(new.model or '')}"
     if new.change is Change.SERVER:
-        options = {"url": new.values[0], "dialect": new.engine}
-        if new.model is not None:
-            options["served_model"] = new.model
-        return (
-            (f"description: {_text(f'{new.values[1]} against {new.values[0]}')}",),
-            ("engine: {kind: attach, options: " + _flow(options) + "}",),
-            (f"model: {_text(new.model or 'unknown')}", "a name whose shape benchctl knows also gives FLOPs"),
-            ("blocks: 6", "the fewest that give a verdict; each loads both servers in turn"),
-        )
-    return (
-        (f"description: {_text(_description(new))}",),
-        (f"engine: {_text(new.engine)}", "a preset or kind; 'benchctl engines list' shows what is installed"),
-        (f"model: {_text(new.model or '')}", "a directory, or a name that the engine can load"),
-        ("blocks: 6", "the fewest that give a verdict; each starts both servers afresh"),
-    )
-
-
-def _description(new: NewProfile) -> str:
-    values = " ".join(new.values)
-    return {
+        served = {} if new.model is None else {"served_model": new.model}
+        options = _flow({"url": new.values[0], "dialect": new.engine, **served})
+        engine, model = f"engine: {{kind: attach, options: {options}}}", f"model: {_text(new.model or 'unknown')}"
+        model = f"{model:<24} # a name whose shape benchctl knows also gives FLOPs"
+        start = "loads both servers in turn"
+    else:
+        engine = f"{engine:<24} # a preset or kind; 'benchctl engines list' shows what is installed"
+        model = f"{model:<24} # a directory, or a name that the engine can load"
+        start = "starts both servers afresh"
+    description = {
         Change.FLAG: f"{values} against the default of the server",
         Change.SAMPLER: f"{values} against the default of requests",
         Change.MODEL: f"{values} against {new.model}",
-    }.get(new.change, "A new build against the old one")
-
-
-def _variants(new: NewProfile) -> tuple[_Line, ...]:
-    """The baseline, the change, and the settings in which they may differ."""
-    baseline, changed, differences = _sides(new)
-    sweep = ((f"sweep: {{model: [{_text(new.values[0])}]}}",),) if new.change is Change.MODEL else ()
-    return (
-        ("variants:",),
-        (f"  baseline: {baseline}",),
-        (f"  {VARIANT}: {changed}",),
-        *sweep,
-        *(((f"allowed_differences: [{', '.join(differences)}]", _ALLOWED),) if differences else ()),
+        Change.BUILD: "A new build against the old one",
+        Change.SERVER: f"{new.values[-1]} against {new.values[0]}",
+    }[new.change]
+    keeps_cache = new.change is Change.SERVER and new.engine not in _BYPASSED
+    baseline, changed, rest = _sides(new)
+    return _TEMPLATE.format(
+        name=new.name,
+        description=_text(description),
+        engine=engine,
+        model=model,
+        start=start,
+        cache=_CACHE if keeps_cache else "",
+        baseline=baseline,
+        changed=changed,
+        rest=rest,
     )
 
 
-def _sides(new: NewProfile) -> tuple[str, str, tuple[str, ...]]:
-    """The YAML of both variants, and patterns of what may differ beside what they set."""
+def _sides(new: NewProfile) -> tuple[str, str, str]:
+    """The YAML of both variants, and what follows them: a sweep, and patterns of what may differ beside it."""
+    value = _text(new.values[-1])
     if new.change is Change.FLAG:
-        return "{}", f"{{server: {_server_options(new)}}}", ()
+        return "{}", f"{{server: {_server_options(new)}}}", ""
     if new.change is Change.SAMPLER:
-        return "{}", _request_fields(new), ()
+        return "{}", _request_fields(new), ""
     if new.change is Change.MODEL:
-        return "{}", "{}", ("model", "'server.*'")
+        return "{}", "{}", f"sweep: {{model: [{value}]}}\n{_allowed('model', _SERVER)}"
     if new.change is Change.SERVER:
-        return "{}", f"{{server: {{url: {_text(new.values[1])}}}}}", ("'server.*'", "model")
-    key = _build_key(new)
-    *old, latest = (f"{{server: {{{key}: {_text(value)}}}}}" for value in new.values)
-    return "".join(old) or "{}", latest, ("'server.*'",)
+        return "{}", f"{{server: {{url: {value}}}}}", _allowed(_SERVER, "model")
+    old, key = "{}", _build_key(new)
+    if len(new.values) > 1:
+        old = f"{{server: {{{key}: {_text(new.values[0])}}}}}"
+    return old, f"{{server: {{{key}: {value}}}}}", _allowed(_SERVER)
+
+
+def _allowed(*patterns: str) -> str:
+    remark = "beside what the variants set; any other makes the comparison invalid"
+    return f"allowed_differences: [{', '.join(patterns)}] # {remark}\n"
 
 
 def _build_key(new: NewProfile) -> str:
