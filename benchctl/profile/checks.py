@@ -10,6 +10,7 @@ from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile
 from benchctl.profile.settings import factor_problem, factors_of, is_same, setting_of
 from benchctl.profile.yaml import Problem, Steps, value_text
+from benchctl.records.schema import Cell
 
 MAX_CELLS: Final = 1000
 MAX_ARMS: Final = 1000
@@ -120,6 +121,11 @@ def _factor_problems(profile: Profile) -> Iterator[Problem]:
             if factor not in sweep:
                 problem = f"names {value_text(factor)}, which sweep does not have; it has {', '.join(sweep)}"
                 yield ("variants", name, "swept"), problem
+    reached = {
+        factor for name in swept_variants(profile) for factor in factors_of(profile.variants[name].swept, sweep)
+    }
+    for factor in sweep.keys() - reached if reached else ():
+        yield ("sweep", factor), "applies to no variant; name it in the swept of one, or remove it"
     writers: dict[tuple[str, ...], str] = {}
     for factor, values in sweep.items():
         first = writers.setdefault(setting_of(factor), factor)
@@ -165,6 +171,17 @@ def _cell_problems(profile: Profile) -> Iterator[Problem]:
             if not any(is_same(value, listed) for listed in sweep[factor]):
                 problem = f"lists {factor}: {value_text(value)}, which sweep.{factor} does not have; add it there"
                 yield ("cells",), problem
+
+
+def values_without_cell(profile: Profile) -> Iterator[tuple[str, Cell]]:
+    """The values of the sweep that no listed cell has, each as an arm of a variant that takes the factor."""
+    for factor, values in profile.sweep.items() if profile.cells else ():
+        swept = [
+            name for name in swept_variants(profile) if factors_of(profile.variants[name].swept, {factor: None})
+        ]
+        for value in values:
+            if not any(is_same(cell[factor], value) for cell in profile.cells):
+                yield swept[0], {factor: value}
 
 
 def _number_of_cells(profile: Profile, factors: Mapping[str, Sequence[object]]) -> int:

@@ -4,12 +4,18 @@ A profile is read in ``layers``: the files it extends, itself, its engine preset
 result is validated as a whole, the settings of every arm are resolved, and every error is reported with its line.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from benchctl.errors import ProfileError, RecordError, UsageError
-from benchctl.profile.checks import profile_problems, sweep_problems, swept_variants, unfit_engine
+from benchctl.profile.checks import (
+    profile_problems,
+    sweep_problems,
+    swept_variants,
+    unfit_engine,
+    values_without_cell,
+)
 from benchctl.profile.controls import with_controls
 from benchctl.profile.engine_options import options_class
 from benchctl.profile.errors import profile_error, validate
@@ -109,21 +115,22 @@ def _profile(layers: Layers, tree: Document, *, is_to_send: bool = False, is_sto
     if (unfit := unfit_engine(profile)) is not None:
         raise profile_error(tree.errors([unfit]))
 
-    def errors_of(profile: Profile, without: Collection[str]) -> Iterator[LocatedError]:
-        for arm in arms(profile, without):
+    def errors_of(profile: Profile, chosen: Iterable[Arm]) -> Iterator[LocatedError]:
+        for arm in chosen:
             yield from _errors_of_arm(tree, profile, arm, is_to_send=is_to_send, is_stored=is_stored)
 
     profile = profile.model_copy(update={"engine": _complete_engine(profile.engine)})
     problems = [*sweep_problems(profile)]
     errors += tree.errors([*profile_problems(profile, is_stored=is_stored), *problems])
-    errors += errors_of(profile, swept_variants(profile) if problems else ())
+    errors += errors_of(profile, arms(profile, without=swept_variants(profile) if problems else ()))
+    errors += errors_of(profile, () if problems else values_without_cell(profile))
     if not errors:
         written = profile
         profile, problems = with_controls(written)
         profile.settings_by_arm.update(written.settings_by_arm)
         problems += sweep_problems(profile)
         errors += tree.errors(problems)
-        errors += errors_of(profile, profile.variants if problems else written.variants)
+        errors += errors_of(profile, arms(profile, without=profile.variants if problems else written.variants))
     if errors:
         raise profile_error(errors)
     return profile

@@ -253,3 +253,16 @@ def test_a_variant_that_is_swept_in_part_runs_each_listed_value_once():
 def test_a_listed_cell_that_the_sweep_does_not_have_is_refused(cell, message):
     with pytest.raises(ProfileError, match=message):
         passes(cells=[cell])
+
+
+def test_a_value_of_a_wrong_type_is_refused_where_no_listed_cell_has_it():
+    with pytest.raises(ProfileError, match=r"sweep\.batch_size\[1\]: expected a whole number, found 'two'"):
+        passes(sweep={"phase": ["decode"], "batch_size": [1, "two"]}, cells=[{"phase": "decode", "batch_size": 1}])
+
+
+def test_a_factor_that_no_variant_is_swept_over_is_refused():
+    variants = {"eager": {"swept": ["phase"]}, "graph": {"swept": ["phase"]}}
+    with pytest.raises(
+        ProfileError, match=r"sweep\.batch_size: applies to no variant; name it in the swept of one"
+    ):
+        passes(variants=variants)
