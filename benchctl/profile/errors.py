@@ -13,7 +13,7 @@ from benchctl.errors import ProfileError
 from benchctl.profile.choices import NAME_PATTERN, Section, meanings
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.keys import profile_keys, section_at
-from benchctl.profile.yaml import LocatedError, Problem, Steps, dotted, follow, left_out, value_text
+from benchctl.profile.yaml import LocatedError, Problem, Steps, dotted, follow, value_text
 
 S = TypeVar("S", bound=Section)
 
@@ -49,22 +49,14 @@ class _Detail:
 def validate(
     values: dict[str, Any], model: type[S], *, reports_missing: bool = True
 ) -> tuple[S | None, list[Problem]]:
-    """The section with every problem of the values; None where more is wrong than keys that do not exist.
-
-    ``reports_missing`` is false for values that are not whole.
-    """
+    """The valid section, or None and every problem; ``reports_missing`` is false for values that are not whole."""
     try:
         # Through JSON, because strict models take a list for a tuple there and nowhere else.
         return model.model_validate_json(json.dumps(values)), []
     except ValidationError as error:
         items = error.errors(include_url=False)
     details = [_detail(values, item) for item in items if reports_missing or item["type"] != "missing"]
-    section = None
-    if all(item["type"] == "extra_forbidden" for item in items):
-        for detail in details:
-            values = left_out(values, detail.steps)
-        section, _ = validate(values, model)
-    return section, list(_problems(model, details))
+    return None, list(_problems(model, details))
 
 
 def profile_error(errors: Iterable[LocatedError]) -> ProfileError:

@@ -5,6 +5,7 @@ result is validated as a whole, the settings of every arm are resolved, and ever
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,12 +33,17 @@ from benchctl.profile.yaml import (
     Steps,
     dump_document,
     follow,
+    left_out,
     plain_value_problems,
     value_text,
 )
 from benchctl.records.stores.peaks_store import MEASURED, resolved_hardware
 
 _HARDWARE: Final = "hardware"
+_OF_ARMS: Final = frozenset(
+    {"engine", "model", "sampling", "request", "variants", "baseline", "sweep", "cells", "sweep_baseline"}
+)
+"""Keys on which the settings of runs depend."""
 
 
 def load_profile(
@@ -110,6 +116,8 @@ def _profile(layers: Layers, tree: Document, *, is_to_send: bool = False, is_sto
         raise profile_error((*layers.errors, *unusable))
     profile, problems = validate(tree.values, Profile, reports_missing=layers.is_whole)
     errors = [*layers.errors, *tree.errors(problems)]
+    if profile is None and _OF_ARMS.isdisjoint(step for path, _ in problems for step in path[:1]):
+        profile = _without(tree.values, (path for path, _ in problems))
     if profile is None:
         raise profile_error(errors)
     if (unfit := unfit_engine(profile)) is not None:
@@ -120,8 +128,10 @@ def _profile(layers: Layers, tree: Document, *, is_to_send: bool = False, is_sto
             yield from _errors_of_arm(tree, profile, arm, is_to_send=is_to_send, is_stored=is_stored)
 
     profile = profile.model_copy(update={"engine": _complete_engine(profile.engine)})
+    if not problems:
+        errors += tree.errors(profile_problems(profile, is_stored=is_stored))
     problems = [*sweep_problems(profile)]
-    errors += tree.errors([*profile_problems(profile, is_stored=is_stored), *problems])
+    errors += tree.errors(problems)
     errors += errors_of(profile, arms(profile, without=swept_variants(profile) if problems else ()))
     errors += errors_of(profile, () if problems else values_without_cell(profile))
     if not errors:
@@ -134,6 +144,13 @@ def _profile(layers: Layers, tree: Document, *, is_to_send: bool = False, is_sto
     if errors:
         raise profile_error(errors)
     return profile
+
+
+def _without(values: dict[str, Any], faulty: Iterable[Steps]) -> Profile | None:
+    """The profile without some values, so that its arms are checked as well; None where it needs these."""
+    for path in faulty:
+        values = left_out(values, tuple(takewhile(lambda step: isinstance(step, str), path)))
+    return validate(values, Profile)[0]
 
 
 def _errors_of_arm(
