@@ -100,10 +100,8 @@ class Layers:
             layer = self._for_kind(self._for_guidance(file, is_unguided=is_unguided), kind)
             if tree is None:
                 tree = layer
-                continue
-            if is_unguided:  # a variant that is dropped here may exist for engines that guide only
-                layer = _without_idle_drops(tree, layer)
-            tree = _over(tree.without("name").without("description"), layer)
+            else:  # a variant that is dropped here may exist for engines that guide only
+                tree = _over(tree.without("name").without("description"), layer, drops_idly=is_unguided)
         tree = tree or files[0]
         if "name" not in tree.values:
             tree = tree.with_value(("name",), path.stem, Location(display_path(path), 1, ("name",)))
@@ -223,24 +221,18 @@ class Layers:
         return rest
 
 
-def _over(below: Document, above: Document) -> Document:
-    """One layer over another; a null drops a variant or a factor, and another engine replaces all of the engine."""
+def _over(below: Document, above: Document, *, drops_idly: bool = False) -> Document:
+    """One layer over another; a null drops a variant or a factor, and another engine replaces all of the engine.
+
+    With ``drops_idly`` a null may stand for a variant or factor that is not there.
+    """
     if above.mapping("engine").keys() & {"kind", "preset"}:
         below = below.without("engine")
     for section in _DROPPABLE:
-        for key, value in above.mapping(section).items():
-            if value is None and key in below.mapping(section):
+        for key in [key for key, value in above.mapping(section).items() if value is None]:
+            if key in below.mapping(section) or drops_idly:
                 below, above = below.without(section, key), above.without(section, key)
     return above.over(below)
-
-
-def _without_idle_drops(below: Document, above: Document) -> Document:
-    """``above`` without the nulls of variants and factors that ``below`` does not have."""
-    for section in _DROPPABLE:
-        for key, value in above.mapping(section).items():
-            if value is None and key not in below.mapping(section):
-                above = above.without(section, key)
-    return above
 
 
 def _with_engine_mapping(tree: Document) -> Document:

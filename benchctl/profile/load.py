@@ -17,14 +17,14 @@ from benchctl.profile.checks import (
     unfit_engine,
     values_without_cell,
 )
-from benchctl.profile.controls import with_controls
+from benchctl.profile.cluster import ClusterSettings
 from benchctl.profile.engine_options import options_class
 from benchctl.profile.errors import profile_error, validate
 from benchctl.profile.files import profile_file
 from benchctl.profile.layers import Layers
 from benchctl.profile.model import EngineSettings, Profile
 from benchctl.profile.planning import Arm, arms, resolved_settings
-from benchctl.profile.settings import header_problems, is_same, setting_of
+from benchctl.profile.settings import header_problems, is_same, setting_of, with_controls
 from benchctl.profile.yaml import (
     STORED,
     Document,
@@ -104,6 +104,17 @@ def profile_from_plain(plain: Mapping[str, Any], source: str, *, is_to_send: boo
     """
     layers = Layers()
     return _profile(layers, layers.with_preset(layers.plain(plain, source)), is_to_send=is_to_send)
+
+
+def load_cluster(path: Path) -> ClusterSettings:
+    """Read a YAML mapping of the keys of ``cluster``. Raises ProfileError with every error and its line."""
+    layers = Layers()
+    tree = layers.file(path)
+    settings, problems = validate(tree.values, ClusterSettings, reports_missing=layers.is_whole)
+    errors = (*layers.errors, *tree.errors([*plain_value_problems(tree.values), *problems]))
+    if settings is None or errors:
+        raise profile_error(errors)
+    return settings
 
 
 def dump_profile(profile: Profile) -> str:

@@ -3,10 +3,10 @@
 import pytest
 
 from benchctl.errors import ProfileError
-from benchctl.profile.controls import ladder_of
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.profile.planning import arms, variant_settings
+from benchctl.profile.settings import ladder_of
 
 GUIDED = "variants.guided.controls=true"
 TILTED = (GUIDED, "variants.guided.guidance.value_scale=-2.0")

@@ -14,10 +14,9 @@ from benchctl.analysis.attribution.splits import logarithmic_mean
 from benchctl.analysis.experiment.experiment import Arm, Experiment
 from benchctl.analysis.experiment.pairing import ArmPair, Side, deciding_between, match_cells
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, SideRatio
-from benchctl.profile.controls import ladder_of
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms
-from benchctl.profile.settings import factors_of
+from benchctl.profile.settings import factors_of, ladder_of
 from benchctl.records.directory import arm_label
 from benchctl.records.record import HalfWidth, Look, Manifest, StoppingRecord
 from benchctl.records.schema import Cell

@@ -89,7 +89,7 @@ def with_cluster(profile: "Profile", distribution: Distribution, given: "Profile
 
     Raises ProfileError for a file that does not describe them.
     """
-    from benchctl.profile.cluster_file import load_cluster
+    from benchctl.profile.load import load_cluster
 
     if distribution.on is not Scheduler.SLURM:
         return profile

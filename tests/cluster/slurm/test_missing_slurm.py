@@ -12,7 +12,7 @@ from support.slurm import write_profile
 from benchctl.cluster.slurm.missing import require_slurm, slurm_checks
 from benchctl.cluster.slurm.time_left import slurm_time_left_s, time_left_in_job
 from benchctl.errors import MissingPackageError, ProfileError, UsageError
-from benchctl.profile.cluster_file import load_cluster
+from benchctl.profile.load import load_cluster
 
 
 def programs(directory: Path, **answers: str) -> None:
