@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -36,14 +35,8 @@ _BOUNDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Detail:
-    """One error of pydantic, with the nearest value that exists."""
-
-    value: Any
-    steps: Steps
-    """Path below the validated mapping, with the name of a missing key."""
-    error: ErrorDetails
+_Detail: TypeAlias = tuple[Steps, Any, ErrorDetails]
+"""Path and value of the nearest that exists, or the path of a missing key, and one error of pydantic there."""
 
 
 def validate(
@@ -55,7 +48,13 @@ def validate(
         return model.model_validate_json(json.dumps(values)), []
     except ValidationError as error:
         items = error.errors(include_url=False)
-    details = [_detail(values, item) for item in items if reports_missing or item["type"] != "missing"]
+    details = list[_Detail]()
+    for item in items:
+        # Pydantic puts names of union members and marks such as ``[key]`` among the keys; ``follow`` skips them.
+        value, steps = follow(values, item["loc"])
+        missing = item["loc"][-1:] if item["type"] == "missing" else ()
+        if reports_missing or not missing:
+            details.append(((*steps, *missing), value, item))
     return None, list(_problems(model, details))
 
 
@@ -68,44 +67,34 @@ def profile_error(errors: Iterable[LocatedError]) -> ProfileError:
     return ProfileError("\n".join((*heading, *map(str, first), *ending)))
 
 
-def _detail(values: dict[str, Any], error: ErrorDetails) -> _Detail:
-    """Follow an error's location down the values.
-
-    Pydantic puts the names of union members and marks such as ``[key]`` among the keys; ``follow`` skips them.
-    """
-    value, steps = follow(values, error["loc"])
-    missing = error["loc"][-1:] if error["type"] == "missing" else ()
-    return _Detail(value, (*steps, *missing), error)
-
-
 def _problems(model: type[Section], details: list[_Detail]) -> Iterator[Problem]:
     by_steps: dict[Steps, list[_Detail]] = {}
     for detail in details:
-        by_steps.setdefault(detail.steps, []).append(detail)
+        by_steps.setdefault(detail[0], []).append(detail)
     for steps, items in by_steps.items():
-        types = [_EXPECTED[item.error["type"]] for item in items if item.error["type"] in _EXPECTED]
+        kinds = [error["type"] for _, _, error in items]
+        types = [_EXPECTED[kind] for kind in kinds if kind in _EXPECTED]
         if len(types) == len(items):
             # A mapping where a number or a mapping is expected: the errors inside it say more.
             if not any(len(other) > len(steps) and other[: len(steps)] == steps for other in by_steps):
-                yield steps, _wrong_type(types, items[0].value)
+                yield steps, _wrong_type(types, items[0][1])
             continue
-        for item in items:
-            if not _is_echo(item, items):
-                yield steps, _problem(model, item, types)
+        for _, value, error in items:
+            if not _is_echo(error["type"], value, kinds):
+                yield steps, _problem(model, (steps, value, error), types)
 
 
-def _is_echo(item: _Detail, items: list[_Detail]) -> bool:
-    """True for an error that only follows from others.
+def _is_echo(kind: str, value: object, kinds: list[str]) -> bool:
+    """True for an error that only follows from the others of a value.
 
     That is the type error of the union member that does not apply, a word expected in place of a number that is out
     of bounds, and a list too short because its items are wrong.
     """
-    kind = item.error["type"]
     if kind == "too_short":
-        return bool(item.value)
+        return bool(value)
     if kind == "literal_error":
-        return any(other.error["type"] in _BOUNDS for other in items)
-    return kind in _EXPECTED and len(items) > 1
+        return not _BOUNDS.keys().isdisjoint(kinds)
+    return kind in _EXPECTED and len(kinds) > 1
 
 
 def _wrong_type(expected: list[str], value: object) -> str:
@@ -117,21 +106,21 @@ def _wrong_type(expected: list[str], value: object) -> str:
     return f"expected {types}, found {value_text(value)}{remedy}"
 
 
-def _problem(model: type[Section], item: _Detail, types: Sequence[str]) -> str:
+def _problem(model: type[Section], detail: _Detail, types: Sequence[str]) -> str:
     """The problem in words; values of ``types`` would have been right as well."""
-    error, value = item.error, value_text(item.value)
-    kind, context = error["type"], error.get("ctx", {})
+    steps, raw, error = detail
+    value, kind, context = value_text(raw), error["type"], error.get("ctx", {})
     match kind:
         case "extra_forbidden":
-            return _unknown_key(str(item.steps[-1]), section_at(model, item.steps[:-1]))
+            return _unknown_key(str(steps[-1]), section_at(model, steps[:-1]))
         case "missing":
-            return _missing(model, item.steps)
+            return _missing(model, steps)
         case "literal_error":
-            field = _field_at(model, item.steps)
+            field = _field_at(model, steps)
             words = [*(_choices(field) if field else ()), *types]
-            return f"is {value}; allowed are {', '.join(words)}{did_you_mean(item.value, words, '; ')}"
+            return f"is {value}; allowed are {', '.join(words)}{did_you_mean(raw, words, '; ')}"
         case "string_pattern_mismatch" | "string_too_long":
-            return _wrong_text(item)
+            return _wrong_text(detail)
         case "too_short" | "too_long":
             most = context.get("max_length")
             return f"has more than {most} entries" if most else "is empty; give at least one, or remove the key"
@@ -145,10 +134,11 @@ def _problem(model: type[Section], item: _Detail, types: Sequence[str]) -> str:
             return f"is {value}: {error['msg']}"
 
 
-def _wrong_text(item: _Detail) -> str:
+def _wrong_text(detail: _Detail) -> str:
     """The problem of a text that is too long or not of the form that it must have."""
-    context, is_key = item.error.get("ctx", {}), item.error["loc"][-1] == "[key]"
-    text = value_text(item.steps[-1] if is_key else item.value)
+    steps, value, error = detail
+    context, is_key = error.get("ctx", {}), error["loc"][-1] == "[key]"
+    text = value_text(steps[-1] if is_key else value)
     if "max_length" in context:
         return f"{text} has more than {context['max_length']} characters; shorten it"
     if context["pattern"] != NAME_PATTERN:

@@ -273,10 +273,9 @@ def read_document(text: str, source: str, errors: list[LocatedError], bounds: Bo
     What the dialect refuses, and what is beyond ``bounds``, is added to ``errors``, and left out of the result.
     """
     reader = _Reader(source, errors)
-    try:
-        root = _compose(text, bounds)
-    except _SyntaxProblem as error:
-        errors.append(LocatedError(Location(source, error.line), f"not readable as YAML: {error}"))
+    root, syntax = _compose(text, bounds)
+    if syntax is not None:
+        errors.append(LocatedError(Location(source, syntax[1]), f"not readable as YAML: {syntax[0]}"))
         return Document({}, {(): Location(source, 1)})
     if isinstance(root, yaml.MappingNode):
         return Document(reader.value(root, ()), reader.places | {(): reader.location(root, ())})
@@ -289,10 +288,9 @@ def read_document(text: str, source: str, errors: list[LocatedError], bounds: Bo
 
 def read_value(text: str, location: Location, errors: list[LocatedError]) -> Any:
     """Read one YAML value of the command line; all of it is at ``location``."""
-    try:
-        root = _compose(text, WRITTEN)
-    except _SyntaxProblem as error:
-        errors.append(LocatedError(location, f"{value_text(text)} is not readable as a YAML value: {error}"))
+    root, syntax = _compose(text, WRITTEN)
+    if syntax is not None:
+        errors.append(LocatedError(location, f"{value_text(text)} is not readable as a YAML value: {syntax[0]}"))
         return None
     reader = _Reader(location.source, [])
     value = None if root is None else reader.value(root, location.path)
@@ -310,30 +308,23 @@ def size_problem(num_bytes: int, bounds: Bounds = WRITTEN) -> str:
     return f"has {num_bytes / 1e6:.1f} MB, more than {bounds.num_bytes / 1e6:.0f} MB; {bounds.remedy}"
 
 
-class _SyntaxProblem(Exception):  # noqa: N818  # never leaves this file
-    """A text that is not YAML."""
-
-    def __init__(self, problem: str, line: int = 1) -> None:
-        super().__init__(problem)
-        self.line = line
-
-
-def _compose(text: str, bounds: Bounds) -> yaml.Node | None:
+def _compose(text: str, bounds: Bounds) -> tuple[yaml.Node | None, tuple[str, int] | None]:
+    """The root of a text that is YAML; of any other the problem and its line."""
     # Characters are counted where encoding the text would cost more than reading it: a byte holds one at most.
     if len(text) > bounds.num_bytes:
-        raise _SyntaxProblem(size_problem(len(text), bounds))
+        return None, (size_problem(len(text), bounds), 1)
     composer = None
     try:
         composer = _Composer(text, bounds)
-        return composer.get_single_node()
+        return composer.get_single_node(), None
     except RecursionError:
-        raise _SyntaxProblem("nested too deeply; write it flatter") from None
+        return None, ("nested too deeply; write it flatter", 1)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         context = f"{error.context}, " if error.context else ""
-        raise _SyntaxProblem(f"{context}{error.problem}", mark.line + 1 if mark else 1) from error
+        return None, (f"{context}{error.problem}", mark.line + 1 if mark else 1)
     except yaml.YAMLError as error:
-        raise _SyntaxProblem(" ".join(str(error).split())) from error
+        return None, (" ".join(str(error).split()), 1)
     finally:
         if composer is not None:
             composer.dispose()
