@@ -465,6 +465,11 @@ class Profile(Section):
         copy.__dict__.pop("settings_by_arm", None)
         return copy
 
+    def __getstate__(self) -> dict[Any, Any]:
+        """All but the settings of arms, whose classes are made for each engine; another process resolves them."""
+        state = super().__getstate__()
+        return state | {"__dict__": {name: state["__dict__"][name] for name in type(self).model_fields}}
+
 
 class VariantSettings(Section):
     """The settings of one run: a variant in one cell, all overrides applied and checked."""

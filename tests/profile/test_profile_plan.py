@@ -1,5 +1,6 @@
 """The plan: cells, balanced blocks, and the settings of each run."""
 
+import pickle
 from collections import Counter
 from itertools import pairwise
 
@@ -266,3 +267,12 @@ def test_a_factor_that_no_variant_is_swept_over_is_refused():
         ProfileError, match=r"sweep\.batch_size: applies to no variant; name it in the swept of one"
     ):
         passes(variants=variants)
+
+
+def test_a_profile_can_be_handed_to_another_process_and_keeps_no_settings_of_what_it_was():
+    profile = load_profile("topk-sweep")
+    assert pickle.loads(pickle.dumps(profile)) == profile
+    engine = profile.engine.model_copy(update={"options": profile.engine.options | {"max_num_seqs": 3}})
+    changed = profile.model_copy(update={"engine": engine})
+    assert variant_settings(changed, "baseline", {}).server.max_num_seqs == 3
+    assert variant_settings(profile, "baseline", {}).server.max_num_seqs != 3
