@@ -119,7 +119,6 @@ written out, and `benchctl profiles validate FILE` reports every error with its 
 * `per_engine.KIND` holds keys that override others of its file when the engine in use is of that kind
   (`topk-sweep` disables overlapped scheduling for SGLang's fork, which requires that, but not for vLLM).
 * Guidance needs a server with a `value_model`, and in modes `centered_exp` and `value_bias` a finite `top_k`.
-* Deprecated words of older versions still work; each use prints a warning with its line and the new word.
 * The YAML is plain: keys are text and appear once, `yes` and `on` are text, and there are no aliases and no tags.
 
 What a variant or a cell sets is declared by that, with what the option brings about on the server: options, flags
@@ -130,9 +129,9 @@ them, as dotted paths (`server.speculative.*` covers all below it); a refused co
 ## Identity
 
 A result directory is named by its time and the first eight digits of a SHA-256 over the profile. The digest covers
-every value, except descriptions and `cluster`, that differs from the default that its key had when it was
-introduced. Writing out a default, or a newer benchctl with more keys, does not change the digest, so `--resume`
-accepts directories of older versions; any other value does.
+every value, except descriptions and `cluster`, that differs from the default of its key. Writing out a default, or
+a newer benchctl with more keys, does not change the digest, so `--resume` accepts directories of older versions;
+any other value does.
 
 ## Keys
 """
