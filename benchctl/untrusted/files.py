@@ -18,7 +18,6 @@ from benchctl.errors import BenchctlError, RecordError
 from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES, SEARCHED_ENTRIES
 
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FOLDER: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _KINDS: Final = {
     "a link": stat.S_ISLNK,
     "a file": stat.S_ISREG,
@@ -27,48 +26,58 @@ _KINDS: Final = {
     "a socket": stat.S_ISSOCK,
 }
 _NO_FILE: Final = {errno.ELOOP, errno.ENXIO, errno.ENOTDIR}
-"""Errors of ``openat`` at a link, at a socket or a FIFO, and at anything else where a directory must be."""
+"""Errors of ``open`` at a link, at a socket or a FIFO, and at anything else where a directory must be."""
 
 
 class OutsideError(RecordError):
     """An entry of a directory leads out of it, or is not a regular file."""
 
 
-@contextmanager
-def opened_folder(path: Path, *, within: Path) -> Iterator[int]:
-    """A handle of the directory ``path``, which is ``within`` or below it.
+def inside(path: Path, within: Path) -> Path:
+    """``path`` itself, an entry of the directory ``within`` or of one below it.
 
-    Raises OutsideError when an entry on the way is a link, ``..`` or no directory; OSError as ``open`` does.
+    Raises OutsideError when a folder on the way is a link, ``..`` or no directory; OSError where there is none.
+    Not defended: a link that is put there afterwards.
     """
     names = path.parts[len(within.parts) :]  # ``relative_to`` takes as long as all the rest
     if ".." in names or path.parts[: len(within.parts)] != within.parts:
         raise OutsideError(f"{path} leads out of {within}; remove the entry")
-    folder, num_left = os.open(within, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), len(names)
+    folder = within
+    for name in names[:-1]:
+        folder /= name
+        mode = os.lstat(folder).st_mode
+        if not stat.S_ISDIR(mode):
+            raise irregular(folder, mode, "directory")
+    return path
+
+
+@contextmanager
+def opened_folder(path: Path, *, within: Path) -> Iterator[int]:
+    """A handle of the directory ``path``, which is ``within`` or below it; it stays the same where that is renamed.
+
+    Raises as ``inside`` does.
+    """
+    inside(path / "entry", within)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for name in names:
-            num_left -= 1
-            folder, left = _open_at(name, _FOLDER, folder, path, num_left), folder
-            os.close(left)
-        yield folder
+        yield handle
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
-def open_entry(path: Path, flags: int, folder: int) -> int:
-    """Open the entry ``path`` of the open directory that holds it. Raises OutsideError as ``open_file`` does."""
-    return _open_at(path.name, flags, folder, path)
-
-
-def _open_at(name: str, flags: int, folder: int, path: Path, num_below: int = 0) -> int:
-    """Open an entry of an open directory; ``path`` is the entry, or so many levels below it."""
+def _open_regular(path: Path, flags: int, folder: int | None = None) -> int:
+    """Open a regular file, by its name in the open directory ``folder`` if there is one."""
     try:
-        return os.open(name, flags, 0o666, dir_fd=folder)
+        handle = os.open(path if folder is None else path.name, flags, 0o666, dir_fd=folder)
     except OSError as error:
-        entry = path.parents[num_below - 1] if num_below else path
         if error.errno in _NO_FILE:
-            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-            raise irregular(entry, mode, "directory" if flags & os.O_DIRECTORY else "file") from error
+            raise irregular(path, os.lstat(path).st_mode) from error
         raise OSError(error.errno, error.strerror, str(path)) from error
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise irregular(path, mode)
+    return handle
 
 
 def irregular(path: Path, mode: int, expected: str = "file") -> OutsideError:
@@ -85,13 +94,14 @@ def open_file(path: Path, *, within: Path, max_bytes: int = LOG_BYTES) -> Buffer
     Raises OutsideError when an entry on the way is a link, ``..`` or no regular file, RecordError when the file is
     over ``max_bytes``, OSError as ``open`` does.
     """
-    with opened_folder(path.parent, within=within) as folder:
-        handle = open_entry(path, _FILE, folder)
-    status = os.fstat(handle)
-    is_regular = stat.S_ISREG(status.st_mode)
-    if not is_regular or status.st_size > max_bytes:
+    handle = _open_regular(inside(path, within), _FILE)
+    size_bytes = os.fstat(handle).st_size
+    if size_bytes > max_bytes:
         os.close(handle)
-        raise _oversized(path, status.st_size, max_bytes) if is_regular else irregular(path, status.st_mode)
+        raise RecordError(
+            f"{path} has {size_bytes / 1e6:.1f} MB, and no such file is larger than {max_bytes / 1e6:.0f} MB; "
+            "restore it from a copy, or remove it"
+        )
     return os.fdopen(handle, "rb")
 
 
@@ -99,16 +109,6 @@ def read_file(path: Path, *, within: Path, max_bytes: int = DOCUMENT_BYTES) -> b
     """The content of a file as ``open_file`` opens it."""
     with open_file(path, within=within, max_bytes=max_bytes) as file:
         return file.read()  # a bound here would be allocated at once
-
-
-def read_head(path: Path, num_bytes: int) -> bytes:
-    """The first bytes of a regular file that the user named, which may be a link; empty for anything else.
-
-    Raises OSError as ``open`` does.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
-    with os.fdopen(handle, "rb") as file:
-        return file.read(num_bytes) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
 
 
 def lines_of(file: BinaryIO, path: Path, first_line: int = 1) -> Iterator[bytes]:
@@ -128,8 +128,7 @@ def lines_of(file: BinaryIO, path: Path, first_line: int = 1) -> Iterator[bytes]
 
 def stat_file(path: Path, *, within: Path) -> os.stat_result:
     """Size and times of a regular file. Raises as ``open_file`` does."""
-    with opened_folder(path.parent, within=within) as folder:
-        status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+    status = os.lstat(inside(path, within))
     if not stat.S_ISREG(status.st_mode):
         raise irregular(path, status.st_mode)
     return status
@@ -141,8 +140,7 @@ def is_there(path: Path, *, within: Path) -> bool:
     Raises OutsideError when a folder on the way is none.
     """
     try:
-        with opened_folder(path.parent, within=within) as folder:
-            os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+        os.lstat(inside(path, within))
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
@@ -159,15 +157,9 @@ def is_file(path: Path, *, within: Path) -> bool:
 
 def entry_names(folder: Path, *, within: Path, files_only: bool = False) -> list[str]:
     """Sorted names of the entries of a folder, or of its regular files alone. Raises as ``opened_folder`` does."""
-    with opened_folder(folder, within=within) as handle, os.scandir(handle) as entries:
+    inside(folder / "entry", within)
+    with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if not files_only or entry.is_file(follow_symlinks=False))
-
-
-def _oversized(path: Path, size_bytes: int, max_bytes: int) -> RecordError:
-    return RecordError(
-        f"{path} has {size_bytes / 1e6:.1f} MB, and no such file is larger than {max_bytes / 1e6:.0f} MB; "
-        "restore it from a copy, or remove it"
-    )
 
 
 Fence: TypeAlias = Callable[[], None]
@@ -182,13 +174,12 @@ def make_folder(path: Path, *, within: Path) -> None:
     Raises OutsideError when an entry on the way is a link or no directory, OSError as ``mkdir`` does.
     """
     within.mkdir(parents=True, exist_ok=True)
-    above = within
+    folder = within
     for name in path.relative_to(within).parts:
-        with opened_folder(above, within=within) as folder, suppress(FileExistsError):
-            os.mkdir(name, dir_fd=folder)
-        above /= name
-    with opened_folder(path, within=within):
-        pass  # what existed is a directory
+        folder /= name
+        with suppress(FileExistsError):
+            inside(folder, within).mkdir()
+    inside(path / "entry", within)  # what existed is a directory
 
 
 def replace_file(
@@ -205,9 +196,9 @@ def replace_file(
     is_alone = fence is None and not has_rivals
     partial = f".{path.name}.partial" if is_alone else f".{path.name}.{secrets.token_hex(4)}.partial"
     with opened_folder(path.parent, within=within) as folder:
+        with suppress(FileNotFoundError):  # left by a crash, or a stranger's link
+            os.unlink(partial, dir_fd=folder)
         try:
-            with suppress(FileNotFoundError):  # left by a crash, or a stranger's link
-                os.unlink(partial, dir_fd=folder)
             with os.fdopen(os.open(partial, _NEW, 0o666, dir_fd=folder), "wb") as file:
                 file.write(content)
                 file.flush()
@@ -215,13 +206,11 @@ def replace_file(
             if fence is not None:
                 fence()
             os.replace(partial, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError as error:
+        except (OSError, BenchctlError) as error:  # the latter where the fence refuses
             with suppress(OSError):
                 os.unlink(partial, dir_fd=folder)
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        except BenchctlError:  # the fence refuses
-            with suppress(OSError):
-                os.unlink(partial, dir_fd=folder)
+            if isinstance(error, OSError):
+                raise OSError(error.errno, error.strerror, str(path)) from error
             raise
 
 
@@ -233,19 +222,14 @@ def open_to_append(path: Path, *, within: Path, fence: Fence | None = None) -> B
     with opened_folder(path.parent, within=within) as folder:
         if fence is not None:
             fence()
-        handle = open_entry(path, _APPENDED, folder)
-    mode = os.fstat(handle).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(handle)
-        raise irregular(path, mode)
+        handle = _open_regular(path, _APPENDED, folder)
     os.set_blocking(handle, True)  # not blocking was for a FIFO
     return os.fdopen(handle, "ab")
 
 
 def move_entry(path: Path, target: Path, *, within: Path) -> None:
     """Give an entry another name within the directory; a link moves itself. Raises as ``replace_file`` does."""
-    with opened_folder(path.parent, within=within) as source, opened_folder(target.parent, within=within) as folder:
-        os.rename(path.name, target.name, src_dir_fd=source, dst_dir_fd=folder)
+    inside(path, within).rename(inside(target, within))
 
 
 def files_below(directory: Path, name: str) -> list[Path]:

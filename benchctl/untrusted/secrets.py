@@ -4,7 +4,6 @@ The secrets that this process knows: variables of its environment, and the token
 Redaction of text that comes in pieces, such as a log while it is written, in bounded memory.
 """
 
-import base64
 import json
 import os
 import re
@@ -309,7 +308,7 @@ def is_ordinary(value: str) -> bool:
 
 
 def spellings_of(value: str) -> Iterable[bytes]:
-    """``value``, of 8 characters or more, as it is, in URLs, in JSON strings and within Base64 of a longer text."""
+    """``value``, of 8 characters or more, as it is, in URLs and in JSON strings."""
     whole = value.strip()
     parts = [part for part in whole.splitlines() if len(part) >= _LEAST_CHARS_OF_LINE] if "\n" in whole else [whole]
     for part in parts:
@@ -319,17 +318,6 @@ def spellings_of(value: str) -> Iterable[bytes]:
         in_json = (json.dumps(part, ensure_ascii=escaped)[1:-1] for escaped in (True, False))
         for text in dict.fromkeys((part, *in_urls, *in_json)):
             yield text.encode("utf-8", "surrogateescape")
-        yield from _base64_cores(part.encode("utf-8", "surrogateescape"))
-
-
-def _base64_cores(value: bytes) -> Iterator[bytes]:
-    """The characters that ``value`` alone decides in Base64, after 0, 1 or 2 bytes of something else in a group."""
-    for before in range(3):
-        first = (before * 8 + 5) // 6
-        last = (before + len(value)) * 8 // 6
-        padded = bytes(before) + value + bytes(2)
-        for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            yield encode(padded)[first:last]
 
 
 def _hub_token() -> Iterator[tuple[str, str]]:

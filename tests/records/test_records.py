@@ -155,7 +155,7 @@ def test_a_senseless_schema_version_is_refused(tmp_path: Path, version: object) 
         open_results(tmp_path / "r")
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"schema_version": 1}'])
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"schema_version": 3}'])
 def test_a_damaged_document_is_named(tmp_path: Path, content: bytes) -> None:
     write_results(tmp_path / "r")
     (tmp_path / "r" / "manifest.json").write_bytes(content)
