@@ -13,7 +13,7 @@ BenchctlError
 │   └── ClaimedError            another process measures the block
 ├── InvalidDataError         4  results cannot be read, or must not be compared
 │   ├── RecordError             a file of a result directory is damaged (names file and line)
-│   ├── SchemaVersionError      the directory was written by a newer benchctl
+│   ├── SchemaVersionError      the directory was written by a benchctl of another schema
 │   ├── AlteredError            files of a result directory were altered after the measurement
 │   └── NotComparableError      two results differ in more than the declared factor
 ├── OutOfTimeError        130  too little time is left for what comes next; what was measured is kept
@@ -128,7 +128,7 @@ class RecordError(InvalidDataError):
 
 
 class SchemaVersionError(InvalidDataError):
-    """The result directory was written by a newer benchctl."""
+    """The result directory was written by a benchctl of another schema."""
 
 
 class AlteredError(InvalidDataError):

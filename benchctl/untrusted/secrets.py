@@ -1,7 +1,7 @@
 """Secrets in text: recognised by the name of a variable or option, by known values, by the shape of common keys.
 
 The secrets that this process knows: variables of its environment, and the token of the model hub.
-Redaction of text that comes in pieces, such as a log while it is written, in bounded memory.
+Redaction of text that comes in pieces, such as a log while it is written.
 """
 
 import json
@@ -131,12 +131,9 @@ _SHAPES: Final = (
         any_case=True,
     ),
 )
-_OF_SECRETS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~+/=:@%?&\"'-"
-"""Characters after which a secret may go on, or begin."""
 _OPEN_KEY: Final = re.compile(
     rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?!.*-----END [A-Z ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----)", re.DOTALL
 )
-_KEY_HEAD: Final = re.compile(rb"-----(?:BEGIN [A-Z -]{0,60})?\Z")
 _LETTERS: Final = re.compile(rb"[A-Za-z0-9]")
 
 
@@ -176,7 +173,6 @@ class Redactor:
 
     def __init__(self, values: Iterable[KnownValue] = ()) -> None:
         self.values: Final = tuple(sorted(values, key=lambda each: -len(each.value)))
-        self.longest_bytes: Final = max((len(each.value) for each in self.values), default=0)
 
     def text(self, text: str) -> str:
         """``text`` without its secrets. A text without any is returned unchanged, and marks are none."""
@@ -202,27 +198,6 @@ class Redactor:
                 if not (is_word and touches):
                     yield Span(start, end, label, is_known=True)
                 start = text.find(value, end)
-
-    def unfinished_from(self, text: bytes) -> int:
-        """The first position of a secret that the end of ``text`` may have cut off; its length if none may be."""
-        start = len(text.rstrip(_OF_SECRETS))
-        for spelling in self.values:
-            first = spelling.value[:1]
-            at = text.find(first, max(0, len(text) - len(spelling.value) + 1))
-            while 0 <= at < start:
-                if spelling.value.startswith(text[at:]):
-                    start = at
-                at = text.find(first, at + 1)
-        head = _KEY_HEAD.search(text, max(0, len(text) - 80))
-        return min(start, open_key_from(text), len(text) if head is None else head.start())
-
-
-def open_key_from(text: bytes) -> int:
-    """The position of a private key whose end is not in ``text``; its length where there is none."""
-    if b"-----BEGIN " not in text:
-        return len(text)
-    key = _OPEN_KEY.search(text)
-    return len(text) if key is None else key.start()
 
 
 def replaced(text: bytes, spans: Iterable[Span]) -> bytes:
@@ -334,13 +309,8 @@ def _hub_token() -> Iterator[tuple[str, str]]:
         yield _HUB_TOKEN, token
 
 
-_LINE_BYTES: Final = 65_536
-"""Of a longer line the beginning is passed on before its end has come."""
-_HELD_BYTES: Final = 32_768
-"""Held back at least, of such a line."""
-_CONTEXT_BYTES: Final = 512
-"""Of what was passed on of a line, so much is remembered: it may name the secret that comes next."""
-_OF_KEYS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.+/=~%"
+_LINE_BYTES: Final = 1 << 17
+"""Of a longer line, or of a longer private key, the beginning is passed on before its end has come."""
 
 
 def copy_redacted(source: Path, target: Path, redactor: Redactor) -> None:
@@ -353,76 +323,34 @@ def copy_redacted(source: Path, target: Path, redactor: Redactor) -> None:
 
 
 class RedactedStream:
-    """Passes a stream of bytes on without its secrets, also those that are split between pieces.
-
-    Whole lines are passed on at once, the beginning of a line at a ``pause``. ``counts`` are the secrets replaced.
-    """
+    """Passes a stream of bytes on without its secrets, line by line; ``counts`` are the secrets replaced."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.counts: Counter[str] = Counter()
         self._redactor = redactor
-        self._held_bytes = max(_HELD_BYTES, 2 * redactor.longest_bytes)
-        self._context = b""
         self._pending = b""
-        self._is_in_key = False
-        """True after a mark for a key whose end has not come."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """True while the beginning of a line is held back that a ``pause`` may pass on."""
-        return bool(self._pending)
 
     def feed(self, piece: bytes) -> bytes:
         """Take the next piece; returns what can be passed on."""
-        pending = self._pending = self._without_rest_of_key(self._pending + piece)
-        cut = max(pending.rfind(b"\n"), pending.rfind(b"\r")) + 1
-        if (key_start := open_key_from(pending)) < cut and len(pending) - key_start < self._held_bytes:
-            cut = key_start
-        if len(pending) - cut > _LINE_BYTES + self._held_bytes:
-            cut = len(pending) - self._held_bytes
-        return self._pass_on(cut) if cut else b""
-
-    def pause(self) -> bytes:
-        """Nothing has come for a moment; returns what can be passed on of the line that has begun."""
-        text = self._context + self._pending
-        cut = self._redactor.unfinished_from(text) - len(self._context)
-        return self._pass_on(cut) if cut > 0 else b""
+        self._pending += piece
+        cut = max(self._pending.rfind(b"\n"), self._pending.rfind(b"\r")) + 1
+        cut = min(cut, _open_key_from(self._pending))
+        if not cut and len(self._pending) > _LINE_BYTES:
+            cut = self._pending.rfind(b" ") + 1 or len(self._pending)
+        return self._pass_on(cut)
 
     def end(self) -> bytes:
         """Nothing more comes; returns the rest."""
         return self._pass_on(len(self._pending))
 
-    def _pass_on(self, length: int) -> bytes:
-        """Pass on this many of the pending bytes, or fewer where a secret would be cut in two."""
-        text, begin = self._context + self._pending, len(self._context)
-        spans = [span for span in self._redactor.spans(text) if span.end > begin]
-        cut = self._cut_outside(spans, begin + length)
-        passed = [
-            span._replace(start=max(span.start, begin) - begin, end=span.end - begin)
-            for span in spans
-            if span.start < cut
-        ]
-        self.counts.update(span.label for span in passed)
-        self._context = text[
-            max(0, cut - _CONTEXT_BYTES, text.rfind(b"\n", 0, cut) + 1, text.rfind(b"\r", 0, cut) + 1) : cut
-        ]
-        self._pending = text[cut:]
-        return replaced(text[begin:cut], passed)
+    def _pass_on(self, num_bytes: int) -> bytes:
+        passed, self._pending = self._pending[:num_bytes], self._pending[num_bytes:]
+        content, counts = self._redactor.content(passed)
+        self.counts.update(counts)
+        return content
 
-    def _cut_outside(self, spans: Iterable[Span], cut: int) -> int:
-        """``cut``, or where to cut instead of within a secret: before it, or after one that is too long to hold."""
-        for span in spans:
-            if span.start < cut < span.end:
-                if cut - span.start <= self._held_bytes:
-                    return span.start
-                self._is_in_key = True
-                return span.end
-        return cut
 
-    def _without_rest_of_key(self, pending: bytes) -> bytes:
-        """``pending`` without the rest of a key whose mark has been passed on."""
-        if not self._is_in_key:
-            return pending
-        rest = pending.lstrip(_OF_KEYS)
-        self._is_in_key = not rest
-        return rest
+def _open_key_from(text: bytes) -> int:
+    """The position of a private key whose end is not in ``text``; its length where there is none."""
+    key = _OPEN_KEY.search(text) if b"-----BEGIN " in text else None
+    return len(text) if key is None else key.start()

@@ -1,7 +1,7 @@
 """Writes the log of a server without its secrets, while the server runs; a program of its own.
 
 It reads the outputs of the server from a pipe, replaces secrets, and writes the rest to its standard output, the
-log: whole lines within ten milliseconds, the beginning of a line after a tenth of a second of silence. It ends when
+log: whole lines, within ten milliseconds. It ends when
 the last process that has the other end of the pipe ends, so that it also sees the last words of a server that is
 killed with benchctl itself.
 
@@ -57,17 +57,12 @@ class _Filter:
 
     def run(self) -> None:
         """Pass on the log to its end."""
-        deadline, has_paused = None, False
+        deadline = None
         has_ended = self._is_end(b"")  # commands that came with the values
         while not has_ended and (deadline is None or time.monotonic() < deadline):
-            is_waiting = self._stream.is_waiting and not has_paused
-            limit_ms = _SILENCE_MS if is_waiting else None if deadline is None else _SILENCE_MS
-            events = dict(self._poll.poll(limit_ms))
-            if not events and is_waiting:
-                self._write(self._stream.pause())
-                has_paused = True
+            events = dict(self._poll.poll(None if deadline is None else _SILENCE_MS))
             if self._pipe in events:
-                num_bytes, has_paused = self._pass_on(), False
+                num_bytes = self._pass_on()
                 if not num_bytes:
                     break
                 time.sleep(0.0 if num_bytes >= _BUSY_BYTES else _PAUSE_S)
@@ -91,7 +86,6 @@ class _Filter:
                     break
             if command == b"end":
                 return True
-            self._write(self._stream.pause())
             _report(command.decode().replace("sync", "synced", 1))
         return False
 
