@@ -6,7 +6,6 @@ unawares.
 """
 
 import datetime as dt
-import errno
 import fcntl
 import os
 import re
@@ -27,7 +26,7 @@ from benchctl.records.files import encode, record_of
 from benchctl.records.integrity.digests import record_run
 from benchctl.records.record import ENDED, INTERRUPTED, Manifest, RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION, Count, ExperimentState, Record, RunState
-from benchctl.untrusted.files import entry_names, is_there, opened_folder, read_file
+from benchctl.untrusted.files import entry_names, inside, is_there, read_file
 from benchctl.untrusted.text import visible_value
 
 CLAIMS: Final = "claims"
@@ -178,13 +177,12 @@ def newest_leases(directory: Path) -> Mapping[int, Lease]:
             content = lease_content(path, directory)
         except OSError as error:
             raise RecordError(f"{path} cannot be read: {error.strerror}; correct its permissions") from error
-        if content is not None:
+        if content:  # nothing stands in one that is being created
             leases[block] = decoded_lease(content, path, block, generation)
     return leases
 
 
 BEATS_PER_LEASE: Final = 6
-_NO_LINKS: Final = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SAFE_FRAC: Final = 0.5
 """Part of the lease for which the owner trusts its last heartbeat; others wait for all of it."""
@@ -201,13 +199,15 @@ class HeldBlock:
     Once lost it stays lost: nothing that its owner does afterwards may count.
     """
 
-    def __init__(self, directory: Path, lease: Lease, handle: int, clock: Callable[[], float] = boot_s) -> None:
-        """``handle`` is that of the lease's file, written just now."""
+    def __init__(
+        self, directory: Path, lease: Lease, handle: int, clock: Callable[[], float], renewed_s: float
+    ) -> None:
+        """``handle`` is that of the lease's file, which was written after ``renewed_s``."""
         self._directory = directory
         self._handle = handle
         self._clock = clock
         self._lock = threading.Lock()
-        self._renewed_s = clock()
+        self._renewed_s = renewed_s
         self._lost: str | None = None
         self.lease = lease
 
@@ -286,16 +286,14 @@ def create_lease(
 ) -> HeldBlock | None:
     """Claim one generation of a block; None when another process was faster.
 
-    The name is given by ``link``, which one process alone can do on any file system. Raises OSError where nothing
-    can be written, UsageError on a file system without links.
+    One process alone creates a file of a name, on any file system. Raises OSError where nothing can be written.
     """
-    now, token = utc_s(), secrets.token_hex(8)
-    name, partial = lease_name(block, generation), f".{lease_name(block, generation)}.{token}.partial"
+    now = utc_s()
     lease = Lease(
         schema_version=SCHEMA_VERSION,
         block=block,
         generation=generation,
-        token=token,
+        token=secrets.token_hex(8),
         node=owner.node,
         hostname=owner.hostname,
         boot_id=owner.boot_id,
@@ -305,21 +303,26 @@ def create_lease(
         begun_at=now,
         beaten_at=now,
     )
-    with opened_folder(directory / CLAIMS, within=directory) as folder:
-        handle = os.open(partial, _NEW, 0o666, dir_fd=folder)
-        is_ours = False
-        try:
-            lease = msgspec.structs.replace(lease, is_locked=_is_locked(handle))
-            held = HeldBlock(directory, lease, handle, clock)  # its time begins before anyone can see it
-            os.pwrite(handle, lease_bytes(lease), 0)
-            os.fsync(handle)
-            is_ours = _is_linked(folder, partial, name, directory)
-        finally:
-            if not is_ours:
-                os.close(handle)
-            with suppress(OSError):
-                os.unlink(partial, dir_fd=folder)
-    return held if is_ours else None
+    began_s, path = clock(), lease_path(directory, block, generation)  # before anyone can see it
+    handle = _created(path, directory)
+    if handle is None:
+        return None
+    try:
+        lease = msgspec.structs.replace(lease, is_locked=_is_locked(handle))
+        os.pwrite(handle, lease_bytes(lease), 0)
+        os.fsync(handle)
+    except OSError:
+        os.close(handle)
+        path.unlink(missing_ok=True)
+        raise
+    return HeldBlock(directory, lease, handle, clock, began_s)
+
+
+def _created(path: Path, directory: Path) -> int | None:
+    try:
+        return os.open(inside(path, directory), _NEW, 0o666)
+    except FileExistsError:
+        return None
 
 
 def _is_locked(handle: int) -> bool:
@@ -328,34 +331,6 @@ def _is_locked(handle: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_linked(folder: int, partial: str, name: str, directory: Path) -> bool:
-    """True when ``partial`` got the name ``name``, whatever the answer was: that of a remote disk can be lost."""
-    try:
-        os.link(partial, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-    except OSError as error:
-        if _is_same(folder, partial, name):
-            return True
-        if isinstance(error, FileExistsError):
-            return False
-        if isinstance(error, PermissionError) or error.errno in _NO_LINKS:
-            raise UsageError(
-                f"{directory / CLAIMS}: the file system gives no second name to a file ({error.strerror}), and "
-                "blocks are claimed by that; put the result directory on another file system, or measure "
-                "it in one process with 'benchctl run'"
-            ) from error
-        raise
-    return True
-
-
-def _is_same(folder: int, partial: str, name: str) -> bool:
-    try:
-        ours = os.stat(partial, dir_fd=folder, follow_symlinks=False)
-        theirs = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return False
-    return (ours.st_ino, ours.st_dev) == (theirs.st_ino, theirs.st_dev)
 
 
 _TRIES: Final = 20

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from benchctl.errors import ClaimedError, LostClaimError, UsageError
+from benchctl.errors import ClaimedError, LostClaimError
 from benchctl.records.claims import claims as held_module
 from benchctl.records.claims.claims import (
     CLAIMS,
@@ -166,15 +166,15 @@ def play(directory, seed, monkeypatch):
     for file in (directory / CLAIMS).iterdir():
         file.unlink()
     world = World(directory, random.Random(f"claims:{seed}"))
-    is_linked = held_module_is_linked
+    created = held_module_created
 
     def paused_before_and_after(*arguments):
         world.interleave()
-        was_linked = is_linked(*arguments)
+        handle = created(*arguments)
         world.interleave()
-        return was_linked
+        return handle
 
-    monkeypatch.setattr(held_module, "_is_linked", paused_before_and_after)
+    monkeypatch.setattr(held_module, "_created", paused_before_and_after)
     for _ in range(NUM_ACTIONS):
         world.act()
     for process in world.processes:
@@ -183,7 +183,7 @@ def play(directory, seed, monkeypatch):
     return sum(process.claims for process in world.processes)
 
 
-held_module_is_linked = held_module._is_linked
+held_module_created = held_module._created
 
 
 def test_no_history_of_pauses_kills_and_drifting_clocks_gives_a_block_two_owners(directory, monkeypatch):
@@ -198,41 +198,20 @@ def test_the_same_histories_find_two_owners_where_an_owner_trusts_itself_for_too
         [play(directory, seed, monkeypatch) for seed in range(NUM_HISTORIES)]
 
 
-@pytest.mark.parametrize("reply", [OSError(errno.EIO, "lost"), FileExistsError(errno.EEXIST, "again")])
-def test_a_claim_whose_reply_was_lost_is_recognised_by_its_file(directory, monkeypatch, reply):
-    link = os.link
-
-    def link_and_lose_the_reply(*arguments, **options):
-        link(*arguments, **options)
-        raise reply
-
-    monkeypatch.setattr(os, "link", link_and_lose_the_reply)
-    held = create_lease(directory, 0, 1, owner(), LEASE_S)
-    assert held is not None
-    held.check()
-    assert newest_leases(directory)[0].token == held.lease.token
-    assert sorted(path.name for path in (directory / CLAIMS).iterdir()) == ["b000-1.json"]
-    assert create_lease(directory, 0, 1, owner("n2"), LEASE_S) is None
-    held.close()
-
-
-def test_a_disk_that_refuses_the_link_leaves_no_claim(directory, monkeypatch):
-    def refuse(*_arguments, **_options):
+def test_a_disk_that_refuses_leaves_no_claim(directory, monkeypatch):
+    def refuse(_handle):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match="Input/output"):
         create_lease(directory, 0, 1, owner(), LEASE_S)
     assert not list((directory / CLAIMS).iterdir())
 
 
-def test_a_file_system_without_links_is_refused_with_a_remedy(directory, monkeypatch):
-    def refuse(*_arguments, **_options):
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(UsageError, match="put the result directory on another file system"):
-        create_lease(directory, 0, 1, owner(), LEASE_S)
+def test_a_claim_that_is_being_written_is_one_and_no_damage(directory):
+    lease_path(directory, 0, 1).touch()
+    assert newest_leases(directory) == {}
+    assert create_lease(directory, 0, 1, owner("n2"), LEASE_S) is None
 
 
 def test_every_heartbeat_changes_the_lease_and_none_its_length_or_its_file(directory):
