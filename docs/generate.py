@@ -20,9 +20,11 @@ from benchctl.profile.choices import MAX_SEED, Section
 from benchctl.profile.engine_options import ENGINES, flag_of
 from benchctl.profile.keys import Key, option_keys, profile_keys
 from benchctl.profile.settings import FACTOR_SETTINGS
-from benchctl.records.claims.claims import Lease
+from benchctl.records.claims import Lease
+from benchctl.records.digests import BlockDigests, DirectoryDigests
 from benchctl.records.directory import Submission
-from benchctl.records.integrity.digests import BlockDigests, DirectoryDigests
+from benchctl.records.noise import NoiseFloor
+from benchctl.records.peaks import MeasuredPeaks
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import (
     SCHEMA_VERSION,
@@ -34,8 +36,6 @@ from benchctl.records.schema import (
     Record,
     StepRecord,
 )
-from benchctl.records.stores.peaks_store import NoiseFloor
-from benchctl.records.stores.stores import MeasuredPeaks
 from benchctl.records.warnings import CHECKS, FINDINGS, WARNING_TABLE
 
 _METRICS_INTRODUCTION: Final = """\

@@ -20,7 +20,7 @@ from benchctl.analysis.metrics.latency import measured
 from benchctl.analysis.statistics.estimate import SideRatio
 from benchctl.analysis.statistics.intervals import t_quantile
 from benchctl.errors import UsageError
-from benchctl.records.columns.columns import Floats, StepColumns
+from benchctl.records.columns import Floats, StepColumns
 from benchctl.records.loaded import LoadedRun
 from benchctl.steptime.speculation.acceptance import LEVEL, NUM_DRAWS, Acceptance, PositionCounts, counted
 from benchctl.steptime.speculation.estimate import Estimate, estimate, quotient

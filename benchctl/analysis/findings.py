@@ -14,7 +14,7 @@ from benchctl.analysis.metrics.speculation import ArmDrafts, arm_drafts
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.summary.summary import CellSummary, RunSummary, SweepRow
 from benchctl.formats import count_of
-from benchctl.records.columns.columns import exact_sum
+from benchctl.records.columns import exact_sum
 from benchctl.records.directory import arm_order
 from benchctl.units import s_from_ns
 

@@ -21,7 +21,7 @@ from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator
 from benchctl.formats import percentage
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms
-from benchctl.records.stores.peaks_store import NoiseFloor
+from benchctl.records.noise import NoiseFloor
 
 DEFAULT_MARGIN: Final = 0.01
 """The default threshold of ``compare``."""

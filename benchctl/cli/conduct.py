@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from benchctl.profile.model import Profile
     from benchctl.profile.planning import Imbalance
     from benchctl.records.directory import ResultDirectory
+    from benchctl.records.noise import NoiseFloor
     from benchctl.records.record import Look, PlannedRun, PreparedRequest, StoppingRecord
     from benchctl.records.schema import ResultWarning
-    from benchctl.records.stores.peaks_store import NoiseFloor
     from benchctl.workload.prepare import PreparedSet
     from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
@@ -128,7 +128,7 @@ def reporting_alone(results: "Path") -> "Iterator[None]":
     """Wait for another command that writes reports of a shared directory, as far as its file system has locks."""
     import fcntl
 
-    from benchctl.records.claims.claims import CLAIMS, is_shared
+    from benchctl.records.claims import CLAIMS, is_shared
 
     if not is_shared(results):
         yield
@@ -264,7 +264,7 @@ def measure(
     from benchctl.measure.run import measure_run
     from benchctl.measure.shared.free_blocks import run_free_blocks
     from benchctl.profile.planning import arms
-    from benchctl.records.claims.shared import is_shared
+    from benchctl.records.claims import is_shared
 
     is_quiet = is_quiet or bool(os.environ.get("CI"))
     pending = pending_runs(results, Here(profile))

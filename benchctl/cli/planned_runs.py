@@ -73,7 +73,7 @@ def print_planned(
 def print_expectations(results: "ResultDirectory", profile: "Profile") -> None:
     """Print the KV cache that was computed, the power with the noise on file, and the warnings about that noise."""
     from benchctl.cli.conduct import print_kv_memory, print_power
-    from benchctl.records.stores.peaks_store import load_noise
+    from benchctl.records.noise import load_noise
 
     print_power(profile, load_noise(results.path))
     for warning in results.manifest().warnings:

@@ -16,9 +16,9 @@ from benchctl.cluster.arrival import default_destination, require_same_experimen
 from benchctl.cluster.rsync import Rsync
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.records.archive import contents_of
-from benchctl.records.claims.claims import current_manifest
+from benchctl.records.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, open_results
-from benchctl.records.integrity.integrity import Verification, verify_directory
+from benchctl.records.integrity import Verification, verify_directory
 from benchctl.records.record import Manifest
 
 _MOST_PASSES: Final = 3

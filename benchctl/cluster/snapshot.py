@@ -12,10 +12,10 @@ from typing import Final
 
 from benchctl.cluster.block_progress import BlockClaim, Snapshot, by_block
 from benchctl.errors import RecordError
-from benchctl.records.claims.claims import Lease, boot_s, generations, is_claimed, is_shared
-from benchctl.records.claims.shared import LeaseWatch
+from benchctl.records.claims import Lease, boot_s, generations, is_claimed, is_shared
 from benchctl.records.directory import ResultDirectory, as_ended
 from benchctl.records.record import Manifest, Plan, PlannedRun, RunRecord
+from benchctl.records.shared_claims import LeaseWatch
 from benchctl.untrusted.files import entry_names, is_there, stat_file
 
 _UNFINISHED: Final = frozenset({"planned", "running"})

@@ -11,7 +11,7 @@ from benchctl.cluster.progress import Progress, progress_of
 from benchctl.cluster.snapshot import SnapshotReader
 from benchctl.errors import BenchctlError, UsageError
 from benchctl.records.directory import ResultDirectory, read_submissions
-from benchctl.records.stores.stores import durations_directory, stored_durations
+from benchctl.records.stores import durations_directory, stored_durations
 from benchctl.untrusted.files import is_there
 
 _RECENT_S: Final = 60.0

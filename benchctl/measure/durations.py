@@ -21,7 +21,7 @@ from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.files import encode
 from benchctl.records.record import Manifest, PreparedRequest, RunRecord
-from benchctl.records.stores.stores import RunDuration, durations_directory, store_duration, stored_durations
+from benchctl.records.stores import RunDuration, durations_directory, store_duration, stored_durations
 from benchctl.units import s_from_ns
 
 _NEWEST: Final = 12

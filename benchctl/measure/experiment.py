@@ -31,12 +31,12 @@ from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
-from benchctl.records.claims.claims import is_shared, settle_runs, sole_writer
+from benchctl.records.claims import is_shared, settle_runs, sole_writer
+from benchctl.records.digests import begin_digests, forget_run, record_run
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
-from benchctl.records.integrity.digests import begin_digests, forget_run, record_run
+from benchctl.records.noise import NoiseFloor, load_noise
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
 from benchctl.records.schema import ResultWarning, RunState
-from benchctl.records.stores.peaks_store import NoiseFloor, load_noise
 from benchctl.sim.settings import costs_in_words
 from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
 from benchctl.system_errors import KEPT, as_run_error, as_usage_error, is_of_the_system

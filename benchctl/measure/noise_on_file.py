@@ -15,10 +15,9 @@ from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms
+from benchctl.records.noise import NoiseFloor, NoiseKey, noise_directory, store_noise, stored_noise
 from benchctl.records.schema import GpuInfo, ResultWarning
-from benchctl.records.stores.noise_store import NoiseKey, noise_directory, store_noise, stored_noise
-from benchctl.records.stores.peaks_store import NoiseFloor
-from benchctl.records.stores.stores import newest_of_each
+from benchctl.records.stores import newest_of_each
 
 _NOT_OF_NOISE: Final = {"--blocks", "--label", "--output", "-o", "--step-time-model", "--until-precision"}
 """Options of ``run``, with a value each, that an A/A experiment does not take over."""

@@ -5,8 +5,14 @@ from collections.abc import Sequence
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.profile.load import hardware_names
 from benchctl.profile.model import Profile
-from benchctl.records.stores.peaks_store import machine_peaks, newest_of_each, peaks_directory, stored_peaks
-from benchctl.records.stores.stores import MeasuredPeaks, hardware_of
+from benchctl.records.peaks import (
+    MeasuredPeaks,
+    hardware_of,
+    machine_peaks,
+    newest_of_each,
+    peaks_directory,
+    stored_peaks,
+)
 
 
 def peaks_on_file(profile: Profile, gpus: Sequence[str]) -> MeasuredPeaks | None:

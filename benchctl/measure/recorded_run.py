@@ -17,7 +17,7 @@ from benchctl.errors import UsageError
 from benchctl.measure.run import noise_seed
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
-from benchctl.records.columns.columns import Integers
+from benchctl.records.columns import Integers
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.sim.requests.counted_requests import CountedRequests
 from benchctl.sim.settings import config_of, core_request

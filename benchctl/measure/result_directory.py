@@ -17,12 +17,12 @@ from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import dump_profile, stored_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs
+from benchctl.records.digests import begin_digests, digest_of, digests_as_written
 from benchctl.records.directory import ResultDirectory, open_results
-from benchctl.records.integrity.digests import begin_digests, digest_of, digests_as_written
+from benchctl.records.noise import NOISE_FILE, NoiseFloor, write_noise
+from benchctl.records.peaks import PEAKS_FILE, MeasuredPeaks, write_peaks
 from benchctl.records.record import Manifest, PreparedRequest
 from benchctl.records.schema import ExperimentState, ResultWarning
-from benchctl.records.stores.peaks_store import NOISE_FILE, NoiseFloor, write_noise
-from benchctl.records.stores.stores import PEAKS_FILE, MeasuredPeaks, write_peaks
 from benchctl.workload.prepare import PreparedSet
 
 _NAME_IN_USE: Final = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}

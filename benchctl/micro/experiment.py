@@ -35,9 +35,9 @@ from benchctl.micro.workers_of_blocks import PassWorker, WorkersOfBlocks, visibl
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.peaks import MeasuredPeaks, load_peaks
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.records.schema import GpuInfo, ResultWarning
-from benchctl.records.stores.stores import MeasuredPeaks, load_peaks
 from benchctl.workload.prepare import prepare_requests
 
 StartWorker: TypeAlias = Callable[[Profile], AbstractContextManager[PassWorker]]

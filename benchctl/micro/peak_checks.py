@@ -5,8 +5,7 @@ from typing import Final
 
 from benchctl.costs.hardware import Hardware
 from benchctl.formats import four_digits, percentage
-from benchctl.records.schema import ResultWarning
-from benchctl.records.stores.stores import (
+from benchctl.records.peaks import (
     QUANTITIES,
     MeasuredPeaks,
     PeakSeries,
@@ -15,6 +14,7 @@ from benchctl.records.stores.stores import (
     data_sheet,
     product_flops_per_s,
 )
+from benchctl.records.schema import ResultWarning
 from benchctl.units import GIGA, MIB, TERA, US_PER_S
 
 ABOVE_SHEET_FRAC: Final = 0.03

@@ -5,7 +5,7 @@ from dataclasses import replace
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.micro.floor import Peaks
 from benchctl.micro.worker import WorkerInfo
-from benchctl.records.stores.stores import MeasuredPeaks, hardware_of
+from benchctl.records.peaks import MeasuredPeaks, hardware_of
 
 
 def peaks_of_device(info: WorkerInfo, measured: MeasuredPeaks | None) -> Peaks | None:

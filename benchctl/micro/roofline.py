@@ -12,8 +12,8 @@ from benchctl.errors import UsageError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.micro.peak_checks import peak_warnings
 from benchctl.micro.worker import WorkerInfo, WorkerSettings, find_torch_python, started_worker
+from benchctl.records.peaks import MeasuredPeaks, PeakSeries
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.records.stores.stores import MeasuredPeaks, PeakSeries
 
 _BUSY_S = 0.5
 """Time over which the use of the machine by others is observed."""

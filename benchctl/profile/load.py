@@ -37,7 +37,7 @@ from benchctl.profile.yaml import (
     plain_value_problems,
     value_text,
 )
-from benchctl.records.stores.peaks_store import MEASURED, resolved_hardware
+from benchctl.records.peaks import MEASURED, resolved_hardware
 
 _HARDWARE: Final = "hardware"
 _OF_ARMS: Final = frozenset(

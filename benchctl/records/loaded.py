@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from benchctl.errors import RecordError
-from benchctl.records.claims.claims import current_manifest, settled
+from benchctl.records.claims import current_manifest, settled
 from benchctl.records.directory import RunDirectory, open_results
 from benchctl.records.files import damaged_line, read_jsonl
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
@@ -20,7 +20,7 @@ from benchctl.units import NS_PER_MS, NS_PER_S
 from benchctl.untrusted.text import visible_value
 
 if TYPE_CHECKING:
-    from benchctl.records.columns.columns import StepColumns
+    from benchctl.records.columns import StepColumns
 
 T = TypeVar("T", bound=msgspec.Struct)
 DAMAGED_LINE: Final = "damaged-line"
@@ -32,7 +32,7 @@ _OF_CHUNKS: Final = ("chunk_ns", "chunk_late_ns", "chunk_tokens", "chunk_chars")
 
 
 def _no_steps() -> "StepColumns":
-    from benchctl.records.columns.columns import columns_from  # noqa: PLC0415 - numpy, where there are steps
+    from benchctl.records.columns import columns_from  # noqa: PLC0415 - numpy, where there are steps
 
     return columns_from(())
 
@@ -70,7 +70,7 @@ def load_run(directory: RunDirectory) -> LoadedRun:
     A damaged line ends its file: the lines before it are read, and a warning names file and line. A run in state
     ``done`` is then marked as damaged and must not be compared.
     """
-    from benchctl.records.columns.columns import read_steps  # noqa: PLC0415 - numpy
+    from benchctl.records.columns import read_steps  # noqa: PLC0415 - numpy
 
     record = directory.read()
     damage: list[RecordError] = []

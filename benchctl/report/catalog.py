@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.formats import first_of
-from benchctl.records.claims.claims import current_manifest
+from benchctl.records.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
-from benchctl.records.integrity.integrity import verify_directory
+from benchctl.records.integrity import verify_directory
 from benchctl.records.record import RunRecord
 from benchctl.untrusted.files import OutsideError, is_there
 

@@ -14,8 +14,8 @@ from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.nodes import NodeResults
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import reasons_of, verdict_sentence
-from benchctl.analysis.metrics.run import METRICS
 from benchctl.analysis.metrics.speculation import ArmDrafts
+from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.quality.accuracy import divergence_sentence, quality_lines
 from benchctl.analysis.quality.divergence import Divergence
 from benchctl.analysis.statistics.estimate import RatioEstimate

@@ -12,8 +12,8 @@ from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
 from benchctl.analysis.summary.summary import SWEEP_COLUMNS
 from benchctl.errors import MissingPackageError
 from benchctl.interop.writers.vllm import vllm_result
+from benchctl.records.digests import record_derived
 from benchctl.records.files import write_bytes_atomic, write_json_atomic
-from benchctl.records.integrity.digests import record_derived
 from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
 from benchctl.report.page.page import directory_page
 from benchctl.report.page.verdict import PageVerdict, directory_verdict

@@ -12,7 +12,7 @@ import uvloop
 
 from benchctl.errors import UsageError
 from benchctl.profile.choices import COST_MODELS
-from benchctl.records.stores.peaks_store import resolved_hardware
+from benchctl.records.peaks import resolved_hardware
 from benchctl.sim.config import GuidedRowsMode, Noise, Revision, Scheduling, SimConfig
 from benchctl.sim.http.server import Server, open_step_log
 from benchctl.steptime.speculation.server_steps import Backfill

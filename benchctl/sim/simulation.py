@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import overload
 
-from benchctl.records.columns.columns import StepColumns
+from benchctl.records.columns import StepColumns
 from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import cost_model_for

@@ -22,10 +22,10 @@ from statistics import fmean, geometric_mean, median
 from typing import Final
 
 from benchctl.analysis.compare.compare import correct_for_multiple_tests
-from benchctl.analysis.compare.metric import BlockDesign, MetricComparison, Rules, compare_metrics
+from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metrics
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.metrics.run import run_metrics
-from benchctl.analysis.statistics.estimate import RatioEstimate, estimate_paired
+from benchctl.analysis.statistics.estimate import BlockDesign, RatioEstimate, estimate_paired
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.charts.figure import BLUE, GREY, VERMILION
 from benchctl.report.plots.plots import new_figure, png_bytes, tidy

@@ -22,7 +22,7 @@ from benchctl.analysis.drafts import (
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.statistics.estimate import UNORDERED, SideRatio, side_ratio
 from benchctl.errors import UsageError
-from benchctl.records.columns.columns import columns_from
+from benchctl.records.columns import columns_from
 from benchctl.records.schema import StepRecord
 from benchctl.steptime.speculation.acceptance import PositionCounts, of_counters
 from benchctl.steptime.speculation.draft_length import law_at

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl
 
-from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+from benchctl.analysis.experiment.pairing import Side
 from benchctl.report.page.waterfall import from_model
 from benchctl.steptime.model import HeldOutError, Provenance, StepTimeModel
 from benchctl.steptime.model_file import write_model

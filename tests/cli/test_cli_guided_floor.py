@@ -9,7 +9,7 @@ from support.cli import benchctl
 from support.peaks import gpu_peaks
 
 from benchctl.costs.guided_floor import LAYER_OPERATIONS, STEP_OPERATIONS
-from benchctl.records.stores.peaks_store import STORE_VARIABLE, store_peaks
+from benchctl.records.peaks import STORE_VARIABLE, store_peaks
 
 OPERATIONS = 28 * LAYER_OPERATIONS + STEP_OPERATIONS
 """Of a guided step with the 28 layers of the 1.5B value model."""

@@ -13,7 +13,7 @@ from benchctl.cli.commands import results as list_results
 from benchctl.cli.commands import results as report
 from benchctl.cli.commands import show
 from benchctl.errors import InvalidDataError, RecordError, UsageError
-from benchctl.records.claims.claims import sole_writer
+from benchctl.records.claims import sole_writer
 from benchctl.records.record import GitState
 from benchctl.records.schema import GpuInfo, ResultWarning
 

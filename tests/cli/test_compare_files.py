@@ -9,7 +9,8 @@ import pytest
 from support.results.builders import edit_run, write_results
 from typer.testing import CliRunner
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.report.plots.sweep import forest_plot

@@ -35,7 +35,7 @@ from benchctl.measure.doctor.peaks import peak_checks
 from benchctl.measure.server.cores import CoreSplit
 from benchctl.measure.telemetry.nvml import GpuState
 from benchctl.micro.peak_checks import peak_warnings
-from benchctl.records.stores.peaks_store import store_peaks
+from benchctl.records.peaks import store_peaks
 from benchctl.units import GIB
 
 TOPICS = ["software", "machine", "gpu", "peaks", "engine", "data", "cluster"]

@@ -30,9 +30,9 @@ from benchctl.load.answer.failure import error_of
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.records.archive import contents_of, write_archive
-from benchctl.records.integrity.integrity import verify_directory
+from benchctl.records.integrity import verify_directory
+from benchctl.records.peaks import read_peaks, write_peaks
 from benchctl.records.record import Message, PreparedRequest
-from benchctl.records.stores.stores import read_peaks, write_peaks
 from benchctl.steptime.fitting.fit import FitOptions, fit_model
 from benchctl.steptime.model_file import read_model, write_model
 from benchctl.workload.datasets.own.custom import custom_prompts

@@ -11,7 +11,7 @@ from benchctl.measure.durations import estimate_durations, load_s, remember_dura
 from benchctl.profile.model import Arrival
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RunTimes
-from benchctl.records.stores.stores import durations_directory, store_duration, stored_durations
+from benchctl.records.stores import durations_directory, store_duration, stored_durations
 from benchctl.units import NS_PER_S
 
 CLOSED = Arrival(kind="closed-loop", max_concurrency=2)

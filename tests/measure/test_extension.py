@@ -8,8 +8,9 @@ import pytest
 from support.cli import benchctl, only_result
 from support.results.builders import edit_manifest, write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.ladder import num_looks_of
+from benchctl.analysis.experiment.pairing import Side
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import extend_plan, imbalance_of, plan_runs
 from benchctl.records.record import Extension

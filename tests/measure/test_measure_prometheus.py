@@ -10,7 +10,7 @@ from support.servers.simulator import sim_server
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.metrics.server_counters import GENERATED_TOKENS
-from benchctl.analysis.validity.checks import Check
+from benchctl.analysis.validity.answers import Check
 from benchctl.engines.metrics_page import series_of
 from benchctl.measure.telemetry.prometheus import prometheus_samples
 from benchctl.measure.telemetry.telemetry import Sampler

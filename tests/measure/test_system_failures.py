@@ -11,7 +11,7 @@ from support.results.builders import write_results
 from benchctl.errors import RunError, UsageError
 from benchctl.measure.journal import Journal
 from benchctl.measure.server.failure import limit_in_log, start_refusal
-from benchctl.records.claims.claims import current_manifest, is_claimed, sole_writer
+from benchctl.records.claims import current_manifest, is_claimed, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import read_document
 from benchctl.records.loaded import load_results

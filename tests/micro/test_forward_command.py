@@ -9,7 +9,7 @@ import pytest
 from support.cli import benchctl
 from support.peaks import cpu_peaks, series
 
-from benchctl.records.stores.peaks_store import STORE_VARIABLE, store_peaks
+from benchctl.records.peaks import STORE_VARIABLE, store_peaks
 
 TINY = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,

@@ -18,7 +18,7 @@ from benchctl.micro.experiment import MicroOutcome, measure_forward, resume_forw
 from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_of_points
 from benchctl.profile.choices import ForwardPoint
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.integrity.integrity import verify_directory
+from benchctl.records.integrity import verify_directory
 from benchctl.report.page.parts.parts import passes_values
 from benchctl.report.tables.times import launch_table
 

@@ -6,7 +6,7 @@ import pytest
 from support.cli import benchctl
 
 from benchctl.micro.roofline import RooflineSettings, measure_roofline
-from benchctl.records.stores.stores import best_series, hardware_of
+from benchctl.records.peaks import best_series, hardware_of
 
 SHORT = ("--device", "cpu", "--rounds", "3", "--size", "64,128", "--buffer-mb", "8", "--value-ms", "2")
 

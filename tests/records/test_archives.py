@@ -16,7 +16,7 @@ from benchctl.errors import RecordError, UsageError
 from benchctl.records import archive as archives
 from benchctl.records.archive import contents_of
 from benchctl.records.directory import open_results
-from benchctl.records.integrity.integrity import verify_directory
+from benchctl.records.integrity import verify_directory
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example"
 

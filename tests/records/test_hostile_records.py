@@ -12,14 +12,15 @@ from support.results.builders import edit_requests, write_results
 
 from benchctl.errors import InvalidDataError, RecordError
 from benchctl.records import files
-from benchctl.records.columns.columns import read_steps
+from benchctl.records.columns import read_steps
+from benchctl.records.digests import read_digests
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import encode
-from benchctl.records.integrity.digests import read_digests
 from benchctl.records.loaded import DAMAGED_LINE, load_results, load_run
+from benchctl.records.noise import read_noise
+from benchctl.records.peaks import machine_peaks, read_peaks, write_peaks
 from benchctl.records.schema import StepRecord
-from benchctl.records.stores.peaks_store import machine_peaks, read_noise
-from benchctl.records.stores.stores import read_peaks, stored_durations, write_peaks
+from benchctl.records.stores import stored_durations
 from benchctl.report.catalog import list_directories
 
 RUN = "runs/000-b0-baseline"

@@ -11,16 +11,17 @@ import pytest
 import typer.testing
 from support.results.builders import edit_manifest, edit_run, edit_steps, set_positions, write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.result import Comparison
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.cli.app import app
 from benchctl.errors import AlteredError, NotComparableError, RecordError
 from benchctl.measure.experiment import Listener, create_experiment, run_experiment
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.profile.load import load_profile
+from benchctl.records.digests import DIGESTS_FILE, FILE_MEASUREMENTS, digest_of, read_digests, record_file
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.integrity.digests import DIGESTS_FILE, FILE_MEASUREMENTS, digest_of, read_digests, record_file
-from benchctl.records.integrity.integrity import verify_directory
+from benchctl.records.integrity import verify_directory
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.workload.prepare import prepare_requests
 

@@ -21,10 +21,17 @@ from benchctl.errors import NotComparableError, UsageError
 from benchctl.measure.noise_on_file import keep_noise, noise_on_file, sound_noise
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.noise import (
+    STORE_VARIABLE,
+    MetricNoise,
+    NoiseFloor,
+    find_noise,
+    key_of,
+    store_noise,
+    stored_noise,
+)
 from benchctl.records.schema import ResultWarning
-from benchctl.records.stores.noise_store import STORE_VARIABLE, find_noise, key_of, store_noise, stored_noise
-from benchctl.records.stores.peaks_store import MetricNoise, NoiseFloor
-from benchctl.records.stores.stores import newest_of_each, remove_files
+from benchctl.records.stores import newest_of_each, remove_files
 
 SCATTER = (0.01, -0.012, 0.004, -0.007, 0.013, -0.008, 0.002, 0.006)
 SAME_SERVER = PROFILE_YAML.split("variants:", maxsplit=1)[0] + "variants:\n  baseline: {}\n  guided: {}\n"

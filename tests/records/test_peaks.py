@@ -11,7 +11,7 @@ from support.peaks import H100, cpu_peaks, gpu_peaks, series
 
 from benchctl.costs.hardware import HARDWARE, hardware_for
 from benchctl.errors import RecordError, SchemaVersionError, UsageError
-from benchctl.records.stores.stores import (
+from benchctl.records.peaks import (
     PEAKS_FILE,
     best_series,
     hardware_of,

@@ -12,9 +12,10 @@ from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.errors import ProfileError, UsageError
 from benchctl.measure.peaks_on_file import peaks_on_file
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
-from benchctl.records.schema import GpuInfo, ResultWarning
-from benchctl.records.stores.peaks_store import (
+from benchctl.records.peaks import (
+    PEAKS_FILE,
     STORE_VARIABLE,
+    hardware_of,
     key_of,
     machine_peaks,
     named_peaks,
@@ -22,8 +23,9 @@ from benchctl.records.stores.peaks_store import (
     resolved_hardware,
     store_peaks,
     stored_peaks,
+    write_peaks,
 )
-from benchctl.records.stores.stores import PEAKS_FILE, hardware_of, write_peaks
+from benchctl.records.schema import GpuInfo, ResultWarning
 
 HOST = platform.node()
 OLD, NEW = "2026-11-20T08:00:00Z", "2026-11-22T19:05:01Z"

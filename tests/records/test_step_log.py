@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.results.builders import write_results
 
 from benchctl.records import files
-from benchctl.records.columns.columns import OPTIONAL, PHASES, columns_from, read_steps
+from benchctl.records.columns import OPTIONAL, PHASES, columns_from, read_steps
 from benchctl.records.directory import RunDirectory
 from benchctl.records.files import encode
 from benchctl.records.loaded import DAMAGED_LINE, load_run

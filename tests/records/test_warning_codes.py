@@ -14,7 +14,7 @@ from support.results.builders import write_results
 import benchctl
 from benchctl.analysis.validity.checks import expected, reconcile
 from benchctl.profile.load import parse_profile
-from benchctl.records.integrity.integrity import AlterationKind
+from benchctl.records.integrity import AlterationKind
 from benchctl.records.loaded import load_results
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import (

@@ -8,7 +8,8 @@ from support.results.builders import edit_requests, write_results
 from support.results.drafted import profile_of, write_drafted
 from typer.testing import CliRunner
 
-from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.app import app
 from benchctl.report.page.charts.acceptance import draw_charts

@@ -5,8 +5,9 @@ from itertools import pairwise
 import pytest
 from support.results import builders
 
-from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.words import change_text
+from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.report.charts.figure import LogScale, scale_of

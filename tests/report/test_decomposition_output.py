@@ -10,7 +10,8 @@ from support.results.builders import write_results
 from support.results.decomposition_laws import assert_exact
 
 from benchctl.analysis.attribution.work import NO_PEAKS, NO_SETTINGS, WorkModel, work_model
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.costs.hardware import hardware_for
 from benchctl.profile.load import profile_from_plain
 from benchctl.profile.planning import variant_settings

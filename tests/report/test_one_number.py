@@ -319,7 +319,8 @@ def test_tables_and_sentences_by_node_show_the_numbers_of_the_document(by_node):
 
 
 def test_a_directory_is_analysed_with_its_profile_parsed_once(path, monkeypatch):
-    from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
+    from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+    from benchctl.analysis.experiment.pairing import Side
     from benchctl.report.export import write_report
 
     parsed = []

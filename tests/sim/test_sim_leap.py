@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.servers.simulator import FILTERED, VALUE_MODEL, prompt_of, request_of, run
 
 from benchctl.guided.params import GuidanceParams
-from benchctl.records.columns.columns import columns_from
+from benchctl.records.columns import columns_from
 from benchctl.records.files import encode
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core

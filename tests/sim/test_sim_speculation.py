@@ -12,7 +12,7 @@ from support.servers.simulator import decode_batch, prompt_of, request_of
 
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import UsageError
-from benchctl.records.columns.columns import columns_from
+from benchctl.records.columns import columns_from
 from benchctl.records.files import encode
 from benchctl.records.schema import StepRecord
 from benchctl.sim.config import SimConfig

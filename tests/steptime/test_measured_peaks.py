@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from benchctl.cli.app import app
 from benchctl.errors import UsageError
-from benchctl.records.stores.peaks_store import STORE_VARIABLE, store_peaks
-from benchctl.records.stores.stores import hardware_of
+from benchctl.records.peaks import STORE_VARIABLE, hardware_of, store_peaks
 from benchctl.steptime.diagnosis.evaluate import judge
 from benchctl.steptime.fitting.fit import fit_model
 from benchctl.steptime.model_file import read_model, write_model

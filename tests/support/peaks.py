@@ -1,7 +1,7 @@
 """Measured peaks that were planted, not measured."""
 
+from benchctl.records.peaks import MeasuredPeaks, PeakSeries
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.records.stores.stores import MeasuredPeaks, PeakSeries
 
 CPU = "AMD EPYC"
 H100 = "NVIDIA H100 80GB HBM3"

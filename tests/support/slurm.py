@@ -20,7 +20,7 @@ import pytest
 import yaml
 from support.cli import benchctl
 
-from benchctl.records.claims.claims import newest_leases
+from benchctl.records.claims import newest_leases
 from benchctl.records.directory import ResultDirectory
 
 _ROOT = Path(__file__).resolve().parents[2]

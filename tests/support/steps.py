@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchctl.records.columns.columns import CLOCKS, OPTIONAL, PHASES, StepColumns, columns_from
+from benchctl.records.columns import CLOCKS, OPTIONAL, PHASES, StepColumns, columns_from
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.schema import StepRecord
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchctl.analysis.attribution.step_time_model import ModelledRun
 from benchctl.analysis.attribution.work import Floor, WorkModel, floor_of
-from benchctl.records.columns.columns import Flags, Integers, StepColumns, exact_sum
+from benchctl.records.columns import Flags, Integers, StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.schema import SECTION_PARENT, Clock
 from benchctl.units import s_from_ns

@@ -27,7 +27,7 @@ from benchctl.costs.flops import (
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape
 from benchctl.costs.work import Lengths, RunLengths, StepLogCounts, spread_evenly
-from benchctl.records.columns.columns import StepColumns
+from benchctl.records.columns import StepColumns
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PreparedRequest, RequestRecord
 from benchctl.records.schema import ResultWarning

@@ -19,10 +19,10 @@ from benchctl.errors import UsageError
 from benchctl.formats import count_of
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
-from benchctl.records.columns.columns import Flags, Floats, StepColumns
+from benchctl.records.columns import Flags, Floats, StepColumns
 from benchctl.records.loaded import LoadedResults
+from benchctl.records.peaks import MeasuredPeaks, hardware_of
 from benchctl.records.schema import ResultWarning
-from benchctl.records.stores.stores import MeasuredPeaks, hardware_of
 
 if TYPE_CHECKING:
     from benchctl.steptime.model import StepTimeModel

@@ -59,8 +59,8 @@ from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError
 from benchctl.profile.files import did_you_mean
 from benchctl.records.loaded import LoadedRun
+from benchctl.records.noise import NOISE_FILE, MetricNoise, load_noise
 from benchctl.records.schema import ResultWarning
-from benchctl.records.stores.peaks_store import NOISE_FILE, MetricNoise, load_noise
 from benchctl.untrusted.text import visible_line
 
 __all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "load_sides", "parse_side"]

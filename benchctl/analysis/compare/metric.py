@@ -32,7 +32,7 @@ from benchctl.analysis.statistics.estimate import (
 )
 from benchctl.analysis.statistics.intervals import OrderEffects, order_effects, outlier_indices
 from benchctl.formats import percentage
-from benchctl.records.stores.peaks_store import MetricNoise
+from benchctl.records.noise import MetricNoise
 
 MetricVerdict: TypeAlias = Verdict | Literal["equal", "different", "unknown"]
 """``equal`` and ``different`` are those of exact metrics, ``equal`` also that of exploratory ones that are equal in

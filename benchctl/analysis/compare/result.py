@@ -13,8 +13,8 @@ from benchctl.analysis.quality.accuracy import QualityComparison
 from benchctl.analysis.quality.divergence import DivergenceComparison
 from benchctl.analysis.statistics.estimate import UNORDERED, BlockDesign
 from benchctl.analysis.validity.comparable import Difference
+from benchctl.records.noise import MetricNoise
 from benchctl.records.schema import ResultWarning
-from benchctl.records.stores.peaks_store import MetricNoise
 
 OverallVerdict: TypeAlias = Literal["invalid", "regression", "inconclusive", "improvement", "equivalent"]
 

@@ -19,8 +19,8 @@ from benchctl.analysis.metrics.table import METRICS, POSITION_ADJUSTED
 from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, Estimator, PooledSlope, SideRatio
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
 from benchctl.analysis.summary.columns import CLIENT_COLUMNS, TIME_COLUMNS, Value, number_of, summary_row
-from benchctl.analysis.validity.answers import unreported_prompt_warnings
-from benchctl.analysis.validity.checks import Check, expected_of, failed_checks, reconcile
+from benchctl.analysis.validity.answers import Check, unreported_prompt_warnings
+from benchctl.analysis.validity.checks import expected_of, failed_checks, reconcile
 from benchctl.analysis.validity.machines import Site, chooses_devices, scattered_blocks, site_of
 from benchctl.analysis.validity.side_by_side import side_by_side_warning
 from benchctl.analysis.validity.usable import Usability, redaction_warnings, usability_of
@@ -33,9 +33,9 @@ from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import arm_label, arm_order, cell_name
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
+from benchctl.records.peaks import PEAKS_FILE, MeasuredPeaks, load_peaks
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.records.schema import Cell, ResultWarning
-from benchctl.records.stores.stores import PEAKS_FILE, MeasuredPeaks, load_peaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from benchctl.analysis.metrics.latency import (
 from benchctl.analysis.metrics.speculation import run_drafts, speculation_metrics
 from benchctl.analysis.metrics.table import LATENCIES, METRICS, Direction, Metric
 from benchctl.profile.model import Arrival
-from benchctl.records.columns.columns import Integers, StepColumns, exact_sum
+from benchctl.records.columns import Integers, StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord, RunRecord
 from benchctl.records.schema import GPU_LOST, GPU_UNREADABLE, GpuSample, HostSample

@@ -27,7 +27,7 @@ from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.costs.work import RunLengths, StepLogCounts
 from benchctl.errors import UsageError
 from benchctl.profile.engine_options import ServerOptions
-from benchctl.records.columns.columns import StepColumns
+from benchctl.records.columns import StepColumns
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.schema import PrometheusSample
 

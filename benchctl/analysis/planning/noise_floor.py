@@ -22,8 +22,8 @@ from benchctl.profile.identity import NOT_MEASURED
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.loaded import LoadedResults
+from benchctl.records.noise import MetricNoise, NoiseFloor
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.records.stores.peaks_store import MetricNoise, NoiseFloor
 
 _BLOCKS_OF_A_FLOOR: Final = 8
 

@@ -42,7 +42,7 @@ from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.errors import RecordError
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.model import Profile
-from benchctl.records.claims.claims import current_manifest
+from benchctl.records.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_run, settled_runs
 from benchctl.records.record import Manifest, Plan, PlannedRun

@@ -24,7 +24,7 @@ from benchctl.analysis.metrics.run import num_guided_steps, tails_of_few
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
 from benchctl.costs.flops import FlopsAccount, achieved_flops_per_s
 from benchctl.profile.model import VariantSettings
-from benchctl.records.columns.columns import StepColumns
+from benchctl.records.columns import StepColumns
 from benchctl.records.directory import cell_name
 from benchctl.records.loaded import LoadedRun
 from benchctl.units import NS_PER_MS, PETA, TERA

@@ -28,7 +28,7 @@ from benchctl.untrusted.text import visible_line
 from benchctl.workload.datasets.dataset import FileDataset, MadeDataset, names_of_datasets
 
 if TYPE_CHECKING:
-    from benchctl.records.columns.columns import StepColumns
+    from benchctl.records.columns import StepColumns
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from benchctl.analysis.validity.answers import (
 from benchctl.guided.params import is_noop, parse_params
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
-from benchctl.records.columns.columns import StepColumns, exact_sum
+from benchctl.records.columns import StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PreparedRequest, RequestRecord, RunRecord, StopMode
 from benchctl.records.schema import PrometheusSample, ResultWarning

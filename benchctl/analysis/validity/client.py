@@ -40,7 +40,7 @@ from benchctl.records.schema import ClientSample, ResultWarning
 from benchctl.units import NS_PER_MS, NS_PER_S, ms_from_ns
 
 if TYPE_CHECKING:
-    from benchctl.records.columns.columns import StepColumns
+    from benchctl.records.columns import StepColumns
 
 
 CLIENT_BUNCHING: Final = "client-bunching"
@@ -384,7 +384,7 @@ def in_step_frac(run: LoadedRun) -> float | None:
     """
     if not run.record.times_whole_steps:
         return None
-    from benchctl.records.columns.columns import exact_sum  # noqa: PLC0415 - numpy, after the load
+    from benchctl.records.columns import exact_sum  # noqa: PLC0415 - numpy, after the load
 
     requests = measured(run.requests)
     if run.record.clock == "virtual" or not all(is_completed(request) for request in requests):

@@ -8,9 +8,8 @@ from typing import Final
 from benchctl.analysis.validity.machines import machines_of, machines_text
 from benchctl.formats import first_of
 from benchctl.records.loaded import LoadedResults
+from benchctl.records.noise import NoiseFloor, NoiseKey
 from benchctl.records.schema import ResultWarning
-from benchctl.records.stores.noise_store import NoiseKey
-from benchctl.records.stores.peaks_store import NoiseFloor
 
 _MOST_NAMED: Final = 3
 FRESH_DAYS: Final = 30

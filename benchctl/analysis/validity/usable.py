@@ -16,7 +16,7 @@ from benchctl.analysis.metrics.run import load_window_ns
 from benchctl.errors import AlteredError, InvalidDataError
 from benchctl.profile.model import Gate
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.integrity.integrity import Alteration, AlterationKind, Verification, verify_directory
+from benchctl.records.integrity import Alteration, AlterationKind, Verification, verify_directory
 from benchctl.records.loaded import DAMAGED_LINE, LoadedResults, LoadedRun
 from benchctl.records.record import RunRecord
 from benchctl.records.schema import FOREIGN_GPU_PROCESS, ResultWarning

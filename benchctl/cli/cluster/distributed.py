@@ -27,7 +27,7 @@ def measure_distributed(
 
     Returns the outcome; None where nothing is waited for, after the next step was printed.
     """
-    from benchctl.records.claims.shared import share
+    from benchctl.records.shared_claims import share
 
     share(results)
     if distribution.on is Scheduler.SLURM:

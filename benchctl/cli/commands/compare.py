@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from benchctl.analysis.statistics.estimate import Estimator
-    from benchctl.records.stores.peaks_store import MetricNoise
+    from benchctl.records.noise import MetricNoise
 
 
 _A = Annotated[
@@ -234,8 +234,9 @@ def _compare_or_write_refusal(
 
     If they cannot be compared, writes the reason to all outputs and raises InvalidDataError.
     """
-    from benchctl.analysis.compare.compare import compare_experiments, load_sides, parse_side
+    from benchctl.analysis.compare.compare import compare_experiments, load_sides
     from benchctl.analysis.compare.foreign import compare_paths, is_unpaired
+    from benchctl.analysis.experiment.pairing import parse_side
     from benchctl.report.documents import refusal_document
 
     try:

@@ -273,7 +273,7 @@ def flops(
     from benchctl.costs.hardware import hardware_for
     from benchctl.costs.shapes import shape_for
     from benchctl.costs.work import RunTotals
-    from benchctl.records.stores.peaks_store import resolved_hardware
+    from benchctl.records.peaks import resolved_hardware
 
     if wall is not None and not (math.isfinite(wall) and wall > 0):
         raise UsageError(f"--wall is {wall}; give the seconds that the run took, more than 0")

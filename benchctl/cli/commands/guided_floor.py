@@ -80,7 +80,7 @@ def guided(
     from benchctl.costs.guided_floor import guided_floor
     from benchctl.costs.hardware import hardware_for
     from benchctl.costs.shapes import shape_for
-    from benchctl.records.stores.peaks_store import resolved_hardware
+    from benchctl.records.peaks import resolved_hardware
     from benchctl.units import US_PER_S
 
     base_shape, value_shape = shape_for(base), shape_for(value_model).as_value_model()
@@ -126,8 +126,7 @@ def _counts(text: str, option: str, most: int) -> list[int]:
 
 def _launch_us(text: str | None, hardware: str) -> float | None:
     """Microseconds as stated, or as measured: of the device that ``hardware`` names so, or of this machine's."""
-    from benchctl.records.stores.peaks_store import MEASURED, named_peaks, peaks_directory
-    from benchctl.records.stores.stores import best_series
+    from benchctl.records.peaks import MEASURED, best_series, named_peaks, peaks_directory
     from benchctl.units import US_PER_S
 
     if text is None:

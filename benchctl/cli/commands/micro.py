@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from benchctl.micro.forward_profile import PassSettings
     from benchctl.profile.choices import Mode
     from benchctl.profile.model import Profile
-    from benchctl.records.stores.peaks_store import StoredPeaks
-    from benchctl.records.stores.stores import MeasuredPeaks, PeakSeries
+    from benchctl.records.peaks import MeasuredPeaks, PeakSeries, StoredPeaks
 
 
 _MIB: Final = 2**20
@@ -105,7 +104,7 @@ def roofline(
     take them in place of a data sheet's; a result directory of a real engine on this machine gets a copy.
     """
     from benchctl.micro.roofline import RooflineSettings, measure_roofline
-    from benchctl.records.stores.peaks_store import peaks_directory, store_peaks, stored_peaks
+    from benchctl.records.peaks import peaks_directory, store_peaks, stored_peaks
 
     store = peaks_directory()
     if show:
@@ -144,7 +143,7 @@ def _print_peaks(peaks: "MeasuredPeaks", path: Path | None) -> None:
     from benchctl.cli.screen import wide_console
     from benchctl.formats import four_digits, percentage
     from benchctl.micro.peak_checks import best_of_each, data_sheet_peaks, unit_of
-    from benchctl.records.stores.stores import hardware_of
+    from benchctl.records.peaks import hardware_of
 
     sheet, console = data_sheet_peaks(peaks), wide_console()
     console.print(_heading(peaks))
@@ -222,7 +221,7 @@ def _print_list(store: Path, entries: "Sequence[StoredPeaks]") -> None:
 def _medians(peaks: "MeasuredPeaks") -> list[str]:
     from benchctl.formats import four_digits
     from benchctl.micro.peak_checks import unit_of
-    from benchctl.records.stores.stores import best_series
+    from benchctl.records.peaks import best_series
 
     series = [
         best_series(peaks, "matmul", "bfloat16"),
@@ -242,7 +241,7 @@ def _document(peaks: "MeasuredPeaks", path: Path | None) -> dict[str, Any]:
     import msgspec
 
     from benchctl.micro.peak_checks import best_of_each
-    from benchctl.records.stores.stores import hardware_of
+    from benchctl.records.peaks import hardware_of
 
     best = [
         {"peak": _name(each), "setting": each.setting, "median": each.median, "low": each.low, "high": each.high}

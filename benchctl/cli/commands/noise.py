@@ -14,8 +14,7 @@ from benchctl.report.table import table_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchctl.records.stores.noise_store import StoredNoise
-    from benchctl.records.stores.peaks_store import NoiseFloor
+    from benchctl.records.noise import NoiseFloor, StoredNoise
 
 
 app = typer.Typer(
@@ -33,8 +32,8 @@ def list_noise(
     as_json: JsonOption = False,
 ) -> None:
     """List the stored noise by host, engine and model; the newest measurement of each key applies."""
-    from benchctl.records.stores.noise_store import noise_directory, stored_noise
-    from benchctl.records.stores.stores import newest_of_each
+    from benchctl.records.noise import noise_directory, stored_noise
+    from benchctl.records.stores import newest_of_each
 
     store = noise_directory()
     listed = stored_noise(store)
@@ -73,7 +72,7 @@ def add(
     """Store the noise of an A/A experiment for the machine on which it was measured."""
     from benchctl.analysis.experiment.experiment import load_experiment
     from benchctl.measure.noise_on_file import sound_noise
-    from benchctl.records.stores.noise_store import noise_directory, store_noise
+    from benchctl.records.noise import noise_directory, store_noise
 
     path = store_noise(noise_directory(), sound_noise(load_experiment(directory)))
     print(f"stored: {path.parent.name}/{path.stem}")
@@ -86,8 +85,8 @@ def remove(
     ],
 ) -> None:
     """Delete noise from its store; result directories keep their copies."""
-    from benchctl.records.stores.noise_store import find_noise, noise_directory
-    from benchctl.records.stores.stores import remove_files
+    from benchctl.records.noise import find_noise, noise_directory
+    from benchctl.records.stores import remove_files
 
     entries = find_noise(noise_directory(), key)
     number = remove_files(entries)
@@ -96,7 +95,7 @@ def remove(
 
 def _look_up(what: str) -> "tuple[str, NoiseFloor]":
     """The noise of a directory or key, with its source; a directory takes precedence over a key of its name."""
-    from benchctl.records.stores.noise_store import find_noise, noise_directory
+    from benchctl.records.noise import find_noise, noise_directory
 
     if Path(what).is_dir():
         return what, _noise_of_directory(Path(what))
@@ -112,7 +111,7 @@ def _noise_of_directory(path: Path) -> "NoiseFloor":
     from benchctl.analysis.planning.noise_floor import is_repeated_baseline
     from benchctl.measure.noise_on_file import sound_noise
     from benchctl.records.directory import open_results
-    from benchctl.records.stores.peaks_store import load_noise
+    from benchctl.records.noise import load_noise
 
     noise = load_noise(open_results(path).path)
     if noise is not None:

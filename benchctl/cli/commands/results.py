@@ -111,9 +111,9 @@ def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
     from benchctl.cli.commands.show import print_digest
     from benchctl.cli.screen import bytes_progress
     from benchctl.records.archive import contents_of, write_archive
-    from benchctl.records.claims.claims import current_manifest
+    from benchctl.records.claims import current_manifest
     from benchctl.records.directory import open_results
-    from benchctl.records.integrity.integrity import verify_directory
+    from benchctl.records.integrity import verify_directory
 
     results = open_results(path)
     if current_manifest(results).state == "running" and not allow_running:
@@ -181,7 +181,7 @@ def archive(
     from benchctl.cli.commands.show import print_verification
     from benchctl.cli.options.options import RESULTS
     from benchctl.cluster.arrival import import_archive
-    from benchctl.records.integrity.integrity import verify_directory
+    from benchctl.records.integrity import verify_directory
 
     path = import_archive(source, output, RESULTS)
     verified = verify_directory(path, is_fresh=True)

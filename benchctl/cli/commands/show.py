@@ -17,7 +17,7 @@ from benchctl.untrusted.text import visible_line
 
 if TYPE_CHECKING:
     from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-    from benchctl.records.integrity.integrity import Verification
+    from benchctl.records.integrity import Verification
 
 
 @uncollected()
@@ -98,7 +98,7 @@ def print_verification(results: Path, verified: "Verification") -> None:
 
 def print_digest(verified: "Verification") -> None:
     """Print the digest by which the directory is cited; nothing for one of an older version without digests."""
-    from benchctl.records.integrity.digests import directory_sha256
+    from benchctl.records.digests import directory_sha256
 
     if verified.digests is not None:
         print(f"digest of the whole directory: sha256 {directory_sha256(verified.digests)}")
@@ -120,7 +120,7 @@ def verify(
     their plan, the order of their runs and their request set are verified.
     """
     from benchctl.records.directory import open_results
-    from benchctl.records.integrity.integrity import verify_directory
+    from benchctl.records.integrity import verify_directory
 
     verified = verify_directory(open_results(results).path, is_fresh=True)
     if as_json:
@@ -134,7 +134,7 @@ def verify(
 
 
 def _document(results: Path, verified: "Verification") -> dict[str, Any]:
-    from benchctl.records.integrity.digests import directory_sha256
+    from benchctl.records.digests import directory_sha256
 
     digests = verified.digests
     return {

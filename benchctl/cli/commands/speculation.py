@@ -245,7 +245,7 @@ class ServerOptions:
         """A model on the devices of the server. Raises UsageError without a device."""
         from benchctl.costs.hardware import hardware_for
         from benchctl.costs.shapes import shape_for
-        from benchctl.records.stores.peaks_store import resolved_hardware
+        from benchctl.records.peaks import resolved_hardware
         from benchctl.steptime.model_file import read_model
         from benchctl.steptime.work import Deployment
 

@@ -232,7 +232,7 @@ def predict(
     from benchctl.costs.hardware import hardware_for
     from benchctl.costs.shapes import shape_for
     from benchctl.formats import four_digits
-    from benchctl.records.stores.peaks_store import resolved_hardware
+    from benchctl.records.peaks import resolved_hardware
     from benchctl.report.tables.models import outside_words
     from benchctl.steptime.work import Deployment, one_step
 

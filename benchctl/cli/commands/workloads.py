@@ -171,7 +171,7 @@ def _source(
         raise UsageError("--model is missing: a prediction of the load needs the model's shape")
     from benchctl.costs.hardware import hardware_for
     from benchctl.costs.shapes import shape_for
-    from benchctl.records.stores.peaks_store import resolved_hardware
+    from benchctl.records.peaks import resolved_hardware
     from benchctl.steptime.source import fitted_source, roofline_source
     from benchctl.steptime.work import Deployment
 

@@ -93,7 +93,7 @@ def read_steps(
 ) -> "StepSources":
     from benchctl.analysis.step_time.observed import read_sources
     from benchctl.interop.readers.step_table import TableDefaults
-    from benchctl.records.stores.peaks_store import resolved_hardware
+    from benchctl.records.peaks import resolved_hardware
 
     device = None if hardware is None else resolved_hardware(hardware)
     pairs = [text.partition("=") for text in shapes or ()]

@@ -5,7 +5,7 @@ from typing import Final, Literal, TypeAlias
 
 from benchctl.cluster.local.block_process import BlockProcess
 from benchctl.errors import InvalidDataError, RecordError, RunError, UsageError
-from benchctl.records.claims.claims import newest_leases, state_of
+from benchctl.records.claims import newest_leases, state_of
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import ENDED
 

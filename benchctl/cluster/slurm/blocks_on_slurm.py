@@ -13,8 +13,8 @@ from benchctl.cluster.slurm.commands import SlurmCommandError
 from benchctl.cluster.slurm.submission import ArrayJob, active_tasks, state_of_task, submit_blocks
 from benchctl.errors import RecordError
 from benchctl.profile.cluster import ClusterSettings
-from benchctl.records.claims.shared import LeaseWatch
 from benchctl.records.directory import ResultDirectory, RunDirectory, Submission
+from benchctl.records.shared_claims import LeaseWatch
 
 POLL_S: Final = 5.0
 """Seconds between two questions to the controller."""

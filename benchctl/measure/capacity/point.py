@@ -11,7 +11,7 @@ from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_count
 from benchctl.measure.warmup import warmup_bursts
 from benchctl.profile.model import Arrival, Profile, VariantSettings
 from benchctl.profile.planning import plan_runs, variant_settings
-from benchctl.records.columns.columns import columns_from
+from benchctl.records.columns import columns_from
 from benchctl.records.directory import arm_label
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PlannedRun, PreparedRequest, RunRecord

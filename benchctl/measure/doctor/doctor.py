@@ -24,7 +24,7 @@ from benchctl.measure.doctor.peaks import peak_checks
 from benchctl.measure.provenance import git_state
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
-from benchctl.records.stores.peaks_store import peaks_directory
+from benchctl.records.peaks import peaks_directory
 from benchctl.workload.datasets.dataset import dataset_files
 from benchctl.workload.datasets.files import data_directory, file_state
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from benchctl.measure.doctor.check import Check
-from benchctl.records.stores.peaks_store import machine_peaks
-from benchctl.records.stores.stores import MeasuredPeaks, hardware_of
+from benchctl.records.peaks import MeasuredPeaks, hardware_of, machine_peaks
 
 _check = partial(Check, topic="peaks")
 _MEASURE: Final = "benchctl micro roofline"

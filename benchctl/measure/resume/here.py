@@ -12,7 +12,7 @@ from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
-from benchctl.records.claims.claims import Owner, boot_id
+from benchctl.records.claims import Owner, boot_id
 from benchctl.records.record import RunRecord
 from benchctl.records.schema import GpuInfo
 

@@ -4,13 +4,12 @@ import msgspec
 
 from benchctl.analysis.validity.noise import version_warning
 from benchctl.errors import RecordError
-from benchctl.records.claims.claims import state_of
-from benchctl.records.claims.shared import is_shared
+from benchctl.records.claims import is_shared, state_of
+from benchctl.records.digests import assemble_digests
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.integrity.digests import assemble_digests
+from benchctl.records.noise import load_noise
 from benchctl.records.record import ENDED
 from benchctl.records.schema import ResultWarning
-from benchctl.records.stores.peaks_store import load_noise
 
 
 def assemble(results: ResultDirectory) -> bool:

@@ -25,18 +25,18 @@ from benchctl.measure.shared.assembly import assemble
 from benchctl.measure.shared.time_needed import seconds_by_arm
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms
-from benchctl.records.claims.claims import LEASE_S, HeldBlock, settled
-from benchctl.records.claims.shared import LeaseWatch, claimed_block, is_shared
-from benchctl.records.directory import ResultDirectory, arm_label
-from benchctl.records.integrity.digests import (
+from benchctl.records.claims import LEASE_S, HeldBlock, is_shared, settled
+from benchctl.records.digests import (
     BlockDigests,
     digest_of,
     files_of_block,
     run_record_path,
     write_block_digests,
 )
+from benchctl.records.directory import ResultDirectory, arm_label
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.records.schema import SCHEMA_VERSION, RunState
+from benchctl.records.shared_claims import LeaseWatch, claimed_block
 from benchctl.system_errors import KEPT, as_run_error, as_usage_error, is_of_the_system
 
 

@@ -13,10 +13,10 @@ from benchctl.measure.run import measure_run
 from benchctl.measure.shared.assembly import assemble
 from benchctl.measure.shared.block import block_runs, run_block
 from benchctl.profile.model import Profile
-from benchctl.records.claims.claims import LEASE_S
-from benchctl.records.claims.shared import LeaseWatch
+from benchctl.records.claims import LEASE_S
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import PreparedRequest
+from benchctl.records.shared_claims import LeaseWatch
 
 _PAUSE_S: Final = 1.0
 

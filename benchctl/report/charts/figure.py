@@ -15,8 +15,8 @@ from benchctl.analysis.attribution.breakdown import CLOCK_NOTE
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.summary import CellSummary, RunSummary
+from benchctl.records.noise import MetricNoise
 from benchctl.records.schema import Clock
-from benchctl.records.stores.peaks_store import MetricNoise
 
 _BAND_OPACITY: Final = 0.2
 _BUTTON_GREY: Final = "#7b818a"

@@ -18,7 +18,7 @@ from benchctl.analysis.summary.summary import RunSummary, SweepRow
 from benchctl.formats import range_of
 from benchctl.profile.model import Profile
 from benchctl.records.directory import arm_label, cell_name
-from benchctl.records.stores.peaks_store import MetricNoise
+from benchctl.records.noise import MetricNoise
 from benchctl.report.charts import figure
 from benchctl.report.charts.figure import GREY, ArmStyle, arm_styles, series_color, series_dash
 

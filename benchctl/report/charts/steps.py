@@ -14,7 +14,7 @@ import numpy as np
 from benchctl.analysis.attribution.breakdown import Breakdown
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.summary import CellSummary, RunSummary
-from benchctl.records.columns.columns import Floats, Integers, StepColumns
+from benchctl.records.columns import Floats, Integers, StepColumns
 from benchctl.records.schema import SECTION_PARENT
 from benchctl.report.charts import figure
 from benchctl.report.charts.figure import (

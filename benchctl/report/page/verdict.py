@@ -9,9 +9,10 @@ from typing import TypeAlias
 
 from benchctl.analysis.bonus.bonus import MeasuredBonus
 from benchctl.analysis.bonus.sentences import bonus_headline
-from benchctl.analysis.compare.compare import CompareOptions, Side, compare_experiments
+from benchctl.analysis.compare.compare import CompareOptions, compare_experiments
 from benchctl.analysis.compare.result import EXIT_CODES, Comparison, OverallVerdict, first_verdict
 from benchctl.analysis.compare.words import verdict_sentence
+from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.errors import InvalidDataError, NotComparableError, UsageError
 from benchctl.formats import in_a_row

@@ -15,7 +15,7 @@ from benchctl.sim.guided.guidance import UNGUIDED, GuidedStep
 from benchctl.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from benchctl.records.columns.columns import Floats, Integers
+    from benchctl.records.columns import Floats, Integers
 
 _LOAD_BYTES_PER_S: Final = 1e9
 """3.1 s for the 1.5B value model, an assumption."""

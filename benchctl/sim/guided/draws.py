@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from benchctl.records.columns.columns import Floats, Integers
+from benchctl.records.columns import Floats, Integers
 from benchctl.sim.costs.cost_model import GuidedCounts
 from benchctl.sim.guided.guidance import GAP_SCALE, SMALLEST_GAP, VOCAB, CandidateLaw
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from benchctl.records.columns.columns import Integers
+from benchctl.records.columns import Integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

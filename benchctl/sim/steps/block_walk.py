@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.records.columns.columns import Integers
+from benchctl.records.columns import Integers
 from benchctl.sim.steps.log import StepLog
 from benchctl.sim.steps.walk import Course, Progress, walk_steps
 

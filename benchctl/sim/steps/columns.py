@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from benchctl.records.columns.columns import (
+from benchctl.records.columns import (
     CLOCKS,
     PHASES,
     POSITION_PREFIX,

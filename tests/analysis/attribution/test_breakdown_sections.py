@@ -9,7 +9,7 @@ from support.results import builders
 
 from benchctl.analysis.attribution.breakdown import Breakdown, tally_steps
 from benchctl.analysis.attribution.breakdown import break_down as break_down_tallies
-from benchctl.records.columns.columns import columns_from
+from benchctl.records.columns import columns_from
 from benchctl.records.loaded import load_results
 from benchctl.records.schema import SECTION_PARENT, Clock, StepRecord
 

@@ -20,9 +20,10 @@ from support.results.decomposition_laws import assert_exact
 
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.text import sentence, wall_line
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.compare.words import change_text
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.statistics.estimate import Estimator
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import RequestRecord

@@ -16,7 +16,7 @@ from benchctl.analysis.attribution.splits import logarithmic_mean
 from benchctl.analysis.attribution.work import Floor, WorkModel, floor_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.records.columns.columns import columns_from
+from benchctl.records.columns import columns_from
 
 WORK = WorkModel(
     base=shape_for("qwen2.5-7b"), value=shape_for(VALUE_MODEL).as_value_model(), hardware=hardware_for("h100-sxm")

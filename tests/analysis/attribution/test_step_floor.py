@@ -17,7 +17,7 @@ from benchctl.costs.guided_floor import Scoring, guided_floor
 from benchctl.costs.hardware import HARDWARE
 from benchctl.costs.shapes import shape_for
 from benchctl.guided.params import GuidanceParams
-from benchctl.records.columns.columns import columns_from
+from benchctl.records.columns import columns_from
 from benchctl.records.schema import StepRecord
 
 BASE, VALUE, H200 = shape_for("qwen2.5-7b"), shape_for("qwen2.5-1.5b"), HARDWARE["h200-sxm"]

@@ -11,9 +11,10 @@ from support.results.builders import (
     write_results,
 )
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
-from benchctl.records.claims.claims import sole_writer
+from benchctl.records.claims import sole_writer
 from benchctl.records.files import encode
 from benchctl.records.record import GitState, RequestError, RunFailure
 from benchctl.records.schema import GpuInfo, ResultWarning

@@ -7,12 +7,13 @@ import pytest
 from support.results.builders import edit_manifest, set_positions, share_request_set, write_results
 
 from benchctl.analysis.attribution.text import wall_line
-from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.metric import judge_metric
 from benchctl.analysis.compare.words import reasons_of, verdict_sentence
+from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.interop.readers.files import is_foreign
-from benchctl.records.stores.peaks_store import MetricNoise
+from benchctl.records.noise import MetricNoise
 
 TRUTH = 15.5 / 10
 

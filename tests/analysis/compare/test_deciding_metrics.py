@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results.builders import edit_run, write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.words import reasons_of, unrecorded_lines, verdict_sentence
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.ladder import take_look
-from benchctl.analysis.experiment.pairing import deciding_in_plan, recorded_metrics
+from benchctl.analysis.experiment.pairing import deciding_in_plan, parse_side, recorded_metrics
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.power import estimate_power, power_lines
 from benchctl.engines.engine import engine_for

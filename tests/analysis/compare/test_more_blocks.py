@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from support.results.builders import write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, Side, blocks_to_settle, compare_sides
+from benchctl.analysis.compare.compare import CompareOptions, blocks_to_settle, compare_sides
+from benchctl.analysis.experiment.pairing import Side
 
 LIKE_BASELINE = 0.635
 """Factor that takes the cost of guidance out of the builder's guided runs."""

@@ -5,9 +5,10 @@ from functools import partial
 import pytest
 from support.results.builders import edit_run, write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.metric import Rules, compare_metric, judge_together
 from benchctl.analysis.compare.words import reasons_of
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.statistics.estimate import unpaired_ratio
 from benchctl.records.schema import ResultWarning
 

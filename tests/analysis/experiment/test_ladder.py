@@ -7,8 +7,9 @@ import pytest
 from support.results.builders import edit_run
 
 from benchctl.analysis.attribution.splits import logarithmic_mean
-from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.ladder import describe_difference
+from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.measure.experiment import Listener, create_experiment, run_experiment
 from benchctl.measure.result_directory import Origin

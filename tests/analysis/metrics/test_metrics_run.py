@@ -4,7 +4,8 @@ import msgspec
 import pytest
 from support.results.builders import T0_NS, edit_requests, edit_run, edit_steps, write_results
 
-from benchctl.analysis.metrics.run import METRICS, load_window_ns, run_metrics, unavailable_reason
+from benchctl.analysis.metrics.run import load_window_ns, run_metrics, unavailable_reason
+from benchctl.analysis.metrics.table import METRICS
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.records.record import RequestError, RunRecord, RunTimes
 from benchctl.records.schema import GpuSample, HostSample, ResultWarning

@@ -11,7 +11,7 @@ from benchctl.analysis.metrics.speculation import (
     run_drafts,
     speculation_metrics,
 )
-from benchctl.records.columns.columns import columns_from
+from benchctl.records.columns import columns_from
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RunRecord
 from benchctl.records.schema import PrometheusSample, StepRecord

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 from support.results.builders import edit_requests, write_request_set, write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.quality.accuracy import quality_lines
 from benchctl.analysis.quality.judge import judge_named
 from benchctl.analysis.summary.analyzed import analyze_directory

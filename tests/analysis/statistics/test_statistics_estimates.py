@@ -23,8 +23,8 @@ from benchctl.analysis.statistics.estimate import (
     estimate_paired,
     estimate_unpaired,
     log_ratios,
-    t_quantile,
 )
+from benchctl.analysis.statistics.intervals import t_quantile
 
 DIFFERENCES = (0.010, 0.014, 0.008, 0.021, -0.002, 0.016)
 A = (10.0, 11.0, 10.5, 9.8)

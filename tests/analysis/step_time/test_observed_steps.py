@@ -13,7 +13,7 @@ from benchctl.analysis.step_time.observed import observed_steps, read_sources, w
 from benchctl.costs.hardware import hardware_for
 from benchctl.errors import UsageError
 from benchctl.interop.readers.step_table import TableDefaults
-from benchctl.records.columns.columns import columns_from
+from benchctl.records.columns import columns_from
 from benchctl.records.schema import StepRecord
 from benchctl.steptime.work import ObservedSteps, StepWork
 

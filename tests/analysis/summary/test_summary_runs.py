@@ -10,10 +10,10 @@ import pytest
 from support.results import builders
 
 from benchctl.analysis.experiment.experiment import experiment_of, load_experiment
-from benchctl.analysis.metrics.run import METRICS
+from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
-from benchctl.analysis.summary.summary import arm_label, summarise_cells, summarise_runs
-from benchctl.records.directory import arm_order
+from benchctl.analysis.summary.summary import summarise_cells, summarise_runs
+from benchctl.records.directory import arm_label, arm_order
 from benchctl.records.loaded import load_results
 from benchctl.report.table import csv_bytes
 

@@ -12,7 +12,7 @@ from support.results.builders import T0_NS, edit_requests, edit_run, write_resul
 
 from benchctl.analysis.validity import client as bunching
 from benchctl.analysis.validity.client import BUNCHED_FRAC, UNEVEN_STEPS, bunching_warnings
-from benchctl.records.columns.columns import columns_from
+from benchctl.records.columns import columns_from
 from benchctl.records.loaded import load_results
 from benchctl.records.record import ChoiceRecord, RequestRecord
 from benchctl.records.schema import ClientSample, StepRecord

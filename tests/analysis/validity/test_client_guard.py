@@ -8,7 +8,8 @@ import pytest
 from support.results.builders import edit_requests, edit_run, write_results
 from support.servers.paced_engine import PacedEngine, call, launch, planned, profile, request
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.metrics.client import BEAT_NS, arrival_errors, busy_cores
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.summary.analyzed import analyze_directory

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results.builders import edit_run, share_request_set, write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.result import Comparison
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.validity.comparable import Difference, declared_settings, is_declared, refused_differences
 from benchctl.errors import NotComparableError
 from benchctl.profile.load import load_profile, parse_profile

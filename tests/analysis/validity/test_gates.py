@@ -4,7 +4,8 @@ import msgspec
 import pytest
 from support.results.builders import T0_NS, edit_requests, edit_run, write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.validity.usable import clock_warnings, violated_gates
 from benchctl.records.loaded import load_run
 from benchctl.records.record import RequestError

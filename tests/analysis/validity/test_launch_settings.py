@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from support.results.builders import edit_manifest, edit_run, write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.validity.comparable import configuration_differences
 from benchctl.analysis.validity.launch import launch_settings, names_of
 from benchctl.engines.engine import LaunchSite, engine_for

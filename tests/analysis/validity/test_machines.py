@@ -5,8 +5,9 @@ import pytest
 from support.peaks import gpu_peaks
 from support.results.builders import edit_manifest, edit_run, write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.planning.noise_floor import noise_of_experiment
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.analysis.validity.machines import machines_of
@@ -14,9 +15,9 @@ from benchctl.errors import NotComparableError
 from benchctl.measure.durations import gpu_names_here
 from benchctl.records.files import write_json_atomic
 from benchctl.records.loaded import load_results
+from benchctl.records.noise import NOISE_FILE, MetricNoise, NoiseFloor
+from benchctl.records.peaks import PEAKS_FILE
 from benchctl.records.schema import GpuInfo, NodeGpu, NodeInfo
-from benchctl.records.stores.peaks_store import NOISE_FILE, MetricNoise, NoiseFloor
-from benchctl.records.stores.stores import PEAKS_FILE
 from benchctl.report.documents import show_document
 from benchctl.report.page.parts.parts import directory_values
 from benchctl.report.tables.experiment import headline

@@ -21,8 +21,8 @@ from support.local_commands import (
 from support.nvidia_smi import FakeSmi, devices
 
 from benchctl.measure.resume.here import this_owner
-from benchctl.records.claims.shared import claimed_block
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.shared_claims import claimed_block
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,7 +8,7 @@ from test_vllm_steps import line
 from benchctl.analysis.attribution.breakdown import break_down, tally_steps
 from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
 from benchctl.errors import RecordError
-from benchctl.records.columns.columns import columns_from
+from benchctl.records.columns import columns_from
 
 SECTIONS = {"lvm_apply_outer": 900, "lvm_forward": 700}
 

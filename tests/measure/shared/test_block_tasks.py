@@ -23,7 +23,7 @@ from support.shared_directory import (
     task_in_mid_run,
 )
 
-from benchctl.records.claims.claims import newest_leases
+from benchctl.records.claims import newest_leases
 from benchctl.records.directory import ResultDirectory
 
 

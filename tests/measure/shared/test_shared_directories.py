@@ -35,12 +35,12 @@ from benchctl.measure.resume.pending import pending_in_block
 from benchctl.measure.shared.assembly import assemble
 from benchctl.measure.shared.block import block_runs
 from benchctl.profile.load import stored_profile
-from benchctl.records.claims.claims import Owner, create_lease, current_manifest, newest_leases, sole_writer
-from benchctl.records.claims.shared import share
+from benchctl.records.claims import Owner, create_lease, current_manifest, newest_leases, sole_writer
+from benchctl.records.digests import begin_digests, newest_block_digests, read_digests
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.integrity.digests import begin_digests, newest_block_digests, read_digests
+from benchctl.records.noise import NOISE_FILE, NoiseFloor, write_noise
 from benchctl.records.schema import SCHEMA_VERSION, NodeGpu, NodeInfo
-from benchctl.records.stores.peaks_store import NOISE_FILE, NoiseFloor, write_noise
+from benchctl.records.shared_claims import share
 
 
 @pytest.fixture(name="results")

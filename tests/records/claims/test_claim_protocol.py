@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from benchctl.errors import ClaimedError, LostClaimError
-from benchctl.records.claims import claims as held_module
-from benchctl.records.claims.claims import (
+from benchctl.records import claims as held_module
+from benchctl.records.claims import (
     CLAIMS,
     LEASE_BYTES,
     HeldBlock,
@@ -23,7 +23,7 @@ from benchctl.records.claims.claims import (
     lease_path,
     newest_leases,
 )
-from benchctl.records.claims.shared import LeaseWatch, try_claim
+from benchctl.records.shared_claims import LeaseWatch, try_claim
 
 LEASE_S = 12.0
 NUM_PROCESSES = 3

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from support.results.builders import T0_NS, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.records.noise import MetricNoise
 from benchctl.records.record import RequestError
 from benchctl.records.schema import GpuInfo, GpuSample, HostSample
-from benchctl.records.stores.peaks_store import MetricNoise
 from benchctl.report.charts.figure import SERIES, Chart, legend_px, no_chart, rounded, wrapped
 from benchctl.report.page.charts.acceptance import draw_charts
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.records.columns.columns import StepColumns
+from benchctl.records.columns import StepColumns
 from benchctl.report.charts.requests import MAX_POINTS, thinned
 from benchctl.report.charts.steps import MAX_STRETCHES, batch_size_trace, bins_of, course_of
 

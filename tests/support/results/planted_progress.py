@@ -9,7 +9,7 @@ import msgspec
 from benchctl.cluster.block_progress import by_block
 from benchctl.profile.load import dump_profile, load_profile
 from benchctl.profile.planning import plan_runs
-from benchctl.records.claims.claims import Lease, lease_bytes, lease_path
+from benchctl.records.claims import Lease, lease_bytes, lease_path
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import HostInfo, Manifest, PlannedRun, RunFailure, RunRecord, RunTimes
 from benchctl.records.schema import SCHEMA_VERSION, NodeGpu, NodeInfo, ResultWarning

@@ -15,7 +15,7 @@ from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.analysis.metrics.table import Metric
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.records.stores.peaks_store import MetricNoise
+from benchctl.records.noise import MetricNoise
 from benchctl.report.charts import figure
 from benchctl.report.charts.figure import ArmStyle, Chart, ChartSource, LogScale, arm_styles, scale_of
 from benchctl.report.charts.ratios import draw_block_values, draw_sweep

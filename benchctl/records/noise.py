@@ -1,4 +1,4 @@
-"""The noise on file: results of A/A experiments on this machine, by server and model.
+"""The change that a machine shows when nothing changed: ``noise.json`` of A/A experiments, and the noise on file.
 
     <store>/<key>/<when>-<hash>.json
 
@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from benchctl.records.stores.peaks_store import NoiseFloor, read_noise, write_noise
-from benchctl.records.stores.stores import (
+from benchctl.records.files import read_document, record_of, write_json_atomic
+from benchctl.records.schema import Amount, Count, MachineMeasurement, Record
+from benchctl.records.stores import (
     StoredFile,
     file_measurement,
     find_files,
@@ -21,6 +22,48 @@ from benchctl.records.stores.stores import (
     store_directory,
     stored_files,
 )
+from benchctl.untrusted.files import is_there
+
+NOISE_FILE: Final = "noise.json"
+_REMEDY: Final = "remove the file, or measure an A/A experiment again"
+
+
+class MetricNoise(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One metric of an A/A experiment."""
+
+    log_sd: Amount
+    """Standard deviation of the block log-ratios."""
+    num_blocks: Count
+    """Blocks of the experiment."""
+    floor_frac: float
+    """The change that identical servers could not rule out: exp(the end of their interval farther from 0) - 1."""
+
+
+class NoiseFloor(MachineMeasurement, frozen=True, kw_only=True, omit_defaults=True):
+    """The noise of one host, engine and model, by metric."""
+
+    metrics: dict[str, MetricNoise]
+    """Noise of each metric."""
+
+
+def load_noise(results_path: Path) -> NoiseFloor | None:
+    """The noise in a result directory; None without one. Raises RecordError when it is damaged."""
+    path = results_path / NOISE_FILE
+    return read_noise(path, within=results_path) if is_there(path, within=results_path) else None
+
+
+def read_noise(path: Path, *, within: Path | None = None) -> NoiseFloor:
+    """Read one file of noise, to which no link leads from ``within``, by default its folder.
+
+    Raises RecordError when it is damaged, SchemaVersionError when it is newer.
+    """
+    content = read_document(path, within=within or path.parent)
+    return record_of(content, path, NoiseFloor, remedy=_REMEDY)
+
+
+def write_noise(path: Path, noise: NoiseFloor) -> None:
+    write_json_atomic(path, noise)
+
 
 STORE_VARIABLE: Final = "BENCHCTL_NOISE_DIR"
 StoredNoise: TypeAlias = StoredFile[NoiseFloor]

@@ -13,9 +13,7 @@ import msgspec
 
 from benchctl.errors import InvalidDataError, RecordError
 from benchctl.records.archive import contents_of
-from benchctl.records.directory import ResultDirectory
-from benchctl.records.files import read_if_there
-from benchctl.records.integrity.digests import (
+from benchctl.records.digests import (
     DERIVED_FILE,
     DIGESTS_FILE,
     FILE_MEASUREMENTS,
@@ -25,6 +23,8 @@ from benchctl.records.integrity.digests import (
     read_digests,
     run_record_path,
 )
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.files import read_if_there
 from benchctl.records.record import FileDigest, Manifest, PlannedRun, RunRecord
 from benchctl.untrusted.files import OutsideError, is_there, stat_file
 from benchctl.untrusted.reading import DECODING_ERRORS

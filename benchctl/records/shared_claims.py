@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import ClaimedError, RecordError, UsageError
-from benchctl.records.claims.claims import (
+from benchctl.records.claims import (
     BEATS_PER_LEASE,
     CLAIMS,
     LEASE_S,
@@ -34,8 +34,8 @@ from benchctl.records.claims.claims import (
     settle_runs,
     sole_writer,
 )
+from benchctl.records.digests import FOLDER, begin_digests
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.integrity.digests import FOLDER, begin_digests
 from benchctl.system_errors import as_usage_error
 from benchctl.untrusted.files import make_folder, opened_folder
 

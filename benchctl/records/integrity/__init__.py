@@ -1,1 +1,0 @@
-"""Digests of the files of a result directory, and the check that nothing changed since it was measured."""
