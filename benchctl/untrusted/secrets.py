@@ -334,7 +334,7 @@ class RedactedStream:
         """Take the next piece; returns what can be passed on."""
         self._pending += piece
         cut = max(self._pending.rfind(b"\n"), self._pending.rfind(b"\r")) + 1
-        cut = min(cut, _open_key_from(self._pending))
+        cut = _open_key_from(self._pending[:cut])
         if not cut and len(self._pending) > _LINE_BYTES:
             cut = self._pending.rfind(b" ") + 1 or len(self._pending)
         return self._pass_on(cut)
