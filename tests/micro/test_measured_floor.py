@@ -3,7 +3,6 @@
 import platform
 
 import pytest
-from benchctl.records.peaks import STORE_VARIABLE
 from support.fake_passes import A100, FakeWorkers
 from support.peaks import cpu_peaks, gpu_peaks
 
@@ -18,7 +17,7 @@ from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_o
 from benchctl.micro.peak_checks import peak_warnings
 from benchctl.micro.peaks_of_device import peaks_of_device
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.peaks import hardware_of, load_peaks, store_peaks
+from benchctl.records.peaks import STORE_VARIABLE, hardware_of, load_peaks, store_peaks
 from benchctl.report.tables.times import passes_table
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
