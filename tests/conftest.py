@@ -27,9 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _stores_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Empty stores of noise, neighbours, durations, peaks and locks, for this process and those that it starts."""
+    """Empty stores of noise, durations, peaks and locks, for this process and those that it starts."""
     with pytest.MonkeyPatch.context() as patch:
-        for store in ("NOISE", "NEIGHBOURS", "DURATIONS", "PEAKS", "LOCKS", "ARCHIVES"):
+        for store in ("NOISE", "DURATIONS", "PEAKS", "LOCKS", "ARCHIVES"):
             patch.setenv(f"BENCHCTL_{store}_DIR", str(tmp_path_factory.mktemp("store")))
         yield
 

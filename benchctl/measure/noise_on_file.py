@@ -18,7 +18,7 @@ from benchctl.profile.planning import arms
 from benchctl.records.schema import GpuInfo, ResultWarning
 from benchctl.records.stores.noise_store import NoiseKey, noise_directory, store_noise, stored_noise
 from benchctl.records.stores.peaks_store import NoiseFloor
-from benchctl.records.stores.stores import CHECK_NOTE, newest_of_each
+from benchctl.records.stores.stores import newest_of_each
 
 _NOT_OF_NOISE: Final = {"--blocks", "--label", "--output", "-o", "--step-time-model", "--until-precision"}
 """Options of ``run``, with a value each, that an A/A experiment does not take over."""
@@ -118,11 +118,6 @@ def sound_noise(experiment: Experiment) -> NoiseFloor:
     six blocks.
     """
     results = experiment.results
-    if any(warning.code == CHECK_NOTE for warning in results.manifest.warnings):
-        raise NotComparableError(
-            f"{results.path} is a check of neighbours: one of its arms ran beside others, so its scatter is not "
-            "the noise of the machine alone. 'benchctl run NAME --aa' measures that"
-        )
     noise = noise_of_experiment(experiment)
     states = {run.record.run_id: run.record.state for run in results.runs}
     unsound = [run.run_id for run in results.plan.runs if states.get(run.run_id) != "done"]

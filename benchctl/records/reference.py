@@ -25,7 +25,7 @@ from benchctl.records.schema import (
     StepRecord,
 )
 from benchctl.records.stores.peaks_store import NoiseFloor
-from benchctl.records.stores.stores import MeasuredPeaks, NeighbourCheck
+from benchctl.records.stores.stores import MeasuredPeaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,6 @@ _EXPERIMENT_FILES: Final = (
         "requests.jsonl", "The prepared request set, byte-identical for the same profile and seed.", PreparedRequest
     ),
     _File("noise.json", "The noise floor on file for this machine, server and model at the start.", NoiseFloor),
-    _File(
-        "neighbours.json",
-        "Whether blocks that run at the same time disturb each other: the check on file for this host, server and "
-        "model, where several ran; in the directory of a check its own result.",
-        NeighbourCheck,
-    ),
-    _File("neighbours/", "The check that `--check-neighbours` made first: a result directory of its own."),
     _File(
         "peaks.json",
         "The measured peaks of its device on file at the start, in place of its data sheet.",

@@ -418,27 +418,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
         ),
     },
     "Neighbours on the same host": {
-        "neighbours-disturb": _warning(
-            "Blocks that ran at the same time on this host change each other's times, by what the message says.",
-            "Run fewer blocks at a time (--parallel), or take absolute numbers as those of a busy host; the "
-            "message names the likely cause.",
-        ),
-        "neighbours-undecided": _note(
-            "A check of neighbours can neither show nor exclude a disturbance.",
-            "Add the blocks that the message names: 'benchctl noise neighbours --resume DIR --blocks N'.",
-        ),
         "neighbours-unchecked": _warning(
-            "Blocks ran at the same time on one host, and no check on file, or only an old one, tells whether they "
-            "disturb each other.",
-            "Measure it with 'benchctl noise neighbours NAME --parallel N', or add --check-neighbours.",
-        ),
-        "neighbours-lost": _suspect(
-            "A run that was to be measured beside neighbours lost some of them before its end.",
-            "Look at the log that the message names; 'benchctl noise neighbours --resume DIR' repeats the run.",
-        ),
-        "neighbour-check": _note(
-            "The experiment is a check of neighbours: its arms are the same server, alone and beside neighbours.",
-            _NOTHING,
+            "Blocks ran at the same time on one node, and may have disturbed each other.",
+            "Compare two A/A experiments, one with --parallel 1 and one with --parallel N "
+            "(docs/tasks/several-gpus.md), or give each block a whole node.",
         ),
     },
     "Altered files": {

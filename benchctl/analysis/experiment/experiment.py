@@ -43,8 +43,7 @@ from benchctl.records.directory import arm_label, arm_order, cell_name
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.records.schema import Cell, ResultWarning
-from benchctl.records.stores.stores import NEIGHBOURS_FILE, PEAKS_FILE, MeasuredPeaks, load_peaks
-from benchctl.untrusted.files import is_there
+from benchctl.records.stores.stores import PEAKS_FILE, MeasuredPeaks, load_peaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,10 +254,6 @@ class Experiment:
             ResultWarning(code="block-on-several-nodes", message=f"block {block} is left out: {reason}")
             for block, reason in self.scattered_blocks.items()
         )
-        # A check of neighbours on file speaks for itself, by the warnings of the manifest.
-        is_told = any(warning.code.startswith("neighbour") for warning in self.results.manifest.warnings)
-        if is_told or is_there(self.results.path / NEIGHBOURS_FILE, within=self.results.path):
-            return scattered
         beside = side_by_side_warning(run.record for run in self.results.runs)
         return scattered if beside is None else (*scattered, beside)
 

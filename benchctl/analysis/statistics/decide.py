@@ -3,7 +3,6 @@
 Margins and verdicts: the interval of a ratio against the change that counts and the change that does not.
 Number of blocks: the effect that a number can detect, and the number that an effect or a verdict takes.
 Fisher's exact test of two shares.
-A disturbance: servers beside neighbours against the same servers alone, by blocks.
 """
 
 import math
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import comb
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -307,47 +306,3 @@ def fisher_one_sided(larger: Share, smaller: Share) -> float:
         for count in range(larger.successes, min(total, larger.trials) + 1)
     )
     return float(Fraction(tail, ways))
-
-
-Finding: TypeAlias = Literal["disturbed", "undisturbed", "undecided"]
-ALPHA: Final = 0.01
-"""Chance that a check claims any disturbance where there is none."""
-
-
-def confidence_of_claims(num_claims: int, num_looks: int = 1) -> float:
-    """The confidence of each interval: 1 - 0.01 / (claims of a check times looks at it)."""
-    return 1 - ALPHA / (num_claims * num_looks)
-
-
-def finding_of(estimate: RatioEstimate, margins: Margins) -> Finding:
-    """The finding by the interval of the estimate, at the confidence that it has.
-
-    ``disturbed``: the interval excludes "no change", and the ratio is beyond the change margin. ``undisturbed``:
-    all of the interval is inside the equivalence margin. ``undecided``: anything else, and no interval.
-    """
-    interval = estimate.log_interval
-    if interval is None:
-        return "undecided"
-    low, high = interval
-    if not low <= 0.0 <= high and abs(estimate.log_ratio) > margins.log_change:
-        return "disturbed"
-    return "undisturbed" if max(-low, high) <= margins.log_equivalence else "undecided"
-
-
-def blocks_to_decide(estimate: RatioEstimate, margins: Margins, confidence: float) -> int | None:
-    """Blocks in all with which an undecided finding would be decided, if ratio and scatter stay as they are.
-
-    Beyond the change margin the interval of ``confidence`` has to leave "no change", within the equivalence margin
-    it has to fit in. None between the two, where no number of blocks helps, and where a thousand do not suffice.
-    """
-    away = abs(estimate.log_ratio)
-    distance = away if away > margins.log_change else margins.log_equivalence - away
-    needed = blocks_for_distance(estimate, distance, confidence)
-    return None if needed is None else max(needed, estimate.num_blocks + 1)
-
-
-def loses_runs(beside: Share, alone: Share, confidence: float) -> bool:
-    """True where more runs do not count beside neighbours than alone, of all that were planned, than chance
-    explains.
-    """
-    return fisher_one_sided(beside, alone) <= 1 - confidence

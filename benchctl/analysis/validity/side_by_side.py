@@ -42,8 +42,8 @@ def side_by_side_warning(records: Iterable[RunRecord]) -> ResultWarning | None:
     nodes = visible_line(in_a_row(sorted(shared))) if len(shared) <= _MOST_NAMED else count_of(len(shared), "node")
     message = (
         f"{sum(shared.values())} of {num_runs} were measured while a run of another block ran on the same node "
-        f"({nodes}), and nobody has measured whether they disturb each other; measure it there with 'benchctl "
-        "noise neighbours', or give each block a whole node (on Slurm: cluster.exclusive)"
+        f"({nodes}), and they may have disturbed each other; compare two A/A experiments, one with --parallel 1, "
+        "or give each block a whole node (on Slurm: cluster.exclusive)"
     )
     return ResultWarning(code="neighbours-unchecked", message=message)
 

@@ -106,15 +106,12 @@ def measure_on_slots(
     keeps_raw_logs: bool,
 ) -> "Outcome | None":
     """Measure the blocks that are not done, at most ``--parallel`` at a time; returns their outcome."""
-    from benchctl.cli.commands.noise import note_neighbours
     from benchctl.measure.resume.pending import undone_runs
 
     num = _num_slots(distribution)
     with _held(profile, distribution) as slots:
         _tell_slots(profile, requests, [held.slot for held in slots])
         pending = undone_runs(results)
-        ours, checks = tuple(each.slot for each in slots), distribution.checks_neighbours
-        note_neighbours(results, profile, requests, ours, checks=checks, is_quiet=is_quiet)
         try:
             blocks = _hand_out(results, profile, slots, pending, is_quiet=is_quiet, keeps_raw_logs=keeps_raw_logs)
         except KeyboardInterrupt:

@@ -1,6 +1,5 @@
 """``benchctl run``: measure an experiment, resume one, or add blocks to one."""
 
-import shlex
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
@@ -23,7 +22,6 @@ from benchctl.cli.options.options import (
     RESULTS,
     Block,
     Blocks,
-    CheckNeighbours,
     ClusterFile,
     Destination,
     Detach,
@@ -64,7 +62,6 @@ from benchctl.errors import UsageError
 if TYPE_CHECKING:
     from benchctl.measure.kv_memory import KvPlan
     from benchctl.profile.model import Profile
-    from benchctl.records.directory import ResultDirectory
 
 
 def run(  # the parameters are the command line
@@ -89,7 +86,6 @@ def run(  # the parameters are the command line
     parallel: Parallel = None,
     cluster: ClusterFile = None,
     detach: Detach = False,
-    check_neighbours: CheckNeighbours = False,
     prepare: Prepare = False,
     block: Block = None,
     into: Into = None,
@@ -111,7 +107,6 @@ def run(  # the parameters are the command line
         parallel=parallel,
         cluster_file=cluster,
         is_detached=detach,
-        checks_neighbours=check_neighbours,
         is_prepared_only=prepare,
     )
     profile_name, manner = (
@@ -262,7 +257,6 @@ def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manne
     from benchctl.measure.resume.extension import extend_experiment
 
     reopened = reopen_experiment(path, profile)
-    _refuse_check(reopened.results)
     extension = None if num_blocks is None else extend_experiment(reopened, num_blocks)
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
         print(f"continuing {path}", flush=True)
@@ -279,14 +273,3 @@ def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manne
     check_machine(stored, reopened.requests, path, is_plan=is_elsewhere)
     check_block_time(stored, reopened.requests, manner.distribution)
     measure_and_report(reopened.results, stored, reopened.requests, manner)
-
-
-def _refuse_check(results: "ResultDirectory") -> None:
-    """Raise UsageError for a check of neighbours, of which this command starts none."""
-    from benchctl.cluster.neighbours.check import is_check
-
-    if is_check(results):
-        path = shlex.quote(str(results.path))
-        raise UsageError(
-            f"{results.path} is a check of neighbours; continue it with 'benchctl noise neighbours --resume {path}'"
-        )

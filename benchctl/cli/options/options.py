@@ -46,13 +46,6 @@ Detach = Annotated[
     bool,
     typer.Option("--detach", help="With --on slurm: submit and return; 'benchctl watch DIR' shows the progress."),
 ]
-CheckNeighbours = Annotated[
-    bool,
-    typer.Option(
-        "--check-neighbours",
-        help="With --on local: first measure whether blocks that run at the same time disturb each other.",
-    ),
-]
 Prepare = Annotated[
     bool,
     typer.Option(
@@ -89,7 +82,6 @@ class Distribution:
     parallel: int | None = None
     cluster_file: Path | None = None
     is_detached: bool = False
-    checks_neighbours: bool = False
     is_prepared_only: bool = False
 
     def __post_init__(self) -> None:
@@ -97,7 +89,6 @@ class Distribution:
             ("--parallel", "slurm or --on local", self.parallel is not None and self.on is None),
             ("--cluster", "slurm", self.cluster_file is not None and self.on is not Scheduler.SLURM),
             ("--detach", "slurm", self.is_detached and self.on is not Scheduler.SLURM),
-            ("--check-neighbours", "local", self.checks_neighbours and self.on is not Scheduler.LOCAL),
         ):
             if is_given:
                 raise UsageError(f"{option} belongs to --on {scheduler}; add that, or leave {option} out")
