@@ -1,8 +1,7 @@
 """The command line: the only room that prints, draws progress and picks exit codes.
 
-Each command group is one module; a command imports what it needs when it is called, so that ``--help`` stays
-fast. Errors of ``benchctl.errors`` become one message on stderr and their exit code, here and nowhere
-else.
+The module of a command is imported when the command is called, so that ``--help`` stays fast. Errors of
+``benchctl.errors`` become one message on stderr and their exit code, here and nowhere else.
 """
 
 import gc
@@ -11,36 +10,28 @@ import signal
 import sys
 import threading
 import warnings
-from contextlib import suppress
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from benchctl.cli.failures import INTERRUPTED, exit_code_of, note_interrupt, report_failure
+from benchctl.cli.failures import INTERRUPTED, note_interrupt, report_failure
 from benchctl.cli.streams import drop_output, steady_streams, widen_help
-from benchctl.errors import DeprecatedWordWarning, UsageError
-from benchctl.system_errors import address_space_shortfall
+from benchctl.errors import DeprecatedWordWarning
 
 _NEW_OBJECTS = 200_000
 """New objects until the collector searches for cycles. The hundreds of modules that a command imports leave hardly
 any, and repeated searches would take a tenth of a short command's time."""
-
-_REPEAT_S = 0.01
-_ADDRESS_SPACE_BYTES = 550_000_000
-"""Address space of ``benchctl compare`` on two cores: 546 MB."""
-_LIGHT = {"--help", "-h", "--version", "doctor"}
-"""Commands that need no linear algebra; ``doctor`` reports the limit."""
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def main() -> NoReturn:
     """Run the command line and exit with its code (0 to 5, 70 for a mistake of benchctl, 130 when interrupted)."""
     gc.set_threshold(_NEW_OBJECTS)
-    code = INTERRUPTED
     try:
-        with suppress(KeyboardInterrupt):
-            code = _run()
-        _ignore_signals()
-    except KeyboardInterrupt:  # a second signal, on the way out
-        _ignore_signals()
+        code = _run()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    for number in _SIGNALS:  # the work is complete, and its exit code must not change
+        signal.signal(number, signal.SIG_IGN)
     drop_output()
     # Python would first destroy every module, object by object, and would end itself by SIGINT if the interrupt
     # came while a module was imported.
@@ -54,27 +45,16 @@ def _run() -> int:
         widen_help()
         warnings.showwarning = _show_warning
         threading.excepthook = _report_failure_of_thread
-        _check_address_space()
         from benchctl.cli.app import app
 
         _handle_signals()
-        try:
-            app(prog_name="benchctl")
-        except SystemExit as leaving:
-            code = exit_code_of(leaving)
+        code = app(prog_name="benchctl", standalone_mode=False)
         sys.stdout.flush()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - Python would end with 1, which is a verdict
         return report_failure(error)
-    return code
-
-
-def _check_address_space() -> None:
-    """Raise UsageError where a command could not import linear algebra, which would end the process with code 1."""
-    message = None if set(sys.argv[1:2]) <= _LIGHT else address_space_shortfall(_ADDRESS_SPACE_BYTES)
-    if message is not None:
-        raise UsageError(message)
+    return code if isinstance(code, int) else 0
 
 
 def _handle_signals() -> None:
@@ -82,38 +62,20 @@ def _handle_signals() -> None:
 
     Until the command begins an interrupt ends the process at once (``__main__``).
     """
-    sys.unraisablehook = _repeat_lost_interrupt
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
             signal.signal(number, _interrupt)
 
 
-def _repeat_lost_interrupt(lost: "sys.UnraisableHookArgs") -> None:
-    """Repeat an interrupt that came in a function whose errors Python drops, such as that of a weak reference."""
-    if isinstance(lost.exc_value, KeyboardInterrupt):
-        threading.Timer(_REPEAT_S, signal.raise_signal, (signal.SIGINT,)).start()
-    else:
-        sys.__unraisablehook__(lost)
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    note_interrupt()
+    raise KeyboardInterrupt
 
 
 def _report_failure_of_thread(failed: threading.ExceptHookArgs) -> None:
     """Report what ended a thread as what ends a command is; the command goes on."""
     if failed.exc_value is not None:
         report_failure(failed.exc_value)
-
-
-def _ignore_signals() -> None:
-    """Ignore signals from now on: the work is complete, and its exit code must not change."""
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-    except KeyboardInterrupt:
-        _ignore_signals()
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    note_interrupt()
-    raise KeyboardInterrupt
 
 
 def _show_warning(

@@ -1,45 +1,160 @@
-"""The table of commands."""
+"""The table of commands. The module of a command is imported when the command is called: ``--help`` stays fast."""
 
-from typing import Annotated, Final
+from importlib import import_module
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from benchctl import __version__
-from benchctl.cli.cluster import watch
-from benchctl.cli.commands import (
-    compare,
-    data,
-    flops,
-    load,
-    micro,
-    models,
-    noise,
-    profiles,
-    reference,
-    run,
-    show,
-    simulate,
-    steptime,
-    workloads,
-)
-from benchctl.cli.commands import micro as roofline
-from benchctl.cli.commands import results as export
-from benchctl.cli.commands import results as import_results
-from benchctl.cli.commands import results as list_results
-from benchctl.cli.commands import results as pull
-from benchctl.cli.commands import results as report
-from benchctl.cli.commands import setup as doctor
-from benchctl.cli.commands import setup as engines
-from benchctl.cli.commands import setup as init
-from benchctl.cli.commands import show as verify
-from benchctl.cli.commands import simulate as simulate_sweep
-from benchctl.cli.commands.load import LoadCommand
-from benchctl.cli.micro import bonus
-from benchctl.cli.micro import bonus as forward
-from benchctl.cli.speculation import speculation
+
+
+class Entry(NamedTuple):
+    """A command, or a group of commands, as ``benchctl --help`` lists it."""
+
+    panel: str
+    place: str
+    """Module below ``benchctl.cli``, and the name in it of a function, or of a Typer application for a group."""
+    help: str
+    """The first sentence of its own help."""
+
+
+_SET_UP: Final = "Set up"
+_MEASURE: Final = "Measure"
+_JUDGE: Final = "Judge"
+_EXPLAIN: Final = "Explain"
+
+COMMANDS: Final[dict[str, Entry]] = {
+    "init": Entry(
+        _SET_UP,
+        "commands.setup:init",
+        "Write a profile that measures one change, and print the command that runs it.",
+    ),
+    "doctor": Entry(
+        _SET_UP,
+        "commands.setup:doctor",
+        "Check this machine: processor, clock, disk space, GPUs, measured peaks, memory, engines, datasets, Slurm.",
+    ),
+    "run": Entry(
+        _MEASURE,
+        "commands.run:run",
+        "Measure an experiment: every variant in every cell, in blocks, each run on a fresh server.",
+    ),
+    "watch": Entry(
+        _MEASURE,
+        "cluster.watch:watch",
+        "Show how far an experiment is: blocks, nodes, time left, and what is not well. It only reads files.",
+    ),
+    "load": Entry(
+        _MEASURE, "commands.load:app", "Send a load to a running server and report latencies and throughput."
+    ),
+    "compare": Entry(
+        _JUDGE,
+        "commands.compare:compare",
+        "Compare two sides block by block. The verdict is regression, improvement, equivalent or inconclusive.",
+    ),
+    "show": Entry(
+        _JUDGE,
+        "commands.show:show",
+        "Show runs, cells, the breakdown of a step, the cost against the baseline, and findings.",
+    ),
+    "list": Entry(
+        _JUDGE,
+        "commands.results:list_results",
+        "List result directories, newest first, with profile, engine, state and the number of runs.",
+    ),
+    "report": Entry(
+        _JUDGE,
+        "commands.results:report",
+        "Write report.html, summary and sweep (CSV, JSON), result.json of each finished run, and plots.",
+    ),
+    "verify": Entry(
+        _JUDGE,
+        "commands.show:verify",
+        "Read every file of a result directory, and report alterations since the measurement.",
+    ),
+    "pull": Entry(
+        _JUDGE, "commands.results:pull", "Fetch a result directory from another machine with rsync and verify it."
+    ),
+    "export": Entry(
+        _JUDGE,
+        "commands.results:export",
+        "Write an archive, or each finished run in the format of another tool, one directory for each arm.",
+    ),
+    "speculation": Entry(
+        _EXPLAIN,
+        "speculation.speculation:speculation",
+        "Tokens per step and speed-up of speculative decoding, and its goodput under load.",
+    ),
+    "flops": Entry(
+        _EXPLAIN,
+        "commands.flops:flops",
+        "FLOPs of a run from its totals. The defaults are those of a published run: 50 questions, 16 samples.",
+    ),
+    "simulate": Entry(
+        _MEASURE, "commands.simulate:app", "Simulate an experiment in virtual time, without servers and HTTP."
+    ),
+    "micro": Entry(
+        _MEASURE,
+        "micro.bonus:app",
+        "Measure single forward passes, and the peaks of a device, with torch and without a server.",
+    ),
+    "noise": Entry(
+        _JUDGE, "commands.noise:app", "List, show and store noise floors of this machine, from A/A experiments."
+    ),
+    "import": Entry(
+        _JUDGE, "commands.results:app", "Import archives and results of other projects as result directories."
+    ),
+    "steptime": Entry(
+        _EXPLAIN,
+        "commands.steptime:app",
+        "Fit a model of step time to step logs, judge it on unseen runs, predict with it; the floor of guidance.",
+    ),
+    "workloads": Entry(
+        _EXPLAIN,
+        "commands.workloads:app",
+        "Calibration workloads and datasets: list, show, export; lint of other tools' loads.",
+    ),
+    "profiles": Entry(_SET_UP, "commands.profiles:app", "List, show and validate profiles."),
+    "engines": Entry(
+        _SET_UP, "commands.setup:app", "Install engines, each into an environment of its own, and list them."
+    ),
+    "models": Entry(
+        _SET_UP, "commands.models:app", "Make small models with random weights, to try real engines with."
+    ),
+    "data": Entry(_SET_UP, "commands.data:app", "List, fetch and verify dataset files."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Lists the commands of the table, and imports the one that is called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {
+            name: TyperCommand(name, help=entry.help, rich_help_panel=entry.panel)
+            for name, entry in COMMANDS.items()
+        }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command that ``args`` begin with, and the other arguments."""
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, listed if name is None else load_command(name), rest
+
+
+def load_command(name: str) -> Any:
+    """The command of that name, or the group, with its arguments and options."""
+    module, _, attribute = COMMANDS[name].place.partition(":")
+    command = getattr(import_module(f"benchctl.cli.{module}"), attribute)
+    if not isinstance(command, typer.Typer):
+        function, command = command, typer.Typer(add_completion=False)
+        command.command(name)(function)
+    return typer.main.get_command(command)
+
 
 app = typer.Typer(
     name="benchctl",
+    cls=LazyGroup,
     help="What does a change to the decode path of an LLM server cost, where does the cost sit, and is it real?",
     no_args_is_help=True,
     epilog="First steps, each of which prints the next one:\n\n"
@@ -64,42 +179,3 @@ def options(
     ] = False,
 ) -> None:
     """Options before the command."""
-
-
-_SET_UP: Final = "Set up"
-_MEASURE: Final = "Measure"
-_JUDGE: Final = "Judge"
-_EXPLAIN: Final = "Explain"
-
-app.command("init", rich_help_panel=_SET_UP)(init.init)
-app.command("doctor", rich_help_panel=_SET_UP)(doctor.doctor)
-app.command("run", rich_help_panel=_MEASURE)(run.run)
-app.command("watch", rich_help_panel=_MEASURE)(watch.watch)
-app.command("load", cls=LoadCommand, rich_help_panel=_MEASURE)(load.load)
-simulate.app.command("sweep")(simulate_sweep.sweep)
-app.add_typer(simulate.app, name="simulate", rich_help_panel=_MEASURE)
-micro.app.command("forward")(forward.forward)
-micro.app.command("bonus")(bonus.bonus)
-micro.app.command("roofline")(roofline.roofline)
-app.add_typer(micro.app, name="micro", rich_help_panel=_MEASURE)
-
-app.command("compare", rich_help_panel=_JUDGE)(compare.compare)
-app.command("show", rich_help_panel=_JUDGE)(show.show)
-app.command("list", rich_help_panel=_JUDGE)(list_results.list_results)
-app.command("report", rich_help_panel=_JUDGE)(report.report)
-app.add_typer(noise.app, name="noise", rich_help_panel=_JUDGE)
-app.command("verify", rich_help_panel=_JUDGE)(verify.verify)
-app.command("pull", rich_help_panel=_JUDGE)(pull.pull)
-app.command("export", rich_help_panel=_JUDGE)(export.export)
-app.add_typer(import_results.app, name="import", rich_help_panel=_JUDGE)
-
-app.add_typer(steptime.app, name="steptime", rich_help_panel=_EXPLAIN)
-app.command("speculation", rich_help_panel=_EXPLAIN)(speculation.speculation)
-app.command("flops", rich_help_panel=_EXPLAIN)(flops.flops)
-app.add_typer(workloads.app, name="workloads", rich_help_panel=_EXPLAIN)
-app.command("reference", rich_help_panel=_EXPLAIN)(reference.reference)
-
-app.add_typer(profiles.app, name="profiles", rich_help_panel=_SET_UP)
-app.add_typer(engines.app, name="engines", rich_help_panel=_SET_UP)
-app.add_typer(models.app, name="models", rich_help_panel=_SET_UP)
-app.add_typer(data.app, name="data", rich_help_panel=_SET_UP)

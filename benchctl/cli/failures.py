@@ -4,22 +4,26 @@
 an error is at hand, because the error may be an installation of which parts are missing.
 """
 
-import asyncio
 import errno
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
+from benchctl import __version__
 from benchctl.cli.streams import log_line
 from benchctl.errors import BenchctlError, InternalError, UsageError
 from benchctl.system_errors import as_usage_error, is_of_the_system
-from benchctl.untrusted.text import visible_lines
+from benchctl.untrusted.text import visible_line, visible_lines
 
 INTERRUPTED: Final = 130
+TRACEBACK_VARIABLE: Final = "BENCHCTL_TRACEBACK"
+"""Set to anything, the traceback of a mistake of benchctl is printed."""
 _COMPLETION: Final = "_BENCHCTL_COMPLETE"
 """The variable by which a shell asks for completions."""
+_MOST_CHARS: Final = 300
 _interrupts: Final[list[None]] = []
 """One entry for each interrupt that came while no coroutine ran."""
 
@@ -27,31 +31,6 @@ _interrupts: Final[list[None]] = []
 def note_interrupt() -> None:
     """Record that the user interrupted the command; a library may make an error of its own of KeyboardInterrupt."""
     _interrupts.append(None)
-
-
-def exit_code_of(leaving: SystemExit) -> int:
-    """The exit code of a command that left by ``leaving``, which Typer raises while it handles what ended it."""
-    import typer
-
-    reason = leaving.__context__
-    if isinstance(reason, typer.Exit):
-        return reason.exit_code
-    if isinstance(reason, typer.Abort):
-        return _code_without_answer(reason)
-    if isinstance(reason, OSError):
-        return report_failure(reason)
-    if hasattr(reason, "format_message"):  # Typer has printed what is wrong with the command line
-        return UsageError.exit_code
-    if not leaving.code:
-        return 0
-    return UsageError.exit_code if _COMPLETION in os.environ else report_failure(leaving)
-
-
-def _code_without_answer(abort: BaseException) -> int:
-    if isinstance(abort.__context__, KeyboardInterrupt):
-        return INTERRUPTED
-    tell("benchctl: the input ended before every question was answered; give the answers as options (see --help)")
-    return UsageError.exit_code
 
 
 def report_failure(error: BaseException) -> int:
@@ -65,35 +44,34 @@ def report_failure(error: BaseException) -> int:
     if is_of_the_system(cause):
         _tell_system_error(cause)
         return UsageError.exit_code
-    from benchctl.cli.internal_errors import internal_error_message
-
-    tell(internal_error_message(cause))
-    return InternalError.exit_code
-
-
-def tell(message: str) -> None:
-    """Print a message on stderr, if that can be written."""
-    with suppress(OSError, ValueError):
-        print(message, file=sys.stderr)
+    if isinstance(cause, SystemExit) and not cause.code:
+        return 0
+    if not (_is_of_completion(cause) or _is_of_command_line(cause)):
+        _tell(_internal_error_text(cause))
+        return InternalError.exit_code
+    return UsageError.exit_code
 
 
 def _decisive(error: BaseException) -> BaseException:
-    """``error`` itself, or of a group the error that says most: an interrupt, an unforeseen one, then any other."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    leaves = [leaf for leaf in _leaves(error) if not isinstance(leaf, asyncio.CancelledError)]
-    return min(leaves, key=_rank, default=error)
+    """``error`` itself, what it stands for, or of a group the error that says most."""
+    if isinstance(error, BaseExceptionGroup):
+        return min(_leaves(error), key=_rank, default=error)
+    # Typer leaves so when the reader of the output has gone, or an answer is interrupted.
+    stands_for = isinstance(error, SystemExit) and isinstance(error.__context__, OSError)
+    is_interrupted = _is_abort(error) and isinstance(error.__context__, KeyboardInterrupt)
+    return error.__context__ or error if stands_for or is_interrupted else error
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
     for member in group.exceptions:
         if isinstance(member, BaseExceptionGroup):
             yield from _leaves(member)
-        else:
+        elif type(member).__name__ != "CancelledError":
             yield member
 
 
 def _rank(error: BaseException) -> int:
+    """An interrupt says most, then an unforeseen error, then any other."""
     if isinstance(error, KeyboardInterrupt):
         return 0
     if isinstance(error, BenchctlError):
@@ -101,19 +79,46 @@ def _rank(error: BaseException) -> int:
     return 3 if is_of_the_system(error) else 1
 
 
+def _is_of_completion(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and _COMPLETION in os.environ
+
+
+def _is_abort(error: BaseException) -> bool:
+    return type(error).__name__ == "Abort"
+
+
+def _is_of_command_line(error: BaseException) -> bool:
+    """True for what Typer finds wrong with the command line, which is then printed."""
+    if _is_abort(error):
+        _tell(
+            "benchctl: the input ended before every question was answered; give the answers as options (see --help)"
+        )
+    elif hasattr(error, "format_message"):
+        from typer.rich_utils import rich_format_error
+
+        rich_format_error(error)  # type: ignore[arg-type]  # the class is private
+    return _is_abort(error) or hasattr(error, "format_message")
+
+
+def _tell(message: str) -> None:
+    """Print a message on stderr, if that can be written."""
+    with suppress(OSError, ValueError):
+        print(message, file=sys.stderr)
+
+
 def _tell_error(error: BenchctlError) -> None:
     from benchctl.untrusted.secrets import redacted
 
-    tell(f"benchctl: {visible_lines(redacted(str(error)))}")
+    _tell(f"benchctl: {visible_lines(redacted(str(error)))}")
     if error.log_tail:
-        tell("\n".join((f"{error.log_title}:", *map(log_line, redacted(error.log_tail).splitlines()))))
+        _tell("\n".join((f"{error.log_title}:", *map(log_line, redacted(error.log_tail).splitlines()))))
     if isinstance(error, UsageError) and _is_directory_gone():
-        tell("benchctl: the current directory was deleted, so no relative path leads anywhere; cd to another one")
+        _tell("benchctl: the current directory was deleted, so no relative path leads anywhere; cd to another one")
 
 
 def _tell_system_error(error: BaseException) -> None:
     if isinstance(error, FileNotFoundError) and _is_directory_gone():
-        tell("benchctl: the current directory was deleted; cd to another one")
+        _tell("benchctl: the current directory was deleted; cd to another one")
         return
     is_of_output = getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
     _tell_error(as_usage_error(error, "the output" if is_of_output else ""))
@@ -127,3 +132,23 @@ def _is_directory_gone() -> bool:
     except OSError:
         pass
     return False
+
+
+def _internal_error_text(error: BaseException) -> str:
+    """Two lines on a mistake of benchctl, and its traceback where the user asked for it; both without secrets."""
+    from benchctl.untrusted.secrets import redacted
+
+    words = sys.argv[1:3]
+    options = [i for i, word in enumerate(words) if word.startswith("-")]
+    command = " ".join(["benchctl", *(redacted(word)[:_MOST_CHARS] for word in words[: min(options, default=2)])])
+    line = visible_line(" ".join(redacted(str(error)).split()), _MOST_CHARS)
+    summary = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    first = f"benchctl: internal error in '{command}' (version {__version__}): {summary}"
+    if TRACEBACK_VARIABLE in os.environ:
+        where = f"is below\n{redacted(''.join(traceback.format_exception(error))).rstrip()}"
+    else:
+        where = f"is printed with {TRACEBACK_VARIABLE}=1"
+    if isinstance(error, ImportError):
+        again = f"{sys.executable} -m pip install --force-reinstall benchctl"
+        return f"{first}\nthe installation is damaged; run '{again}'; the traceback {where}"
+    return f"{first}\nthis is a mistake of benchctl; please report it with its traceback, which {where}"

@@ -5,19 +5,15 @@ A command runs to its end and its exit code whatever happens to them: a closed s
 files of strangers: only libraries that draw (rich, tqdm) write control sequences, and only those that they need.
 """
 
-import codecs
 import errno
 import io
 import os
 import re
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
 from benchctl.untrusted.text import escaped, visible_line
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 _STDERR_FD = 2
 _NOBODY_READS = frozenset({errno.EPIPE, errno.EIO})
@@ -25,14 +21,6 @@ _NOBODY_READS = frozenset({errno.EPIPE, errno.EIO})
 _DRAWING: Final = re.compile(r"(\x1b\[(?:[0-9;]*[mA]|2K|\?25[lh])|\r)")
 """What libraries that draw send to a terminal: colours, one line up, the return of a bar, a line erased, and the
 cursor hidden or shown."""
-_STAND_INS: Final = {
-    "·": "-", "\u00d7": "x", "±": "+-", "µ": "u", "…": "...", "→": "->", "▸": ">", "─": "-", "│": "|", "├": "|",
-    "└": "`", "\u2212": "-", "\u2013": "-", "—": "-", "Σ": "sum", "≤": "<=", "≥": ">=", "≈": "~", "∥": "||",
-    "°": " deg", "β": "beta", "θ": "theta", "Φ": "Phi", "²": "^2", "³": "^3", "†": "+", "\u2009": " ",
-    "\u202f": " ", "\xa0": " ",
-}  # fmt: skip
-"""Characters of ours, for encodings that lack them."""
-_ERRORS: Final = "benchctl.stand_ins"
 _HELP_WIDTH: Final = "TERMINAL_WIDTH"
 """The variable that typer reads."""
 _LEAST_HELP: Final = 40
@@ -41,7 +29,7 @@ _LEAST_HELP: Final = 40
 class _Outlet(io.FileIO):
     """A stream that drops output without a reader; stderr drops all that it cannot write, as nobody can be told."""
 
-    def write(self, content: "ReadableBuffer", /) -> int:
+    def write(self, content: Any, /) -> int:
         try:
             return super().write(content)
         except OSError as error:
@@ -55,7 +43,7 @@ class _Shown(io.TextIOWrapper):
 
     def __init__(self, number: int, encoding: str, *, line_buffering: bool) -> None:
         outlet = io.BufferedWriter(_Outlet(number, "wb", closefd=False))
-        super().__init__(outlet, encoding=encoding, errors=_ERRORS, line_buffering=line_buffering)
+        super().__init__(outlet, encoding=encoding, errors="backslashreplace", line_buffering=line_buffering)
         self.rich_proxied_file = _Drawn(self)
 
     def write(self, text: str, /) -> int:
@@ -84,7 +72,6 @@ class _Drawn:
 def steady_streams() -> None:
     """Make the standard streams of this process steady."""
     _open_closed()
-    codecs.register_error(_ERRORS, _stand_in)
     sys.stdout = _steady(sys.stdout, 1)
     sys.stderr = _steady(sys.stderr, 2)
 
@@ -128,14 +115,3 @@ def _steady(stream: TextIO | None, number: int) -> TextIO:
     """``stream`` on an outlet; it is None when it was closed."""
     encoding = stream.encoding if stream is not None else "utf-8"
     return _Shown(number, encoding, line_buffering=number == _STDERR_FD or os.isatty(number))
-
-
-def _stand_in(error: UnicodeError) -> tuple[str, int]:
-    """Characters that the encoding of a stream lacks, in others: a stand-in for ours, an escape for the rest."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    lacking = error.object[error.start : error.end]
-    stand_ins = (
-        _STAND_INS.get(sign) or sign.encode("ascii", "backslashreplace").decode("ascii") for sign in lacking
-    )
-    return "".join(stand_ins), error.end

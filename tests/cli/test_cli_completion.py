@@ -73,6 +73,26 @@ def test_completing_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "env", [{}, {"_BENCHCTL_COMPLETE": "complete_bash", "COMP_WORDS": "benchctl sp", "COMP_CWORD": "1"}]
+)
+def test_help_and_names_of_commands_import_no_command(env: dict[str, str]) -> None:
+    code = (
+        "import sys\nfrom benchctl.cli.app import app\n"
+        "try:\n    app(['--help'], prog_name='benchctl')\n"
+        "finally:\n    print('loaded', *(name for name in sys.modules if name.startswith('benchctl.')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
+    loaded = set(done.stdout.partition("loaded ")[2].split())
+    assert loaded == {"benchctl.cli", "benchctl.cli.app"} | {name for name in loaded if name.count(".") < 2} | {
+        name
+        for name in loaded
+        if name.startswith(("benchctl.cli.failures", "benchctl.cli.streams", "benchctl.untrusted"))
+    }, loaded
+
+
 def test_the_help_groups_commands_by_what_they_are_for_and_names_the_first_step() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchctl", "--help"],

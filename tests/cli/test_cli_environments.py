@@ -32,7 +32,6 @@ COMMANDS = {
     "doctor": ["doctor"],
     "data": ["data", "list"],
     "profiles": ["profiles", "list"],
-    "reference": ["reference", "profile"],
     "steptime": ["steptime", "fit", DIRECTORY],
     "help": ["run", "--help"],
     "refused": ["show", "\x1b]0;owned\x07\x9b31m"],

@@ -80,14 +80,18 @@ def test_a_table_has_our_colours_and_shows_those_of_a_label() -> None:
 @pytest.mark.parametrize(
     ("env", "encoding", "expected"),
     [
-        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "ascii", r"1 +- 2 x 3 -> \xe9 \u6771"),
-        ({"PYTHONIOENCODING": "ascii:strict"}, "ascii", r"1 +- 2 x 3 -> \xe9 \u6771"),
-        ({"PYTHONIOENCODING": "latin-1"}, "latin-1", r"1 ± 2 × 3 -> é \u6771"),  # noqa: RUF001
+        (
+            {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+            "ascii",
+            r"1 \xb1 2 \xd7 3 \u2192 \xe9 \u6771",
+        ),
+        ({"PYTHONIOENCODING": "ascii:strict"}, "ascii", r"1 \xb1 2 \xd7 3 \u2192 \xe9 \u6771"),
+        ({"PYTHONIOENCODING": "latin-1"}, "latin-1", r"1 ± 2 × 3 \u2192 é \u6771"),  # noqa: RUF001
         ({"PYTHONIOENCODING": "utf-16"}, "utf-16", "1 ± 2 × 3 → é 東"),  # noqa: RUF001
         ({"PYTHONIOENCODING": "utf-8"}, "utf-8", "1 ± 2 × 3 → é 東"),  # noqa: RUF001
     ],
 )
-def test_an_encoding_gets_stand_ins_for_characters_that_it_lacks(
+def test_an_encoding_gets_escapes_for_characters_that_it_lacks(
     env: dict[str, str], encoding: str, expected: str
 ) -> None:
     text = "1 ± 2 × 3 → é 東"  # noqa: RUF001

@@ -1,4 +1,4 @@
-"""Whatever is nobody's error but ours: exit code 70, two lines, and a file with the traceback; never a verdict."""
+"""Whatever is nobody's error but ours: exit code 70 and two lines; never a verdict."""
 
 import ast
 import json
@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import typer
 
-import benchctl.cli.app
 from benchctl.cli import _run
-from benchctl.cli.internal_errors import internal_error_message
+from benchctl.cli.app import COMMANDS, load_command
 from benchctl.errors import InternalError, RunError, UsageError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -24,41 +23,31 @@ SHORT = ["run", "ci-smoke", "--engine", "sim-exact", "--blocks", "1", "--quiet",
 
 def every_command() -> Iterator[tuple[str, ...]]:
     """The names of every command and sub-command, from the table of the command line."""
-
-    def below(command: object, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        children = getattr(command, "commands", None)
-        if children is None:
-            yield names
-        for name, child in (children or {}).items():
-            yield from below(child, (*names, name))
-
-    return below(typer.main.get_command(benchctl.cli.app.app), ())
+    for name in COMMANDS:
+        children = getattr(load_command(name), "commands", None)
+        yield from ((name, child) for child in children) if children else [(name,)]
 
 
 ALL = tuple(every_command())
 
 
-@pytest.fixture(name="errors")
-def _errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of the tracebacks; the handlers of this process are as before afterwards."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+@pytest.fixture(autouse=True)
+def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The streams and handlers of this process stay as they are."""
     monkeypatch.setattr("benchctl.cli.steady_streams", lambda: None)
     monkeypatch.setattr("benchctl.cli._handle_signals", lambda: None)
-    return tmp_path / "state" / "benchctl" / "errors"
 
 
 def run_planted(names: tuple[str, ...], error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
     """Run a command that does nothing but raise ``error``; returns the exit code."""
-    group = typer.main.get_command(benchctl.cli.app.app)
-    leaf = group
-    for name in names:
-        leaf = leaf.commands[name]
+    command = load_command(names[0])
+    leaf = command if len(names) == 1 else command.commands[names[1]]
 
     def fail() -> None:
         raise error
 
     leaf.params, leaf.callback = [], fail
-    monkeypatch.setattr("benchctl.cli.app.app", lambda prog_name: group(args=list(names), prog_name=prog_name))
+    monkeypatch.setattr("benchctl.cli.app.load_command", lambda _name: command)
     monkeypatch.setattr(sys, "argv", ["benchctl", *names])
     return _run()
 
@@ -69,17 +58,14 @@ def test_the_table_of_commands_is_what_these_tests_go_through() -> None:
 
 
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
-def test_a_mistake_in_any_command_is_70_with_two_lines_and_a_file(
-    names: tuple[str, ...], errors: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_mistake_in_any_command_is_70_with_two_lines(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_planted(names, KeyError("planted"), monkeypatch) == InternalError.exit_code == 70
     first, second = capsys.readouterr().err.splitlines()
-    (path,) = errors.iterdir()
     assert first.startswith(f"benchctl: internal error in 'benchctl {' '.join(names)}' (version ")
     assert first.endswith("): KeyError: 'planted'")
-    assert second.endswith(f"in {path}")
-    assert "in fail\n" in path.read_text()
-    assert path.stat().st_mode & 0o777 == 0o600
+    assert second.endswith("which is printed with BENCHCTL_TRACEBACK=1")
 
 
 @pytest.mark.parametrize(
@@ -109,56 +95,29 @@ def test_a_mistake_in_any_command_is_70_with_two_lines_and_a_file(
     ids=repr,
 )
 def test_each_kind_of_error_has_its_exit_code(
-    error: BaseException, code: int, errors: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run_planted(("list",), error, monkeypatch) == code
-    assert errors.exists() == (code == 70)
 
 
 def test_a_damaged_installation_is_named_with_the_command_that_repairs_it(
-    errors: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_planted(("list",), ModuleNotFoundError("No module named 'msgspec'"), monkeypatch)
     assert "the installation is damaged; run '" in (text := capsys.readouterr().err)
-    assert "-m pip install --force-reinstall benchctl'; the traceback is in" in text
+    assert "-m pip install --force-reinstall benchctl'; the traceback is printed with" in text
 
 
-def test_a_traceback_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("MY_API_KEY", "key-of-mine-123")
-    monkeypatch.setattr(sys, "argv", ["benchctl", "load", "--api-key", "another-key"])
-    message = internal_error_message(ValueError("refused key-of-mine-123 and hf_abcdefghijklmnop"))
-    (path,) = tmp_path.glob("benchctl/errors/*.txt")
-    for secret in ("key-of-mine-123", "another-key", "hf_abcdefghijklmnop"):
-        assert secret not in message + path.read_text()
-
-
-def test_as_many_tracebacks_are_kept_as_are_of_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    directory = tmp_path / "benchctl" / "errors"
-    directory.mkdir(parents=True)
-    for day in range(10, 40):
-        (directory / f"202501{day}T000000-1-KeyError.txt").touch()
-    (directory / "notes.txt").touch()
-    internal_error_message(KeyError("x"))
-    kept = sorted(path.name for path in directory.iterdir())
-    assert len(kept) == 21
-    assert kept[0] == "20250121T000000-1-KeyError.txt"
-    assert kept[-1] == "notes.txt"
-
-
-def test_without_a_state_directory_the_traceback_is_in_the_temporary_one_or_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_neither_the_message_nor_the_traceback_holds_a_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    assert "traceback in " + str(tmp_path / "tmp") in internal_error_message(KeyError("x"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    message = internal_error_message(KeyError("planted"))
-    assert "traceback below\nbenchctl " in message
-    assert message.endswith("KeyError: 'planted'")
+    monkeypatch.setenv("MY_API_KEY", "key-of-mine-123")
+    monkeypatch.setenv("BENCHCTL_TRACEBACK", "1")
+    run_planted(("list",), ValueError("refused key-of-mine-123 and hf_abcdefghijklmnop"), monkeypatch)
+    text = capsys.readouterr().err
+    assert "in fail\n" in text
+    for secret in ("key-of-mine-123", "hf_abcdefghijklmnop"):
+        assert secret not in text
 
 
 def ended(cwd: Path, *args: str, planted: str = "", **env: str) -> "subprocess.CompletedProcess[str]":
@@ -216,7 +175,6 @@ def test_a_traceback_is_printed_where_the_variable_asks_for_it(tmp_path: Path) -
     assert (quiet.returncode, loud.returncode) == (70, 70)
     assert "Traceback (most recent call last)" not in quiet.stderr
     assert "Traceback (most recent call last)" in loud.stderr
-    assert len(list(tmp_path.glob("state/benchctl/errors/*.txt"))) == 2
 
 
 def test_an_interrupt_before_the_command_line_is_imported_is_silent(tmp_path: Path) -> None:
@@ -237,7 +195,6 @@ def test_an_interrupt_that_a_library_makes_an_error_of_its_own_is_still_one(tmp_
     ) + failing_import("benchctl.report.catalog", "interrupted()")
     done = ended(tmp_path, "list", planted=planted)
     assert (done.returncode, done.stderr) == (130, "")
-    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.slow

@@ -113,23 +113,13 @@ def test_the_soft_limit_of_open_files_is_raised_for_the_load_and_its_server(tmp_
     assert "runs: 2 done" in done.stdout
 
 
-@pytest.mark.parametrize("megabytes", [400, 600])
+@pytest.mark.parametrize("megabytes", [600])
 def test_too_little_address_space_is_named_before_anything_is_measured(tmp_path: Path, megabytes: int) -> None:
     done = in_shell(f"ulimit -v {megabytes}000; $benchctl run ci-smoke {SIM}", tmp_path)
     assert done.returncode == 2, done.stderr
     assert is_one_message(done)
     assert "ulimit -v unlimited" in done.stderr
     assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.slow
-def test_any_amount_of_memory_ends_a_command_with_a_code_that_is_no_verdict(tmp_path: Path) -> None:
-    write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},) * 6)
-    for megabytes in range(60, 540, 60):
-        done = in_shell(f"ulimit -v {megabytes}000; exec $benchctl compare r", tmp_path)
-        assert done.returncode == 2, (megabytes, done.stderr)
-        assert done.stderr.count("\n") == 1
-        assert "ulimit -v unlimited" in done.stderr, (megabytes, done.stderr)
 
 
 def test_the_limit_of_address_space_is_what_benchctl_takes(tmp_path: Path) -> None:
@@ -223,7 +213,7 @@ COMMANDS = (
     "run ci-smoke", "run --resume r", "simulate --profile ci-smoke",
     "init x --change flag --engine sim --value max_num_seqs=1",
     "profiles list", "profiles show aa", "profiles validate aa", "engines list", "data list", "models list",
-    "workloads list", "workloads lint x.yml", "noise list", "reference metrics", "flops --model qwen2.5-0.5b",
+    "workloads list", "workloads lint x.yml", "noise list", "flops --model qwen2.5-0.5b",
     "steptime fit r", "speculation --acceptance 0.8", "import lenvm x", "doctor", "load http://127.0.0.1:9",
 )  # fmt: skip
 

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from generate import command_reference
 from support.cli import benchctl
 from support.results.builders import write_results
-
-from benchctl.cli.commands.reference import command_reference
 
 if TYPE_CHECKING:
     import subprocess

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
+from generate import result_format_reference
 from support.results.builders import write_results
-
-from benchctl.records.reference import result_format_reference
 
 
 def test_every_file_of_a_result_directory_is_in_the_reference(tmp_path: Path) -> None:

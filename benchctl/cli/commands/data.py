@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from benchctl.workload.datasets.files import DatasetFile, FileState
 
-app = typer.Typer(help="List, fetch and verify dataset files.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="List, fetch and verify dataset files.", no_args_is_help=True)
 
 
 @app.command("list")

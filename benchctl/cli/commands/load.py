@@ -481,3 +481,7 @@ def _value(name: str, words: "deque[str]") -> str:
     if not words:
         raise UsageError(f"{name} needs a value; write it behind the name")
     return words.popleft()
+
+
+app = typer.Typer(add_completion=False)
+app.command("load", cls=LoadCommand)(load)

@@ -491,9 +491,3 @@ def _print_published(console: "Console", measured: "MeasuredBonus") -> None:
     console.print("What the published numbers could not show:")
     for sentence in published_limits():
         console.print(f"* {sentence}")
-
-
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Measure single forward passes, and the peaks of a device, with torch and without a server.",
-)

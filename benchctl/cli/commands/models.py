@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from benchctl.costs.shapes import ModelShape
     from benchctl.engines.tiny_models.recipe import Architecture, Recipe
 
-app = typer.Typer(help="Make small models with random weights, to try real engines with.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    help="Make small models with random weights, to try real engines with.",
+    no_args_is_help=True,
+)
 
 _DEFAULTS = {"hidden": 128, "layers": 2, "heads": 4, "kv-heads": 2, "vocab": 2048}
 _LARGEST = {"layers": MAX_LAYERS, "vocab": 1 << 20}

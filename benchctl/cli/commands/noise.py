@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     help="List, show and store noise floors of this machine, from A/A experiments.",
 )

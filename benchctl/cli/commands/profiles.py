@@ -11,7 +11,7 @@ from benchctl.formats import count_of
 if TYPE_CHECKING:
     from benchctl.profile.model import Profile
 
-app = typer.Typer(no_args_is_help=True, help="List, show and validate profiles.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="List, show and validate profiles.")
 
 SetOption = Annotated[
     list[str] | None,

@@ -149,7 +149,11 @@ def _print_written(results: "ResultDirectory", archive: Path, contents: "Content
 
 _ALTERED: Final = 4
 
-app = typer.Typer(help="Import archives and results of other projects as result directories.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    help="Import archives and results of other projects as result directories.",
+    no_args_is_help=True,
+)
 
 
 @app.callback()

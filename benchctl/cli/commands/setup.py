@@ -346,7 +346,11 @@ def _doctor_summary(checks: "Sequence[Check]") -> str:
     return f"ready; {count_of(count, 'warning')}" if count else "ready"
 
 
-app = typer.Typer(help="Install engines, each into an environment of its own, and list them.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    help="Install engines, each into an environment of its own, and list them.",
+    no_args_is_help=True,
+)
 
 
 def _complete_installable(incomplete: str) -> list[str]:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from benchctl.records.record import PreparedRequest
 
 
-app = typer.Typer(help="Simulate an experiment in virtual time, without servers and HTTP.")
+app = typer.Typer(add_completion=False, help="Simulate an experiment in virtual time, without servers and HTTP.")
 
 
 class Kept(StrEnum):
@@ -388,6 +388,7 @@ _BlocksOfPoint = Annotated[
 ]
 
 
+@app.command("sweep")
 def sweep(
     profile: ProfileName = None,
     engine: EnginePreset = None,

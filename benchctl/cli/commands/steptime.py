@@ -108,6 +108,7 @@ def print_lines(console: "Console", lines: Iterable[str]) -> None:
 
 
 app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     help="Fit a model of step time to step logs, judge it on unseen runs, predict with it; the floor of guidance.",
 )

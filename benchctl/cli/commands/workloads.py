@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from benchctl.workload.lint.lint import LintResult
 
 app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     help="Calibration workloads and datasets: list, show, export; lint of other tools' loads.",
 )

@@ -16,6 +16,7 @@ from benchctl.cli.commands.micro import (
     pass_settings,
     print_micro,
     resume_micro,
+    roofline,
     warn_of_failures,
     words_of,
 )
@@ -80,6 +81,15 @@ ResumeDir = Annotated[
 ]
 
 
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Measure single forward passes, and the peaks of a device, with torch and without a server.",
+)
+app.command("roofline")(roofline)
+
+
+@app.command("forward")
 def forward(
     model: Model = "llama-68m",
     batch_size: BatchSizes = "5,10",
@@ -149,6 +159,7 @@ _EveryCount = Annotated[
 
 
 @uncollected()
+@app.command("bonus")
 def bonus(
     results: _Results = None,
     model: _Draft = "llama-68m",
