@@ -1,10 +1,4 @@
-"""A conclusion in words that the numbers support.
-
-Findings: conclusions in words that the numbers support.
-Findings on drafts themselves: those that were never made, and those that cannot save time.
-Findings on the least that guidance can cost: the step at the peaks of the device beside the measured one.
-Findings on speculative decoding: the cells that it makes slower than none, and those that it makes faster.
-"""
+"""Findings: conclusions in words that the numbers support and that no table says."""
 
 import itertools
 import math
@@ -16,16 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.attribution.estimate import StepFloor
-from benchctl.analysis.attribution.splits import SectionSplit
-from benchctl.analysis.attribution.work import NO_PEAKS
 from benchctl.analysis.metrics.speculation import ArmDrafts, arm_drafts
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.summary.summary import CellSummary, RunSummary, SweepRow
 from benchctl.formats import count_of
 from benchctl.records.columns.columns import exact_sum
 from benchctl.records.directory import arm_order
-from benchctl.units import MS_PER_S, s_from_ns
+from benchctl.units import s_from_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +37,10 @@ NOISIER_FACTOR: Final = 2.0
 """The baseline is noisy if its scatter is at least three percent and twice that of the others."""
 MIN_BLOCKS_FOR_SCATTER: Final = 3
 _LAZY_LOAD: Final = "value_model_load"
-ADDED_STEP_FRAC: Final = 0.02
-"""Added step time is analyzed from two percent of the baseline's step."""
 
 
-def collect_findings(
-    cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str, sections: Mapping[str, SectionSplit]
-) -> tuple[Finding, ...]:
-    """All findings of an experiment, in a fixed order. ``sections`` divide the step of each row, by its label."""
+def collect_findings(cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str) -> tuple[Finding, ...]:
+    """All findings of an experiment, in a fixed order."""
     greedy = [cell for cell in cells if _took_greedy_path(cell)]
     greedy_labels = {cell.label for cell in greedy}
     active = [row for row in rows if row.label not in greedy_labels]
@@ -64,7 +51,6 @@ def collect_findings(
         *(_greedy_path(cell) for cell in greedy),
         *(_factor_effect(group) for group in by_variant),
         *(_unexplained([row for row in group if row.label not in uncharged], drafting) for group in by_variant),
-        *_added_time(active, sections),
         _baseline_noise(cells, baseline, greedy_labels),
         *_lazy_loads([run for cell in cells for run in cell.runs]),
     ]
@@ -192,39 +178,6 @@ def _unexplained(rows: Sequence[SweepRow], drafting: Collection[str]) -> Finding
     return Finding(code="unexplained-by-flops", sentence=sentence, numbers=numbers)
 
 
-def _added_time(rows: Sequence[SweepRow], sections: Mapping[str, SectionSplit]) -> list[Finding]:
-    """The section with most of the time that a step takes longer than in the baseline, for each variant."""
-    groups: dict[tuple[str, str], list[tuple[SweepRow, float, float]]] = {}
-    notes: dict[tuple[str, str], str] = {}
-    for row in rows:
-        split = sections.get(row.label)
-        step = row.estimates.get("step_ms")
-        is_within_scatter = step is None or (step.log_interval is not None and step.log_interval[0] <= 0)
-        if split is None or split.whole.a_s is None or len(split.sections) < 2 or is_within_scatter:
-            continue
-        largest = max(split.sections, key=lambda section: section.added_s)
-        if split.whole.added_s >= ADDED_STEP_FRAC * split.whole.a_s and largest.added_s > 0:
-            key = (row.variant, largest.name)
-            groups.setdefault(key, []).append((row, split.whole.added_s, largest.added_s))
-            notes[key] = split.clock_note
-    return [
-        _largest_section(section, group, notes[variant, section]) for (variant, section), group in groups.items()
-    ]
-
-
-def _largest_section(section: str, group: Sequence[tuple[SweepRow, float, float]], note: str) -> Finding:
-    added_ms = [added_s * MS_PER_S for _, added_s, _ in group]
-    largest_ms = [largest_s * MS_PER_S for _, _, largest_s in group]
-    shares = [100 * part / whole for part, whole in zip(largest_ms, added_ms, strict=True)]
-    sentence = (
-        f"{cells_in_words([row for row, _, _ in group])}: a step takes {span_of(added_ms, '.3g')} ms longer than "
-        f"the baseline's, and the largest part of that is {section} with {span_of(largest_ms, '.3g')} ms "
-        f"({span_of(shares, '.0f')}%); {note}."
-    )
-    means = {"added_step_ms": fmean(added_ms), "largest_ms": fmean(largest_ms), "largest_frac": fmean(shares) / 100}
-    return Finding(code="largest-added-section", sentence=sentence, numbers=means)
-
-
 def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy_labels: set[str]) -> Finding | None:
     base = next((cell.spreads.get("wall_s") for cell in cells if cell.variant == baseline), None)
     others = [
@@ -350,94 +303,3 @@ def _cannot_win(cell: CellSummary, tokens_per_step: float, drafts: ArmDrafts) ->
 def _rates(drafts: ArmDrafts) -> Mapping[str, float]:
     rates = {"acceptance_rate": drafts.acceptance_rate, "acceptance_length": drafts.acceptance_length}
     return {name: rate for name, rate in rates.items() if rate is not None}
-
-
-_REMEDY = "; 'benchctl micro roofline' measures them for runs to come"
-
-
-def floor_findings(rows: Sequence[SweepRow]) -> tuple[Finding, ...]:
-    """For each guided variant the floor of its step, or one line with the reason why it is unknown."""
-    return tuple(
-        finding
-        for _, group in itertools.groupby(rows, key=lambda row: row.variant)
-        for finding in _of_variant(list(group))
-    )
-
-
-def _of_variant(rows: Sequence[SweepRow]) -> Iterator[Finding]:
-    floored = [(row, row.floor) for row in rows if isinstance(row.floor, StepFloor)]
-    if floored:
-        yield _beside_floor([row for row, _ in floored], [floor for _, floor in floored])
-    timed = [row for row in rows if row.values.get("step_ms_ratio") is not None]
-    unknown = [row for row in timed if isinstance(row.floor, str)]
-    for reason in dict.fromkeys(str(row.floor) for row in unknown):
-        cells = cells_in_words([row for row in unknown if row.floor == reason])
-        remedy = _REMEDY if reason == NO_PEAKS else ""
-        sentence = f"{cells}: there is no floor to compare the step with: {reason}{remedy}."
-        yield Finding(code="guidance-floor-unknown", sentence=sentence, numbers={})
-
-
-def _beside_floor(rows: Sequence[SweepRow], floors: Sequence[StepFloor]) -> Finding:
-    ratios, measured = [floor.ratio for floor in floors], [floor.measured for floor in floors]
-    excess, base = [floor.times_floor for floor in floors], [floor.a_times_floor for floor in floors]
-    devices = " and ".join(sorted({floor.hardware for floor in floors}))
-    added = span_of([floor.added_s * MS_PER_S for floor in floors], ".3g")
-    floor_added = span_of([floor.floor_added_s * MS_PER_S for floor in floors], ".3g")
-    sentence = (
-        f"{cells_in_words(rows)}: a step takes {span_of(measured, '.3g')} times the baseline's ({added} ms more); "
-        f"with all bytes and FLOPs at the peaks of {devices} it would be {span_of(ratios, '.3g')} times "
-        f"({floor_added} ms more), so it takes {span_of(excess, '.3g')} times that floor. The baseline's own step "
-        f"is {span_of(base, '.3g')} times its floor: the farther it stays behind, the less guidance shows."
-    )
-    numbers = {
-        "step_floor_ratio": fmean(ratios),
-        "step_ratio": fmean(measured),
-        "step_times_floor": fmean(excess),
-        "baseline_times_floor": fmean(base),
-        "added_s": fmean(floor.added_s for floor in floors),
-        "floor_added_s": fmean(floor.floor_added_s for floor in floors),
-    }
-    return Finding(code="floor-of-guidance", sentence=sentence, numbers=numbers)
-
-
-def speculation_findings(
-    cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str
-) -> tuple[Finding, ...]:
-    """At most one finding of each kind for each variant."""
-    if any(cell.speculates is not False for cell in cells if cell.variant == baseline):
-        return ()
-    speculating = {cell.label: cell for cell in cells if cell.speculates}
-    own = [row for row in rows if row.label in speculating and row.number("wall_ratio") is not None]
-    findings: list[Finding] = []
-    for variant in dict.fromkeys(row.variant for row in own):
-        slower = [row for row in own if row.variant == variant and (row.number("wall_ratio_ci_low") or 0.0) > 1]
-        faster = [row for row in own if row.variant == variant and (row.number("wall_ratio_ci_high") or 2.0) < 1]
-        if slower:
-            sentence, numbers = _conclusion("slower", slower, max(slower, key=_wall_ratio), speculating)
-            findings.append(Finding(code="speculation-slower", sentence=sentence, numbers=numbers))
-        if faster:
-            sentence, numbers = _conclusion("faster", faster, min(faster, key=_wall_ratio), speculating)
-            findings.append(Finding(code="speculation-faster", sentence=sentence, numbers=numbers))
-    return tuple(findings)
-
-
-def _wall_ratio(row: SweepRow) -> float:
-    return row.number("wall_ratio") or 1.0
-
-
-def _conclusion(
-    verdict: str, rows: Sequence[SweepRow], most: SweepRow, speculating: dict[str, CellSummary]
-) -> tuple[str, dict[str, float]]:
-    """The sentence, and the numbers of the cell that deviates the most."""
-    ratio, low, high = (most.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
-    tokens, step_ratio = speculating[most.label].centre("tokens_per_step"), most.number("step_ms_ratio")
-    numbers = {"wall_ratio": ratio, "wall_ratio_ci_low": low, "wall_ratio_ci_high": high}
-    subject = f", the most at {most.label}" if len(rows) > 1 else ""
-    sentence = (
-        f"{cells_in_words(rows)}: speculation is {verdict} than none{subject}: {ratio:.3g} [{low:.3g}, {high:.3g}] "
-        "times the wall time"
-    )
-    if tokens is not None and step_ratio is not None:
-        sentence += f", as a step takes {step_ratio:.3g} times as long and yields {tokens:.2f} tokens of a row"
-        numbers |= {"step_ms_ratio": step_ratio, "tokens_per_step": tokens}
-    return f"{sentence}.", {name: value for name, value in numbers.items() if value is not None}

@@ -355,20 +355,19 @@ def warn_of_repeats(results: "ResultDirectory", pending: "Sequence[PlannedRun]")
 
 def _print_runs(runs: "Sequence[PlannedRun]", durations_s: "Mapping[str, float]") -> None:
     """Print a table of runs, with the durations of those arms that have one."""
-    from rich.table import Table
-
     from benchctl.cli.screen import wide_console
     from benchctl.records.directory import arm_label, cell_name
+    from benchctl.report.table import table_of
 
-    table = Table(
-        "run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []), box=None
-    )
+    headings = ("run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []))
+    rows = []
     for planned in runs:
         duration_s = durations_s.get(arm_label(planned.variant, planned.cell))
         last = [] if duration_s is None else [f"{duration_s:.1f}"]
-        position = str(planned.block), str(planned.position)
-        table.add_row(planned.run_id, *position, planned.variant, cell_name(planned.cell), *last)
-    wide_console().print(table)
+        rows.append(
+            (planned.run_id, planned.block, planned.position, planned.variant, cell_name(planned.cell), *last)
+        )
+    wide_console().print(table_of(headings, rows, left=("run", "variant", "cell")))
 
 
 def print_kv_memory(text: str | None) -> None:

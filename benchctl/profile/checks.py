@@ -27,7 +27,7 @@ from benchctl.records.schema import Cell
 
 MAX_CELLS: Final = 1000
 MAX_ARMS: Final = 1000
-"""Of one block; the search for a balanced order of more takes minutes."""
+"""Of one block; the search for a balanced order of more takes long."""
 MAX_RUNS: Final = 100_000
 LEAST_BLOCKS: Final = 6
 """Fewer blocks give no verdict, whatever the values."""

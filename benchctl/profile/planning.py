@@ -6,12 +6,12 @@ From a profile to ordered runs: cells, blocks, the order within each, and the se
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from benchctl.errors import ProfileError
 from benchctl.profile.errors import profile_error
@@ -23,12 +23,11 @@ from benchctl.records.directory import arm_label, run_directory_name
 from benchctl.records.record import Plan, PlannedRun
 from benchctl.records.schema import SCHEMA_VERSION, Cell
 
+A = TypeVar("A")
 Order: TypeAlias = tuple[int, ...]
 """The arms of one block, by position."""
-_NUM_STARTS: Final = 30
-"""Of the search for positions, which ends at the best possible; for 2 to 12 arms it always does."""
-_NUM_TRIES: Final = 2
-"""Of the search for rows in which few pairs of neighbours repeat."""
+_NUM_SHUFFLES: Final = 200
+"""Of the rows that a plan has beyond whole cycles; the best of them leaves positions three apart at most."""
 
 
 def balanced_orders(num_arms: int, num_blocks: int, stream: random.Random) -> list[Order]:
@@ -43,10 +42,9 @@ def balanced_orders(num_arms: int, num_blocks: int, stream: random.Random) -> li
     # No rows are better than whole squares and pairs of mirrored rows.
     if num_arms <= 2 or rest % num_arms == 0 or (num_arms % 2 == 0 and rest % 2 == 0):
         return orders + cycle[:rest]
-    shift = labels.index(0)
-    named = [labels[(symbol + shift) % num_arms] for symbol in range(num_arms)]  # symbol 0 is the baseline
-    chosen = [_labelled(row, named) for row in _chosen_rows(num_arms, rest)]
-    return orders + stream.sample(chosen, rest)
+    named = [0, *(label for label in labels if label)]  # symbol 0 is the baseline
+    rows = [_labelled(row, named) for row in _best_rows(num_arms, rest)]
+    return orders + stream.sample(rows, rest)
 
 
 def balanced_numbers(num_arms: int, num_blocks: int) -> tuple[int, int]:
@@ -90,160 +88,21 @@ def _williams_cycle(num_arms: int, stream: random.Random) -> list[Order]:
 
 
 @cache
-def _chosen_rows(num_arms: int, num_rows: int) -> tuple[Order, ...]:
-    """The best rows found, fewer than a cycle has; symbol 0 is the baseline. The same for every caller."""
+def _best_rows(num_arms: int, num_rows: int) -> list[Order]:
+    """Of shuffled rows of a Williams square, fewer than a cycle has, those with the least imbalance.
+
+    Symbol 0 is the baseline. The rows are the same for every caller.
+    """
     stream = random.Random(f"{num_arms}:{num_rows}")  # noqa: S311  # no secret
-    square = _williams_square(num_arms) if num_rows > num_arms else []
-    num_more = num_rows - len(square)
-    if num_more in {1, num_arms - 1}:
-        return tuple(square + _one_or_nearly_all(num_arms, num_more, is_mirrored=bool(square)))
-    positions = _position_sets(num_arms, num_more, stream)
-    tries = [_fewer_repeats([*square, *_rows_of(positions, num_more, stream)]) for _ in range(_NUM_TRIES)]
-    return min(tries, key=lambda rows: _repeats(_followers(rows)))
+    square = _williams_square(num_arms)
+    whole, others = ([], square) if num_rows < num_arms else (square, [row[::-1] for row in square])
 
+    def shuffled() -> list[Order]:
+        shift = stream.randrange(num_arms)  # another symbol is the baseline
+        rows = [*whole, *stream.sample(others, num_rows - len(whole))]
+        return [tuple((symbol + shift) % num_arms for symbol in row) for row in rows]
 
-def _one_or_nearly_all(num_arms: int, num_rows: int, *, is_mirrored: bool) -> list[Order]:
-    """One row of a Williams square, or all but one: that which has the baseline in the middle."""
-    square = [row[::-1] if is_mirrored else row for row in _williams_square(num_arms)]
-    middle = next(row for row in square if row[num_arms // 2] == 0)
-    return [middle] if num_rows == 1 else [row for row in square if row != middle]
-
-
-def _position_sets(num_arms: int, num_rows: int, stream: random.Random) -> list[set[int]]:
-    """For each symbol the positions that it takes, each at most once; each position is taken ``num_rows`` times.
-
-    The sums of positions are as equal as they can be, and that of symbol 0 lies in their middle.
-    """
-    best: list[set[int]] = []
-    for _ in range(_NUM_STARTS):
-        offsets = stream.sample(range(num_arms), num_rows)
-        sets = [{(symbol + offset) % num_arms for offset in offsets} for symbol in range(num_arms)]
-        while _exchange_positions(sets):
-            pass
-        best = min(best or sets, sets, key=_range_of_sums)
-        if _range_of_sums(best) == num_rows * (num_arms - 1) % 2:  # sums are whole, their mean may be a half
-            break
-    middle = min(map(sum, best)) + max(map(sum, best))
-    return sorted(best, key=lambda positions: abs(2 * sum(positions) - middle))
-
-
-def _range_of_sums(sets: Iterable[set[int]]) -> int:
-    sums = [sum(positions) for positions in sets]
-    return max(sums) - min(sums)
-
-
-def _exchange_positions(sets: Sequence[set[int]]) -> bool:
-    """Let two symbols exchange one position such that their sums come nearer; False where no two can."""
-    ordered = sorted(sets, key=sum)
-    for high in reversed(ordered):
-        for low in ordered:
-            apart = sum(high) - sum(low)
-            if apart < 2:  # nor are the rest further apart
-                break
-            gains = [(i, j) for i in high - low for j in low - high if 0 < i - j < apart]
-            if gains:
-                i, j = min(gains, key=lambda pair: (abs(2 * (pair[0] - pair[1]) - apart), pair))
-                high ^= {i, j}
-                low ^= {i, j}
-                return True
-    return False
-
-
-def _rows_of(positions: Sequence[set[int]], num_rows: int, stream: random.Random) -> list[list[int]]:
-    """Rows in which each symbol takes each of its positions once.
-
-    They exist because every symbol has ``num_rows`` positions and every position as many symbols (D. König, 1916).
-    """
-    open_symbols = [[s for s, own in enumerate(positions) if p in own] for p in range(len(positions))]
-    rows = []
-    for _ in range(num_rows):
-        for symbols in open_symbols:
-            stream.shuffle(symbols)
-        row = _matched(open_symbols)
-        for position, symbol in enumerate(row):
-            open_symbols[position].remove(symbol)
-        rows.append(row)
-    return rows
-
-
-def _matched(open_symbols: Sequence[Sequence[int]]) -> list[int]:
-    """A symbol for each position out of those open there, no symbol twice: augmenting paths (H. W. Kuhn)."""
-    position_of: dict[int, int] = {}
-
-    def assign(position: int, tried: set[int]) -> bool:
-        for symbol in open_symbols[position]:
-            if symbol in tried:
-                continue
-            tried.add(symbol)
-            if symbol not in position_of or assign(position_of[symbol], tried):
-                position_of[symbol] = position
-                return True
-        return False
-
-    for position in range(len(open_symbols)):
-        assign(position, set())
-    return sorted(position_of, key=position_of.__getitem__)
-
-
-def _followers(rows: Iterable[Sequence[int]]) -> Counter[tuple[int, int]]:
-    """The number of times that each arm follows each other arm within a block."""
-    return Counter(pair for row in rows for pair in pairwise(row))
-
-
-def _repeats(followers: Counter[tuple[int, int]]) -> int:
-    """Sum of squares: least where all pairs are equally frequent."""
-    return sum(count * count for count in followers.values())
-
-
-def _fewer_repeats(orders: Iterable[Sequence[int]]) -> tuple[Order, ...]:
-    """Exchange parts of two rows that hold the same symbols, which moves no symbol to another position, as long as
-    pairs of neighbours become more equally frequent.
-    """
-    rows = [list(order) for order in orders]
-    followers = _followers(rows)
-    while sum(
-        _exchange_part(a, b, part, followers)
-        for i, a in enumerate(rows)
-        for b in rows[:i]
-        for part in _exchangeable(a, b)
-    ):
-        pass
-    return tuple(map(tuple, rows))
-
-
-def _exchangeable(a: Sequence[int], b: Sequence[int]) -> list[list[int]]:
-    """The smallest sets of positions at which both rows hold the same symbols, without those of one position."""
-    where, left, parts = {symbol: position for position, symbol in enumerate(a)}, set(range(len(a))), []
-    while left:
-        part = [left.pop()]
-        while (following := where[b[part[-1]]]) != part[0]:
-            part.append(following)
-            left.remove(following)
-        if len(part) > 1:
-            parts.append(part)
-    return parts
-
-
-def _exchange_part(a: list[int], b: list[int], part: Sequence[int], followers: Counter[tuple[int, int]]) -> bool:
-    """Exchange the part where this makes fewer repeats; ``followers`` stays true."""
-    if _swap(a, b, part, followers) < 0:
-        return True
-    _swap(a, b, part, followers)
-    return False
-
-
-def _swap(a: list[int], b: list[int], part: Iterable[int], followers: Counter[tuple[int, int]]) -> int:
-    """Exchange the part and count anew; by how much ``_repeats`` grows."""
-    growth = 0
-    for pair in (*pairwise(a), *pairwise(b)):
-        followers[pair] -= 1
-        growth -= 2 * followers[pair] + 1
-    for position in part:
-        a[position], b[position] = b[position], a[position]
-    for pair in (*pairwise(a), *pairwise(b)):
-        growth += 2 * followers[pair] + 1
-        followers[pair] += 1
-    return growth
+    return min((shuffled() for _ in range(_NUM_SHUFFLES)), key=lambda rows: _imbalance(rows, {0}).badness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,8 +118,13 @@ class Imbalance:
     """How much oftener one arm runs directly after a certain other arm than another pair does, at most."""
 
     @property
+    def badness(self) -> tuple[int, float, int]:
+        """The figures in order of importance."""
+        return self.position_spread, self.position_difference, self.predecessor_spread
+
+    @property
     def is_balanced(self) -> bool:
-        return self == Imbalance(position_difference=0.0, position_spread=0, predecessor_spread=0)
+        return not any(self.badness)
 
 
 def imbalance_of(runs: Iterable[PlannedRun], baseline: str) -> Imbalance:
@@ -276,31 +140,32 @@ def imbalance_of(runs: Iterable[PlannedRun], baseline: str) -> Imbalance:
         blocks[run.block][run.position] = arm
         if run.variant == baseline:
             baselines.add(arm)
-    orders = list(blocks.values())
-    arms = sorted({arm for order in orders for arm in order.values()})
-    positions = Counter((arm, position) for order in orders for position, arm in order.items())
-    predecessors = Counter(
-        (order[earlier], order[later])
-        for order in orders
-        for earlier, later in pairwise(sorted(order))
-        if later == earlier + 1
-    )
-    used = range(max((position for _, position in positions), default=-1) + 1)
-    return Imbalance(
-        position_difference=max((_mean_difference(orders, arm, baselines) for arm in arms), default=0.0),
-        position_spread=max((_spread([positions[arm, p] for p in used]) for arm in arms), default=0),
-        predecessor_spread=_spread([predecessors[a, b] for a in arms for b in arms if a != b]),
-    )
+    length = 1 + max((position for block in blocks.values() for position in block), default=-1)
+    return _imbalance([[block.get(i) for i in range(length)] for block in blocks.values()], baselines)
 
 
-def _mean_difference(orders: Iterable[Mapping[int, str]], arm: str, baselines: Iterable[str]) -> float:
-    """The distance of the mean position of ``arm`` from that of the baseline, over the blocks that have both."""
-    differences = []
+def _imbalance(orders: Sequence[Sequence[A | None]], baselines: set[A]) -> Imbalance:
+    """The imbalance of orders of one length, in which None stands for a run that is missing."""
+    positions: Counter[tuple[A, int]] = Counter()
+    predecessors: Counter[tuple[A, A]] = Counter()
+    differences: dict[A, list[int]] = defaultdict(list)
     for order in orders:
-        position_of = {name: position for position, name in order.items()}
-        if arm in position_of:
-            differences += [position_of[arm] - position_of[name] for name in baselines if name in position_of]
-    return abs(sum(differences) / len(differences)) if differences else 0.0
+        places = [(arm, position) for position, arm in enumerate(order) if arm is not None]
+        positions.update(places)
+        predecessors.update((a, b) for a, b in pairwise(order) if a is not None and b is not None)
+        of_baselines = [position for arm, position in places if arm in baselines]
+        for arm, position in places:
+            differences[arm] += [position - other for other in of_baselines]
+    num_arms, length = len(differences), len(orders[0]) if orders else 0
+    return Imbalance(
+        position_difference=max((abs(sum(each) / len(each)) for each in differences.values() if each), default=0.0),
+        position_spread=max(
+            (_spread([positions[arm, i] for i in range(length)]) for arm in differences), default=0
+        ),
+        predecessor_spread=_spread(
+            [*predecessors.values(), *([0] if len(predecessors) < num_arms * (num_arms - 1) else [])]
+        ),
+    )
 
 
 def _spread(counts: Sequence[int]) -> int:
@@ -372,6 +237,7 @@ def extend_plan(plan: Plan, profile: Profile, num_blocks: int) -> Plan:
     labels = [arm_label(run.variant, run.cell) for run in plan.runs]
     num_arms, num_old = len(contenders), len(plan.runs) // len(contenders)
     old = [tuple(indices[label] for label in labels[i * num_arms : (i + 1) * num_arms]) for i in range(num_old)]
+    of_baseline = {i for i, (variant, _) in enumerate(contenders) if variant == profile.baseline}
     as_one = _planned_orders(profile, num_blocks)
     if as_one[:num_old] == old:
         new = as_one[num_old:]
@@ -379,7 +245,7 @@ def extend_plan(plan: Plan, profile: Profile, num_blocks: int) -> Plan:
         streams = (random.Random(f"{profile.seed}:plan:{num_old}:{i}") for i in range(_NUM_EXTENSIONS))  # noqa: S311
         new = min(
             (balanced_orders(num_arms, num_blocks - num_old, stream) for stream in streams),
-            key=lambda orders: _imbalance(profile, [*old, *orders]),
+            key=lambda orders: _imbalance([*old, *orders], of_baseline).badness,
         )
     return Plan(schema_version=SCHEMA_VERSION, runs=(*plan.runs, *_runs_of(profile, new, first_block=num_old)))
 
@@ -387,12 +253,6 @@ def extend_plan(plan: Plan, profile: Profile, num_blocks: int) -> Plan:
 def _planned_orders(profile: Profile, num_blocks: int) -> list[Order]:
     stream = random.Random(f"{profile.seed}:plan")  # noqa: S311  # no secret
     return balanced_orders(len(arms(profile)), num_blocks, stream)
-
-
-def _imbalance(profile: Profile, orders: Sequence[Order]) -> tuple[int, float, int]:
-    """The imbalance of orders, in order of importance (``balance``)."""
-    imbalance = imbalance_of(_runs_of(profile, orders), profile.baseline)
-    return imbalance.position_spread, imbalance.position_difference, imbalance.predecessor_spread
 
 
 def _runs_of(profile: Profile, orders: Sequence[Order], first_block: int = 0) -> tuple[PlannedRun, ...]:

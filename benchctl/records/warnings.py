@@ -480,9 +480,8 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Look for its cause in the telemetry of that block.",
         ),
         "node-differs": _warning(
-            "The ratio on one node differs from that on the others beyond chance; the verdict pools all blocks.",
-            "Read the table by node, and look at that node's telemetry; for a machine like these take the interval "
-            "over nodes.",
+            "The ratios on the nodes differ beyond chance; the verdict pools all blocks.",
+            "Read the table by node, and look at the telemetry of the node that stands out.",
         ),
         "not-interleaved": _warning(
             "The two directories were not interleaved in time, so drift of the machine looks like a change.",
@@ -594,14 +593,8 @@ FINDINGS: Final[dict[str, str]] = {
     "speculation-never-drafted": "A server that is configured to draft tokens never did.",
     "speculation-cannot-win": "A sequence gains no more than one token per step from its drafts.",
     "unexplained-by-flops": "More FLOPs explain only a part of a slowdown.",
-    "largest-added-section": "The section of a step that adds the most time over the baseline.",
     "noisy-baseline": "The baseline scatters more than the other cells, so a ratio to a single run misleads.",
-    "node-differs": "The ratio on one node differs from that on the others beyond chance.",
-    "speculation-slower": "A server that speculates takes longer for its work than the baseline without it.",
-    "speculation-faster": "A server that speculates takes less time for its work than the baseline without it.",
     "lazy-load-in-warmup": "The value model was loaded during the warm-up.",
     "lazy-load-measured": "The value model was loaded during the measured load, whose times include it.",
-    "floor-of-guidance": "Guided steps beside the least time that their bytes and FLOPs allow on the device.",
-    "guidance-floor-unknown": "No least time of the guided steps is known, and the reason.",
 }
 """Findings by code: conclusions that the numbers support, in the findings list of a report."""

@@ -7,16 +7,21 @@ tests are those of ``benchctl compare``.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.compare.compare import correct_for_multiple_tests
-from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metrics
-from benchctl.analysis.compare.result import CellComparison
-from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, UNORDERED, BlockDesign, Estimator, PooledSlope
+from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metric, judge_together
+from benchctl.analysis.statistics.estimate import (
+    DEFAULT_ESTIMATOR,
+    BlockDesign,
+    Estimator,
+    PooledSlope,
+    metric_ratio,
+    unpaired_ratio,
+)
 from benchctl.analysis.statistics.position_effect import PositionEffects
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
@@ -122,16 +127,18 @@ def judge(experiment: Experiment, made: Made) -> tuple[MetricComparison, ...]:
         is_paired=True,
         noise=dict.fromkeys(names, floor) if made.floor_frac else {},
         estimator=made.estimator,
-        slopes=slopes_of(experiment, names),
     )
+    slopes = slopes_of(experiment, names)
     blocks = tuple(range(made.num_blocks))
     (a, *others), (first, *later) = experiment.arms, experiment.positions
-    return _judged(
-        [
-            compare_metrics(a, b, _roles(made), rules, BlockDesign(blocks, tuple(np.subtract(own, first).tolist())))
-            for b, own in zip(others, later, strict=True)
-        ]
-    )
+    compared = []
+    for b, own in zip(others, later, strict=True):
+        design = BlockDesign(blocks, tuple(np.subtract(own, first).tolist()))
+        for name in names:
+            sides = _values(a, b, name)
+            ratio_of = partial(metric_ratio, name, *sides, design, slopes, CONFIDENCE, made.estimator)
+            compared.append(compare_metric(name, "deciding", sides, rules, ratio_of))
+    return judge_together([compared], CONFIDENCE)[0]
 
 
 def slopes_of(experiment: Experiment, names: Sequence[str]) -> dict[str, PooledSlope] | None:
@@ -154,19 +161,18 @@ def judge_unpaired(
 ) -> MetricComparison:
     """As ``compare`` judges two experiments that share no plan."""
     rules = Rules(margin_frac=made.margin_frac, confidence=CONFIDENCE, is_paired=False, noise={})
-    return _judged([compare_metrics(a, b, _roles(made), rules, UNORDERED)])[0]
+    compared = []
+    for name in METRICS[: made.num_metrics]:
+        sides = _values(a, b, name)
+        ratio_of = partial(unpaired_ratio, *sides, CONFIDENCE)
+        compared.append(compare_metric(name, "deciding", sides, rules, ratio_of))
+    return judge_together([compared], CONFIDENCE)[0][0]
 
 
-def _roles(made: Made) -> dict[str, str]:
-    return dict.fromkeys(METRICS[: made.num_metrics], "deciding")
-
-
-def _judged(cells: Sequence[tuple[MetricComparison, ...]]) -> tuple[MetricComparison, ...]:
-    compared = [
-        CellComparison(label=str(i), a_label="a", b_label="b", num_blocks=0, metrics=metrics, errors=())
-        for i, metrics in enumerate(cells)
-    ]
-    return tuple(metric for cell in correct_for_multiple_tests(compared, CONFIDENCE) for metric in cell.metrics)
+def _values(
+    a: Sequence[Mapping[str, float]], b: Sequence[Mapping[str, float]], name: str
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(run[name] for run in a), tuple(run[name] for run in b)
 
 
 def experiments(made: Made, num_experiments: int) -> Iterator[tuple[Experiment, tuple[MetricComparison, ...]]]:

@@ -22,7 +22,6 @@ from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.planning.stopping_rule import ALPHA, look_blocks
 from benchctl.analysis.statistics.decide import decision_alpha, holm_levels, margins_of, verdict_of
 from benchctl.analysis.statistics.estimate import BlockDesign, estimate_paired, log_ratios, metric_ratio
-from benchctl.records.columns.columns import PHASES
 from benchctl.records.record import StopMode
 from benchmarks.verdict.false_alarms import false_alarms
 from benchmarks.verdict.known_truth import (
@@ -344,13 +343,11 @@ def _run(values: Mapping[str, float], stop: StopMode, own_share: float) -> RunTi
     num_steps = 10**6 if stop == "forced" else round(10**6 * values["tpot_ms"])
     step_s = num_steps * values["step_ms"]
     return RunTimeBreakdown(
-        run_id="made",
         wall_s=step_s * values["wall_s"] ** own_share,
         output_tokens=10**7,
         num_steps=num_steps,
         step_s=step_s,
-        phase_s=dict.fromkeys(PHASES, 0.0) | {"decode": step_s},
-        sizes={},
+        num_passes=0.0,
         breakdown=None,
         floor="no floor",
     )

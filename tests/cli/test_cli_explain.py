@@ -60,21 +60,23 @@ def compared(results: Path, *options: object) -> dict:
     return json.loads(done.stdout)["cells"][0]["decomposition"]
 
 
-def test_without_a_model_one_is_fitted_to_the_baseline_and_explains_smaller_batches(results):
-    model = compared(results)["model"]
-    added_s = {part["name"]: part["added_s"] for part in model["parts"]}
-    assert model["source"] == "fitted to the baseline's own steps"
-    assert sum(added_s.values()) == pytest.approx(model["whole"]["added_s"])
-    assert added_s["batch"] < 0
-    assert model["explained_frac"] == pytest.approx(1, abs=0.1)
-
-
-def test_the_model_by_which_the_steps_were_made_explains_all_of_their_change(results, tmp_path):
-    path = tmp_path / "planted.json"
+@pytest.fixture(name="planted", scope="module")
+def _planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "planted.json"
     write_model(path, MODEL)
-    decomposition = compared(results, "--step-time-model", path)
+    return path
+
+
+def test_without_a_model_none_is_fitted(results):
+    decomposition = compared(results)
+    assert decomposition["model"] is None
+    assert decomposition["model_missing"].startswith("no step-time model is named")
+
+
+def test_the_model_by_which_the_steps_were_made_explains_all_of_their_change(results, planted):
+    decomposition = compared(results, "--step-time-model", planted)
     model = decomposition["model"]
-    assert (model["source"], model["held_out_mape_frac"]) == (str(path), 0.034)
+    assert (model["source"], model["held_out_mape_frac"]) == (str(planted), 0.034)
     # The simulator also prices sampling, which is no work of the model.
     assert abs(model["parts"][-1]["added_s"]) < 0.05 * abs(model["whole"]["added_s"])
     line = decomposition["lines"][-1]
@@ -82,16 +84,18 @@ def test_the_model_by_which_the_steps_were_made_explains_all_of_their_change(res
     assert "3.4% off on steps left out of its fit" in line
 
 
-def test_all_rows_and_the_sentence_name_what_the_work_explains(results):
-    done = benchctl("compare", f"{results}:baseline", f"{results}:small", "--all")
+def test_all_rows_and_the_sentence_name_what_the_work_explains(results, planted):
+    sides = f"{results}:baseline", f"{results}:small"
+    done = benchctl("compare", *sides, "--all", "--step-time-model", planted)
     rows = [line for line in done.stdout.splitlines() if "of the step (step-time model)" in line]
     assert any("prompts" in row for row in rows)
     assert any("not explained by the work" in row for row in rows)
     assert "a step-time model explains" in done.stdout
 
 
-def test_the_page_has_a_waterfall_of_the_step_by_its_work_that_adds_up(results):
-    comparison = compare_sides(Side(results, "baseline"), Side(results, "small"), CompareOptions())
+def test_the_page_has_a_waterfall_of_the_step_by_its_work_that_adds_up(results, planted):
+    options = CompareOptions(step_time_model=planted)
+    comparison = compare_sides(Side(results, "baseline"), Side(results, "small"), options)
     fall = from_model(comparison.cells[0])
     assert fall is not None
     assert fall.start + sum(part.added for part in fall.falls) == pytest.approx(fall.end, rel=1e-6)

@@ -70,21 +70,13 @@ def test_a_step_takes_as_much_longer_as_its_drafts(sweep: AnalyzedExperiment, nu
         assert row.number("step_ms_ratio") == pytest.approx(1 + num_drafts * DRAFT_COST, rel=2e-3)
 
 
-def test_one_draft_without_the_bonus_token_is_found_slower_than_no_speculation(sweep: AnalyzedExperiment) -> None:
+def test_one_draft_without_the_bonus_token_cannot_win(sweep: AnalyzedExperiment) -> None:
     found = [finding for finding in sweep.findings if finding.code.startswith("speculation")]
-    by_code = {(finding.code, finding.sentence.partition(" ")[0]): finding for finding in found}
-    assert set(by_code) == {
-        ("speculation-slower", "without-bonus"),
-        ("speculation-faster", "with-bonus"),
-        ("speculation-faster", "without-bonus"),
-        ("speculation-cannot-win", "without-bonus"),
-    }
-    slower = by_code["speculation-slower", "without-bonus"]
-    assert slower.sentence == (
-        "without-bonus num_speculative_tokens=1: speculation is slower than none: 1.05 [1.05, 1.05] times the wall "
-        "time, as a step takes 1.05 times as long and yields 1.00 tokens of a row."
-    )
-    assert slower.numbers["wall_ratio"] == pytest.approx(1 + DRAFT_COST, rel=2e-3)
+    assert [(finding.code, finding.sentence.partition(" ")[0]) for finding in found] == [
+        ("speculation-cannot-win", "without-bonus")
+    ]
+    (row,) = (r for r in sweep.sweep if r.label == "without-bonus num_speculative_tokens=1")
+    assert row.number("wall_ratio") == pytest.approx(1 + DRAFT_COST, rel=2e-3)
 
 
 def test_every_run_passes_its_checks_and_its_steps_have_drafts(sweep: AnalyzedExperiment) -> None:

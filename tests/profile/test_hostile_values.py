@@ -101,6 +101,7 @@ def check_start(case: Case) -> None:
         assert len(run_directory_name(planned.index, planned.block, planned.variant, planned.cell)) <= 255
 
 
+@pytest.mark.slow
 def test_a_sample_of_values_for_all_keys_ends_a_plan_with_code_0_or_2():
     cases = list(all_cases())
     assert {check_plan(case) for case in random.Random(1).sample(cases, NUM_SAMPLED)} == {0, 2}

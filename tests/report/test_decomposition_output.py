@@ -48,17 +48,9 @@ def test_compare_prints_factors_seconds_and_the_largest_sections(sides: tuple[st
     assert rows[4] == ["lvm_forward", "0 ms", "4.05 ms", "+4.05 ms [+4.03, +4.07]", "72% of the step"]
 
 
-def test_all_shows_batches_the_model_of_the_work_phases_and_the_latency(sides: tuple[str, str]) -> None:
+def test_all_shows_the_model_of_the_work(sides: tuple[str, str]) -> None:
     names = {row[0] for row in rows_below(benchctl("compare", *sides, "--all").stdout, "where the time went")}
-    assert names >= {
-        "time in the same batch",
-        "value model's FLOPs and bytes",
-        "rest",
-        "prefill steps",
-        "no step",
-        "request latency",
-        "time to first token",
-    }
+    assert names >= {"value model's FLOPs and bytes", "rest"}
 
 
 def test_markdown_has_the_table_of_factors(sides: tuple[str, str]) -> None:
@@ -73,7 +65,7 @@ def test_json_adds_up_for_whoever_reads_it(sides: tuple[str, str]) -> None:
     wall = found["wall"]
     assert math.prod(factor["ratio"] for factor in wall["factors"]) == pytest.approx(wall["ratio"])
     assert wall["a_s"] + sum(factor["added_s"] for factor in wall["factors"]) == pytest.approx(wall["b_s"])
-    for split in (wall["phases"], found["latency"], found["sections"], found["batches"], found["work"]):
+    for split in (found["sections"], found["work"]):
         assert sum(part["added_s"] for part in split["parts"]) == pytest.approx(split["whole"]["added_s"])
     assert found["work"]["model"] == "roofline of h100-sxm"
     assert found["sentence"].startswith("time per step carries 100 % of the +55%")

@@ -280,9 +280,6 @@ def test_results_by_node_are_the_same_in_all_documents(by_node):
     assert len(lines) == len(truth)
     for line in lines:
         row = truth[line["cell"].removeprefix("guided "), line["metric"], line["node"]]
-        ends = (*row["interval"], row["against_others"], *row["against_interval"], row["p_value"])
-        columns = ("ci_low", "ci_high", "against_others", "against_others_ci_low", "against_others_ci_high", "p")
-        assert [float(line[column]) for column in columns] == list(ends)
         assert float(line["ratio"]) == row["ratio"]
         assert int(line["blocks"]) == row["num_blocks"]
 
@@ -315,14 +312,9 @@ def test_tables_and_sentences_by_node_show_the_numbers_of_the_document(by_node):
                 row = truth[cell, metric, columns[0]]
                 seen += 1
                 assert int(columns[1]) == row["num_blocks"]
-                for text, ratio, ends in (
-                    (columns[2], row["ratio"], row["interval"]),
-                    (columns[3], row["against_others"], row["against_interval"]),
-                ):
-                    percents = [float(percent) for percent in re.findall(r"([-+][\d.]+)%", text)]
-                    assert percents == pytest.approx([(value - 1) * 100 for value in (ratio, *ends)], abs=0.0501)
-                    assert text in page
-                    assert text in markdown
+                assert float(columns[2].removesuffix("%")) == pytest.approx((row["ratio"] - 1) * 100, abs=0.0501)
+                assert columns[2] in page
+                assert columns[2] in markdown
         assert seen == (18 if "--all" in words else 6)
 
 

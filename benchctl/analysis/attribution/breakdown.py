@@ -1,31 +1,17 @@
-"""Sections of a step as a tree whose parts add up.
-
-The time of one run, broken down into the quantities in which two sides are compared.
-"""
+"""Sections of a step as a tree whose parts add up, and the time of one run as two sides compare it."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from benchctl.analysis.attribution.step_time_model import ModelledRun
 from benchctl.analysis.attribution.work import Floor, WorkModel, floor_of
-from benchctl.analysis.metrics.latency import (
-    choice_tokens,
-    e2el_ns,
-    is_completed,
-    known_values,
-    measured,
-    total,
-    ttft_ns,
-)
-from benchctl.analysis.validity.client import CLIENT_BUNCHING
-from benchctl.records.columns.columns import PHASES, Flags, Integers, StepColumns, exact_sum
+from benchctl.records.columns.columns import Flags, Integers, StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.record import RequestRecord
-from benchctl.records.schema import SECTION_PARENT, Clock, StepPhase
+from benchctl.records.schema import SECTION_PARENT, Clock
 from benchctl.units import s_from_ns
 
 STEP: Final = "step"
@@ -218,61 +204,21 @@ def _leaf(name: str, totals: Counter[str], records: Counter[str]) -> Section:
     return Section(name=name, total_ns=totals[name], num_records=records[name], num_steps=records[STEP])
 
 
-class Latency(NamedTuple):
-    """One request: time to its first token, time from there to its last, tokens after the first.
-
-    With several choices, tokens are those of the longest. A stream of more than one chunk has at least one token
-    after its first, so span_s = tokens * (span_s / tokens) always holds.
-    """
-
-    ttft_s: float
-    span_s: float
-    tokens: float
-
-
-class SizedSteps(NamedTuple):
-    """Steps of one kind and one number of sequences."""
-
-    num_steps: int
-    total_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class TimeScales:
-    """Factors that adjust a run's times to the middle of its block: exp(-β offset) of each metric."""
-
-    wall: float = 1.0
-    step: float = 1.0
-    latency: float = 1.0
-
-
-SizeKey = tuple[StepPhase, int]
-"""Kind of step, and the sequences in its batch."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimeBreakdown:
-    """One run without its warm-up, in seconds of the engine's clock; None without the necessary records.
+    """One run without its warm-up, in seconds of the engine's clock; None without the necessary records."""
 
-    Invariant: ``step_s`` is the sum over ``phase_s`` and over the totals of ``sizes``.
-    """
-
-    run_id: str
     wall_s: float | None
     output_tokens: int | None
     num_steps: int
     step_s: float
-    phase_s: Mapping[StepPhase, float]
-    sizes: Mapping[SizeKey, SizedSteps]
+    num_passes: float
+    """Sequences, summed over the steps."""
     breakdown: Breakdown | None
     floor: Floor | str
     """Least time per step for its FLOPs and bytes, or the reason why it is unknown."""
     modelled: ModelledRun | str = "no step-time model was applied"
     """What a step-time model predicts for its steps, or the reason why it predicts nothing."""
-    is_bunched: bool = False
-    """Its tokens reached the client in bursts."""
-    latencies: Mapping[str, Latency] | None = None
-    """By request, of those that completed; None unless requested (``request_latencies``)."""
     covers_steps: bool = True
     """``step_s`` is the time of whole steps."""
     is_guided: bool = False
@@ -284,96 +230,41 @@ class RunTimeBreakdown:
     and ``floor`` are scaled already."""
 
     @property
-    def num_passes(self) -> float:
-        """Sequences, summed over the steps."""
-        return float(sum(size * steps.num_steps for (_, size), steps in self.sizes.items()))
-
-    @property
     def has_steps(self) -> bool:
         return self.num_steps > 0 and self.step_s > 0 and self.covers_steps
+
+    def scaled(self, *, wall: float = 1.0, step: float = 1.0) -> "RunTimeBreakdown":
+        """The run with its times multiplied, as for the middle of its block; counts are unchanged."""
+        return replace(
+            self,
+            wall_s=None if self.wall_s is None else self.wall_s * wall,
+            step_s=self.step_s * step,
+            step_scale=self.step_scale * step,
+        )
 
 
 def break_down_run_time(
     run: LoadedRun, metrics: Mapping[str, float | None], work: WorkModel | str
 ) -> RunTimeBreakdown:
     """The breakdown of a run with its ``metrics``; ``work`` is its work model, or the reason why it is unknown."""
-    columns = run.columns
+    columns, covers_steps = run.columns, run.record.times_whole_steps
     tokens = metrics["output_tokens"]
+    floor: Floor | str
+    if isinstance(work, str):
+        floor = work
+    elif covers_steps:
+        floor = floor_of(columns, work)
+    else:
+        floor = "the step log times the sampler alone, not the steps that a floor is compared with"
     return RunTimeBreakdown(
-        run_id=run.record.run_id,
         wall_s=metrics["wall_s"],
         output_tokens=None if tokens is None else int(tokens),
         num_steps=len(columns),
         step_s=s_from_ns(int(columns.dur_ns.sum())),
-        phase_s={phase: s_from_ns(int(columns.dur_ns[columns.in_phase(phase)].sum())) for phase in PHASES},
-        sizes=_sizes(columns),
-        breakdown=break_down([tally_steps(columns, covers_steps=run.record.times_whole_steps)]),
-        floor=_floor(run, work),
-        covers_steps=run.record.times_whole_steps,
+        num_passes=float(exact_sum(columns.num_seqs)),
+        breakdown=break_down([tally_steps(columns, covers_steps=covers_steps)]),
+        floor=floor,
+        covers_steps=covers_steps,
         is_guided=bool((columns.known_values("guided_rows") > 0).any()),
         is_speculative=bool(metrics["draft_tokens"]),
-        is_bunched=any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings),
     )
-
-
-def at_middle_of_block(run: RunTimeBreakdown, scales: TimeScales) -> RunTimeBreakdown:
-    """The run adjusted to the middle of its block: times are scaled, counts unchanged."""
-    latencies = run.latencies and {
-        name: Latency(latency.ttft_s * scales.latency, latency.span_s * scales.latency, latency.tokens)
-        for name, latency in run.latencies.items()
-    }
-    return replace(
-        run,
-        wall_s=None if run.wall_s is None else run.wall_s * scales.wall,
-        step_s=run.step_s * scales.step,
-        phase_s={phase: time_s * scales.step for phase, time_s in run.phase_s.items()},
-        sizes={key: SizedSteps(steps.num_steps, steps.total_s * scales.step) for key, steps in run.sizes.items()},
-        latencies=latencies,
-        step_scale=run.step_scale * scales.step,
-    )
-
-
-def _floor(run: LoadedRun, work: WorkModel | str) -> Floor | str:
-    if isinstance(work, str):
-        return work
-    if not run.record.times_whole_steps:
-        return "the step log times the sampler alone, not the steps that a floor is compared with"
-    return floor_of(run.columns, work)
-
-
-def _sizes(columns: StepColumns) -> dict[SizeKey, SizedSteps]:
-    steps_by_size: dict[SizeKey, SizedSteps] = {}
-    for phase in PHASES:
-        chosen = columns.in_phase(phase)
-        sizes, where, counts = np.unique(columns.num_seqs[chosen], return_inverse=True, return_counts=True)
-        totals = np.zeros(len(sizes), dtype=np.int64)
-        np.add.at(totals, where, columns.dur_ns[chosen])
-        for size, count, total_ns in zip(sizes.tolist(), counts.tolist(), totals.tolist(), strict=True):
-            steps_by_size[phase, size] = SizedSteps(count, s_from_ns(total_ns))
-    return steps_by_size
-
-
-def request_latencies(run: LoadedRun) -> dict[str, Latency] | None:
-    """Latencies by request; None if a completed request has no arrivals or no count of tokens."""
-    latencies, factor = {}, run.record.clock_factor
-    for request in measured(run.requests):
-        if not is_completed(request):
-            continue
-        first_ns, last_ns = ttft_ns(request), e2el_ns(request)
-        longest = _longest_choice(request)
-        if first_ns is None or last_ns is None or longest is None:
-            return None
-        span_s = s_from_ns((last_ns - first_ns) * factor)
-        tokens = max(longest - 1, 1.0 if span_s > 0 else 0.0)
-        latencies[request.request_id] = Latency(s_from_ns(first_ns * factor), span_s, tokens)
-    return latencies or None
-
-
-def _longest_choice(request: RequestRecord) -> float | None:
-    """Tokens of its longest choice; usage divided evenly if single choices are not counted."""
-    counts = [choice_tokens(request, choice) for choice in request.choices]
-    if total(counts) is not None:
-        return max(known_values(counts))
-    if request.completion_tokens is None or not counts:
-        return None
-    return request.completion_tokens / len(counts)

@@ -1,104 +1,27 @@
-"""The latency of a request: time to first token, more tokens, or more time for each.
-
-Decomposition of the difference between two sides: the wall time as factors and parts, the latency, the step.
-"""
+"""Decomposition of the difference between two sides: the wall time as a product, the step as sums."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from statistics import fmean
 from types import MappingProxyType
 from typing import Final
 
-import numpy as np
-
-from benchctl.analysis.attribution.breakdown import Latency, RunTimeBreakdown, TimeScales, at_middle_of_block
+from benchctl.analysis.attribution.breakdown import STEP, RunTimeBreakdown
 from benchctl.analysis.attribution.estimate import (
     Contribution,
-    FlooredRun,
     PairDesign,
     StepFloor,
     WorkSplit,
-    estimate_contributions,
+    estimate_levels,
     select_known_runs,
-    split_work,
 )
-from benchctl.analysis.attribution.splits import (
-    BatchSplit,
-    SectionSplit,
-    WallSplit,
-    split_batches,
-    split_sections,
-    split_wall,
-)
+from benchctl.analysis.attribution.splits import SectionSplit, WallSplit, split_sections, split_wall
 from benchctl.analysis.attribution.step_time_model import ModelledRun, ModelSplit, SourcedModel, split_by_model
-from benchctl.analysis.statistics.estimate import SideRatio
+from benchctl.analysis.attribution.work import Floor
+from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio
 from benchctl.records.record import StopMode
 from benchctl.units import MS_PER_S
-
-TTFT: Final = "time to first token"
-TOKENS: Final = "number of tokens"
-TIME_EACH: Final = "time per token"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencySplit:
-    """Invariant: ``parts`` add up to ``whole``, the difference of the mean latency of a request."""
-
-    whole: Contribution
-    parts: tuple[Contribution, ...]
-    """In this order: ``TTFT``, ``TOKENS``, ``TIME_EACH``."""
-    num_requests: int
-    """Fewest requests that any two runs share."""
-    warning: str | None = None
-
-
-Requests = Mapping[str, Latency]
-
-
-def split_latency(
-    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
-) -> LatencySplit | None:
-    """Parts of the latency; None if the latency of a run's requests is unknown, or two runs share none."""
-    a_latencies, b_latencies = ([run.latencies for run in side if run.latencies] for side in (a, b))
-    if not a or not b or len(a_latencies) < len(a) or len(b_latencies) < len(b):
-        return None
-    combinations = (
-        zip(a_latencies, b_latencies, strict=True) if design.is_paired else product(a_latencies, b_latencies)
-    )
-    pairs = [(x, y, x.keys() & y.keys()) for x, y in combinations]
-    shared = min(len(common) for _, _, common in pairs)
-    if not shared:
-        return None
-    names = ("request latency", TTFT, TOKENS, TIME_EACH)
-    whole, *parts = estimate_contributions(names, a_latencies, b_latencies, _split, design)
-    both = [
-        fmean(side[name].ttft_s + side[name].span_s for side in (x, y) for name in common) for x, y, common in pairs
-    ]
-    middle, half = fmean(both), whole.added_s / 2
-    bunched = sum(run.is_bunched for run in (*a, *b))
-    return LatencySplit(
-        whole=replace(whole, a_s=middle - half, b_s=middle + half),
-        parts=tuple(parts),
-        num_requests=shared,
-        warning=f"tokens reached the client in bursts in {bunched} of {len(a) + len(b)} runs" if bunched else None,
-    )
-
-
-def _split(x: Requests, y: Requests) -> list[float]:
-    """Differences of the shared requests' means: whole, time to first token, tokens, time per token."""
-    names = sorted(x.keys() & y.keys())
-    a, b = np.array([x[name] for name in names]).T, np.array([y[name] for name in names]).T
-    m_a, m_b = a[2], b[2]
-    t_a, t_b = (np.divide(span, m, out=np.full(len(names), np.nan), where=m > 0) for _, span, m in (a, b))
-    t_a, t_b = np.where(np.isnan(t_a), t_b, t_a), np.where(np.isnan(t_b), t_a, t_b)
-    ttft = b[0] - a[0]
-    tokens = np.nan_to_num((m_b - m_a) * (t_a + t_b) / 2)
-    time_per_token = np.nan_to_num((t_b - t_a) * (m_a + m_b) / 2)
-    whole = ttft + b[1] - a[1]
-    return [float(part.mean()) for part in (whole, ttft, tokens, time_per_token)]
-
 
 NO_MODEL: Final = "no step-time model is named"
 _ROUNDING: Final = 1e-12
@@ -113,15 +36,12 @@ class Decomposition:
     """Of the smaller side."""
     wall: WallSplit | None
     """None if the client's times do not count."""
-    latency: LatencySplit | None
+    step: Contribution | None
+    """The mean step."""
     sections: SectionSplit | None
-    batches: BatchSplit | None
-    work: WorkSplit | None
-    work_missing: str | None
-    """The reason why ``work`` is None."""
-    model: ModelSplit | None
-    model_missing: str | None
-    """The reason why ``model`` is None."""
+    work: WorkSplit | str
+    """The reason where it is unknown, as of ``model``."""
+    model: ModelSplit | str
     is_guided: bool = False
     """A value model scored candidates on a side."""
 
@@ -130,7 +50,7 @@ class Decomposition:
         """The ratio of the floors of both steps, or the reason why it is unknown; None where no side is guided."""
         if not self.is_guided:
             return None
-        return self.work_missing if self.work is None else self.work.floor
+        return self.work if isinstance(self.work, str) else self.work.floor
 
 
 def decompose(
@@ -157,19 +77,17 @@ def decompose(
     of_steps, step = design.of_times("step"), ratios.get("step_ms")
     if has_steps:
         a, b = steps_at_level(a, b, step)
-    work, missing = compare_work(a, b, of_steps, step)
-    explained = _explain(model, a, b, of_steps) if has_steps else "the steps of a side are not known"
+    mean_step = None
+    if has_steps:
+        (mean_step,) = estimate_levels((STEP,), a, b, lambda run: (run.step_s / run.num_steps,), of_steps)
     return Decomposition(
         label=label,
         num_blocks=min(len(timed_a), len(timed_b)) if has_wall else min(len(a), len(b)),
         wall=split_wall(timed_a, timed_b, timed, stop, ratios) if has_wall else None,
-        latency=split_latency(timed_a, timed_b, timed.of_times("latency")) if has_wall else None,
+        step=mean_step,
         sections=split_sections(a, b, of_steps) if has_steps else None,
-        batches=split_batches(a, b, of_steps) if has_steps else None,
-        work=work,
-        work_missing=missing,
-        model=None if isinstance(explained, str) else explained,
-        model_missing=explained if isinstance(explained, str) else None,
+        work=split_work(a, b, of_steps, step),
+        model=_explain(model, a, b, of_steps) if has_steps else "the steps of a side are not known",
         is_guided=any(run.is_guided for run in (*a, *b)),
     )
 
@@ -185,22 +103,80 @@ def steps_at_level(
     for i, level_ms in enumerate(() if step is None else (step.a, step.b)):
         scale = level_ms / MS_PER_S / fmean(run.step_s / run.num_steps for run in sides[i])
         if not math.isclose(scale, 1.0, rel_tol=_ROUNDING):
-            sides[i] = [at_middle_of_block(run, TimeScales(step=scale)) for run in sides[i]]
+            sides[i] = [run.scaled(step=scale) for run in sides[i]]
     return sides[0], sides[1]
 
 
-def compare_work(
+def split_work(
     a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign, step: SideRatio | None
-) -> tuple[WorkSplit | None, str | None]:
-    """The mean steps of both sides beside their floors, or the reason why a floor is unknown."""
-    for run in (*a, *b):
-        if isinstance(run.floor, str):
-            return None, run.floor
-    sides = [
-        [FlooredRun(run.step_s / run.num_steps, run.floor) for run in side if not isinstance(run.floor, str)]
-        for side in (a, b)
-    ]
-    return split_work(sides[0], sides[1], design, step), None
+) -> WorkSplit | str:
+    """The difference of mean step times, by model: more FLOPs and bytes, and the rest; or why a floor is unknown.
+
+    ``step`` is the ratio of the comparison, for its interval.
+    """
+    a_steps: list[tuple[float, Floor]] = []
+    b_steps: list[tuple[float, Floor]] = []
+    for floored, side in ((a_steps, a), (b_steps, b)):
+        for run in side:
+            if isinstance(run.floor, str):
+                return run.floor
+            floored.append((run.step_s / run.num_steps, run.floor))
+
+    def values(run: tuple[float, Floor]) -> tuple[float, ...]:
+        step_s, floor = run
+        return step_s, floor.base_s, floor.value_s, floor.sampling_s, floor.draft_s, step_s - floor.total_s
+
+    models = ("base model's", "value model's", "sampling's", "draft model's")
+    names = ("step", *(f"{model} FLOPs and bytes" for model in models), "rest")
+    whole, base, value, sampling, draft, rest = estimate_levels(names, a_steps, b_steps, values, design)
+    floors = [floor for _, floor in (*a_steps, *b_steps)]
+    hardware = " and ".join(sorted({floor.hardware for floor in floors}))
+    is_guided = any(floor.value_s or floor.sampling_s for floor in floors)
+    has_drafts = any(floor.draft_s for floor in floors)
+    return WorkSplit(
+        whole=whole,
+        models=(base, value, *((sampling,) if is_guided else ()), *((draft,) if has_drafts else ())),
+        rest=rest,
+        hardware=hardware,
+        floor=_step_floor(a_steps, b_steps, None if step is None else step.estimate, hardware)
+        if is_guided
+        else None,
+    )
+
+
+_CAUSES: Final = {
+    "weights": "weights_s",
+    "prefixes": "prefixes_s",
+    "arithmetic": "compute_s",
+    "sampling": "sampling_s",
+}
+
+
+def _step_floor(
+    a: Sequence[tuple[float, Floor]], b: Sequence[tuple[float, Floor]], step: RatioEstimate | None, hardware: str
+) -> StepFloor:
+    def means(attribute: str) -> tuple[float, ...]:
+        return tuple(fmean(getattr(floor, attribute) for _, floor in side) for side in (a, b))
+
+    (floor_a, floor_b), (step_a, step_b) = (
+        means("total_s"),
+        (fmean(step_s for step_s, _ in side) for side in (a, b)),
+    )
+    of_causes = {name: means(attribute) for name, attribute in _CAUSES.items()}
+    causes = {name: (mean_b - mean_a) / floor_a for name, (mean_a, mean_b) in of_causes.items()}
+    ratio = floor_b / floor_a
+    return StepFloor(
+        ratio=ratio,
+        causes={**causes, "other work": ratio - 1 - sum(causes.values())},
+        measured=step_b / step_a if step is None else step.ratio,
+        interval=None
+        if step is None or step.ci_low is None or step.ci_high is None
+        else (step.ci_low, step.ci_high),
+        a_times_floor=step_a / floor_a,
+        added_s=step_b - step_a,
+        floor_added_s=floor_b - floor_a,
+        hardware=hardware,
+    )
 
 
 def _explain(

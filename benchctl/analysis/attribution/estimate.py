@@ -1,18 +1,13 @@
-"""Parts of a difference between two sides, each with its interval, that add up exactly.
-
-The difference of two mean steps, by model: more FLOPs and bytes at the peaks, and the rest.
-"""
+"""Parts of a difference between two sides, each with its interval, that add up exactly."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.attribution.work import Floor, ValueFloor
-from benchctl.analysis.statistics.estimate import PooledSlope, RatioEstimate, SideRatio, estimate_paired
+from benchctl.analysis.statistics.estimate import PooledSlope, RatioEstimate, estimate_paired
 from benchctl.analysis.statistics.intervals import Interval, StudentT
 
 Run = TypeVar("Run")
@@ -41,7 +36,7 @@ class PairDesign:
     """Wall times are not adjusted: the effect of the position on them is estimated with their ratio."""
 
     def of_times(self, kind: str) -> "PairDesign":
-        """The design for ``wall``, ``step`` or ``latency`` times; without positions if they have no effect."""
+        """The design for ``wall`` or ``step`` times; without positions if they have no effect."""
         if kind == "wall" and self.has_own_wall:
             return replace(self, position_information=None)
         information = self.informations.get(kind, self.position_information)
@@ -183,55 +178,6 @@ def _contribution(name: str, estimate: RatioEstimate) -> Contribution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkSplit:
-    """Mean time of a step: ``base``, ``value`` and ``draft`` model and ``sampling`` at their floors and the
-    ``rest`` add up to ``whole``. ``draft`` is None where neither side has a draft model of known shape,
-    ``sampling`` (what guidance reads and writes of logits) where neither is guided.
-
-    ``hardware`` names the device whose peaks the model uses, and says when they were measured if they were.
-    """
-
-    whole: Contribution
-    base: Contribution
-    value: Contribution
-    sampling: Contribution | None
-    draft: Contribution | None
-    rest: Contribution
-    hardware: str
-    a_compute_frac: float
-    b_compute_frac: float
-    floor: "StepFloor | None" = None
-    """The floors of both steps as a ratio; None where no side is guided."""
-
-    @property
-    def parts(self) -> tuple[Contribution, ...]:
-        return (*self._models, self.rest)
-
-    @property
-    def work(self) -> Contribution:
-        """All models at their floors."""
-        return Contribution(name="FLOPs and bytes", added_s=sum(part.added_s for part in self._models))
-
-    @property
-    def _models(self) -> tuple[Contribution, ...]:
-        parts = (self.base, self.value, self.sampling, self.draft)
-        return tuple(part for part in parts if part is not None)
-
-    @property
-    def unexplained_frac(self) -> float | None:
-        """Share of the difference that neither FLOPs nor bytes explain; None without a difference."""
-        return self.rest.share_of(self.whole)
-
-
-@dataclass(frozen=True, slots=True)
-class FlooredRun:
-    """Mean step time of a run and its floor."""
-
-    step_s: float
-    floor: Floor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepFloor:
     """Ratio of the mean steps of B and A at the peaks of a device, beside the measured one.
 
@@ -259,61 +205,27 @@ class StepFloor:
         return self.measured / self.ratio
 
 
-def split_work(
-    a: Sequence[FlooredRun], b: Sequence[FlooredRun], design: PairDesign, step: SideRatio | None = None
-) -> WorkSplit:
-    """The difference of mean step times, by model: more FLOPs and bytes, and the rest.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkSplit:
+    """Mean time of a step: the ``models`` at their floors and the ``rest`` add up to ``whole``.
 
-    ``step`` is the ratio of the comparison, for its interval.
+    The draft model is left out where neither side has one of known shape, ``sampling`` (what guidance reads and
+    writes of logits) where neither is guided.
     """
 
-    def values(run: FlooredRun) -> tuple[float, ...]:
-        floor = run.floor
-        parts = (floor.base_s, floor.value_s, floor.value.sampling_s, floor.draft_s)
-        return run.step_s, *parts, run.step_s - floor.total_s
+    whole: Contribution
+    models: tuple[Contribution, ...]
+    rest: Contribution
+    hardware: str
+    """The device whose peaks the model uses, with the time at which they were measured if they were."""
+    floor: StepFloor | None
+    """The floors of both steps as a ratio; None where no side is guided."""
 
-    models = ("base model's", "value model's", "sampling's", "draft model's")
-    names = ("step", *(f"{model} FLOPs and bytes" for model in models), "rest")
-    whole, base, value, sampling, draft, rest = estimate_levels(names, a, b, values, design)
-    hardware = " and ".join(sorted({run.floor.hardware for run in (*a, *b)}))
-    is_guided = any(sum(run.floor.value) for run in (*a, *b))
-    return WorkSplit(
-        whole=whole,
-        base=base,
-        value=value,
-        sampling=sampling if is_guided else None,
-        draft=draft if any(run.floor.draft_s for run in (*a, *b)) else None,
-        rest=rest,
-        hardware=hardware,
-        a_compute_frac=float(np.mean([run.floor.compute_frac for run in a])),
-        b_compute_frac=float(np.mean([run.floor.compute_frac for run in b])),
-        floor=_step_floor(a, b, None if step is None else step.estimate, hardware) if is_guided else None,
-    )
+    @property
+    def parts(self) -> tuple[Contribution, ...]:
+        return (*self.models, self.rest)
 
-
-def _step_floor(
-    a: Sequence[FlooredRun], b: Sequence[FlooredRun], step: RatioEstimate | None, hardware: str
-) -> StepFloor:
-    floor_a, floor_b = (fmean(run.floor.total_s for run in side) for side in (a, b))
-    step_a, step_b = (fmean(run.step_s for run in side) for side in (a, b))
-
-    def added(cause: int) -> float:
-        means = [fmean(run.floor.value[cause] for run in side) for side in (a, b)]
-        return (means[1] - means[0]) / floor_a
-
-    names = dict(
-        zip(("weights", "prefixes", "arithmetic", "sampling"), range(len(ValueFloor._fields)), strict=True)
-    )
-    causes = {name: added(cause) for name, cause in names.items()}
-    ratio = floor_b / floor_a
-    interval = None if step is None or step.ci_low is None or step.ci_high is None else (step.ci_low, step.ci_high)
-    return StepFloor(
-        ratio=ratio,
-        causes={**causes, "other work": ratio - 1 - sum(causes.values())},
-        measured=step_b / step_a if step is None else step.ratio,
-        interval=interval,
-        a_times_floor=step_a / floor_a,
-        added_s=step_b - step_a,
-        floor_added_s=floor_b - floor_a,
-        hardware=hardware,
-    )
+    @property
+    def work(self) -> Contribution:
+        """All models at their floors."""
+        return Contribution(name="FLOPs and bytes", added_s=sum(part.added_s for part in self.models))

@@ -1,6 +1,6 @@
-"""The work of a run's steps as two mean steps, one that only decodes and one that carries prompts.
+"""A change of step time divided by a step-time model: batch, context, prompts, candidates, and what is left.
 
-A change of step time divided by a step-time model: batch, context, prompts, candidates, and what is left.
+The work of a run is that of two mean steps, one that only decodes and one that carries prompts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,21 +21,8 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeanStep:
-    """A mean step; all but ``rows`` and ``prompts`` are means over its rows or its prompts, NaN without any."""
-
-    rows: float
-    row_context: float
-    row_tokens: float
-    guided: float
-    candidates: float
-    value_extend_tokens: float
-    prompts: float
-    prompt_context: float
-    prompt_tokens: float
-    prompt_ends: float
-    value_prefill_tokens: float
+MeanStep: TypeAlias = Mapping[str, float]
+"""Counts of ``FACTORS`` in a mean step; all but ``rows`` and ``prompts`` are means over these, NaN without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,26 +65,25 @@ def _mean_step(columns: Mapping[str, Floats], where: Flags) -> MeanStep | None:
         return None
     mean = {name: float(column[where].mean()) for name, column in columns.items()}
     rows, prompts = mean["num_decodes"], mean["num_prefills"]
-
-    def of_row(name: str) -> float:
-        return mean[name] / rows if rows else np.nan
-
-    def of_prompt(value: float) -> float:
-        return value / prompts if prompts else np.nan
-
-    return MeanStep(
-        rows=rows,
-        row_context=of_row("decode_context"),
-        row_tokens=of_row("decode_tokens"),
-        guided=of_row("guided_rows"),
-        candidates=of_row("candidates"),
-        value_extend_tokens=of_row("value_extend_tokens"),
-        prompts=prompts,
-        prompt_context=of_prompt(mean["prefill_context"]),
-        prompt_tokens=of_prompt(mean["prefill_tokens"]),
-        prompt_ends=of_prompt(mean["num_sampled"] - rows),
-        value_prefill_tokens=of_prompt(mean["value_prefill_tokens"]),
-    )
+    of_rows = {
+        "row_context": mean["decode_context"],
+        "row_tokens": mean["decode_tokens"],
+        "guided": mean["guided_rows"],
+        "candidates": mean["candidates"],
+        "value_extend_tokens": mean["value_extend_tokens"],
+    }
+    of_prompts = {
+        "prompt_context": mean["prefill_context"],
+        "prompt_tokens": mean["prefill_tokens"],
+        "prompt_ends": mean["num_sampled"] - rows,
+        "value_prefill_tokens": mean["value_prefill_tokens"],
+    }
+    return {
+        "rows": rows,
+        "prompts": prompts,
+        **{name: value / rows if rows else np.nan for name, value in of_rows.items()},
+        **{name: value / prompts if prompts else np.nan for name, value in of_prompts.items()},
+    }
 
 
 def works_between(a: MeanWork, b: MeanWork, takes_b: Flags) -> Sequence[tuple[Floats, StepWork]]:
@@ -118,10 +104,9 @@ def works_between(a: MeanWork, b: MeanWork, takes_b: Flags) -> Sequence[tuple[Fl
 
 def _work_between(a: MeanStep, b: MeanStep, takes_b: Flags) -> StepWork:
     def mixed(name: str) -> Quantity:
-        of_a, of_b = getattr(a, name), getattr(b, name)
+        of_a, of_b = a[name], b[name]
         of_a, of_b = (other if np.isnan(own) else own for own, other in ((of_a, of_b), (of_b, of_a)))
-        values: Floats = np.where(takes_b[:, _FACTOR_OF[name]], *np.nan_to_num((of_b, of_a)))
-        return values
+        return np.where(takes_b[:, _FACTOR_OF[name]], float(np.nan_to_num(of_b)), float(np.nan_to_num(of_a)))
 
     rows, prompts = mixed("rows"), mixed("prompts")
     row_tokens, row_context = mixed("row_tokens"), mixed("row_context")
@@ -165,20 +150,14 @@ class ModelledRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
-    """Origin of a step-time model, and its error on steps that its fit did not see; None where that is unknown."""
+class SourcedModel:
+    """A step-time model, its origin, and its error on steps left out of its fit; None where that is unknown."""
 
     name: str
-    mape_frac: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourcedModel:
-    """A step-time model and its origin; ``hardware`` is the device whose peaks its features are computed with."""
-
     predict_us: PredictUs
-    source: ModelSource
     hardware: Hardware
+    """The device whose peaks its features are computed with."""
+    mape_frac: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +167,7 @@ class ModelSplit:
     ``whole``, ``predicted`` and ``rest`` have the means of both sides.
     """
 
-    source: ModelSource
+    source: SourcedModel
     whole: Contribution
     predicted: Contribution
     factors: tuple[Contribution, ...]
@@ -223,7 +202,7 @@ def split_by_model(
     names = ("step", "predicted", *_NAMES, SCATTER, REST)
     whole, predicted, *factors, rest = estimate_contributions(names, a, b, split, design)
     return ModelSplit(
-        source=model.source,
+        source=model,
         whole=_with_levels(whole, [run.step_s for run in a]),
         predicted=_with_levels(predicted, [run.predicted_s for run in a]),
         factors=tuple(factors),

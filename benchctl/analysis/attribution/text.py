@@ -7,7 +7,7 @@ from typing import Final
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.splits import TIME_PER_STEP, Factor
-from benchctl.analysis.attribution.step_time_model import ModelSource
+from benchctl.analysis.attribution.step_time_model import SourcedModel
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.formats import change_of_ratio, percentage, signed_three_digits, three_digits
@@ -51,7 +51,7 @@ def sentence(decomposition: Decomposition) -> str:
     """The factor that carries the difference, as far as the intervals show it."""
     wall = decomposition.wall
     if wall is None:
-        step = [f"a step takes {added_text(split.whole)}"] if (split := decomposition.batches) else []
+        step = [f"a step takes {added_text(part)}"] if (part := decomposition.step) else []
         return "; ".join([_NO_WALL, *step, *_section(decomposition), *_by_models(decomposition)])
     whole = change_of_ratio(wall.total.ratio)
     if not wall.factors:
@@ -115,7 +115,7 @@ def _section(decomposition: Decomposition) -> Iterator[str]:
 def _by_models(decomposition: Decomposition) -> Iterator[str]:
     """The part that a step-time model explains where that is worth a word, else the roofline's."""
     split = decomposition.model
-    share = None if split is None else split.explained_frac
+    share = None if isinstance(split, str) else split.explained_frac
     is_model = share is not None and not 0 <= share < _WORTH_A_WORD
     yield from _explained(decomposition) if is_model else _unexplained(decomposition)
 
@@ -123,34 +123,13 @@ def _by_models(decomposition: Decomposition) -> Iterator[str]:
 def _unexplained(decomposition: Decomposition) -> Iterator[str]:
     """The part that the work model explains; the time that it would add if that exceeds the difference."""
     split = decomposition.work
-    share = None if split is None else split.unexplained_frac
-    if split is None or share is None:
+    share = None if isinstance(split, str) else split.rest.share_of(split.whole)
+    if isinstance(split, str) or share is None:
         return
     if 0 <= share <= _MOST:
         yield f"the roofline floor of its FLOPs and bytes explains {_percent(1 - share)} of the step's difference"
     else:
         yield f"FLOPs and bytes alone would add {added_text(split.work)} (roofline model)"
-
-
-def latency_line(decomposition: Decomposition) -> str | None:
-    """``request latency +5.6 s [..] = time to first token +0.08 s + …``; None if it is unknown."""
-    split = decomposition.latency
-    if split is None:
-        return None
-    parts = ", ".join(f"{part.name} {added_text(part)}" for part in split.parts)
-    warning = f" ({split.warning})" if split.warning else ""
-    return f"request latency {added_text(split.whole)}: {parts}{warning}"
-
-
-def batch_line(decomposition: Decomposition) -> str | None:
-    """``step +0.3 ms: other batches +0.1 ms, time in the same batch +0.2 ms``; None if it is unknown."""
-    split = decomposition.batches
-    if split is None:
-        return None
-    parts = ", ".join(f"{part.name} {added_text(part)}" for part in (split.batches, split.same_batch))
-    one_sided = [bin_.label for bin_ in split.bins if bin_.is_one_sided]
-    note = f"; on one side only: {', '.join(one_sided)}" if one_sided else ""
-    return f"step {added_text(split.whole)}: {parts}{note}"
 
 
 def floor_line(decomposition: Decomposition) -> str | None:
@@ -178,13 +157,13 @@ def floor_line(decomposition: Decomposition) -> str | None:
 def model_line(decomposition: Decomposition) -> str | None:
     """``step +3.1 ms: batch +2.9 ms, context +0.3 ms; not explained by the work -0.1 ms (model.json)``, or None."""
     split = decomposition.model
-    if split is None:
+    if isinstance(split, str):
         return None
     parts = ", ".join(f"{part.name} {added_text(part)}" for part in (*split.shown_factors, split.rest))
     return f"step {added_text(split.whole)}: {parts} ({source_text(split.source)})"
 
 
-def source_text(source: ModelSource) -> str:
+def source_text(source: SourcedModel) -> str:
     """Name of a step-time model, and how far its predictions have been off."""
     if source.mape_frac is None:
         return f"step-time model {source.name}"
@@ -194,8 +173,8 @@ def source_text(source: ModelSource) -> str:
 def _explained(decomposition: Decomposition) -> Iterator[str]:
     """The part of the step's difference that a step-time model predicts, and the factor that carries it."""
     split = decomposition.model
-    share = None if split is None else split.explained_frac
-    if split is None or share is None:
+    share = None if isinstance(split, str) else split.explained_frac
+    if isinstance(split, str) or share is None:
         return
     if not 0 <= share <= _MOST:
         yield f"for its work a step-time model predicts {added_text(split.predicted)} per step"

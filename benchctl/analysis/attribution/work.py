@@ -47,41 +47,27 @@ class WorkModel:
     draft: ModelShape | None = None
 
 
-class ValueFloor(NamedTuple):
-    """Least time of guidance by cause, in seconds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """Least mean time of a step in seconds: the base and the draft model's, and that of guidance by cause."""
 
+    base_s: float
+    draft_s: float = 0.0
     weights_s: float = 0.0
     prefixes_s: float = 0.0
     compute_s: float = 0.0
-    """Time of the FLOPs beyond both."""
+    """Time of the value model's FLOPs beyond both."""
     sampling_s: float = 0.0
-
-    @property
-    def passes_s(self) -> float:
-        return self.weights_s + self.prefixes_s + self.compute_s
-
-    def per_step(self, num_steps: int) -> "ValueFloor":
-        return ValueFloor(*(time_s / num_steps for time_s in self))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
-    """Least mean time of a step. ``compute_frac`` is the share of it that FLOPs and not bytes determine."""
-
-    base_s: float
-    value: ValueFloor
-    compute_frac: float
     hardware: str
-    draft_s: float = 0.0
 
     @property
     def value_s(self) -> float:
         """The value model's passes, without the sampling of guidance."""
-        return self.value.passes_s
+        return self.weights_s + self.prefixes_s + self.compute_s
 
     @property
     def total_s(self) -> float:
-        return self.base_s + self.value_s + self.value.sampling_s + self.draft_s
+        return self.base_s + self.value_s + self.sampling_s + self.draft_s
 
 
 def peaks_of(
@@ -158,25 +144,17 @@ def floor_of(columns: StepColumns, work: WorkModel) -> Floor | str:
     counts = _counted(columns, _BASE_COUNTS, None)
     if isinstance(counts, str):
         return counts
-    base_work = _base_work(columns, counts)
-    base_s, base_compute_s = _total_s(_pass_time(base_work, work, work.base))
-    value, value_compute_s, draft_s, draft_compute_s = ValueFloor(), 0.0, 0.0, 0.0
+    base = _base_passes(columns, counts)
+    totals = {"base_s": _total_s(base.times(work.base, work.hardware))}
     if work.value is not None:
-        value_floor = _value_floor(columns, counts[-1], work.value, work)
-        if isinstance(value_floor, str):
-            return value_floor
-        value, value_compute_s = value_floor
+        guidance = _guidance_s(columns, counts[-1], work.value, work)
+        if isinstance(guidance, str):
+            return guidance
+        totals |= guidance
     if work.draft is not None:
-        draft_s, draft_compute_s = _draft_floor(columns, base_work, work.draft, work)
-    n, whole = len(columns), base_s + sum(value) + draft_s
-    compute = (base_compute_s + value_compute_s + draft_compute_s) / whole if whole else 0.0
-    return Floor(
-        base_s=base_s / n,
-        value=value.per_step(n),
-        draft_s=draft_s / n,
-        compute_frac=compute,
-        hardware=work.hardware.title,
-    )
+        totals["draft_s"] = _draft_s(columns, base, work.draft, work.hardware)
+    means = {name: total_s / len(columns) for name, total_s in totals.items()}
+    return Floor(**means, hardware=work.hardware.title)
 
 
 def _counted(columns: StepColumns, names: Sequence[str], idle: Floats | None) -> list[Floats] | str:
@@ -204,11 +182,24 @@ class _Passes(NamedTuple):
     prompt_positions: Floats
     heads: Floats
 
+    def times(self, shape: ModelShape, hardware: Hardware) -> PassTime[Floats]:
+        """The least times of the passes."""
+        tokens = self.prefill + self.decode
+        return pass_time(
+            shape,
+            hardware,
+            tokens=tokens,
+            kv_tokens=self.context + tokens,
+            positions=self.prompt_positions,
+            decode_positions=self.decode * self.mean_context,
+            heads=self.heads,
+        )
 
-def _base_work(columns: StepColumns, counts: Sequence[Floats]) -> _Passes:
-    """The base model's pass, which has logits at each draft that it verifies."""
+
+def _base_passes(columns: StepColumns, counts: Sequence[Floats]) -> _Passes:
+    """The base model's passes, which have logits at each draft that they verify."""
     prefill, decode, context = counts
-    drafts, accepted = (_or_zero(columns, name) for name in ("draft_tokens", "accepted_tokens"))
+    drafts, accepted = (or_zero(columns, name) for name in ("draft_tokens", "accepted_tokens"))
     rows = np.maximum(columns.num_seqs.astype(np.float64), 1.0)
     mean_context = context / rows
     prefill_rows = np.where(prefill > 0, np.maximum(rows - (decode - drafts), 1.0), 1.0)
@@ -219,47 +210,31 @@ def _base_work(columns: StepColumns, counts: Sequence[Floats]) -> _Passes:
     return _Passes(prefill, decode, context, mean_context, prefill * seen_by_prompt, heads + drafts - accepted)
 
 
-def _pass_time(counts: _Passes, work: WorkModel, shape: ModelShape) -> PassTime[Floats]:
-    """The least times of one pass in each step."""
-    tokens = counts.prefill + counts.decode
-    return pass_time(
-        shape,
-        work.hardware,
-        tokens=tokens,
-        kv_tokens=counts.context + tokens,
-        positions=counts.prompt_positions,
-        decode_positions=counts.decode * counts.mean_context,
-        heads=counts.heads,
-    )
-
-
-def _draft_floor(columns: StepColumns, base: _Passes, shape: ModelShape, work: WorkModel) -> tuple[float, float]:
-    """The first pass as the base model's without drafts, the others over equal parts of the other draft tokens."""
-    tokens, drafts = _or_zero(columns, "draft_tokens"), _or_zero(columns, "drafts")
-    first = base._replace(
-        decode=base.decode - tokens, context=base.context - tokens, heads=np.maximum(base.heads - tokens, 0.0)
-    )
-    first_s, first_compute_s = _total_s(_pass_time(first, work, shape))
-    num_more = np.where(drafts > 0, np.ceil(tokens / np.maximum(drafts, 1.0)) - 1, 0.0)
-    is_more = num_more > 0
-    rows, context = (tokens - drafts)[is_more] / num_more[is_more], base.mean_context[is_more]
-    none = np.zeros(len(rows))
-    more = _pass_time(_Passes(none, rows, rows * context, context, none, rows), work, shape)
-    more_s, more_compute_s = _total_s(more, num_more[is_more])
-    return first_s + more_s, first_compute_s + more_compute_s
-
-
-def _or_zero(columns: StepColumns, name: str) -> Floats:
+def or_zero(columns: StepColumns, name: str) -> Floats:
+    """An optional field of steps, 0 where it is unknown."""
     values = columns.optional(name)
     return np.zeros(len(columns)) if values is None else np.nan_to_num(values)
 
 
-def _value_floor(
+def _draft_s(columns: StepColumns, base: _Passes, shape: ModelShape, hardware: Hardware) -> float:
+    """The first pass as the base model's without drafts, the others over equal parts of the other draft tokens."""
+    tokens, drafts = or_zero(columns, "draft_tokens"), or_zero(columns, "drafts")
+    first = base._replace(
+        decode=base.decode - tokens, context=base.context - tokens, heads=np.maximum(base.heads - tokens, 0.0)
+    )
+    num_more = np.where(drafts > 0, np.ceil(tokens / np.maximum(drafts, 1.0)) - 1, 0.0)
+    is_more = num_more > 0
+    rows, context = (tokens - drafts)[is_more] / num_more[is_more], base.mean_context[is_more]
+    none = np.zeros(len(rows))
+    more = _Passes(none, rows, rows * context, context, none, rows).times(shape, hardware)
+    return _total_s(first.times(shape, hardware)) + _total_s(more, num_more[is_more])
+
+
+def _guidance_s(
     columns: StepColumns, context: Floats, shape: ModelShape, work: WorkModel
-) -> tuple[ValueFloor, float] | str:
-    """Sums over the steps, and the part of them in passes where FLOPs take longer than bytes."""
-    greedy = columns.optional("is_greedy")
-    rows = columns.optional("guided_rows")
+) -> dict[str, float] | str:
+    """Sums over the steps by cause, or the reason why they are unknown."""
+    greedy, rows, fused = map(columns.optional, ("is_greedy", "guided_rows", "fused"))
     idle = np.zeros(len(columns)) if greedy is None else np.nan_to_num(greedy)
     if rows is not None:
         idle = np.maximum(idle, np.where(rows == 0, 1.0, 0.0))
@@ -267,27 +242,15 @@ def _value_floor(
     if isinstance(counts, str):
         return counts
     active = counts[0] > 0
-    fused = columns.optional("fused")
     is_one_pass = np.ones(len(columns)) if fused is None else np.where(fused == 0, 0.0, 1.0)
     guided, prefill, extend, candidates, together = (values[active] for values in (*counts, is_one_pass))
     if not len(guided):
-        return ValueFloor(), 0.0
-    mean_context = context[active] / np.maximum(columns.num_seqs[active], 1)
+        return {}
+    length = context[active] / np.maximum(columns.num_seqs[active], 1)
 
     def times(where: Flags, prefill: Floats, extend: Floats, scored: Floats) -> PassTime[Floats]:
-        prefill, extend, scored, rows, length = (
-            values[where] for values in (prefill, extend, scored, guided, mean_context)
-        )
-        tokens = prefill + extend + scored
-        return pass_time(
-            shape,
-            work.hardware,
-            tokens=tokens,
-            kv_tokens=rows * length + tokens,
-            positions=prefill * length / 2,
-            decode_positions=(extend + scored) * length,
-            heads=scored,
-        )
+        counted = _Passes(prefill, extend + scored, guided * length, length, prefill * length / 2, scored)
+        return _Passes(*(values[where] for values in counted)).times(shape, work.hardware)
 
     none, is_split = np.zeros(len(guided)), (together == 0) & (prefill + extend > 0)
     passes = (
@@ -295,20 +258,17 @@ def _value_floor(
         times(is_split, prefill, extend, none),
         times(is_split, none, none, candidates),
     )
-    row_bytes = LOGIT_BYTES * work.base.vocab
-    floor = ValueFloor(
-        weights_s=sum(float(each.weights_s.sum()) for each in passes),
-        prefixes_s=sum(float(each.prefixes_s.sum()) for each in passes),
-        compute_s=sum(float(each.excess_compute_s.sum()) for each in passes),
-        sampling_s=float(guided.sum()) * row_bytes / work.hardware.bandwidth_bytes_per_s,
-    )
-    return floor, sum(_total_s(each)[1] for each in passes)
+    return {
+        "weights_s": sum(float(each.weights_s.sum()) for each in passes),
+        "prefixes_s": sum(float(each.prefixes_s.sum()) for each in passes),
+        "compute_s": sum(float(each.excess_compute_s.sum()) for each in passes),
+        "sampling_s": float(guided.sum()) * LOGIT_BYTES * work.base.vocab / work.hardware.bandwidth_bytes_per_s,
+    }
 
 
-def _total_s(times: PassTime[Floats], repeats: Floats | float = 1.0) -> tuple[float, float]:
-    """Sum over passes of their least time, and the part of it in passes where FLOPs take longer than bytes."""
-    is_compute_bound = times.excess_compute_s > 0
-    return float((times.floor_s * repeats).sum()), float((times.compute_s * repeats)[is_compute_bound].sum())
+def _total_s(times: PassTime[Floats], repeats: Floats | float = 1.0) -> float:
+    """Sum over passes of their least time."""
+    return float((times.floor_s * repeats).sum())
 
 
 def fitted_draft_warnings(model: "StepTimeModel", name: str, num_draft_tokens: int) -> tuple[ResultWarning, ...]:

@@ -7,10 +7,9 @@ invented and not judged. Each cell's quality is judged on its own, at the confid
 the correction for several tests.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import CellPair
 from benchctl.analysis.quality.accuracy import MARGIN_POINTS, compare_quality
@@ -19,60 +18,35 @@ from benchctl.analysis.quality.judge import Judge, judge_named
 from benchctl.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerOptions:
-    """Judge of the answers, and the margin with which quality decides; None: it is only reported."""
-
-    judge: str | None = None
-    """Its name; None: ``json`` where requests ask for JSON and have no gold answers, else ``numeric``."""
-    margin_points: float | None = None
-    confidence: float = 0.95
-
-    def __post_init__(self) -> None:
-        """Raises UsageError for a judge or a margin that does not exist."""
-        if self.judge is not None:
-            judge_named(self.judge)
-        if self.margin_points is not None and not 0 <= self.margin_points < 100:
-            raise UsageError(
-                f"the quality margin is {self.margin_points:g}; it must be a number of percentage points from 0 to "
-                "below 100, for example --quality-margin 1"
-            )
-
-
-def with_answers(
-    cells: Sequence[CellComparison],
-    pairs: Sequence[CellPair],
+def compare_answers(
     sides: tuple[Experiment, Experiment],
-    options: AnswerOptions,
-) -> tuple[CellComparison, ...]:
-    """The cells with quality and divergence of their answers; ``pairs`` are their runs, in the same order.
+    pairs: Sequence[CellPair],
+    judge_name: str | None,
+    margin_points: float | None,
+    confidence: float,
+) -> Iterator[dict[str, Any]]:
+    """Quality and divergence of the answers of each pair: the fields of ``CellComparison`` on them.
 
-    Raises UsageError where quality must decide and no answer can be judged.
+    ``judge_name`` None: ``json`` where requests ask for JSON and have no gold answers, else ``numeric``. Quality
+    decides where ``margin_points`` is given; raises UsageError where it must and no answer can be judged.
     """
     runs_on = _why_past_end(sides)
-    judge = judge_named(options.judge or _fitting_judge(sides), runs_on=runs_on is not None)
+    judge = judge_named(judge_name or _fitting_judge(sides), runs_on=runs_on is not None)
     no_answers = _why_no_answers(sides, pairs, judge)
     past_end = runs_on if judge.needs_gold else None
-    is_deciding = options.margin_points is not None
-    if is_deciding and (reason := no_answers or past_end):
+    if margin_points is not None and (reason := no_answers or past_end):
         raise UsageError(f"--quality-margin cannot decide: {reason}")
-    margin_points = MARGIN_POINTS if options.margin_points is None else options.margin_points
-    answered_cells = []
-    for cell, pair in zip(cells, pairs, strict=True):
+    margin = MARGIN_POINTS if margin_points is None else margin_points
+    for pair in pairs:
         quality, a, b = None, pair.a_runs, pair.b_runs
         if no_answers is None and past_end is None:
-            prepared = sides[0].results.requests
-            quality = compare_quality(prepared, a, b, judge, margin_points, options.confidence)
-        answered_cells.append(
-            replace(
-                cell,
-                quality=quality,
-                quality_note=past_end if no_answers is None else None,
-                is_quality_deciding=is_deciding,
-                divergence=_divergence(pair, sides),
-            )
-        )
-    return tuple(answered_cells)
+            quality = compare_quality(sides[0].results.requests, a, b, judge, margin, confidence)
+        yield {
+            "quality": quality,
+            "quality_note": past_end if no_answers is None else None,
+            "is_quality_deciding": margin_points is not None,
+            "divergence": _divergence(pair, sides),
+        }
 
 
 def _fitting_judge(sides: tuple[Experiment, Experiment]) -> str:

@@ -1,49 +1,34 @@
 """The decomposition of each cell of a comparison."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, TimeScales, at_middle_of_block
-from benchctl.analysis.attribution.decomposition import NO_MODEL, compare_work, decompose, steps_at_level
+from benchctl.analysis.attribution.breakdown import RunTimeBreakdown
+from benchctl.analysis.attribution.decomposition import (
+    NO_MODEL,
+    Decomposition,
+    decompose,
+    split_work,
+    steps_at_level,
+)
 from benchctl.analysis.attribution.estimate import PairDesign, StepFloor
-from benchctl.analysis.attribution.splits import METRIC_OF, SectionSplit, split_sections
+from benchctl.analysis.attribution.splits import METRIC_OF
 from benchctl.analysis.attribution.step_time_model import SourcedModel
-from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import PairedRuns
-from benchctl.analysis.statistics.estimate import Estimator, SideRatio, unpaired_ratio
+from benchctl.analysis.statistics.estimate import Estimator
 from benchctl.analysis.step_time.observed import modelled_run
 from benchctl.records.loaded import LoadedRun
 
 
-def with_decompositions(
-    cells: Sequence[CellComparison],
-    pairs: Sequence[PairedRuns],
-    confidence: float,
-    estimator: Estimator,
-    model: SourcedModel | str,
-) -> tuple[CellComparison, ...]:
-    """The cells with their decompositions; ``pairs`` are their runs, in the same order.
-
-    ``model`` explains their steps, or is the reason why none does.
-    """
-    decomposed = []
-    for cell, paired in zip(cells, pairs, strict=True):
-        a, b = _break_down_runs(paired, has_latencies=True, model=model)
-        compared = {name: _ratio(paired, name, confidence, estimator) for name in ("wall_s", *METRIC_OF.values())}
-        ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
-        design, stop = _pair_design(paired, confidence), paired.a.results.manifest.stop
-        decomposed.append(replace(cell, decomposition=decompose(cell.label, a, b, design, stop, ratios, model)))
-    return tuple(decomposed)
-
-
-def section_split(paired: PairedRuns, confidence: float) -> SectionSplit | None:
-    """The mean step of two arms divided into sections as in a comparison; None where no section is known."""
-    a, b = _break_down_runs(paired, has_latencies=False)
-    if not a or not b or not all(run.has_steps for run in (*a, *b)):
-        return None
-    a, b = steps_at_level(a, b, _ratio(paired, "step_ms", confidence, paired.a.estimator))
-    return split_sections(a, b, _pair_design(paired, confidence).of_times("step"))
+def decompose_pair(
+    paired: PairedRuns, confidence: float, estimator: Estimator, model: SourcedModel | str
+) -> Decomposition | None:
+    """The decomposition of one cell; ``model`` explains its steps, or is the reason why none does."""
+    a, b = _break_down_runs(paired, model)
+    compared = {name: paired.ratio(name, confidence, estimator) for name in ("wall_s", *METRIC_OF.values())}
+    ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
+    design, stop = _pair_design(paired, confidence), paired.a.results.manifest.stop
+    return decompose(paired.pair.label, a, b, design, stop, ratios, model)
 
 
 def step_floor(paired: PairedRuns, confidence: float) -> StepFloor | str | None:
@@ -51,22 +36,14 @@ def step_floor(paired: PairedRuns, confidence: float) -> StepFloor | str | None:
 
     None where no value model scored anything on either side.
     """
-    a, b = _break_down_runs(paired, has_latencies=False)
+    a, b = _break_down_runs(paired)
     if not any(run.is_guided for run in (*a, *b)):
         return None
     if not a or not b or not all(run.has_steps for run in (*a, *b)):
         return "the step log of a side does not time whole steps"
-    ratio = _ratio(paired, "step_ms", confidence, paired.a.estimator)
-    a, b = steps_at_level(a, b, ratio)
-    work, missing = compare_work(a, b, _pair_design(paired, confidence).of_times("step"), ratio)
-    return missing if work is None else work.floor
-
-
-def _ratio(paired: PairedRuns, name: str, confidence: float, estimator: Estimator) -> SideRatio | None:
-    if paired.pair.pairing != "unpaired":
-        return paired.ratio(name, confidence, estimator)
-    a, b = ([metrics[name] for metrics in side] for side in paired.metrics())
-    return unpaired_ratio(a, b, confidence)
+    ratio = paired.ratio("step_ms", confidence)
+    work = split_work(*steps_at_level(a, b, ratio), _pair_design(paired, confidence).of_times("step"), ratio)
+    return work if isinstance(work, str) else work.floor
 
 
 def _pair_design(paired: PairedRuns, confidence: float) -> PairDesign:
@@ -82,27 +59,25 @@ def _pair_design(paired: PairedRuns, confidence: float) -> PairDesign:
 
 
 def _break_down_runs(
-    paired: PairedRuns, *, has_latencies: bool, model: SourcedModel | str = NO_MODEL
+    paired: PairedRuns, model: SourcedModel | str = NO_MODEL
 ) -> tuple[list[RunTimeBreakdown], list[RunTimeBreakdown]]:
-    """The runs of both sides at the middle of their blocks, with the latencies of their requests where needed.
+    """The runs of both sides at the middle of their blocks.
 
     Two arms estimate the effect on the wall time with its ratio, so that the wall time stays as measured here.
     """
 
     def break_down(run: LoadedRun, side: Experiment) -> RunTimeBreakdown:
         breakdown = side.run_time(run)
-        if has_latencies:
-            breakdown = replace(breakdown, latencies=side.latencies(run))
         if isinstance(model, SourcedModel):
             breakdown = replace(breakdown, modelled=modelled_run(side, run, model))
         if not paired.pair.is_ordered or not side.position_slopes:
             return breakdown
-        scales = TimeScales(**{kind: side.position_scale(run, name) for kind, name in _SCALED.items()})
-        return at_middle_of_block(breakdown, scales if side.is_pooled else replace(scales, wall=1.0))
+        wall = side.position_scale(run, "wall_s") if side.is_pooled else 1.0
+        return breakdown.scaled(wall=wall, step=side.position_scale(run, "step_ms"))
 
     a = [break_down(run, paired.a) for run in paired.pair.a_runs]
     return a, [break_down(run, paired.b) for run in paired.pair.b_runs]
 
 
-_SCALED = {"wall": "wall_s", "step": "step_ms", "latency": "e2el_ms"}
+_SCALED = {"wall": "wall_s", "step": "step_ms"}
 """The metric whose effect of the position is that of each kind of time."""

@@ -1,19 +1,24 @@
-"""One cell of a comparison: its metrics, those that must not decide, and the errors that make the cell invalid.
-
-One correction for all deciding tests of a comparison: every metric in every cell is a chance to be wrong.
-The comparison of two sides: cells matched, metrics of each cell compared, all tests corrected together.
-The number of blocks with which the inconclusive verdicts of a directory would be settled.
-"""
+"""The comparison of two sides: cells matched, their metrics compared, all deciding tests corrected together."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from benchctl.analysis.compare.answers import AnswerOptions, with_answers
-from benchctl.analysis.compare.attribution import with_decompositions
-from benchctl.analysis.compare.metric import MetricComparison, Role, Rules, compare_metrics, judge_metric, roles_of
+from benchctl.analysis.compare.answers import compare_answers
+from benchctl.analysis.compare.attribution import decompose_pair
+from benchctl.analysis.compare.metric import (
+    MetricComparison,
+    Role,
+    Rules,
+    compare_metric,
+    judge_together,
+    roles_of,
+)
+from benchctl.analysis.compare.nodes import results_by_node
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import (
     measurement_warnings,
@@ -35,16 +40,10 @@ from benchctl.analysis.experiment.pairing import (
 from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.metrics.speculation import arm_drafts
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
-from benchctl.analysis.statistics.decide import (
-    BlockScores,
-    blocks_for_verdict,
-    decision_alpha,
-    holm_levels,
-    joint_levels,
-)
+from benchctl.analysis.quality.judge import judge_named
+from benchctl.analysis.statistics.decide import blocks_for_verdict
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator
 from benchctl.analysis.step_time.observed import explaining_model
-from benchctl.analysis.summary.nodes import results_by_node
 from benchctl.analysis.validity.client import num_bunched
 from benchctl.analysis.validity.comparable import (
     Difference,
@@ -65,36 +64,50 @@ from benchctl.records.schema import ResultWarning, current_metric_name
 from benchctl.records.stores.peaks_store import NOISE_FILE, MetricNoise, load_noise
 from benchctl.untrusted.text import visible_line
 
+__all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "load_sides", "parse_side"]
 
-def compare_cell(
-    cell: PairedRuns, roles: Mapping[str, Role], rules: Rules, *, allow_failed: bool
-) -> CellComparison:
-    """Compare two arms metric by metric, without a correction for several tests."""
-    pair, runs = cell.pair, cell.runs
-    comparisons = compare_metrics(*cell.metrics(), roles, replace(rules, slopes=cell.slopes()), cell.design)
-    metrics = tuple(
-        mark_bounded(explain_client_exclusions(mark_unreliable(metric, runs), pair), cell) for metric in comparisons
+
+def compare_arms(paired: PairedRuns, roles: Mapping[str, Role], rules: Rules) -> tuple[MetricComparison, ...]:
+    """Every metric of two arms, not judged yet; exploratory ones without values are left out."""
+    compared = (
+        compare_metric(
+            name,
+            role,
+            paired.values(name),
+            rules,
+            partial(paired.ratio, name, rules.confidence, rules.estimator),
+            **_limits_of(name, paired),
+        )
+        for name, role in roles.items()
     )
-    failures = tuple(failure for run in runs if (failure := _describe_failed_requests(run)))
-    errors = [] if pair.a_runs and pair.b_runs else ["no block has a usable run on both sides"]
-    errors += metric_errors(metrics, failures, allow_failed=allow_failed)
-    errors += (
-        f"{run.record.run_id}: check {check.name} failed: {check.detail}"
-        for run, check in cell.checks()
-        if check.ok is False and check.is_fatal
+    return tuple(metric for metric in compared if metric is not None)
+
+
+def _limits_of(name: str, paired: PairedRuns) -> dict[str, Any]:
+    """The reasons why values of a metric do not count, or decide nothing."""
+    pair, num_runs, limits = paired.pair, len(paired.runs), []
+    num_bounded = (
+        sum(name in paired.a.bounds(run) for run in pair.a_runs),
+        sum(name in paired.b.bounds(run) for run in pair.b_runs),
     )
-    return CellComparison(
-        label=pair.label,
-        a_label=pair.a.label,
-        b_label=pair.b.label,
-        num_blocks=min(len(pair.a_runs), len(pair.b_runs)),
-        metrics=metrics,
-        errors=tuple(errors),
-        failures=failures,
-        a_drafts=arm_drafts(pair.a_runs),
-        b_drafts=arm_drafts(pair.b_runs),
-        design=cell.design,
-    )
+    if any(num_bounded):
+        limits.append(
+            f"{sum(num_bounded)} of {num_runs} runs know it between bounds only, because chunks were read or "
+            "written together, and do not count for it; free processors and measure again"
+        )
+    num_excluded = len(pair.a.client_excluded) + len(pair.b.client_excluded)
+    if num_excluded and name in CLIENT_TIMED:
+        limits.append(
+            f"the client's times of {num_excluded} of {len(pair.a.runs) + len(pair.b.runs)} runs do not count; "
+            "metrics that the server measured do (step_ms), and --allow-suspect counts all"
+        )
+    unreliable = None
+    if number := num_bunched(name, paired.runs):
+        unreliable = (
+            f"tokens reached the client in bursts in {number} of {num_runs} runs, so it decides nothing; free "
+            "processors and measure again, or let other metrics decide (--metrics)"
+        )
+    return {"limits": tuple(limits), "num_bounded": num_bounded, "unreliable": unreliable}
 
 
 def metric_errors(
@@ -118,107 +131,6 @@ def _describe_failed_requests(run: LoadedRun) -> str | None:
     counts = Counter(request.error.kind if request.error else "unanswered" for request in failed)
     kinds = ", ".join(f"{count} {kind}" if len(counts) > 1 else kind for kind, count in sorted(counts.items()))
     return f"{len(failed)} of {len(requests)} requests failed in {run.record.run_id} ({kinds})"
-
-
-def mark_unreliable(metric: MetricComparison, runs: Sequence[LoadedRun]) -> MetricComparison:
-    """``metric``, made inconclusive where it times chunks and tokens came in bursts in any of its ``runs``.
-
-    Its numbers and its interval stay: they are what the client measured.
-    """
-    number = 0 if metric.estimate is None else num_bunched(metric.metric.name, runs)
-    if not number:
-        return metric
-    reason = (
-        f"tokens reached the client in bursts in {number} of {len(runs)} runs, so it decides nothing; free "
-        "processors and measure again, or let other metrics decide (--metrics)"
-    )
-    return replace(metric, verdict="inconclusive", reason=reason, is_unreliable=True)
-
-
-def mark_bounded(metric: MetricComparison, cell: PairedRuns) -> MetricComparison:
-    """``metric`` with the number of runs that know it only between bounds and do not count for it."""
-    name = metric.metric.name
-    num_a = sum(name in cell.a.bounds(run) for run in cell.pair.a_runs)
-    num_b = sum(name in cell.b.bounds(run) for run in cell.pair.b_runs)
-    if not num_a and not num_b:
-        return metric
-    reason = (
-        f"{num_a + num_b} of {len(cell.runs)} runs know it between bounds only, because chunks were read or "
-        "written together, and do not count for it; free processors and measure again"
-    )
-    return replace(_limited(metric, reason), num_bounded=(num_a, num_b))
-
-
-def explain_client_exclusions(metric: MetricComparison, pair: CellPair) -> MetricComparison:
-    """``metric`` with the number of runs whose client times do not count, where it lacks them for a verdict."""
-    num_excluded = len(pair.a.client_excluded) + len(pair.b.client_excluded)
-    if not num_excluded or metric.metric.name not in CLIENT_TIMED:
-        return metric
-    return _limited(
-        metric,
-        f"the client's times of {num_excluded} of {len(pair.a.runs) + len(pair.b.runs)} runs do not count; metrics "
-        "that the server measured do (step_ms), and --allow-suspect counts all",
-    )
-
-
-def _limited(metric: MetricComparison, limit: str) -> MetricComparison:
-    """A metric with one more limit, which comes first in the reason where it has no verdict."""
-    is_open = metric.verdict in {"inconclusive", "unknown"}
-    reason = "; ".join(filter(None, (limit, metric.reason))) if is_open else metric.reason
-    return replace(metric, limits=(limit, *metric.limits), reason=reason)
-
-
-def correct_for_multiple_tests(cells: Sequence[CellComparison], confidence: float) -> tuple[CellComparison, ...]:
-    """The cells with their deciding verdicts made together: the chance of any wrong one is 1 - confidence."""
-    tests = [
-        (c, i, metric)
-        for c, cell in enumerate(cells)
-        for i, metric in enumerate(cell.metrics)
-        if metric.role == "deciding" and metric.estimate is not None and not metric.is_unreliable
-    ]
-    metrics = [list(cell.metrics) for cell in cells]
-    levels = _levels([metric for _, _, metric in tests], 1 - confidence)
-    for (c, i, metric), level in zip(tests, levels, strict=True):
-        metrics[c][i] = judge_metric(metric, 1 - level)
-    return tuple(replace(cell, metrics=tuple(m)) for cell, m in zip(cells, metrics, strict=True))
-
-
-def _levels(metrics: Sequence[MetricComparison], alpha: float) -> tuple[float, ...]:
-    """The alpha of each test: joint where the sides share blocks, Holm's where they do not."""
-    scores = {i: scores for i, metric in enumerate(metrics) if (scores := _block_scores(metric)) is not None}
-    if not scores:
-        p_values = [  # 1 where there are too few blocks for a verdict
-            1.0 if m.estimate is None or m.is_screening else decision_alpha(m.estimate, m.margins) for m in metrics
-        ]
-        return holm_levels(p_values, alpha)
-    indices = list(scores)
-
-    def decides(test: int, level: float) -> bool:
-        return judge_metric(metrics[indices[test]], 1 - level).verdict != "inconclusive"
-
-    levels = [alpha] * len(metrics)
-    for i, level in zip(indices, joint_levels(list(scores.values()), decides, alpha), strict=True):
-        levels[i] = level
-    return tuple(levels)
-
-
-def _block_scores(metric: MetricComparison) -> BlockScores | None:
-    """The contribution of each block to the estimate; None where the sides share none, or too few for a verdict."""
-    estimate = metric.estimate
-    if estimate is None or not estimate.block_weights or metric.is_screening:
-        return None
-    weights_and_residuals = zip(estimate.block_weights, estimate.residuals, strict=True)
-    return BlockScores(metric.blocks, tuple(weight * residual for weight, residual in weights_and_residuals))
-
-
-__all__ = [
-    "CompareOptions",
-    "Side",
-    "compare_experiments",
-    "compare_sides",
-    "load_sides",
-    "parse_side",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +164,7 @@ class CompareOptions:
     quality_margin_points: float | None = None
     """Margin with which quality decides as well; None: quality is reported and decides nothing."""
     step_time_model: Path | None = None
-    """Model that explains the change of the mean step; None: the profile's, else a fit to the baseline."""
+    """Model that explains the change of the mean step; None: the profile's, where it names one."""
 
     def __post_init__(self) -> None:
         margin, equivalence, confidence = self.margin_frac, self.equivalence_margin_frac, self.confidence
@@ -264,6 +176,14 @@ class CompareOptions:
         if not 0.5 <= confidence < 1:
             raise UsageError(
                 f"the confidence is {confidence:.3g}; it must be from 0.5 to below 1, for example 0.95"
+            )
+        if self.judge is not None:
+            judge_named(self.judge)
+        points = self.quality_margin_points
+        if points is not None and not 0 <= points < 100:
+            raise UsageError(
+                f"the quality margin is {points:g}; it must be a number of percentage points from 0 to below 100, "
+                "for example --quality-margin 1"
             )
 
 
@@ -312,24 +232,29 @@ def compare_experiments(
         estimator=options.estimator or a.estimator,
     )
     paired_runs = [PairedRuns.of(pair, (a, b)) for pair in pairs]
-    uncorrected = []
-    for cell in paired_runs:
-        deciding = DecidingMetrics(named) if options.metrics else deciding_between(named, cell.pair, (a, b))
-        compared = compare_cell(
-            cell,
-            roles_of(deciding.names, is_forced=a.results.manifest.stop != "natural"),
-            rules,
+    is_forced = a.results.manifest.stop != "natural"
+    deciding = [
+        DecidingMetrics(named) if options.metrics else deciding_between(named, pair, (a, b)) for pair in pairs
+    ]
+    compared = [
+        compare_arms(paired, roles_of(each.names, is_forced=is_forced), rules)
+        for paired, each in zip(paired_runs, deciding, strict=True)
+    ]
+    model = explaining_model((a, b), options.step_time_model)
+    answers = compare_answers((a, b), pairs, options.judge, options.quality_margin_points, confidence)
+    cells = tuple(
+        _cell(
+            paired,
+            metrics,
             allow_failed=options.allow_failed,
+            unrecorded=each.unrecorded,
+            decomposition=decompose_pair(paired, confidence, rules.estimator, model),
+            **answers_of_cell,
         )
-        uncorrected.append(replace(compared, unrecorded=deciding.unrecorded))
-    cells = with_answers(
-        correct_for_multiple_tests(uncorrected, confidence),
-        pairs,
-        (a, b),
-        AnswerOptions(judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence),
+        for paired, metrics, each, answers_of_cell in zip(
+            paired_runs, judge_together(compared, confidence), deciding, answers, strict=True
+        )
     )
-    model = explaining_model((a, b), [run for pair in pairs for run in pair.a_runs], options.step_time_model)
-    cells = with_decompositions(cells, paired_runs, confidence, rules.estimator, model)
     deciding_in = [[metric.metric.name for metric in cell.deciding] for cell in cells]
     nodes = results_by_node(zip(paired_runs, deciding_in, strict=True), confidence, rules.estimator)
     names = side_names(a_side, b_side)
@@ -355,6 +280,34 @@ def compare_experiments(
         nodes=nodes,
         noise={name: noise for name, noise in rules.noise.items() if name in chain(*deciding_in)},
         noise_source=noise_source,
+    )
+
+
+def _cell(
+    paired: PairedRuns, metrics: tuple[MetricComparison, ...], *, allow_failed: bool, **parts: Any
+) -> CellComparison:
+    """The comparison of two arms from its judged metrics and its other parts."""
+    pair = paired.pair
+    failures = tuple(failure for run in paired.runs if (failure := _describe_failed_requests(run)))
+    errors = [] if pair.a_runs and pair.b_runs else ["no block has a usable run on both sides"]
+    errors += metric_errors(metrics, failures, allow_failed=allow_failed)
+    errors += (
+        f"{run.record.run_id}: check {check.name} failed: {check.detail}"
+        for run, check in paired.checks()
+        if check.ok is False and check.is_fatal
+    )
+    return CellComparison(
+        label=pair.label,
+        a_label=pair.a.label,
+        b_label=pair.b.label,
+        num_blocks=min(len(pair.a_runs), len(pair.b_runs)),
+        metrics=metrics,
+        errors=tuple(errors),
+        failures=failures,
+        a_drafts=arm_drafts(pair.a_runs),
+        b_drafts=arm_drafts(pair.b_runs),
+        design=paired.design,
+        **parts,
     )
 
 

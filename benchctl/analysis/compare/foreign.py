@@ -5,23 +5,24 @@ The comparison of result files: runs that share no blocks, compared unpaired, lo
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from benchctl.analysis.compare.compare import (
     CompareOptions,
     compare_sides,
-    correct_for_multiple_tests,
     deciding_metrics,
     metric_errors,
 )
-from benchctl.analysis.compare.metric import Role, Rules, compare_metrics, roles_of
+from benchctl.analysis.compare.metric import MetricComparison, Role, Rules, compare_metric, judge_together, roles_of
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import statistical_warnings
 from benchctl.analysis.experiment.experiment import Arm, Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, arms_of, parse_side
 from benchctl.analysis.metrics.latency import PERCENTS, is_completed, latencies_ns, measured, smallest_sample
 from benchctl.analysis.metrics.table import LATENCIES, METRICS
+from benchctl.analysis.statistics.estimate import unpaired_ratio
 from benchctl.analysis.validity.comparable import Difference, require_comparable
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.interop.readers.files import exists, is_foreign, read_foreign
@@ -168,8 +169,11 @@ def compare_foreign(
         equivalence_margin_frac=options.equivalence_margin_frac,
     )
     roles = _roles(deciding, allowed, runs)
-    uncorrected = [_compare_cell(cell, names, roles, rules, allow_failed=options.allow_failed) for cell in cells]
-    comparisons = correct_for_multiple_tests(uncorrected, options.confidence)
+    compared = judge_together([_compare_runs(cell, roles, rules) for cell in cells], options.confidence)
+    comparisons = tuple(
+        _cell_comparison(cell, names, metrics, allow_failed=options.allow_failed)
+        for cell, metrics in zip(cells, compared, strict=True)
+    )
     return Comparison(
         a_name=names[0],
         b_name=names[1],
@@ -249,11 +253,20 @@ def _roles(deciding: Sequence[str], allowed: Sequence[Difference], runs: Sequenc
     return {name: "exploratory" if role == "exact" and name in free else role for name, role in roles.items()}
 
 
-def _compare_cell(
-    cell: _Cell, names: tuple[str, str], roles: Mapping[str, Role], rules: Rules, *, allow_failed: bool
-) -> CellComparison:
+def _compare_runs(cell: _Cell, roles: Mapping[str, Role], rules: Rules) -> list[MetricComparison]:
+    """Every metric of both sides, not judged yet."""
     a_metrics, b_metrics = [_metrics(run) for run in cell.a], [_metrics(run) for run in cell.b]
-    metrics = compare_metrics(a_metrics, b_metrics, roles, rules)
+    compared = []
+    for name, role in roles.items():
+        a, b = tuple(each[name] for each in a_metrics), tuple(each[name] for each in b_metrics)
+        ratio_of = partial(unpaired_ratio, a, b, rules.confidence)
+        compared.append(compare_metric(name, role, (a, b), rules, ratio_of))
+    return [metric for metric in compared if metric is not None]
+
+
+def _cell_comparison(
+    cell: _Cell, names: tuple[str, str], metrics: tuple[MetricComparison, ...], *, allow_failed: bool
+) -> CellComparison:
     failures = tuple(f"{run.where}: {run.failure}" for run in (*cell.a, *cell.b) if run.failure is not None)
     return CellComparison(
         label=cell.label,

@@ -1,17 +1,22 @@
 """The comparison of one metric in one cell: block values of both sides, estimate, verdict and reason."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean, geometric_mean
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.metrics.table import METRICS, Metric
 from benchctl.analysis.statistics.decide import (
     MAX_BLOCKS_NEEDED,
+    BlockScores,
     Margins,
     Verdict,
     blocks_for_verdict,
+    decision_alpha,
+    holm_levels,
+    joint_levels,
     margins_of,
     verdict_of,
 )
@@ -19,14 +24,9 @@ from benchctl.analysis.statistics.estimate import (
     DEFAULT_ESTIMATOR,
     MIN_PAIRED_BLOCKS,
     MIN_UNPAIRED_BLOCKS,
-    UNORDERED,
-    BlockDesign,
     Estimator,
-    PooledSlope,
     RatioEstimate,
     SideRatio,
-    estimate_unpaired,
-    metric_ratio,
     scatter_of,
     side_ratio,
 )
@@ -58,9 +58,6 @@ class Rules:
     equivalence_margin_frac: float | None = None
     """Inside it two sides are equivalent; None: inside the threshold."""
     estimator: Estimator = DEFAULT_ESTIMATOR
-    slopes: Mapping[str, PooledSlope] | None = None
-    """Effects of the position by metric, from all arms of the directory; metrics without one are not adjusted.
-    None: each pair of arms estimates its own."""
 
     def margins_of(self, name: str) -> Margins:
         """The margins of a metric; its noise floor widens the change margin, never that of equivalence."""
@@ -155,42 +152,40 @@ def roles_of(deciding: Sequence[str], *, is_forced: bool) -> dict[str, Role]:
     return roles | dict.fromkeys((name for name in METRICS if name not in roles), "exploratory")
 
 
-def compare_metrics(
-    a_runs: Sequence[Mapping[str, float | None]],
-    b_runs: Sequence[Mapping[str, float | None]],
-    roles: Mapping[str, Role],
-    rules: Rules,
-    design: BlockDesign = UNORDERED,
-) -> tuple[MetricComparison, ...]:
-    """Compare each metric, without a correction for several; exploratory ones without values are left out."""
-    comparisons = []
-    for name, role in roles.items():
-        a_blocks, b_blocks = tuple(run[name] for run in a_runs), tuple(run[name] for run in b_runs)
-        if role == "exact":
-            comparisons.append(_compare_exactly(name, a_blocks, b_blocks, rules))
-        elif role == "deciding" or any(value is not None for value in (*a_blocks, *b_blocks)):
-            comparisons.append(_compare_ratio(name, role, (a_blocks, b_blocks), rules, design))
-    return tuple(comparisons)
-
-
 Blocks: TypeAlias = tuple[float | None, ...]
 
 
-def _compare_exactly(name: str, a: Blocks, b: Blocks, rules: Rules) -> MetricComparison:
-    """Equal in every block, or different: a count has no noise."""
-    is_complete = None not in (*a, *b) and a and b
-    is_equal = a == b if rules.is_paired else len({*a, *b}) == 1
-    verdict: MetricVerdict = "unknown" if not is_complete else "equal" if is_equal else "different"
-    return MetricComparison(metric=METRICS[name], role="exact", verdict=verdict, a_blocks=a, b_blocks=b)
+def compare_metric(
+    name: str,
+    role: Role,
+    sides: tuple[Blocks, Blocks],
+    rules: Rules,
+    ratio_of: Callable[[], SideRatio | None],
+    *,
+    limits: tuple[str, ...] = (),
+    num_bounded: tuple[int, int] = (0, 0),
+    unreliable: str | None = None,
+) -> MetricComparison | None:
+    """One metric of both sides, not judged yet (``judge_metric``); None for an exploratory one without values.
 
-
-def _compare_ratio(
-    name: str, role: Role, sides: tuple[Blocks, Blocks], rules: Rules, design: BlockDesign
-) -> MetricComparison:
+    ``ratio_of`` estimates the ratio of values that have one. ``unreliable`` is the reason why its values, where
+    they are known, decide nothing.
+    """
     a, b = sides
-    metric, margins = METRICS[name], rules.margins_of(name)
-    comparison = MetricComparison(
-        metric=metric, role=role, verdict="inconclusive", a_blocks=a, b_blocks=b, margins=margins
+    metric = METRICS[name]
+    if role == "exact":
+        return MetricComparison(metric=metric, role=role, verdict=_equality(a, b, rules), a_blocks=a, b_blocks=b)
+    if role == "exploratory" and all(value is None for value in (*a, *b)):
+        return None
+    unjudged = partial(
+        MetricComparison,
+        metric=metric,
+        role=role,
+        a_blocks=a,
+        b_blocks=b,
+        margins=rules.margins_of(name),
+        limits=limits,
+        num_bounded=num_bounded,
     )
     if rules.is_paired:
         pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
@@ -198,39 +193,46 @@ def _compare_ratio(
     else:
         a_values, b_values = [x for x in a if x is not None], [y for y in b if y is not None]
     if not a_values or not b_values:
-        return replace(comparison, verdict="unknown", reason=f"needs {metric.needs}")
-    if min(*a_values, *b_values) <= 0:
-        if len({*a_values, *b_values}) == 1:
-            return replace(comparison, verdict="equal")
-        return replace(comparison, reason="a value of zero has no ratio")
-    if rules.is_paired:
-        ratio = metric_ratio(name, a, b, design, rules.slopes, rules.confidence, rules.estimator)
-        if ratio is None:
-            return comparison
-        judged = judge_metric(_add_ratio(comparison, ratio, rules), rules.confidence)
-        is_equal = role == "exploratory" and a_values == b_values  # counts; any number of blocks shows that
-        return replace(judged, verdict="equal", reason=None) if is_equal else judged
-    estimate = estimate_unpaired(a_values, b_values, rules.confidence)
-    is_screening = min(len(a_values), len(b_values)) < rules.min_blocks
-    return judge_metric(replace(comparison, estimate=estimate, is_screening=is_screening), rules.confidence)
+        return unjudged(verdict="unknown", reason="; ".join((*limits, f"needs {metric.needs}")))
+    if min(*a_values, *b_values) <= 0 and len({*a_values, *b_values}) == 1:
+        return unjudged(verdict="equal")
+    ratio = None if min(*a_values, *b_values) <= 0 else ratio_of()
+    if ratio is None:
+        return unjudged(verdict="inconclusive", reason="; ".join((*limits, "a value of zero has no ratio")))
+    is_equal = rules.is_paired and role == "exploratory" and a_values == b_values  # any number of blocks shows that
+    estimated = partial(
+        unjudged,
+        verdict="equal" if is_equal and unreliable is None else "inconclusive",
+        reason=None if unreliable is None else "; ".join((*limits, unreliable)),
+        is_unreliable=unreliable is not None,
+        estimate=ratio.estimate,
+        is_screening=min(len(a_values), len(b_values)) < rules.min_blocks,
+        judged_confidence=rules.confidence,
+    )
+    return _with_blocks(estimated, ratio, rules) if rules.is_paired else estimated()
 
 
-def _add_ratio(comparison: MetricComparison, ratio: SideRatio, rules: Rules) -> MetricComparison:
-    """``comparison`` with the estimate of paired sides, the effects of their order, and their outliers."""
+def _equality(a: Blocks, b: Blocks, rules: Rules) -> MetricVerdict:
+    """Equal in every block, or different: a count has no noise."""
+    if not a or not b or None in (*a, *b):
+        return "unknown"
+    is_equal = a == b if rules.is_paired else len({*a, *b}) == 1
+    return "equal" if is_equal else "different"
+
+
+def _with_blocks(estimated: Callable[..., MetricComparison], ratio: SideRatio, rules: Rules) -> MetricComparison:
+    """The comparison of paired sides: with the effects of their order, and their outliers."""
     design, outliers = ratio.design, outlier_indices(ratio.log_ratios)
-    a, b = ([math.log(value) for value in side] for side in (ratio.a_values, ratio.b_values))
     without = None
     if outliers:
-        others = [i for i in range(len(a)) if i not in outliers]
+        others = [i for i in range(len(ratio.a_values)) if i not in outliers]
         a_others, b_others = ([side[i] for i in others] for side in (ratio.a_values, ratio.b_values))
         own = design.select(others), ratio.slope, rules.confidence, rules.estimator
         without = side_ratio(a_others, b_others, *own)
-    return replace(
-        comparison,
-        estimate=ratio.estimate,
+    a, b = ([math.log(value) for value in side] for side in (ratio.a_values, ratio.b_values))
+    return estimated(
         a_level=ratio.a,
         blocks=design.blocks,
-        is_screening=len(a) < rules.min_blocks,
         order=order_effects(a, b, design.blocks, design.positions),
         outlier_blocks=tuple(design.blocks[i] for i in outliers),
         without_outliers=None if without is None else without.estimate,
@@ -238,18 +240,69 @@ def _add_ratio(comparison: MetricComparison, ratio: SideRatio, rules: Rules) -> 
 
 
 def judge_metric(comparison: MetricComparison, confidence: float) -> MetricComparison:
-    """``comparison`` with the verdict of its interval at ``confidence``, and the reason where there is none."""
-    if comparison.estimate is None:
+    """``comparison`` with the verdict of its interval at ``confidence``, and the reason where there is none.
+
+    One without an estimate, with equal values or that must not decide stays as it is.
+    """
+    if comparison.estimate is None or comparison.is_unreliable or comparison.verdict == "equal":
         return comparison
-    verdict: Verdict = "inconclusive"
-    if not comparison.is_screening:
-        verdict = verdict_of(comparison.estimate, comparison.margins, comparison.metric.direction, confidence)
-    reason = (
-        "; ".join((*comparison.limits, why_inconclusive(comparison, confidence)))
-        if verdict == "inconclusive"
-        else None
-    )
+    verdict = _verdict_at(comparison, confidence)
+    reason = None
+    if verdict == "inconclusive":
+        reason = "; ".join((*comparison.limits, why_inconclusive(comparison, confidence)))
     return replace(comparison, verdict=verdict, reason=reason, judged_confidence=confidence)
+
+
+def _verdict_at(comparison: MetricComparison, confidence: float) -> Verdict:
+    if comparison.estimate is None or comparison.is_screening:
+        return "inconclusive"
+    return verdict_of(comparison.estimate, comparison.margins, comparison.metric.direction, confidence)
+
+
+def judge_together(
+    cells: Sequence[Sequence[MetricComparison]], confidence: float
+) -> tuple[tuple[MetricComparison, ...], ...]:
+    """The metrics of all cells with their verdicts; the chance that any deciding one is wrong is 1 - confidence."""
+    tests = [
+        (c, i, metric)
+        for c, metrics in enumerate(cells)
+        for i, metric in enumerate(metrics)
+        if metric.role == "deciding" and metric.estimate is not None and not metric.is_unreliable
+    ]
+    levels = _levels([metric for _, _, metric in tests], 1 - confidence)
+    level_of = {(c, i): level for (c, i, _), level in zip(tests, levels, strict=True)}
+    return tuple(
+        tuple(judge_metric(metric, 1 - level_of.get((c, i), 1 - confidence)) for i, metric in enumerate(metrics))
+        for c, metrics in enumerate(cells)
+    )
+
+
+def _levels(metrics: Sequence[MetricComparison], alpha: float) -> tuple[float, ...]:
+    """The alpha of each test: joint where the sides share blocks, Holm's where they do not."""
+    scores = {i: scores for i, metric in enumerate(metrics) if (scores := _block_scores(metric)) is not None}
+    if not scores:
+        p_values = [  # 1 where there are too few blocks for a verdict
+            1.0 if m.estimate is None or m.is_screening else decision_alpha(m.estimate, m.margins) for m in metrics
+        ]
+        return holm_levels(p_values, alpha)
+    indices = list(scores)
+
+    def decides(test: int, level: float) -> bool:
+        return _verdict_at(metrics[indices[test]], 1 - level) != "inconclusive"
+
+    levels = [alpha] * len(metrics)
+    for i, level in zip(indices, joint_levels(list(scores.values()), decides, alpha), strict=True):
+        levels[i] = level
+    return tuple(levels)
+
+
+def _block_scores(metric: MetricComparison) -> BlockScores | None:
+    """The contribution of each block to the estimate; None where the sides share none, or too few for a verdict."""
+    estimate = metric.estimate
+    if estimate is None or not estimate.block_weights or metric.is_screening:
+        return None
+    weights_and_residuals = zip(estimate.block_weights, estimate.residuals, strict=True)
+    return BlockScores(metric.blocks, tuple(weight * residual for weight, residual in weights_and_residuals))
 
 
 def why_inconclusive(comparison: MetricComparison, confidence: float) -> str:

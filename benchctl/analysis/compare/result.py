@@ -6,12 +6,12 @@ from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.compare.metric import MetricComparison, MetricVerdict
+from benchctl.analysis.compare.nodes import NodeResults
 from benchctl.analysis.experiment.pairing import Pairing
 from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.analysis.quality.accuracy import QualityComparison
 from benchctl.analysis.quality.divergence import DivergenceComparison
 from benchctl.analysis.statistics.estimate import UNORDERED, BlockDesign
-from benchctl.analysis.summary.nodes import NodeResults
 from benchctl.analysis.validity.comparable import Difference
 from benchctl.records.schema import ResultWarning
 from benchctl.records.stores.peaks_store import MetricNoise

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from benchctl.analysis.compare.metric import MetricComparison
+from benchctl.analysis.compare.nodes import NodeResults, node_sentence
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.experiment.pairing import CellPair, PairedRuns, unmatched_arms, unrecorded_text
 from benchctl.analysis.quality.accuracy import accuracy_sentence
 from benchctl.analysis.quality.divergence import Divergence
 from benchctl.analysis.statistics.decide import Margins, Share, fisher_one_sided
-from benchctl.analysis.summary.nodes import NodeResults, node_sentence
 from benchctl.analysis.validity.comparable import ABSENT, Difference
 from benchctl.analysis.validity.machines import machine_warnings
 from benchctl.analysis.validity.prefix_hits import prefix_warnings
@@ -104,7 +104,7 @@ def statistical_warnings(cells: Sequence[CellComparison]) -> tuple[ResultWarning
 
 
 def node_warnings(nodes: NodeResults | None) -> tuple[ResultWarning, ...]:
-    """A warning where a node differs from the others beyond chance."""
+    """A warning where nodes differ beyond chance."""
     sentence = None if nodes is None else node_sentence(nodes)
     return () if sentence is None else (ResultWarning(code="node-differs", message=sentence),)
 

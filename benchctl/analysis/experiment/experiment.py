@@ -12,21 +12,16 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from benchctl.analysis.attribution.breakdown import (
-    Latency,
-    RunTimeBreakdown,
-    break_down_run_time,
-    request_latencies,
-)
+from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, break_down_run_time
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.analysis.attribution.work import peaks_of, work_model
 from benchctl.analysis.metrics.bounds import Bounds, run_bounds
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.speculation import drafter_of
-from benchctl.analysis.metrics.table import CLIENT_TIMED, POSITION_ADJUSTED
-from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, Estimator, PooledSlope
-from benchctl.analysis.statistics.nodes import node_of_run
+from benchctl.analysis.metrics.table import METRICS, POSITION_ADJUSTED
+from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, Estimator, PooledSlope, SideRatio
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
+from benchctl.analysis.summary.columns import CLIENT_COLUMNS, TIME_COLUMNS, Value, number_of, summary_row
 from benchctl.analysis.validity.answers import unreported_prompt_warnings
 from benchctl.analysis.validity.checks import Check, expected_of, failed_checks, reconcile
 from benchctl.analysis.validity.comparability.sites import Site, chooses_devices, scattered_blocks, site_of
@@ -198,12 +193,27 @@ class Experiment:
         profile = self.profile_or_none
         return run_metrics(run, None if profile is None else profile.workload.arrival)
 
-    def counted_metrics(self, run: LoadedRun) -> Metrics:
-        """The metrics of a run, None for those that do not count: timed by a client whose times are excluded, or
-        known only between bounds.
+    @_derive_once
+    def row(self, run: LoadedRun) -> Mapping[str, Value]:
+        """The value of a run in every column of ``SUMMARY_COLUMNS``, including those that do not count."""
+        return summary_row(run, self.metrics(run), self.settings(run.record), self.flops(run)[0])
+
+    def counted(self, run: LoadedRun, column: str, *, of_few: bool = False) -> float | None:
+        """A number of a run; None where it is unknown or does not count: timed by a client whose times are
+        excluded, or known only between bounds.
+
+        ``of_few``: with percentiles of too few requests, which are only shown.
         """
-        ignored = CLIENT_TIMED if self.usability(run).client_excluded is not None else self.bounds(run).keys()
-        return {name: None if name in ignored else value for name, value in self.metrics(run).items()}
+        if column in self.bounds(run):
+            return None
+        if column in CLIENT_COLUMNS and self.usability(run).client_excluded is not None:
+            return None
+        is_metric = column in METRICS and not of_few
+        return self.metrics(run)[column] if is_metric else number_of(self.row(run)[column])
+
+    def counted_metrics(self, run: LoadedRun) -> Metrics:
+        """The metrics of a run, None for those that do not count."""
+        return {name: self.counted(run, name) for name in METRICS}
 
     @_derive_once
     def bounds(self, run: LoadedRun) -> Mapping[str, Bounds]:
@@ -301,11 +311,6 @@ class Experiment:
         work = work_model(self.settings(run.record), self.hardware_of(run.record))
         return break_down_run_time(run, self.counted_metrics(run), work)
 
-    @_derive_once
-    def latencies(self, run: LoadedRun) -> Mapping[str, Latency] | None:
-        """Parts of the latency of each request of a run, as measured; None where client times do not count."""
-        return None if self.counted_metrics(run)["e2el_ms"] is None else request_latencies(run)
-
     @cached_property
     def arms(self) -> tuple[Arm, ...]:
         """Every arm of the plan: the baseline first, then by variant and factor values."""
@@ -330,26 +335,29 @@ class Experiment:
         return len({arm for _, arm in self.counted_runs}) > 2
 
     @cached_property
-    def position_slopes(self) -> Mapping[str, PooledSlope]:
-        """Effect of one position later on the logarithm of each metric, where it can be estimated."""
-        metrics = {key: self.counted_metrics(run) for key, run in self.counted_runs.items()}
-        slopes = {
-            name: self.position_effects.log_slope({key: values[name] for key, values in metrics.items()})
-            for name in POSITION_ADJUSTED
-        }
-        return {name: slope for name, slope in slopes.items() if slope is not None}
+    def ratios(self) -> dict[tuple[Any, ...], SideRatio | None]:
+        """The ratios that were estimated, each once (``PairedRuns.ratio``)."""
+        return {}
+
+    def position_slope(self, column: str, *, of_few: bool = False) -> PooledSlope | None:
+        """Effect of one position later on the logarithm of a column; None where it cannot be estimated, and of
+        columns that do not drift with the machine.
+        """
+        if column not in TIME_COLUMNS:
+            return None
+        if (column, of_few) not in self._slopes:
+            values = {key: self.counted(run, column, of_few=of_few) for key, run in self.counted_runs.items()}
+            self._slopes[column, of_few] = self.position_effects.log_slope(values)
+        return self._slopes[column, of_few]
 
     @cached_property
-    def slopes_within_nodes(self) -> Mapping[str, PooledSlope]:
-        """``position_slopes``, but each arm has a level of its own on every node."""
-        nodes = {key: node_of_run(run.record) for key, run in self.counted_runs.items()}
-        renamed = {(block, arm): (block, f"{arm} on {nodes[block, arm]}") for block, arm in self.counted_runs}
-        effects = PositionEffects({renamed[key]: at for key, at in self.position_effects.positions.items()})
-        metrics = {renamed[key]: self.counted_metrics(run) for key, run in self.counted_runs.items()}
-        slopes = {
-            name: effects.log_slope({key: values[name] for key, values in metrics.items()})
-            for name in POSITION_ADJUSTED
-        }
+    def _slopes(self) -> dict[tuple[str, bool], PooledSlope | None]:
+        return {}
+
+    @cached_property
+    def position_slopes(self) -> Mapping[str, PooledSlope]:
+        """Effect of one position later on the logarithm of each metric, where it can be estimated."""
+        slopes = {name: self.position_slope(name) for name in POSITION_ADJUSTED}
         return {name: slope for name, slope in slopes.items() if slope is not None}
 
     def position_scale(self, run: LoadedRun, metric: str) -> float:
@@ -357,7 +365,7 @@ class Experiment:
 
         1 for a run that does not count, and where no effect can be estimated.
         """
-        slope = self.position_slopes.get(metric)
+        slope = self.position_slope(metric)
         return 1.0 if slope is None else math.exp(-slope.log_per_position * self.offset(run))
 
     def offset(self, run: LoadedRun) -> float:
@@ -370,11 +378,6 @@ class Experiment:
     @cached_property
     def _planned_positions(self) -> Mapping[str, int]:
         return {planned.run_id: planned.position for planned in self.results.plan.runs}
-
-    def slope_of(self, value_of: Callable[[LoadedRun], float | None]) -> PooledSlope | None:
-        """Effect of one position later on the logarithm of any other value of a run."""
-        values = {key: value_of(run) for key, run in self.counted_runs.items()}
-        return self.position_effects.log_slope(values)
 
 
 def load_experiment(path: Path, *, allow_suspect: bool = False) -> Experiment:

@@ -219,7 +219,11 @@ def _half_width(paired: PairedRuns, name: str, confidence: float) -> HalfWidth |
     None where all runs know the metric and it has no ratio, such as a count that is zero.
     """
     ratio = paired.ratio(name, confidence)
-    if ratio is None and paired.pair.a_runs and all(m[name] is not None for side in paired.metrics() for m in side):
+    if (
+        ratio is None
+        and paired.pair.a_runs
+        and all(value is not None for side in paired.values(name) for value in side)
+    ):
         return None
     num_blocks = 0 if ratio is None else ratio.estimate.num_blocks
     half = ratio.estimate.half_width if ratio is not None and num_blocks >= MIN_PAIRED_BLOCKS else None

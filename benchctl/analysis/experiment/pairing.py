@@ -4,22 +4,22 @@ Two arms with the values that every comparison of them takes: metrics by block, 
 The primary metrics that decide between two sides: those that the servers of both sides record.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from benchctl.analysis.experiment.experiment import Arm, Experiment, Metrics, cell_key
+from benchctl.analysis.experiment.experiment import Arm, Experiment, cell_key
 from benchctl.analysis.metrics.table import OF_STEPS, SERVER_RECORDED
 from benchctl.analysis.statistics.estimate import (
     UNORDERED,
     BlockDesign,
     Estimator,
-    PooledSlope,
     SideRatio,
-    metric_ratio,
     side_ratio,
+    unpaired_ratio,
 )
+from benchctl.analysis.summary.columns import TIME_COLUMNS
 from benchctl.analysis.validity.answers import Check, differing_counts
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.formats import in_a_row
@@ -219,33 +219,36 @@ class PairedRuns:
         """The runs of both sides."""
         return (*self.pair.a_runs, *self.pair.b_runs)
 
-    def metrics(self) -> tuple[list[Metrics], list[Metrics]]:
-        """The metrics of each side that count, run by run."""
-        a = [self.a.counted_metrics(run) for run in self.pair.a_runs]
-        b = [self.b.counted_metrics(run) for run in self.pair.b_runs]
-        return a, b
+    def values(
+        self, column: str, *, of_few: bool = False
+    ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
+        """The numbers of each side that count, run by run."""
+        a = tuple(self.a.counted(run, column, of_few=of_few) for run in self.pair.a_runs)
+        return a, tuple(self.b.counted(run, column, of_few=of_few) for run in self.pair.b_runs)
 
-    def slopes(self) -> Mapping[str, PooledSlope] | None:
-        """Effects of the position by metric, from all arms; None where these two arms estimate their own."""
-        if not self.pair.is_ordered:
-            return {}
-        return self.a.position_slopes if self.a.is_pooled else None
-
-    def ratio(self, name: str, confidence: float = 0.95, estimator: Estimator | None = None) -> SideRatio | None:
-        """The ratio of a metric as a comparison estimates it; None where no block knows it on both sides."""
-        a, b = ([metrics[name] for metrics in side] for side in self.metrics())
-        return metric_ratio(name, a, b, self.design, self.slopes(), confidence, estimator or self.a.estimator)
-
-    def ratio_of(
-        self, value_of: Callable[[LoadedRun], float | None], *, is_time: bool, confidence: float = 0.95
+    def ratio(
+        self, column: str, confidence: float = 0.95, estimator: Estimator | None = None, *, of_few: bool = False
     ) -> SideRatio | None:
-        """The ratio of any other value of a run; ``is_time`` where a drift within the block moves it."""
-        a, b = ([value_of(run) for run in side] for side in (self.pair.a_runs, self.pair.b_runs))
-        is_adjusted = is_time and self.pair.is_ordered
-        slope = self.a.slope_of(value_of) if is_adjusted and self.a.is_pooled else None
-        is_adjusted = is_adjusted and (slope is not None or not self.a.is_pooled)
+        """The one ratio of a metric or another column; None where no block knows it on both sides.
+
+        More than two arms share the effect of the position, two estimate their own with their ratio.
+        """
+        estimator = estimator or self.a.estimator
+        arms = self.pair.a.key, self.pair.b.key, self.pair.blocks, self.b
+        key = (*arms, column, of_few, confidence, estimator)
+        if key not in self.a.ratios:
+            self.a.ratios[key] = self._ratio(column, confidence, estimator, of_few=of_few)
+        return self.a.ratios[key]
+
+    def _ratio(self, column: str, confidence: float, estimator: Estimator, *, of_few: bool) -> SideRatio | None:
+        a, b = self.values(column, of_few=of_few)
+        if self.pair.pairing == "unpaired":
+            return unpaired_ratio(a, b, confidence)
+        is_pooled = self.pair.is_ordered and self.a.is_pooled
+        slope = self.a.position_slope(column, of_few=of_few) if is_pooled else None
+        is_adjusted = slope is not None if is_pooled else self.pair.is_ordered and column in TIME_COLUMNS
         design = self.design if is_adjusted else self.design.without_positions
-        return side_ratio(a, b, design, slope, confidence, self.a.estimator)
+        return side_ratio(a, b, design, slope, confidence, estimator)
 
     def prompt_warnings(self) -> Iterator[ResultWarning]:
         """Warnings about the prompt tokens of single runs, and of one side against the other."""

@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 from benchctl.analysis.quality.divergence import Divergence, DivergenceComparison
 from benchctl.analysis.quality.judge import Grades, Judge, grade
 from benchctl.analysis.statistics.paired_shares import (
-    bootstrap_interval,
+    mean_interval,
     minimum_detectable_difference,
     newcombe_interval,
     sign_flip_p,
@@ -24,7 +24,7 @@ QualityVerdict: TypeAlias = Literal["regression", "improvement", "equivalent", "
 MARGIN_POINTS: Final = 1.0
 """Default margin, with which quality is reported and decides nothing."""
 MCNEMAR: Final = "McNemar exact, Newcombe"
-SIGN_FLIP: Final = "sign-flip exact, BCa over questions"
+SIGN_FLIP: Final = "sign-flip exact, t over questions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def compare_quality(
         both, only_a = pairs[True, True], pairs[True, False]
         interval = newcombe_interval(both, only_a, pairs[False, True], pairs[False, False], confidence)
     else:
-        interval = bootstrap_interval(differences, confidence)
+        interval = mean_interval(differences, confidence)
     notes = []
     if a.num_truncated * b.num_answers != b.num_truncated * a.num_answers:
         notes.append("answers cut off at the token limit are judged by their text, and one side has more of them")

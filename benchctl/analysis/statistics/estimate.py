@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from benchctl.analysis.metrics.table import POSITION_ADJUSTED
 from benchctl.analysis.statistics.intervals import (
-    BlockBootstrap,
     Interval,
     PairwiseShifts,
     StudentT,
@@ -48,11 +47,10 @@ __all__ = [
 Estimator = Literal["robust", "mean"]
 """Average of the differences of the blocks."""
 ESTIMATORS: Final[tuple[Estimator, ...]] = get_args(Estimator)
-Method = Literal["t", "bca", "robust", "hodges-lehmann"]
+Method = Literal["t", "robust", "hodges-lehmann"]
 """Method of an interval."""
 
 DEFAULT_ESTIMATOR: Final[Estimator] = "robust"
-MIN_BOOTSTRAP_BLOCKS: Final = 15
 POWER: Final = 0.8
 
 
@@ -202,7 +200,7 @@ def _covariate(
 
 
 def _mean_estimate(d: NDArray[np.float64], covariate: PositionCovariate | None, confidence: float) -> RatioEstimate:
-    """The mean with its t interval, from 15 blocks on the wider of t and BCa.
+    """The mean with its t interval.
 
     With the slope of these blocks: the intercept of d = mu + beta * x, n - 2 degrees of freedom, and variance
     s^2 (1/n + mean(x)^2 / Sxx). With a pooled slope, subtracted already: n - 1 - q degrees of freedom, q the share
@@ -223,20 +221,13 @@ def _mean_estimate(d: NDArray[np.float64], covariate: PositionCovariate | None, 
     centre, df = float(weights @ d), n - 1 - own_share
     variance_of_one = float(off_d @ off_d) / df
     standard_error = math.sqrt(variance_of_one * (1 / n + extra))
-    is_bootstrapped = n >= MIN_BOOTSTRAP_BLOCKS
-    uncertainty: Uncertainty = StudentT(centre, standard_error, df)
-    if is_bootstrapped:
-        x_by_block = None if covariate is None or effect is None else tuple(covariate.x.tolist())
-        inflation = 1.0 if effect is not None else math.sqrt(1 + n * extra)
-        uncertainty = BlockBootstrap(centre, tuple(d.tolist()), x_by_block, standard_error, df, inflation)
     return RatioEstimate(
         num_blocks=n,
         is_paired=True,
         confidence=confidence,
         log_ratio=centre,
-        method="bca" if is_bootstrapped else "t",
         estimator="mean",
-        uncertainty=uncertainty,
+        uncertainty=StudentT(centre, standard_error, df),
         position_effect=effect,
         block_weights=tuple(weights.tolist()),
     )

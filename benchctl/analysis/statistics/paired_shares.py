@@ -5,25 +5,19 @@ of its answers. Shares are in [0, 1].
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+from statistics import fmean, stdev
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from benchctl.analysis.statistics.intervals import Interval, acceleration_of, bca_bounds, bias_of
+from benchctl.analysis.statistics.intervals import Interval, t_quantile
 
 POWER: Final = 0.8
-_NUM_RESAMPLES: Final = 10_000
-_SEED: Final = 1998
 _MAX_ADDITIONS: Final = 1 << 25
 """Up to so many, the distribution of a sum is enumerated; beyond, many questions get a normal approximation."""
-_FEW_QUESTIONS: Final = 32
-"""Up to so many, all choices of signs are enumerated where there are too many sums: two halves of 2^16."""
-_LARGEST_SUM: Final = 1 << 62
 
 
 def pass_at(k: int, num_correct: int, num_samples: int) -> float:
@@ -74,25 +68,19 @@ def _phi(both: int, only_a: int, only_b: int, neither: int) -> float:
     return (max(excess - n / 2, 0) if excess > 0 else excess) / math.sqrt(margins)
 
 
-def bootstrap_interval(differences: Sequence[Fraction], confidence: float) -> Interval:
-    """BCa bootstrap of the mean difference, questions drawn whole (B. Efron, JASA 82, 1987).
+def mean_interval(differences: Sequence[Fraction], confidence: float) -> Interval:
+    """Student's t over the questions.
 
-    Questions with equal differences are drawn together, as one count: the same distribution, in little memory.
-    Where all are equal a bootstrap would claim certainty; the interval then has the width of the share of questions
-    that may still differ: Wilson's limit for none of n.
+    Where all differences are equal it would claim certainty; the interval then has the width of the share of
+    questions that may still differ: Wilson's limit for none of n.
     """
-    counts = Counter(differences)
-    d, n = np.array([float(value) for value in differences]), len(differences)
-    if len(counts) == 1:
-        reach = wilson_interval(0, n, confidence)[1]
-        return max(-1.0, float(d[0]) - reach), min(1.0, float(d[0]) + reach)
-    values = sorted(counts)
-    shares = np.array([counts[value] for value in values]) / n
-    counts_drawn = np.random.default_rng(_SEED).multinomial(n, shares, size=_NUM_RESAMPLES)
-    means = np.sort(counts_drawn @ np.array([float(value) for value in values]) / n)
-    z = float(ndtri((1 + confidence) / 2))
-    acceleration = acceleration_of((d.sum() - d) / (n - 1))
-    return bca_bounds(means, bias_of(means, float(d.mean())), acceleration, np.array([-z, z]))
+    n, values = len(differences), [float(value) for value in differences]
+    mean = fmean(values)
+    if len(set(differences)) == 1:
+        half = wilson_interval(0, n, confidence)[1]
+    else:
+        half = t_quantile((1 + confidence) / 2, n - 1) * stdev(values) / math.sqrt(n)
+    return max(-1.0, mean - half), min(1.0, mean + half)
 
 
 def sign_flip_p(differences: Sequence[Fraction]) -> float:
@@ -110,40 +98,14 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
     steps = [step // divisor for step in steps]
     observed, width = abs(int(sum(nonzero) * scale)) // divisor, sum(steps)
     if width * len(steps) > _MAX_ADDITIONS:
-        if len(steps) <= _FEW_QUESTIONS and width < _LARGEST_SUM:
-            return _share_of_signs(steps, observed)
         return math.erfc(observed / math.sqrt(sum(step**2 for step in steps)) / math.sqrt(2))
-    chances = np.zeros(2 * width + 1)
-    chances[width] = 1.0
-    reached = 0
+    chances = np.ones(1)
     for step in steps:
-        inner = chances[width - reached : width + reached + 1].copy()
-        reached += step
-        around = slice(width - reached, width + reached + 1)
-        chances[around] = 0.0
-        chances[width - reached : width - reached + len(inner)] += inner / 2
-        chances[width + reached + 1 - len(inner) : width + reached + 1] += inner / 2
-    tails = float(chances[: width - observed + 1].sum() + chances[width + observed :].sum())
-    return min(1.0, tails)
-
-
-def _share_of_signs(steps: Sequence[int], observed: int) -> float:
-    """The share of all choices of signs whose |sum| reaches the observed one, from the sums of one half of the
-    steps and the sorted sums of the other.
-    """
-    middle = len(steps) // 2
-    left, right = _all_sums(steps[:middle]), np.sort(_all_sums(steps[middle:]))
-    above = len(right) - np.searchsorted(right, observed - left, side="left")
-    below = np.searchsorted(right, -observed - left, side="right")
-    return min(1.0, int(above.sum() + below.sum()) / (len(left) * len(right)))
-
-
-def _all_sums(steps: Sequence[int]) -> NDArray[np.int64]:
-    """The sum of the steps for each choice of their signs."""
-    sums = np.zeros(1, dtype=np.int64)
-    for step in steps:
-        sums = np.concatenate([sums + step, sums - step])
-    return sums
+        wider = np.zeros(len(chances) + 2 * step)
+        wider[: len(chances)] = chances / 2
+        wider[2 * step :] += chances / 2
+        chances = wider
+    return min(1.0, float(chances[: width - observed + 1].sum() + chances[width + observed :].sum()))
 
 
 def minimum_detectable_difference(differences: Sequence[Fraction], confidence: float) -> float:

@@ -1,6 +1,5 @@
-"""The steps of a measured run as input of a step-time model.
+"""The steps of measured runs as input of a step-time model, and the model that explains them.
 
-The step-time model that explains measured runs: the one that is named, or one fitted to the baseline's steps.
 Steps by name: result directories, and tables of steps as CSV or JSON Lines.
 """
 
@@ -11,21 +10,20 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.attribution.step_time_model import ModelledRun, ModelSource, SourcedModel, mean_work
+from benchctl.analysis.attribution.step_time_model import ModelledRun, SourcedModel, mean_work
+from benchctl.analysis.attribution.work import or_zero
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
-from benchctl.analysis.step_time.saturation import saturation
-from benchctl.costs.hardware import Hardware, hardware_for, hardware_or_none
+from benchctl.analysis.metrics.latency import e2el_ns, is_completed, measured, ttft_ns
+from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import MANIFEST
 from benchctl.interop.readers.step_table import TableDefaults, is_step_table, read_step_table
-from benchctl.profile.model import VariantSettings
 from benchctl.records.archive.archive import is_archive
 from benchctl.records.columns.columns import Floats, StepColumns
 from benchctl.records.integrity.digests import digest_of
 from benchctl.records.loaded import LoadedRun
-from benchctl.steptime.fitting.fit import FitOptions, fit_model
-from benchctl.steptime.model import StepTimeModel
+from benchctl.records.record import RequestRecord
 from benchctl.steptime.model_file import read_model
 from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, count_step_work, first_reasons
 from benchctl.steptime.work import Deployment, ObservedSteps, Origin, StepWork
@@ -85,7 +83,7 @@ def deployment_of(experiment: Experiment, run: LoadedRun, hardware: Hardware | N
         return "the peaks of the device are unknown; --hardware NAME gives them"
     try:
         shape = shape_for(settings.model)
-        value_model = _value_model(settings)
+        value_model = settings.server.guides_with if settings.guidance is not None else None
         value_shape = None if value_model is None else shape_for(value_model).as_value_model()
     except UsageError as error:
         return f"the shape of a model is unknown: {error}"
@@ -95,10 +93,6 @@ def deployment_of(experiment: Experiment, run: LoadedRun, hardware: Hardware | N
         tensor_parallel=getattr(settings.server, "tensor_parallel_size", 1),
         value_shape=value_shape,
     )
-
-
-def _value_model(settings: VariantSettings) -> str | None:
-    return settings.server.guides_with if settings.guidance is not None else None
 
 
 def work_of(columns: StepColumns) -> StepWork | str:
@@ -111,7 +105,7 @@ def work_of(columns: StepColumns) -> StepWork | str:
         counts.append(values)
     prefill, decode, context = counts
     num_seqs = columns.num_seqs.astype(np.float64)
-    drafts = _or_zero(columns, "draft_tokens")
+    drafts = or_zero(columns, "draft_tokens")
     num_decodes = np.minimum(decode - drafts, np.where(prefill > 0, num_seqs - 1.0, num_seqs))
     return count_step_work(
         num_prefills=num_seqs - num_decodes,
@@ -121,24 +115,19 @@ def work_of(columns: StepColumns) -> StepWork | str:
         context_after=context,
         output_tokens=columns.optional("output_tokens"),
         draft_tokens=drafts,
-        accepted_tokens=_or_zero(columns, "accepted_tokens"),
-        guided={name: _or_zero(columns, name) for name in _GUIDED},
+        accepted_tokens=or_zero(columns, "accepted_tokens"),
+        guided={name: or_zero(columns, name) for name in _GUIDED},
     )
-
-
-def _or_zero(columns: StepColumns, name: str) -> Floats:
-    values = columns.optional(name)
-    return np.zeros(len(columns)) if values is None else np.nan_to_num(values)
 
 
 def _reasons(run: LoadedRun, columns: StepColumns) -> Iterator[tuple[str, Flags]]:
     yield "empty batch", columns.num_seqs <= 0
     yield "time not positive", columns.dur_ns <= 0
-    yield "preemption", _or_zero(columns, "preempted") > 0
+    yield "preemption", or_zero(columns, "preempted") > 0
     blocks = run.record.effective_config.get("num_kv_blocks")
     if isinstance(blocks, int) and blocks > 0:
         reason = f"key-value memory above {CACHE_FULL_FRAC:.0%}"
-        yield reason, _or_zero(columns, "kv_used_blocks") > CACHE_FULL_FRAC * blocks
+        yield reason, or_zero(columns, "kv_used_blocks") > CACHE_FULL_FRAC * blocks
 
 
 def _origin(experiment: Experiment, run: LoadedRun) -> Origin:
@@ -154,39 +143,31 @@ def _origin(experiment: Experiment, run: LoadedRun) -> Origin:
     )
 
 
-BASELINE_FIT: Final = "fitted to the baseline's own steps"
-_DRAWS: Final = 2
-"""Of the bootstrap, whose intervals nothing here uses; the fewest that give any."""
-
-
-def explaining_model(
-    experiments: Sequence[Experiment], baseline_runs: Sequence[LoadedRun], named: Path | None
-) -> SourcedModel | str:
-    """The named model, else that of the baseline's profile, else one fitted to the baseline; or why there is none.
+def explaining_model(experiments: Sequence[Experiment], named: Path | None) -> SourcedModel | str:
+    """The named model, else that of the baseline's profile; or why there is none.
 
     ``experiments`` are those of both sides, the baseline's first. Raises UsageError for a named model that is
     damaged or of other hardware; one that the profile names and that is not there is only a reason.
     """
     if named is not None:
-        return named_model(experiments, named)
-    baseline = experiments[0]
-    of_profile = None if baseline.profile_or_none is None else baseline.profile_or_none.step_time_model
-    if of_profile is None:
-        return baseline_model(baseline, baseline_runs)
+        return _named_model(experiments, named)
+    profile = experiments[0].profile_or_none
+    if profile is None or profile.step_time_model is None:
+        return "no step-time model is named, neither by --step-time-model nor by the profile"
     try:
-        return named_model(experiments, Path(of_profile))
+        return _named_model(experiments, Path(profile.step_time_model))
     except UsageError as error:
         return f"the step-time model of the profile cannot be used: {error}"
 
 
-def named_model(experiments: Sequence[Experiment], path: Path) -> SourcedModel:
+def _named_model(experiments: Sequence[Experiment], path: Path) -> SourcedModel:
     """The model of a file. Raises UsageError for one of other hardware than that of the experiments.
 
     A machine without a GPU is what the model says it is. Features have the peaks that the model was fitted with,
     whatever those of the directory.
     """
     model = read_model(path)
-    source, hardware = source_of(model, str(path)), hardware_for(model.hardware)
+    hardware, held_out = hardware_for(model.hardware), model.provenance.held_out
     for experiment in experiments:
         device = experiment.hardware
         if device is not None and device.device != hardware.device:
@@ -194,33 +175,12 @@ def named_model(experiments: Sequence[Experiment], path: Path) -> SourcedModel:
                 f"{path}: a step-time model of {model.hardware}, and {experiment.source} is of {device.device}; "
                 f"name a model of {device.device}, or carry this one over with 'benchctl steptime calibrate'"
             )
-    return SourcedModel(predict_us=model.extrapolate_us, source=source, hardware=hardware)
-
-
-def source_of(model: StepTimeModel, name: str) -> ModelSource:
-    """Name of a model and its error on steps that its fit did not see, the first of those that it states."""
-    held_out = model.provenance.held_out
-    return ModelSource(name=name, mape_frac=held_out[0].mape_frac if held_out else None)
-
-
-def baseline_model(baseline: Experiment, runs: Sequence[LoadedRun]) -> SourcedModel | str:
-    """A model of the baseline's steps, where these vary enough to determine one; else the reason.
-
-    On a machine without a GPU the peaks are those of the profile: coefficients absorb how far they are off.
-    """
-    hardware = baseline.hardware_of(runs[0].record) if runs else baseline.hardware
-    if hardware is None and baseline.profile_or_none is not None:
-        hardware = hardware_or_none(baseline.profile_or_none.hardware)
-    if hardware is None:
-        return "the profile names no hardware whose peaks a step-time model could use"
-    steps = [observed_steps(baseline, run, hardware) for run in {run.record.run_id: run for run in runs}.values()]
-    if reasons := [reason for reason in steps if isinstance(reason, str)]:
-        return reasons[0]
-    try:
-        model = fit_model([each for each in steps if not isinstance(each, str)], FitOptions(num_draws=_DRAWS))
-    except UsageError as error:
-        return f"the baseline's steps determine no step-time model: {error}"
-    return SourcedModel(predict_us=model.extrapolate_us, source=ModelSource(name=BASELINE_FIT), hardware=hardware)
+    return SourcedModel(
+        name=str(path),
+        predict_us=model.extrapolate_us,
+        hardware=hardware,
+        mape_frac=held_out[0].mape_frac if held_out else None,
+    )
 
 
 def modelled_run(experiment: Experiment, run: LoadedRun, model: SourcedModel) -> ModelledRun | str:
@@ -258,7 +218,13 @@ def read_sources(
         if is_step_table(path):
             observed += read_step_table(path, defaults)
         elif is_archive(path) or is_there(path / MANIFEST, within=path):
-            _read_directory(path, defaults, observed, skipped, allow_suspect=allow_suspect)
+            experiment = load_experiment(path, allow_suspect=allow_suspect)
+            for run in experiment.results.runs:
+                steps = _fitting_steps(experiment, run, defaults)
+                if isinstance(steps, str):
+                    skipped.append(f"{run_label(experiment, run)}: {steps}")
+                else:
+                    observed.append(steps)
         else:
             raise UsageError(
                 f"{path}: neither a result directory nor a table of steps; name a directory that 'benchctl run' "
@@ -269,22 +235,78 @@ def read_sources(
     return StepSources(observed=tuple(observed), skipped=tuple(skipped))
 
 
-def _read_directory(
-    path: Path, defaults: TableDefaults, observed: list[ObservedSteps], skipped: list[str], *, allow_suspect: bool
-) -> None:
-    hardware: Hardware | None = None if defaults.hardware is None else hardware_for(defaults.hardware)
-    experiment = load_experiment(path, allow_suspect=allow_suspect)
-    for run in experiment.results.runs:
-        steps = _steps_of(experiment, run, hardware)
-        if isinstance(steps, str):
-            skipped.append(f"{run_label(experiment, run)}: {steps}")
-        else:
-            observed.append(steps)
-
-
-def _steps_of(experiment: Experiment, run: LoadedRun, hardware: Hardware | None) -> ObservedSteps | str:
+def _fitting_steps(experiment: Experiment, run: LoadedRun, defaults: TableDefaults) -> ObservedSteps | str:
     """The steps of a run that counts and is not saturated, or the reason why a model cannot use them."""
     usability = experiment.usability(run)
     if not usability.is_usable:
         return f"{usability.excluded}"
+    hardware = None if defaults.hardware is None else hardware_for(defaults.hardware)
     return saturation(run) or observed_steps(experiment, run, hardware)
+
+
+NUM_SIGNS: Final = 2
+_MIN_REQUESTS: Final = 20
+"""Fewer have neither a trend nor a tail."""
+_MAX_FAILED_FRAC: Final = 0.05
+_MIN_R_SQUARED: Final = 0.5
+_MAX_PREEMPTED_FRAC: Final = 0.15
+_MAX_GROWTH: Final = 2.0
+_MAX_TAIL: Final = 10.0
+
+
+def saturation(run: LoadedRun) -> str | None:
+    """The signs that a run was offered more than its server could serve; None for one with fewer than two.
+
+    Two of these five make a run saturated, by the rule of the published calibration protocol. Its requests then say
+    how the queue behaves, and a fit leaves its steps out: few logs count preemption and what is computed again.
+
+    * more than 5 % of the requests failed
+    * first-token times grow with the time of sending: a line with R^2 above 0.5
+    * more preemptions than 15 % of the requests
+    * the median of ``ttft`` in the last fifth of the requests is more than twice that in the first
+    * P99 of ``e2el`` is more than ten times P50
+    """
+    signs = tuple(saturation_signs(run))
+    return f"saturated: {', '.join(signs)}" if len(signs) >= NUM_SIGNS else None
+
+
+def saturation_signs(run: LoadedRun) -> Iterator[str]:
+    """Each sign that a run shows."""
+    requests = measured(run.requests)
+    if len(requests) < _MIN_REQUESTS:
+        return
+    completed = [request for request in requests if is_completed(request)]
+    failed_frac = 1.0 - len(completed) / len(requests)
+    if failed_frac > _MAX_FAILED_FRAC:
+        yield f"{failed_frac:.0%} of the requests failed"
+    preempted = run.columns.optional("preempted")
+    preempted_frac = 0.0 if preempted is None else float(np.nansum(preempted)) / len(requests)
+    if preempted_frac > _MAX_PREEMPTED_FRAC:
+        yield f"{preempted_frac:.2g} preemptions a request"
+    if len(completed) >= _MIN_REQUESTS:
+        yield from _trends(completed)
+
+
+def _trends(completed: list[RequestRecord]) -> Iterator[str]:
+    times = [(request.sent_ns, ttft_ns(request), e2el_ns(request)) for request in completed]
+    rows = np.array([row for row in times if None not in row], dtype=np.float64)
+    if len(rows) < _MIN_REQUESTS:
+        return
+    sent, ttft, e2el = rows[np.argsort(rows[:, 0], kind="stable")].T
+    if _r_squared_of_growth(sent, ttft) > _MIN_R_SQUARED:
+        yield "first tokens come later and later"
+    fifth = len(rows) // 5
+    growth = float(np.median(ttft[-fifth:]) / max(np.median(ttft[:fifth]), 1.0))
+    if growth > _MAX_GROWTH:
+        yield f"the last fifth waits {growth:.3g} times as long for its first token"
+    tail = float(np.quantile(e2el, 0.99) / max(np.median(e2el), 1.0))
+    if tail > _MAX_TAIL:
+        yield f"P99 of the latency is {tail:.3g} times its median"
+
+
+def _r_squared_of_growth(x: Floats, y: Floats) -> float:
+    """R^2 of the line through the points if it rises, else 0."""
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    correlation = float(np.corrcoef(x, y)[0, 1])
+    return correlation**2 if correlation > 0 else 0.0

@@ -16,23 +16,17 @@ from numpy.typing import NDArray
 
 from benchctl.analysis.attribution.splits import logarithmic_mean
 from benchctl.analysis.bonus.bonus import MeasuredBonus, bonus_of
-from benchctl.analysis.compare.attribution import section_split, step_floor
+from benchctl.analysis.compare.attribution import step_floor
+from benchctl.analysis.compare.nodes import NodeResults, nodes_of_variants
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders, num_looks_of
 from benchctl.analysis.experiment.pairing import PairedRuns, baseline_pairs
-from benchctl.analysis.findings import (
-    Finding,
-    collect_findings,
-    draft_findings,
-    floor_findings,
-    speculation_findings,
-)
+from benchctl.analysis.findings import Finding, collect_findings, draft_findings
 from benchctl.analysis.metrics.latency import PERCENTS, is_completed, latencies_ns, measured
 from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.analysis.statistics.estimate import level_interval
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.analysis.summary.columns import Value
-from benchctl.analysis.summary.nodes import NodeResults, node_findings, nodes_of_variants
 from benchctl.analysis.summary.summary import (
     CellSummary,
     RunSummary,
@@ -40,7 +34,7 @@ from benchctl.analysis.summary.summary import (
     infeasible_values,
     summarise_cells,
     summarise_runs,
-    sweep_rows,
+    sweep_row,
 )
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.analysis.validity.usable import integrity_warnings
@@ -290,17 +284,12 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     runs = summarise_runs(experiment)
     confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
     pairs = [PairedRuns.of(pair, (experiment, experiment)) for pair in baseline_pairs(experiment)]
-    cells = summarise_cells(runs, experiment, pairs)
-    rows = sweep_rows(
-        pairs,
-        runs,
-        confidence=confidence,
-        results_dir=str(results.source),
-        floor_of=lambda paired: step_floor(paired, confidence),
+    cells = summarise_cells(runs, experiment, pairs, confidence)
+    source = str(results.source)
+    rows = tuple(
+        sweep_row(paired, confidence=confidence, results_dir=source, floor=step_floor(paired, confidence))
+        for paired in pairs
     )
-    splits = {paired.pair.b.label: section_split(paired, confidence) for paired in pairs}
-    nodes = nodes_of_variants(pairs, confidence)
-    sections = {label: split for label, split in splits.items() if split is not None}
     return AnalyzedExperiment(
         experiment=experiment,
         runs=runs,
@@ -309,14 +298,8 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         ladders=divide_ladders(experiment, confidence),
         passes=None if has_requests(manifest) else summarise_passes(cells, pairs, confidence),
         bonus=bonus_of(experiment),
-        nodes=nodes,
-        findings=(
-            *node_findings(nodes),
-            *collect_findings(cells, rows, manifest.baseline, sections),
-            *floor_findings(rows),
-            *draft_findings(runs, cells),
-            *speculation_findings(cells, rows, manifest.baseline),
-        ),
+        nodes=nodes_of_variants(pairs, confidence),
+        findings=(*collect_findings(cells, rows, manifest.baseline), *draft_findings(runs, cells)),
         warnings=(
             *integrity_warnings(directory),
             *manifest.warnings,

@@ -21,7 +21,7 @@ from benchctl.analysis.metrics.latency import (
     percentiles_of_sorted,
 )
 from benchctl.analysis.metrics.run import num_guided_steps, tails_of_few
-from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
+from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
 from benchctl.costs.flops import FlopsAccount, achieved_flops_per_s
 from benchctl.profile.model import VariantSettings
 from benchctl.records.columns.columns import StepColumns
@@ -71,6 +71,8 @@ LABEL_COLUMNS: Final = frozenset({"block", "position", "attempt"})
 """Columns whose numbers are labels, so a mean of them has no meaning."""
 CLIENT_COLUMNS: Final = CLIENT_TIMED | {"achieved_tflops_per_s", "observed_achieved_tflops_per_s"}
 """Columns that rest on the client's times."""
+TIME_COLUMNS: Final = POSITION_ADJUSTED | (CLIENT_COLUMNS - CLIENT_TIMED)
+"""Columns that drift within a block changes."""
 
 
 def summary_row(

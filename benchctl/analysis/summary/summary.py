@@ -5,9 +5,8 @@ explain.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from statistics import fmean, stdev
 from typing import Final
@@ -20,8 +19,8 @@ from benchctl.analysis.experiment.pairing import PairedRuns
 from benchctl.analysis.metrics.bounds import TIMES_BOUNDED, Bounds, bounds_warnings
 from benchctl.analysis.metrics.latency import mean_of_known, quotient
 from benchctl.analysis.metrics.speculation import ArmDrafts, arm_drafts
-from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
-from benchctl.analysis.statistics.estimate import PooledSlope, RatioEstimate, SideRatio, scatter_of
+from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio, scatter_of
 from benchctl.analysis.statistics.position_effect import adjusted_level
 from benchctl.analysis.summary.columns import (
     CLIENT_COLUMNS,
@@ -29,7 +28,6 @@ from benchctl.analysis.summary.columns import (
     SUMMARY_COLUMNS,
     Value,
     number_of,
-    summary_row,
 )
 from benchctl.analysis.validity.usable import Usability
 from benchctl.profile.model import VariantSettings
@@ -40,8 +38,6 @@ from benchctl.records.schema import Cell, ResultWarning
 
 _OF_COMPARISONS: Final = METRICS.keys() | CLIENT_COLUMNS
 """Columns whose centres are those of a comparison."""
-_TIME_COLUMNS: Final = POSITION_ADJUSTED | (CLIENT_COLUMNS - CLIENT_TIMED)
-"""Columns that drift within a block changes."""
 INFEASIBLE_CAUSES: Final = frozenset({"out-of-memory", "infeasible"})
 """Causes of failure that mark the whole cell; ``infeasible`` are blocks that were skipped after the first."""
 
@@ -180,7 +176,7 @@ def _summarise(run: LoadedRun, experiment: Experiment) -> RunSummary:
         settings=settings,
         flops=flops,
         bounds=bounds,
-        values=summary_row(run, experiment.metrics(run), settings, flops),
+        values=experiment.row(run),
         tally=tally_steps(run.columns, covers_steps=run.record.times_whole_steps),
         step_scale=experiment.position_scale(run, "step_ms"),
         warnings=(
@@ -194,11 +190,12 @@ def _summarise(run: LoadedRun, experiment: Experiment) -> RunSummary:
 
 
 def summarise_cells(
-    runs: Iterable[RunSummary], experiment: Experiment, pairs: Sequence[PairedRuns] = ()
+    runs: Iterable[RunSummary], experiment: Experiment, pairs: Sequence[PairedRuns] = (), confidence: float = 0.95
 ) -> tuple[CellSummary, ...]:
     """Each variant and cell over its blocks: the baseline first, then by variant and factor values.
 
-    Arms that are compared with the baseline in ``pairs`` have the centres whose quotient is the ratio.
+    Arms that are compared with the baseline in ``pairs`` have the centres whose quotient is the ratio; the baseline
+    has those of the only arm that is compared with it.
     """
     baseline = experiment.results.manifest.baseline
     ordered = sorted(
@@ -207,86 +204,61 @@ def summarise_cells(
     groups: dict[str, list[RunSummary]] = {}
     for run in ordered:
         groups.setdefault(run.label, []).append(run)
-    summaries = {id(run.run): run for run in ordered}
-    cells = _Cells(
-        experiment=experiment,
-        slopes={column: experiment.slope_of(partial(_counted, summaries, column)) for column in _TIME_COLUMNS},
-        summaries=summaries,
-        pairs={paired.pair.b.label: paired for paired in pairs},
-    )
-    return tuple(cells.over_blocks(group) for group in groups.values())
-
-
-def _counted(summaries: Mapping[int, RunSummary], column: str, run: LoadedRun) -> float | None:
-    return summaries[id(run)].counted(column)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cells:
-    """Computes the centres of all cells."""
-
-    experiment: Experiment
-    slopes: Mapping[str, PooledSlope | None]
-    """Effect of the position on every column of times or rates."""
-    summaries: Mapping[int, RunSummary]
-    pairs: Mapping[str, PairedRuns]
-
-    def over_blocks(self, group: Sequence[RunSummary]) -> CellSummary:
+    cells = []
+    for label, group in groups.items():
         usable = tuple(run for run in group if run.is_usable)
-        spreads = {}
-        for column in SUMMARY_COLUMNS:
-            numbers = {run: number for run in usable if (number := run.counted(column)) is not None}
-            if numbers and column not in LABEL_COLUMNS:
-                spreads[column] = self._spread(group[0].label, column, numbers)
+        own = next((paired for paired in pairs if paired.pair.b.label == label), None)
+        of_baseline = [paired for paired in pairs if paired.pair.a.label == label]
+        paired = of_baseline[0] if own is None and len(of_baseline) == 1 else own
         first = group[0].record
         causes = {run.record.failure.cause for run in group if run.record.failure is not None}
-        return CellSummary(
-            variant=first.variant,
-            cell=first.cell,
-            runs=usable,
-            num_unusable=len(group) - len(usable),
-            spreads=spreads,
-            infeasible="out of memory" if causes & INFEASIBLE_CAUSES and not usable else None,
+        spreads = {
+            column: _spread_of(column, usable, experiment, paired, confidence)
+            for column in SUMMARY_COLUMNS
+            if column not in LABEL_COLUMNS and any(run.counted(column) is not None for run in usable)
+        }
+        cells.append(
+            CellSummary(
+                variant=first.variant,
+                cell=first.cell,
+                runs=usable,
+                num_unusable=len(group) - len(usable),
+                spreads=spreads,
+                infeasible="out of memory" if causes & INFEASIBLE_CAUSES and not usable else None,
+            )
         )
-
-    def _spread(self, label: str, column: str, numbers: Mapping[RunSummary, float]) -> Spread:
-        if column not in _OF_COMPARISONS or min(numbers.values()) <= 0:
-            return _spread(list(numbers.values()))
-        ratio = self._ratio(label, column)
-        if ratio is not None and label in self.pairs:
-            return _weighted_spread(ratio.b_values, ratio.b, ratio.estimate.block_weights)
-        if ratio is not None and len(ratio.a_values) == len(numbers):
-            return _weighted_spread(ratio.a_values, ratio.a, ratio.estimate.block_weights)
-        offsets, values = [self.experiment.offset(run.run) for run in numbers], list(numbers.values())
-        slope = self.slopes.get(column)
-        return _weighted_spread(values, *adjusted_level(values, offsets, slope, self.experiment.estimator))
-
-    def _ratio(self, label: str, column: str) -> SideRatio | None:
-        """The ratio to the baseline as in a comparison; for the baseline itself, that of the only arm compared with
-        it.
-        """
-        paired = self.pairs.get(label)
-        with_baseline = [pair for pair in self.pairs.values() if pair.pair.a.label == label]
-        if paired is None and len(with_baseline) == 1:
-            (paired,) = with_baseline
-        if paired is None:
-            return None
-        return paired.ratio_of(partial(_counted, self.summaries, column), is_time=column in _TIME_COLUMNS)
+    return tuple(cells)
 
 
-def _weighted_spread(values: Sequence[float], centre: float, weights: Sequence[float]) -> Spread:
+def _spread_of(
+    column: str,
+    usable: Sequence[RunSummary],
+    experiment: Experiment,
+    paired: PairedRuns | None,
+    confidence: float,
+) -> Spread:
+    """The spread of a column over the usable runs of an arm, of which at least one knows it."""
+    numbers = {run: number for run in usable if (number := run.counted(column)) is not None}
+    values = list(numbers.values())
+    sd = stdev(values) if len(values) > 1 else None
+    if column not in _OF_COMPARISONS or min(values) <= 0:
+        mean = fmean(values)
+        scatter_frac = sd / abs(mean) if sd is not None and mean else None
+        return Spread(centre=mean, n=len(values), sd=sd, scatter_frac=scatter_frac)
+    ratio = None if paired is None else paired.ratio(column, confidence, of_few=True)
+    if paired is not None and ratio is not None and paired.pair.b.label == usable[0].label:
+        values, centre, weights = list(ratio.b_values), ratio.b, ratio.estimate.block_weights
+    elif ratio is not None and len(ratio.a_values) == len(values):
+        values, centre, weights = list(ratio.a_values), ratio.a, ratio.estimate.block_weights
+    else:
+        offsets = [experiment.offset(run.run) for run in numbers]
+        slope = experiment.position_slope(column, of_few=True)
+        centre, weights = adjusted_level(values, offsets, slope, experiment.estimator)
     return Spread(
         centre=centre,
         n=len(values),
         sd=stdev(values) if len(values) > 1 else None,
         scatter_frac=scatter_of(values, weights),
-    )
-
-
-def _spread(numbers: Sequence[float]) -> Spread:
-    mean, sd = fmean(numbers), stdev(numbers) if len(numbers) > 1 else None
-    return Spread(
-        centre=mean, n=len(numbers), sd=sd, scatter_frac=sd / abs(mean) if sd is not None and mean else None
     )
 
 
@@ -335,9 +307,6 @@ _COMPARED: Final = {
     "pflops_observed": "observed_pflops_total",
 }
 """Compared quantities, and their columns in the row of a run."""
-_OF_TIME: Final = frozenset({"wall", "tok_per_s", "achieved_tflops", "step_ms", "ttft", "p99_ttft"})
-"""Quantities that drift within a block changes; the others are counts."""
-
 MIN_EXPLAINED_LOG_RATIO: Final = math.log(1.02)
 """Smallest slowdown (two percent) whose causes are divided."""
 
@@ -369,17 +338,49 @@ class SweepRow:
         return number_of(self.values[column])
 
 
-def sweep_rows(
-    pairs: Sequence[PairedRuns],
-    runs: Sequence[RunSummary],
-    *,
-    confidence: float,
-    results_dir: str,
-    floor_of: Callable[[PairedRuns], StepFloor | str | None] = lambda _: None,
-) -> tuple[SweepRow, ...]:
-    """A row for each arm that shares at least one block with the baseline; ``pairs`` are those of ``runs``."""
-    summaries = {id(run.run): run for run in runs}
-    return tuple(_row(paired, summaries, confidence, results_dir, floor_of(paired)) for paired in pairs)
+def sweep_row(
+    paired: PairedRuns, *, confidence: float, results_dir: str, floor: StepFloor | str | None = None
+) -> SweepRow:
+    """An arm that shares at least one block with the baseline."""
+    experiment, arm, runs = paired.b, paired.pair.b, paired.pair.b_runs
+    compared = {name: paired.ratio(column, confidence, of_few=True) for name, column in _COMPARED.items()}
+    ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
+    estimates = {name: ratio.estimate for name, ratio in ratios.items()}
+    ratio_of = {name: estimate.ratio for name, estimate in estimates.items()}
+    settings, wall = experiment.settings(arm), estimates.get("wall")
+    wall_ratio, flops, observed = (ratio_of.get(name) for name in ("wall", "pflops", "pflops_observed"))
+    values: dict[str, Value] = {
+        "k": None if settings is None else settings.sampling.top_k,
+        "results_dir": results_dir,
+        **_published_columns(ratios),
+        **{
+            name: mean_of_known([number_of(experiment.row(run)[column]) for run in runs])
+            for name, column in _SECTION_MEANS.items()
+        },
+        "utilization_gap": quotient(wall_ratio, flops),
+        "variant": arm.variant,
+        "cell": cell_name(arm.cell),
+        "n_blocks": len(runs),
+        "wall_ratio_ci_low": None if wall is None else wall.ci_low,
+        "wall_ratio_ci_high": None if wall is None else wall.ci_high,
+        "num_steps_ratio": ratio_of.get("num_steps"),
+        "step_ms_ratio": ratio_of.get("step_ms"),
+        "flops_ratio_observed": observed,
+        "utilization_gap_observed": quotient(wall_ratio, observed),
+        "unexplained_frac": unexplained_frac(wall, flops),
+        "unexplained_frac_observed": unexplained_frac(wall, observed),
+        "step_floor_ratio": floor.ratio if isinstance(floor, StepFloor) else None,
+        "step_times_floor": floor.times_floor if isinstance(floor, StepFloor) else None,
+        "infeasible": None,
+    }
+    return SweepRow(
+        variant=arm.variant,
+        cell=arm.cell,
+        blocks=paired.pair.blocks,
+        ratios=ratios,
+        values={column: values[column] for column in SWEEP_COLUMNS},
+        floor=floor,
+    )
 
 
 def infeasible_values(cell: CellSummary, results_dir: str) -> dict[str, Value]:
@@ -406,65 +407,6 @@ def unexplained_frac(wall: RatioEstimate | None, flops_ratio: float | None) -> f
     if wall.log_interval is not None and wall.log_interval[0] <= 0:
         return None
     return 1 - math.log(flops_ratio) / wall.log_ratio
-
-
-def _row(
-    paired: PairedRuns,
-    summaries: Mapping[int, RunSummary],
-    confidence: float,
-    results_dir: str,
-    floor: StepFloor | str | None,
-) -> SweepRow:
-    runs = [summaries[id(run)] for run in paired.pair.b_runs]
-    ratios = {
-        quantity: of_sides
-        for quantity in _COMPARED
-        if (of_sides := _ratio(quantity, paired, summaries, confidence)) is not None
-    }
-    estimates = {quantity: ratio.estimate for quantity, ratio in ratios.items()}
-    ratio = {quantity: estimate.ratio for quantity, estimate in estimates.items()}
-    record = runs[0].record
-    settings = runs[0].settings
-    wall, flops, observed = ratio.get("wall"), ratio.get("pflops"), ratio.get("pflops_observed")
-    values: dict[str, Value] = {
-        "k": None if settings is None else settings.sampling.top_k,
-        "results_dir": results_dir,
-        **_published_columns(ratios),
-        **{name: mean_of_known([run.number(column) for run in runs]) for name, column in _SECTION_MEANS.items()},
-        "utilization_gap": quotient(wall, flops),
-        "variant": record.variant,
-        "cell": cell_name(record.cell),
-        "n_blocks": len(runs),
-        "wall_ratio_ci_low": estimates["wall"].ci_low if "wall" in estimates else None,
-        "wall_ratio_ci_high": estimates["wall"].ci_high if "wall" in estimates else None,
-        "num_steps_ratio": ratio.get("num_steps"),
-        "step_ms_ratio": ratio.get("step_ms"),
-        "flops_ratio_observed": observed,
-        "utilization_gap_observed": quotient(wall, observed),
-        "unexplained_frac": unexplained_frac(estimates.get("wall"), flops),
-        "unexplained_frac_observed": unexplained_frac(estimates.get("wall"), observed),
-        "step_floor_ratio": floor.ratio if isinstance(floor, StepFloor) else None,
-        "step_times_floor": floor.times_floor if isinstance(floor, StepFloor) else None,
-        "infeasible": None,
-    }
-    return SweepRow(
-        variant=record.variant,
-        cell=record.cell,
-        blocks=paired.pair.blocks,
-        ratios=ratios,
-        values={column: values[column] for column in SWEEP_COLUMNS},
-        floor=floor,
-    )
-
-
-def _ratio(
-    quantity: str, paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: float
-) -> SideRatio | None:
-    """The ratio as in ``compare``: the same runs, blocks, position effect and estimator."""
-    column = _COMPARED[quantity]
-    return paired.ratio_of(
-        lambda run: summaries[id(run)].counted(column), is_time=quantity in _OF_TIME, confidence=confidence
-    )
 
 
 def _published_columns(ratios: Mapping[str, SideRatio]) -> dict[str, Value]:

@@ -145,7 +145,7 @@ _StepTimeModel = Annotated[
         "--step-time-model",
         metavar="FILE",
         help="Model of 'benchctl steptime fit' that explains the change of the mean step; by default that of the "
-        "profile, else one fitted to the baseline's own steps.",
+        "profile.",
     ),
 ]
 _ShowAll = Annotated[bool, typer.Option("--all", help="Show all exploratory metrics.")]

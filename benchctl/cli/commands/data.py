@@ -73,16 +73,21 @@ def verify(
 
 
 def _print_table(directory: Path, states: "Iterable[tuple[DatasetFile, FileState]]") -> None:
-    from rich.table import Table
-
     from benchctl.cli.screen import folding_console
+    from benchctl.report.table import table_of
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("name", "state", "size", "licence", "file", "source"):
-        table.add_column(title, justify="right" if title == "size" else "left", overflow="fold")
-    for file, state in states:
-        path = f"{file.folder}/{file.filename}"
-        table.add_row(file.name, state, megabytes(file.size_bytes), file.licence, path, file.source_page)
+    headings = ("name", "state", "size", "licence", "file", "source")
+    rows = (
+        (
+            file.name,
+            state,
+            megabytes(file.size_bytes),
+            file.licence,
+            f"{file.folder}/{file.filename}",
+            file.source_page,
+        )
+        for file, state in states
+    )
     console = folding_console()
-    console.print(table)
+    console.print(table_of(headings, rows, left={*headings} - {"size"}).drawn(folds=True))
     console.print(f"data directory: {directory} (set BENCHCTL_DATA_DIR for another)", soft_wrap=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 
 from benchctl.errors import UsageError
 from benchctl.profile.choices import MAX_CONTEXT, MAX_DRAFT_TOKENS, MAX_OUTPUTS, MAX_TOTAL_TOKENS
@@ -60,16 +59,13 @@ def print_tables(request: FlopsRequest, answer: FlopsAnswer) -> None:
     """The accounts side by side, and the corrections that lead from one to the other."""
     from benchctl.cli.screen import folding_console
     from benchctl.formats import four_digits
+    from benchctl.report.table import table_of
     from benchctl.units import PETA, TERA
 
     accounts = [answer.account] + ([answer.observed] if answer.observed is not None else [])
     headings: list[str] = [request.convention, "observed"][: len(accounts)]
-    table = Table("", *headings)
-    for column in table.columns[1:]:
-        column.justify = "right"
     columns = [_readable(account, request) for account in accounts]
-    for label in columns[0]:
-        table.add_row(label, *(column[label] for column in columns), end_section=label.endswith("total, PFLOP"))
+    rows = ((label, *(column[label] for column in columns)) for label in columns[0])
     console = folding_console(None)
     guided = _drafted(request.drafting)
     guided += f" guided by {request.value_model.name}, top_k {request.top_k}" if request.value_model else ""
@@ -78,21 +74,19 @@ def print_tables(request: FlopsRequest, answer: FlopsAnswer) -> None:
         f"{request.base.name}{guided}: {totals.num_sequences} outputs of {totals.num_questions} prompts, "
         f"{totals.output_tokens} output tokens"
     )
-    console.print(table)
+    console.print(table_of(("", *headings), rows, left=("",)))
     if request.wall_s is not None:
         console.print(
             f"peak: {four_digits(request.hardware.peak_flops_per_s / TERA)} TFLOP/s, {_origin(request.hardware)}"
         )
     if answer.corrections:
-        corrections = Table("correction", "PFLOP", "because")
-        corrections.columns[1].justify = "right"
-        for correction in answer.corrections:
-            corrections.add_row(correction.code, f"{correction.flops / PETA:+.4g}", correction.meaning)
+        priced = ((each.code, f"{each.flops / PETA:+.4g}", each.meaning) for each in answer.corrections)
+        corrections = table_of(("correction", "PFLOP", "because"), priced, left=("correction", "because"))
         assumed = "prompts prefilled once by the base model, but once for each sample by the value model"
         if request.drafting is not None:
             assumed = "prompts prefilled once, and a bonus token after each draft accepted whole"
         console.print(f"From {headings[0]} to observed, which assumes equal lengths and {assumed}:")
-        console.print(corrections)
+        console.print(corrections.drawn(folds=True))
 
 
 def _drafted(drafting: Drafting | None) -> str:

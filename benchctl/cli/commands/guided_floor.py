@@ -16,11 +16,10 @@ from benchctl.errors import UsageError
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from benchctl.costs.guided_floor import GuidedFloor, Scoring
     from benchctl.costs.hardware import Hardware
     from benchctl.costs.model_shape import ModelShape
+    from benchctl.report.table import Table
 
 
 _Base = Annotated[
@@ -171,7 +170,7 @@ def print_floors(answer: FloorAnswer) -> None:
 
 def _table(answer: FloorAnswer) -> "Table":
     from benchctl.formats import four_digits, signed_three_digits
-    from benchctl.report.text.plain_table import plain_table
+    from benchctl.report.table import table_of
     from benchctl.units import MS_PER_S
 
     causes = [*next(iter(answer.floors.values())).parts]
@@ -179,14 +178,13 @@ def _table(answer: FloorAnswer) -> "Table":
         f"Floor of a guided step: {answer.base.name} guided by {answer.value_model.name} on "
         f"{answer.hardware.title}, context {answer.context}, scoring {answer.scoring}"
     )
-    table = plain_table(title, [], ["batch", "top_k", "base ms", "guided ms", "ratio", *causes, "value tokens"])
-    for (rows, candidates), floor in answer.floors.items():
+    rows = []
+    for (batch, candidates), floor in answer.floors.items():
         parts = (signed_three_digits(floor.parts[cause]) for cause in causes)
         times = (four_digits(time_s * MS_PER_S) for time_s in (floor.base_s, floor.step_s))
-        table.add_row(
-            str(rows), str(candidates), *times, f"{floor.ratio:.3f}", *parts, four_digits(floor.value_tokens)
-        )
-    return table
+        rows.append((batch, candidates, *times, f"{floor.ratio:.3f}", *parts, four_digits(floor.value_tokens)))
+    headings = ("batch", "top_k", "base ms", "guided ms", "ratio", *causes, "value tokens")
+    return table_of(headings, rows, title=title)
 
 
 def _notes(answer: FloorAnswer) -> Sequence[str]:

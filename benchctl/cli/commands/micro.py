@@ -21,6 +21,7 @@ from benchctl.cli.conduct import keeping
 from benchctl.cli.output.verdicts import print_tables, warn
 from benchctl.errors import UsageError
 from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
+from benchctl.report.table import table_of
 from benchctl.report.tables.experiment import bonus_table, cost_text
 
 if TYPE_CHECKING:
@@ -143,8 +144,6 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _print_peaks(peaks: "MeasuredPeaks", path: Path | None) -> None:
-    from rich.table import Table
-
     from benchctl.cli.screen import wide_console
     from benchctl.formats import four_digits, percentage
     from benchctl.micro.peak_checks import best_of_each, data_sheet_peaks, unit_of
@@ -153,16 +152,15 @@ def _print_peaks(peaks: "MeasuredPeaks", path: Path | None) -> None:
     sheet, console = data_sheet_peaks(peaks), wide_console()
     console.print(_heading(peaks))
     console.print()
-    table = Table(box=None, pad_edge=False)
-    for title in ("peak", "size", "median", "least", "most", "unit", "data sheet", "of it"):
-        table.add_column(title, justify="left" if title in {"peak", "unit"} else "right")
+    rows = []
     for series in best_of_each(peaks):
         unit, scale = unit_of(series)
         figure = sheet.get((series.quantity, series.dtype))
         numbers = [four_digits(value / scale) for value in (series.median, series.low, series.high)]
         of_sheet = ["", ""] if figure is None else [four_digits(figure / scale), percentage(series.median / figure)]
-        table.add_row(_name(series), _setting(series), *numbers, unit, *of_sheet)
-    console.print(table)
+        rows.append((_name(series), _setting(series), *numbers, unit, *of_sheet))
+    headings = ("peak", "size", "median", "least", "most", "unit", "data sheet", "of it")
+    console.print(table_of(headings, rows, left=("peak", "unit")))
     console.print()
     for dtype, reason in peaks.unmeasured.items():
         console.print(f"not measured: {dtype}: {reason}")
@@ -209,22 +207,18 @@ def _show(store: Path, entries: "Sequence[StoredPeaks]", *, as_json: bool) -> No
 
 
 def _print_list(store: Path, entries: "Sequence[StoredPeaks]") -> None:
-    from rich.table import Table
-
     from benchctl.cli.screen import wide_console
 
-    table = Table(box=None, pad_edge=False)
-    titles = ("key", "measured", "bfloat16", "float32", "copy", "read", "launch", "warnings")
-    for title in titles:
-        table.add_column(title, justify="left" if title in {"key", "measured", "warnings"} else "right")
+    headings = ("key", "measured", "bfloat16", "float32", "copy", "read", "launch", "warnings")
+    rows: list[Sequence[object]] = []
     for entry in entries:
         if entry.content is None:
-            table.add_row(entry.name, "", "", "", "", "", "", entry.problem)
+            rows.append((entry.name, "", "", "", "", "", "", entry.problem))
         else:
             codes = dict.fromkeys(warning.code for warning in entry.content.warnings)
-            table.add_row(entry.key, entry.content.measured_at, *_medians(entry.content), ", ".join(codes))
+            rows.append((entry.key, entry.content.measured_at, *_medians(entry.content), ", ".join(codes)))
     console = wide_console()
-    console.print(table)
+    console.print(table_of(headings, rows, left=("key", "measured", "warnings")))
     console.print(f"store: {store}; of each key the newest counts, of a quiet machine if there is one")
 
 
@@ -475,19 +469,14 @@ def print_bonus(measured: "MeasuredBonus") -> None:
 
 
 def _print_published(console: "Console", measured: "MeasuredBonus") -> None:
-    from rich.table import Table
-
     console.print(
         f"Published ({SOURCE}) beside the same passes here; another device, so only signs and shares compare"
     )
-    table = Table(box=None, pad_edge=False)
-    for head in ("pass", "batch", "published, ms", "here, ms"):
-        table.add_column(head, justify="left" if head == "pass" else "right", no_wrap=True)
-    for each in measured.published:
-        table.add_row(
-            f"{each.phase} {each.mode}", str(each.batch_size), f"{each.published_ms:.2f}", cost_text(each.cost)
-        )
-    console.print(table)
+    rows = (
+        (f"{each.phase} {each.mode}", each.batch_size, f"{each.published_ms:.2f}", cost_text(each.cost))
+        for each in measured.published
+    )
+    console.print(table_of(("pass", "batch", "published, ms", "here, ms"), rows, left=("pass",)))
     console.print("What the published numbers could not show:")
     for sentence in published_limits():
         console.print(f"* {sentence}")

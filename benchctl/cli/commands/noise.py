@@ -9,6 +9,7 @@ import typer
 
 from benchctl.errors import RecordError, UsageError
 from benchctl.formats import percentage
+from benchctl.report.table import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,32 +139,25 @@ def _document(entry: "StoredNoise") -> dict[str, Any]:
 
 
 def _print_list(store: Path, entries: "Sequence[StoredNoise]") -> None:
-    from rich.table import Table
-
     from benchctl.cli.screen import wide_console
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("key", "engine", "model", "blocks", "floor of step_ms", "when", "age", "from"):
-        table.add_column(title, justify="right" if title in {"blocks", "floor of step_ms", "age"} else "left")
+    headings = ("key", "engine", "model", "blocks", "floor of step_ms", "when", "age", "from")
+    rows: list[Sequence[object]] = []
     for entry in entries:
         noise = entry.content
         if noise is None:
-            table.add_row(entry.name, "", "", "", "", "", "", entry.problem)
+            rows.append((entry.name, "", "", "", "", "", "", entry.problem))
             continue
         step = noise.metrics.get("step_ms")
         blocks = max((metric.num_blocks for metric in noise.metrics.values()), default=0)
-        floor = "n/a" if step is None else percentage(step.floor_frac)
+        floor = None if step is None else percentage(step.floor_frac)
         engine = f"{noise.engine} {noise.engine_version or ''}".rstrip()
-        table.add_row(
-            entry.key, engine, noise.model, str(blocks), floor, noise.measured_at, _age(noise), noise.source
-        )
-    wide_console().print(table)
+        rows.append((entry.key, engine, noise.model, blocks, floor, noise.measured_at, _age(noise), noise.source))
+    wide_console().print(table_of(headings, rows, left=("key", "engine", "model", "when", "from")))
     print(f"store: {store}")
 
 
 def _print_noise(source: str, noise: "NoiseFloor") -> None:
-    from rich.table import Table
-
     from benchctl.cli.screen import wide_console
 
     console = wide_console()
@@ -172,12 +166,11 @@ def _print_noise(source: str, noise: "NoiseFloor") -> None:
     console.print(f"{source}: {engine} with {noise.model} on {noise.host}, {devices}")
     console.print(f"measured {noise.measured_at} ({_age(noise)}) in {noise.source}")
     console.print()
-    table = Table(box=None, pad_edge=False)
-    for title in ("metric", "floor", "sd between blocks", "blocks"):
-        table.add_column(title, justify="left" if title == "metric" else "right")
-    for name, metric in noise.metrics.items():
-        table.add_row(name, percentage(metric.floor_frac), percentage(metric.log_sd), str(metric.num_blocks))
-    console.print(table)
+    rows = (
+        (name, percentage(metric.floor_frac), percentage(metric.log_sd), metric.num_blocks)
+        for name, metric in noise.metrics.items()
+    )
+    console.print(table_of(("metric", "floor", "sd between blocks", "blocks"), rows, left=("metric",)))
 
 
 def _age(noise: "NoiseFloor") -> str:

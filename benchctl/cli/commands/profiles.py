@@ -24,21 +24,21 @@ SetOption = Annotated[
 @app.command("list")
 def list_known() -> None:
     """List the profiles and engine presets that can be used by name."""
-    from rich.table import Table
     from rich.text import Text
 
     from benchctl.cli.screen import folding_console
     from benchctl.profile.files import display_path, grouped_profiles, preset_files
+    from benchctl.report.table import table_of
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("profile", "description", "file"):
-        table.add_column(title, overflow="fold")
-    for group, entries in grouped_profiles().items():
-        table.add_row(Text(group, style="bold"))
-        for entry in entries:
-            table.add_row(f"  {entry.name}", entry.description, display_path(entry.path))
+    headings = ("profile", "description", "file")
+    groups = grouped_profiles()
+    rows: list[tuple[str, ...]] = []
+    for group, entries in groups.items():
+        rows.append((group,))
+        rows += [(f"  {entry.name}", entry.description, display_path(entry.path)) for entry in entries]
     console = folding_console()
-    console.print(table)
+    table = table_of(headings, rows, left=headings)
+    console.print(table.drawn(lambda text: Text(text, style="bold" if text in groups else ""), folds=True))
     console.print(f"engine presets: {', '.join(preset_files())}", soft_wrap=True)
 
 

@@ -348,20 +348,14 @@ def list_results(
 
 
 def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
-    from rich.table import Table
-
     from benchctl.cli.screen import wide_console
+    from benchctl.report.table import table_of
     from benchctl.untrusted.text import visible_line
 
     rows = [[visible_line(field) for field in _row(root, entry)] for entry in entries]
     if sys.stdout.isatty():
         rows = _fitted(rows, shutil.get_terminal_size().columns)
-    table = Table(box=None, pad_edge=False)
-    for column in _COLUMNS:
-        table.add_column(column, justify="right" if column == "runs" else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    wide_console().print(table)
+    wide_console().print(table_of(_COLUMNS, rows, left={*_COLUMNS} - {"runs"}))
 
 
 def _row(root: Path, entry: "Entry") -> "list[str]":

@@ -317,23 +317,22 @@ def _document(checks: "Sequence[Check]") -> dict[str, Any]:
 
 
 def _print_table(checks: "Sequence[Check]") -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from benchctl.cli.screen import wide_console
+    from benchctl.report.table import table_of
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("topic", "part", "state", "finding"):
-        table.add_column(column, no_wrap=True)
+    headings = ("topic", "part", "state", "finding")
+    rows: list[tuple[str, ...]] = []
     topic = None
     for check in checks:
-        shown_topic = check.topic if check.topic != topic else ""
+        rows.append((check.topic if check.topic != topic else "", check.name, check.state, check.finding))
         topic = check.topic
-        table.add_row(shown_topic, check.name, Text(check.state, style=_STYLES[check.state]), check.finding)
         if check.remedy is not None:
-            table.add_row("", "", "", f"→ {check.remedy}")
+            rows.append(("", "", "", f"→ {check.remedy}"))
     console = wide_console()
-    console.print(table)
+    table = table_of(headings, rows, left=headings)
+    console.print(table.drawn(lambda text: Text(text, style=_STYLES.get(text, ""))))
     console.print()
     console.print(_doctor_summary(checks))
 
@@ -432,13 +431,9 @@ def _engines_document(check: "Check") -> dict[str, Any]:
 
 
 def _engines_print_table(checks: "tuple[Check, ...]") -> None:
-    from rich.table import Table
-
     from benchctl.cli.screen import wide_console
+    from benchctl.report.table import table_of
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("engine", "installed", "to install"):
-        table.add_column(column, no_wrap=True)
-    for check in checks:
-        table.add_row(check.name, check.finding, check.remedy or "")
-    wide_console().print(table)
+    headings = ("engine", "installed", "to install")
+    rows = ((check.name, check.finding, check.remedy or "") for check in checks)
+    wide_console().print(table_of(headings, rows, left=headings))

@@ -45,6 +45,7 @@ from benchctl.cli.output.verdicts import print_outcome, warn
 from benchctl.errors import MissingPackageError, UsageError
 from benchctl.formats import short_number
 from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
+from benchctl.report.table import table_of
 
 if TYPE_CHECKING:
     from benchctl.measure.capacity.point import LoadKind
@@ -207,8 +208,6 @@ _UNITS: Final = {"rate": "requests/s", "max-concurrency": "slots"}
 
 def print_sweep(sweep: "Sweep", profile: "Profile") -> None:
     """Print a row for each load, and a sentence for each arm on the largest that keeps all limits."""
-    from rich.table import Table
-
     from benchctl.cli.screen import wide_console
 
     console = wide_console()
@@ -219,16 +218,12 @@ def print_sweep(sweep: "Sweep", profile: "Profile") -> None:
         *names,
         *(["limits"] if sweep.objectives else []),
     ]
-    table = Table(box=None, pad_edge=False)
-    for head in heads:
-        table.add_column(head, justify="left" if head in {"arm", "limits"} else "right", no_wrap=True)
+    rows = []
     for each in sweep.points:
-        cells = [each.point.label]
-        if each.point.size is not None:
-            cells.append(f"{each.point.size:.4g}")
-        cells += ["-" if (value := each.metrics[name]) is None else short_number(value) for name in names]
-        table.add_row(*cells, *([_OUTCOMES[each.holds]] if sweep.objectives else []))
-    console.print(table)
+        size = [] if each.point.size is None else [f"{each.point.size:.4g}"]
+        numbers = [None if (value := each.metrics[name]) is None else short_number(value) for name in names]
+        rows.append((each.point.label, *size, *numbers, *([_OUTCOMES[each.holds]] if sweep.objectives else [])))
+    console.print(table_of(heads, rows, left=("arm", "limits")))
     console.print()
     for line in _sentences(sweep):
         console.print(line)

@@ -58,26 +58,18 @@ _KvTokens = Annotated[
 @app.command("list")
 def list_workloads() -> None:
     """List the calibration workloads with their profiles, and the datasets that a profile may name."""
-    from rich.table import Table
-
     from benchctl.cli.screen import folding_console
+    from benchctl.report.table import table_of
     from benchctl.workload.calibration import WORKLOADS
     from benchctl.workload.datasets.dataset import meanings_of_datasets
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("name", "profile", "requests", "determines"):
-        table.add_column(title, justify="right" if title == "requests" else "left", overflow="fold")
-    for workload in WORKLOADS.values():
-        table.add_row(workload.name, workload.profile, str(workload.num_requests), workload.purpose)
-    datasets = Table(box=None, pad_edge=False)
-    for title in ("dataset", "prompts"):
-        datasets.add_column(title, overflow="fold")
-    for name, meaning in meanings_of_datasets().items():
-        datasets.add_row(name, meaning)
+    headings = ("name", "profile", "requests", "determines")
+    rows = ((each.name, each.profile, each.num_requests, each.purpose) for each in WORKLOADS.values())
     console = folding_console()
-    console.print(table)
+    console.print(table_of(headings, rows, left={*headings} - {"requests"}).drawn(folds=True))
     console.print("")
-    console.print(datasets)
+    datasets = table_of(("dataset", "prompts"), meanings_of_datasets().items(), left=("dataset", "prompts"))
+    console.print(datasets.drawn(folds=True))
 
 
 @app.command("show")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchctl.cli.output.verdicts import warn
 from benchctl.cli.screen import print_json, uncollected, wide_console
 from benchctl.formats import percentage, short_number
+from benchctl.report.table import Column, Table, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,15 +73,9 @@ def simulate_summary(profile: "Profile", output_root: "Path", *, as_json: bool) 
 
 
 def _print_table(runs: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for head in ("run", *_COLUMNS):
-        table.add_column(head, justify="left" if head == "run" else "right", no_wrap=True)
-    for run in runs:
-        values = [run["metrics"].get(name) for name in _COLUMNS]
-        table.add_row(run["run_id"], *("-" if value is None else short_number(value) for value in values))
-    wide_console().print(table)
+    columns = (Column("run_id", "run", is_left=True), *(Column(name, name, short_number) for name in _COLUMNS))
+    rows = ({"run_id": run["run_id"]} | {name: run["metrics"].get(name) for name in _COLUMNS} for run in runs)
+    wide_console().print(Table("", columns, tuple(rows)))
 
 
 _SHOWN: Final = ("wall_s", "output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "step_ms")
@@ -88,20 +83,12 @@ _SHOWN: Final = ("wall_s", "output_throughput", "ttft_ms", "tpot_ms", "e2el_ms",
 
 def print_predictions(predictions: "Sequence[ArmPrediction]") -> None:
     """Print a row for each arm; nothing without predictions."""
-    from rich.table import Table
-
-    from benchctl.cli.screen import wide_console
-
     if not predictions:
         return
-    table = Table(box=None, pad_edge=False)
-    for head in ("arm", *_SHOWN):
-        table.add_column(head, justify="left" if head == "arm" else "right", no_wrap=True)
-    for each in predictions:
-        table.add_row(each.arm, *(_interval(each, name) for name in _SHOWN))
     first = predictions[0]
     print(f"\nPredicted, with the interval of {percentage(first.level)} of {first.num_draws} draws of the fit")
-    wide_console().print(table)
+    rows = ((each.arm, *(_interval(each, name) for name in _SHOWN)) for each in predictions)
+    wide_console().print(table_of(("arm", *_SHOWN), rows, left=("arm",)))
 
 
 def write_predictions(directory: "Path", predictions: "Sequence[ArmPrediction]") -> list[Any]:
@@ -115,8 +102,8 @@ def write_predictions(directory: "Path", predictions: "Sequence[ArmPrediction]")
     return content
 
 
-def _interval(prediction: "ArmPrediction", name: str) -> str:
+def _interval(prediction: "ArmPrediction", name: str) -> str | None:
     metric = prediction.metrics.get(name)
     if metric is None:
-        return "-"
+        return None
     return f"{short_number(metric.value)} [{short_number(metric.low)}, {short_number(metric.high)}]"

@@ -11,7 +11,7 @@ from typing import Any
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.estimate import Contribution, StepFloor
 from benchctl.analysis.attribution.splits import WallSplit
-from benchctl.analysis.attribution.text import batch_line, floor_line, latency_line, model_line, sentence, wall_line
+from benchctl.analysis.attribution.text import floor_line, model_line, sentence, wall_line
 from benchctl.analysis.bonus.bonus import Comparison, Cost, MeasuredBonus, PublishedBeside
 from benchctl.analysis.bonus.published import SOURCE
 from benchctl.analysis.bonus.sentences import published_limits, verdict_sentences
@@ -26,20 +26,18 @@ def decomposition_document(decomposition: Decomposition | None) -> dict[str, Any
     """Everything of a decomposition; times in seconds, factors and shares as numbers."""
     if decomposition is None:
         return None
-    lines = [line(decomposition) for line in (wall_line, latency_line, batch_line, model_line, floor_line)]
+    lines = [line(decomposition) for line in (wall_line, model_line, floor_line)]
     wall = decomposition.wall
     return {
         "sentence": sentence(decomposition),
         "lines": [line for line in lines if line is not None],
         "blocks": decomposition.num_blocks,
         "wall": None if wall is None else _wall_document(wall),
-        "latency": _latency_document(decomposition),
         "sections": _sections_document(decomposition),
-        "batches": _batches_document(decomposition),
         "work": _work_document(decomposition),
-        "work_missing": decomposition.work_missing,
+        "work_missing": decomposition.work if isinstance(decomposition.work, str) else None,
         "model": _model_document(decomposition),
-        "model_missing": decomposition.model_missing,
+        "model_missing": decomposition.model if isinstance(decomposition.model, str) else None,
     }
 
 
@@ -58,7 +56,6 @@ def _wall_document(wall: WallSplit) -> dict[str, Any]:
             }
             for factor in wall.factors
         ],
-        "phases": None if wall.phases is None else _parts_document(wall.phases.whole, wall.phases.parts),
     }
 
 
@@ -71,13 +68,6 @@ def _parts_document(whole: Contribution, parts: Iterable[Contribution]) -> dict[
     return {"whole": asdict(whole), "parts": [asdict(part) for part in parts]}
 
 
-def _latency_document(decomposition: Decomposition) -> dict[str, Any] | None:
-    split = decomposition.latency
-    if split is None:
-        return None
-    return {**_parts_document(split.whole, split.parts), "requests": split.num_requests, "warning": split.warning}
-
-
 def _sections_document(decomposition: Decomposition) -> dict[str, Any] | None:
     split = decomposition.sections
     if split is None:
@@ -86,24 +76,14 @@ def _sections_document(decomposition: Decomposition) -> dict[str, Any] | None:
     return {**parts, "clock": split.clock_note, "unplaced": list(split.unplaced)}
 
 
-def _batches_document(decomposition: Decomposition) -> dict[str, Any] | None:
-    split = decomposition.batches
-    if split is None:
-        return None
-    bins = [{"bin" if key == "label" else key: value for key, value in asdict(bin_).items()} for bin_ in split.bins]
-    return {**_parts_document(split.whole, (split.batches, split.same_batch)), "bins": bins}
-
-
 def _work_document(decomposition: Decomposition) -> dict[str, Any] | None:
     split = decomposition.work
-    if split is None:
+    if isinstance(split, str):
         return None
     return {
         "model": f"roofline of {split.hardware}",
         **_parts_document(split.whole, split.parts),
-        "unexplained_frac": split.unexplained_frac,
-        "a_compute_frac": split.a_compute_frac,
-        "b_compute_frac": split.b_compute_frac,
+        "unexplained_frac": split.rest.share_of(split.whole),
         "floor": None if split.floor is None else floor_document(split.floor),
     }
 
@@ -127,7 +107,7 @@ def floor_document(floor: StepFloor) -> dict[str, Any]:
 
 def _model_document(decomposition: Decomposition) -> dict[str, Any] | None:
     split = decomposition.model
-    if split is None:
+    if isinstance(split, str):
         return None
     return {
         "source": split.source.name,

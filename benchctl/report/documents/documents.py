@@ -14,6 +14,7 @@ import msgspec
 
 from benchctl.analysis.attribution.estimate import StepFloor
 from benchctl.analysis.compare.metric import MetricComparison
+from benchctl.analysis.compare.nodes import NodeResults
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import reasons_of, verdict_sentence
 from benchctl.analysis.drafts import MeasuredSpeculation
@@ -26,7 +27,6 @@ from benchctl.analysis.statistics.intervals import OrderEffects, Slope
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.columns import Value
 from benchctl.analysis.summary.flops_bridge import flops_bridge
-from benchctl.analysis.summary.nodes import MetricByNode, NodeResults
 from benchctl.analysis.summary.summary import CellSummary, SweepRow
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.costs.hardware import Hardware
@@ -45,29 +45,25 @@ from benchctl.steptime.speculation.draft_length import LONGEST, SpeculationLaw, 
 from benchctl.steptime.speculation.rate_load import RateLoad
 from benchctl.steptime.speculation.served import ServedSpeculation
 
-NODE_COLUMNS: Final = (
-    "variant",
-    "cell",
-    "metric",
-    "node",
-    "blocks",
-    "ratio",
-    "ci_low",
-    "ci_high",
-    "against_others",
-    "against_others_ci_low",
-    "against_others_ci_high",
-    "p",
-)
+NODE_COLUMNS: Final = ("variant", "cell", "metric", "node", "blocks", "ratio", "p")
 
 
 def nodes_document(results: NodeResults) -> dict[str, Any]:
-    """Every deciding metric by node; scatters are standard deviations of log-ratios."""
+    """Every deciding metric by node; ``p`` is that of the F test of equal nodes."""
     return {
         "variant": results.variant,
         "confidence": results.confidence,
         "num_tests": results.num_tests,
-        "metrics": [_nodes_metric_document(metric) for metric in results.metrics],
+        "metrics": [
+            {
+                "cell": metric.label,
+                "name": metric.metric,
+                "nodes": [row._asdict() for row in metric.rows],
+                "over_blocks": ratio_document(metric.over_blocks),
+                "p": metric.p_value,
+            }
+            for metric in results.metrics
+        ],
     }
 
 
@@ -76,42 +72,8 @@ def node_values(variants: Iterable[NodeResults]) -> Iterator[Mapping[str, Value]
     for results in variants:
         for metric in results.metrics:
             for row in metric.rows:
-                interval, against = row.interval or (None, None), row.against_interval or (None, None)
-                values = (results.variant, metric.label, metric.metric, row.node, row.num_blocks, row.ratio)
-                yield dict(
-                    zip(NODE_COLUMNS, (*values, *interval, row.against_others, *against, row.p_value), strict=True)
-                )
-
-
-def _nodes_metric_document(metric: MetricByNode) -> dict[str, Any]:
-    test, over_nodes = metric.effects.test, metric.over_nodes
-    low, high = (over_nodes[1] if over_nodes is not None else None) or (None, None)
-    return {
-        "cell": metric.label,
-        "name": metric.metric,
-        "nodes": [asdict(row) for row in metric.rows],
-        "over_blocks": ratio_document(metric.over_blocks),
-        "over_nodes": None
-        if over_nodes is None or metric.effects.over_nodes is None
-        else {
-            "ratio": over_nodes[0],
-            "ci_low": low,
-            "ci_high": high,
-            "degrees_of_freedom": metric.effects.over_nodes.degrees_of_freedom,
-        },
-        "sd_within_nodes": metric.within_sd,
-        "sd_between_nodes": metric.between_sd,
-        "test": None
-        if test is None
-        else {
-            "f": None if test.statistic == float("inf") else test.statistic,
-            "df_between": test.df_between,
-            "df_within": test.df_within,
-            "p": test.p_value,
-        },
-        "untold": metric.effects.reason,
-        "differing": [row.node for row in metric.differing],
-    }
+                values = (results.variant, metric.label, metric.metric, *row, metric.p_value)
+                yield dict(zip(NODE_COLUMNS, values, strict=True))
 
 
 def document_of(comparison: Comparison) -> dict[str, Any]:

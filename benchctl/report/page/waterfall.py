@@ -104,7 +104,7 @@ def from_sections(cell: CellComparison) -> Waterfall | None:
 def from_model(cell: CellComparison) -> Waterfall | None:
     """The mean step by what a step-time model says about its work, and the rest; None without a model."""
     split = None if cell.decomposition is None else cell.decomposition.model
-    if split is None or split.whole.a_s is None:
+    if split is None or isinstance(split, str) or split.whole.a_s is None:
         return None
     return Waterfall(
         title=f"{cell.label}: mean step by its work",

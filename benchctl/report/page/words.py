@@ -106,11 +106,6 @@ _METHODS: Final = {
         "confidence) / 2: with n - 1 degrees of freedom and se^2 = s^2 / n without positions, with n - 2 and "
         "se^2 = s^2 * (1/n + mean(x)^2 / sum((x - mean(x))^2)) where these blocks gave the effect."
     ),
-    "bca": (
-        "method bca: mu and its ratio as with method t; the interval is that of the bias-corrected and accelerated "
-        "bootstrap over blocks, 10,000 resamples, with tails widened to those of t, and reaches at least as far as "
-        "that of method t on either side."
-    ),
     "robust": (
         "method robust: d and x as with method t. Where runs of other arms helped to know position_effect, the "
         "ratio is exp(sum of block_weights * (d - position_effect * x)); where only these blocks gave it, the "

@@ -256,7 +256,7 @@ def decomposition_rows(comparison: Comparison, *, show_all: bool) -> Iterator[tu
     """The rows of the table; a cell is named in its first one.
 
     The wall time with its factors, below the time per step its sections, in all detail also what no model of the
-    work explains, what the batches do, and the latency of a request.
+    work explains.
     """
     for cell in comparison.cells:
         decomposition = cell.decomposition
@@ -269,8 +269,8 @@ def decomposition_rows(comparison: Comparison, *, show_all: bool) -> Iterator[tu
 def _rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[tuple[str, ...]]:
     wall = decomposition.wall
     if wall is None:
-        if decomposition.batches is not None:
-            yield _part_row(decomposition.batches.whole, None)
+        if decomposition.step is not None:
+            yield _part_row(decomposition.step, None)
         yield from _step_rows(decomposition, show_all=show_all)
         return
     whole = Contribution(name="wall time", added_s=wall.b_s - wall.a_s, a_s=wall.a_s, b_s=wall.b_s)
@@ -281,12 +281,6 @@ def _rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[tuple[str
         yield (f"  {factor.name}", "", "", factor_text(factor.estimate), added_text(added, whole), _percent(share))
         if factor.name == TIME_PER_STEP:
             yield from _step_rows(decomposition, show_all=show_all)
-    if show_all:
-        if wall.phases is not None:
-            yield from (_part_row(part, wall.phases.whole) for part in wall.phases.parts)
-        if decomposition.latency is not None:
-            yield _part_row(decomposition.latency.whole, None)
-            yield from (_part_row(part, decomposition.latency.whole) for part in decomposition.latency.parts)
 
 
 def _step_rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[tuple[str, ...]]:
@@ -298,13 +292,10 @@ def _step_rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[tupl
         yield from (_part_row(section, split.whole, of=" of the step") for section in rows)
     if not show_all:
         return
-    if decomposition.batches is not None:
-        for part in (decomposition.batches.batches, decomposition.batches.same_batch):
-            yield _part_row(part, decomposition.batches.whole, of=" of the step")
-    if decomposition.model is not None:
+    if not isinstance(decomposition.model, str):
         for part in (*decomposition.model.shown_factors, decomposition.model.rest):
             yield _part_row(part, decomposition.model.whole, of=" of the step (step-time model)")
-    if decomposition.work is not None:
+    if not isinstance(decomposition.work, str):
         for part in decomposition.work.parts:
             yield _part_row(part, decomposition.work.whole, of=" of the step (model)")
 

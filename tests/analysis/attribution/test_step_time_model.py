@@ -13,7 +13,6 @@ from benchctl.analysis.attribution.step_time_model import (
     MODEL,
     SCATTER,
     ModelledRun,
-    ModelSource,
     SourcedModel,
     mean_work,
     shapley_s,
@@ -26,7 +25,6 @@ from benchctl.units import US_PER_S
 
 SMALL = Deployment(shape=shape_for("qwen2.5-0.5b"), hardware=hardware_for("h100-sxm"))
 LARGE = replace(SMALL, shape=shape_for("qwen2.5-7b"))
-SOURCE = ModelSource(name="planted")
 COUNTS = st.integers(min_value=0, max_value=64)
 
 
@@ -36,7 +34,7 @@ def planted_us(work, deployment):
     return (linear + np.maximum(3 * work.candidates, 0.2 * work.tokens)) * deployment.shape.layers / 24
 
 
-PLANTED = SourcedModel(predict_us=planted_us, source=SOURCE, hardware=SMALL.hardware)
+PLANTED = SourcedModel(name="planted", predict_us=planted_us, hardware=SMALL.hardware)
 
 
 def run_of(rows, context, *, prompts=0, prompt_tokens=64, candidates=0, rest_s=0.0, deployment=SMALL):
@@ -154,7 +152,7 @@ def test_steps_that_scatter_about_the_same_mean_differ_by_the_bend_of_the_model(
         replace(run_of(rows, 100), predicted_s=float(np.mean(np.maximum(10 * np.array(rows), 100.0))) / US_PER_S)
         for rows in ([10, 10], [5, 15])
     )
-    bent = SourcedModel(predict_us=bent_us, source=SOURCE, hardware=SMALL.hardware)
+    bent = SourcedModel(predict_us=bent_us, name="planted", hardware=SMALL.hardware)
     parts = split_by_model(bent, [steady], [scattered], PairDesign(is_paired=True)).factors
     by_name = {part.name: part.added_s * US_PER_S for part in parts}
     assert by_name.pop(SCATTER) == pytest.approx(25)

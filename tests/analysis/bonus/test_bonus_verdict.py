@@ -144,6 +144,7 @@ def test_more_rows_widen_the_interval_of_each_and_share_one_level():
     assert 0.95 <= verdict.row_confidence <= 1 - 0.05 / len(verdict.comparisons)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scatter", "outlier_share"), [(0.01, 0.0), (0.05, 0.0), (0.02, 0.1)])
 def test_all_intervals_of_an_experiment_hold_the_truth_together(scatter, outlier_share):
     """A small version of ``benchmarks/verdict/bonus_truth.py``: 14 rows of three batch sizes share one level."""

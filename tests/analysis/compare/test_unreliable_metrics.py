@@ -1,10 +1,14 @@
 """Metrics that a run calls unreliable decide nothing; the others go on deciding."""
 
+from functools import partial
+
 import pytest
 from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.metric import Rules, compare_metric, judge_together
 from benchctl.analysis.compare.words import reasons_of
+from benchctl.analysis.statistics.estimate import unpaired_ratio
 from benchctl.records.schema import ResultWarning
 
 BLOCKS = tuple({"baseline": 1.0, "guided": factor} for factor in (1.0, 1.001, 0.999, 1.002, 1.0, 0.998))
@@ -65,3 +69,16 @@ def test_other_warnings_take_no_metric_away(results):
     before = verdicts_of(compare(results))
     warn(results, LAGGING)
     assert verdicts_of(compare(results)) == before
+
+
+def test_a_limit_of_the_values_comes_first_in_the_reason_after_the_correction_for_several_tests():
+    rules = Rules(margin_frac=0.01, confidence=0.95, is_paired=False, noise={})
+    a, b = (1.0, 1.02, 0.98, 1.01, 0.99, 1.0), (1.01, 1.03, 0.99, 1.0, 1.0, 1.02)
+    metrics = [
+        compare_metric(name, "deciding", (a, b), rules, partial(unpaired_ratio, a, b, 0.95), limits=limits)
+        for name, limits in (("tpot_ms", ("2 of 12 runs do not count",)), ("step_ms", ()))
+    ]
+    ((limited, other),) = judge_together([metrics], 0.95)
+    assert limited.judged_confidence > 0.95
+    assert limited.reason == f"2 of 12 runs do not count; {other.reason}"
+    assert other.reason.startswith("the interval reaches across")

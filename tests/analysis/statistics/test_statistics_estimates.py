@@ -25,7 +25,6 @@ from benchctl.analysis.statistics.estimate import (
     log_ratios,
     t_quantile,
 )
-from benchctl.analysis.statistics.intervals import adjusted_means
 
 DIFFERENCES = (0.010, 0.014, 0.008, 0.021, -0.002, 0.016)
 A = (10.0, 11.0, 10.5, 9.8)
@@ -154,43 +153,6 @@ def test_the_ratio_is_the_weighted_mean_of_the_blocks_at_equal_positions(differe
     assert [d - r for d, r in zip(shifted, estimate.residuals, strict=True)] == pytest.approx(
         [estimate.log_ratio] * len(shifted), abs=1e-9
     )
-
-
-def test_from_fifteen_blocks_on_the_interval_is_that_of_bca_and_never_inside_that_of_t():
-    stream = random.Random("bca")
-    differences = [stream.expovariate(20) for _ in range(30)]
-    estimate = mean_of(differences)
-    assert estimate.method == "bca"
-    z = math.sqrt(30 / 29) * stats.t.ppf(0.975, 29)
-    reference = stats.bootstrap(
-        (differences,), np.mean, confidence_level=2 * stats.norm.cdf(z) - 1, n_resamples=20_000, rng=1
-    ).confidence_interval
-    student = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
-    assert reference.high > student.high
-    assert estimate.log_interval == pytest.approx((min(reference.low, student.low), reference.high), rel=0.02)
-    assert estimate.log_interval == mean_of(differences).log_interval
-    low, high = estimate.log_interval
-    assert high - estimate.log_ratio > estimate.log_ratio - low
-
-
-def test_the_bootstrap_takes_the_position_out_of_every_resample():
-    stream = random.Random("places")
-    positions = [(-1) ** i for i in range(16)]
-    noise = [stream.gauss(0, 0.01) for _ in positions]
-    still = mean_of(noise, positions=positions).log_interval
-    drifting = mean_of([e + 0.03 * x for e, x in zip(noise, positions, strict=True)], positions=positions)
-    assert drifting.log_interval == pytest.approx(still, abs=1e-9)
-
-
-def test_a_resample_is_adjusted_as_if_its_blocks_had_been_written_out():
-    d, x = np.array([1.0, 2.5, 2.0, 5.0]), np.array([1.0, -1.0, 3.0, 3.0])
-    counts = np.array([[1.0, 1.0, 1.0, 1.0], [2.0, 0.0, 1.0, 1.0], [0.0, 0.0, 3.0, 1.0]])
-    means = adjusted_means(counts, d, x)
-    for row, adjusted in zip(counts[:2].astype(int), means[:2], strict=True):
-        line = stats.linregress(np.repeat(x, row), np.repeat(d, row))
-        assert adjusted == pytest.approx(line.intercept)
-    assert means[2] == pytest.approx((3 * 2.0 + 5.0) / 4)  # one place only: nothing to take out
-    assert adjusted_means(counts, d, None) == pytest.approx(counts @ d / 4)
 
 
 @given(st.lists(st.floats(-0.1, 0.1), min_size=2, max_size=9), st.floats(0, 0.05))

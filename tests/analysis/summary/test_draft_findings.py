@@ -1,4 +1,4 @@
-"""Findings on speculative decoding, from planted steps: drafts that pay, that lose, and that never were."""
+"""Findings on speculative decoding, from planted steps: drafts that cannot win, and those that never were."""
 
 import msgspec
 import pytest
@@ -16,19 +16,6 @@ def findings_of(path):
     return {finding.code: finding for finding in analyze_directory(path).findings if "specul" in finding.code}
 
 
-def test_drafts_that_pay_are_faster_and_nothing_else(tmp_path):
-    assert set(findings_of(write_drafted(tmp_path / "r", ACCEPTED).path)) == {"speculation-faster"}
-
-
-def test_drafts_that_cost_more_than_they_gain_are_slower_and_the_sentence_has_the_numbers(tmp_path):
-    results = write_drafted(tmp_path / "r", ((0, 1, 0, 0), (1, 0, 0, 0), (0, 0, 1, 0)), step_factor=1.6)
-    finding = findings_of(results.path)["speculation-slower"]
-    assert finding.numbers["tokens_per_step"] == pytest.approx(5 / 4)
-    assert finding.numbers["step_ms_ratio"] == pytest.approx(1.6, rel=0.01)
-    assert finding.numbers["wall_ratio"] == pytest.approx(5 * 1.6 / 6, rel=0.01)
-    assert "as a step takes 1.6 times as long and yields 1.25 tokens of a row" in finding.sentence
-
-
 def test_one_draft_token_without_a_bonus_token_cannot_win(tmp_path):
     results = write_drafted(
         tmp_path / "r",
@@ -41,7 +28,7 @@ def test_one_draft_token_without_a_bonus_token_cannot_win(tmp_path):
     finding = findings["speculation-cannot-win"]
     assert finding.numbers["tokens_per_step"] == 1
     assert "of one draft token and no bonus token one token comes" in finding.sentence
-    assert "speculation-slower" in findings
+    assert set(findings) == {"speculation-cannot-win"}
 
 
 def test_drafts_that_were_declared_and_never_seen_measure_another_path(tmp_path):

@@ -22,6 +22,7 @@ H100 = hardware_for("h100-sxm")
 DATA = Path(__file__).parents[3] / "../shared/data"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "aiconfigurator").is_dir(), reason=f"measured tables are not in {DATA}")
 def test_operators_predict_measured_tables_that_they_were_not_fitted_to() -> None:
     errors = {(row["operator"], row["device"], row["note"]): row for row in results(DATA)}

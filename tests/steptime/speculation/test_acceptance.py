@@ -44,6 +44,7 @@ def test_a_position_that_no_draft_reached_ends_the_list() -> None:
     assert of_counters(10, [4, 0, 0]).values == (0.4, 0.0)
 
 
+@pytest.mark.slow
 def test_about_95_of_100_intervals_hold_the_truth() -> None:
     alphas, stream = [0.85, 0.7, 0.6], random.Random(3)
     true_tokens = tokens_per_step(alphas, bonus=True)
@@ -59,6 +60,7 @@ def test_about_95_of_100_intervals_hold_the_truth() -> None:
     assert all(180 <= number <= 198 for number in held.values()), held
 
 
+@pytest.mark.slow
 @given(st.lists(COUNTS, min_size=1, max_size=6))
 def test_every_interval_contains_its_value(counts: list[PositionCounts]) -> None:
     law = law_at(counted(counts), COST, range(1, len(counts) + 1))

@@ -17,21 +17,9 @@ def assert_exact(found: Decomposition) -> None:
         assert math.fsum(f.added_s for f in wall.factors) == pytest.approx(
             wall.b_s - wall.a_s, rel=1e-9, abs=1e-9 * wall.a_s
         )
-    if wall.phases is not None:
-        assert_adds_up(wall.phases.whole, wall.phases.parts)
-    if found.latency is not None:
-        assert_adds_up(found.latency.whole, found.latency.parts)
     if found.sections is not None:
         assert_adds_up(found.sections.whole, found.sections.sections)
-    if found.batches is not None:
-        split = found.batches
-        assert_adds_up(split.whole, (split.batches, split.same_batch))
-        scale = 1e-9 * split.whole.a_s
-        assert math.fsum(b.batches_s for b in split.bins) == pytest.approx(split.batches.added_s, abs=scale)
-        assert math.fsum(b.same_batch_s for b in split.bins) == pytest.approx(split.same_batch.added_s, abs=scale)
-        for share in ("a_share", "b_share"):
-            assert math.fsum(getattr(b, share) for b in split.bins) == pytest.approx(1)
-    if found.work is not None:
+    if not isinstance(found.work, str):
         assert_adds_up(found.work.whole, found.work.parts)
 
 

@@ -1,11 +1,9 @@
 """Acceptance of draft tokens by position, in two panels of a Plotly figure: survival and conditional acceptance.
 
 The forest plot: the ratio of every deciding metric in every cell with its interval, against the margin.
-The plot of results by node: the ratio on each node with its interval, against the ratio over all blocks.
 The table of all charts of the report page, in the order in which a reader asks.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,7 +15,6 @@ from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.analysis.metrics.table import Metric
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.analysis.summary.nodes import MetricByNode
 from benchctl.records.stores.peaks_store import MetricNoise
 from benchctl.report.charts import figure
 from benchctl.report.charts.figure import ArmStyle, Chart, ChartSource, LogScale, arm_styles, scale_of
@@ -153,57 +150,6 @@ def forest_of(comparison: Comparison) -> Forest | None:
         scale=scale_of([estimate.log_ratio for estimate in estimates], ends, (-margin, margin)),
         bands="the margins of equivalence and of a change" if has_two_margins(estimated) else "the margin",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePoint:
-    """One row: logarithms less that of the ratio over blocks."""
-
-    label: str
-    at: float
-    ends: tuple[float, float] | None
-    differs: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePlot:
-    """One metric of one cell: the nodes, then over nodes where that is known."""
-
-    metric: MetricByNode
-    nodes: tuple[NodePoint, ...]
-    over_blocks: NodePoint
-    over_nodes: NodePoint | None
-
-
-def node_plots(metrics: Sequence[MetricByNode]) -> tuple[tuple[NodePlot, ...], LogScale]:
-    """A plot for each metric, and the scale of all."""
-    plots = tuple(_plot(metric) for metric in metrics)
-    points = [point for plot in plots for point in (*plot.nodes, plot.over_blocks)]
-    summaries = [plot.over_nodes for plot in plots if plot.over_nodes is not None]
-    ends = [end for point in (*points, *summaries) for end in point.ends or ()]
-    return plots, scale_of([point.at for point in (*points, *summaries)], ends, ())
-
-
-def _plot(metric: MetricByNode) -> NodePlot:
-    centre = metric.over_blocks.log_ratio
-    differing = {row.node for row in metric.differing}
-    blocks = metric.over_blocks
-    over_nodes = metric.over_nodes
-    return NodePlot(
-        metric=metric,
-        nodes=tuple(
-            _point(row.node, row.ratio, row.interval, centre, differs=row.node in differing) for row in metric.rows
-        ),
-        over_blocks=_point("over blocks", blocks.ratio, metric.blocks_interval, centre),
-        over_nodes=None if over_nodes is None else _point("over nodes", *over_nodes, centre),
-    )
-
-
-def _point(
-    label: str, ratio: float, interval: tuple[float, float] | None, centre: float, *, differs: bool = False
-) -> NodePoint:
-    ends = None if interval is None else (math.log(interval[0]) - centre, math.log(interval[1]) - centre)
-    return NodePoint(label=label, at=math.log(ratio) - centre, ends=ends, differs=differs)
 
 
 CHARTS: Final[tuple[Callable[[ChartSource], Chart | None], ...]] = (
