@@ -15,6 +15,8 @@ import typer
 
 from benchctl.errors import UsageError
 from benchctl.profile.choices import MAX_BLOCKS, MAX_SEED
+from benchctl.profile.engine_options import ENGINES
+from benchctl.profile.files import preset_files, profile_files
 
 
 class Scheduler(StrEnum):
@@ -115,16 +117,11 @@ _MANIFEST = "manifest.json"
 
 def complete_profile(incomplete: str) -> list[str]:
     """Names of profiles that begin so; the shell adds files by itself where there are none."""
-    from benchctl.profile.files import profile_files
-
     return _beginning(incomplete, profile_files())
 
 
 def complete_engine(incomplete: str) -> list[str]:
     """Names of engine presets and kinds that begin so."""
-    from benchctl.profile.engine_options import ENGINES
-    from benchctl.profile.files import preset_files
-
     return _beginning(incomplete, sorted({*preset_files(), *ENGINES}))
 
 
