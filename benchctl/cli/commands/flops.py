@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from benchctl.cli.commands.speculation import read_acceptance
 from benchctl.cli.screen import folding_console
 from benchctl.costs.difference import Correction, explain_difference
 from benchctl.costs.flops import (
@@ -306,6 +305,8 @@ def _drafting(draft_tokens: int | None, acceptance: str | None, draft_model: str
         return None
     if draft_tokens is None or acceptance is None:
         raise UsageError("FLOPs of speculation need both --draft-tokens and --acceptance; state them")
+    from benchctl.cli.commands.speculation import read_acceptance  # scipy, which is needed for drafts alone
+
     return Drafting(
         acceptance=read_acceptance(acceptance, None, None).of(draft_tokens),
         model=shape_for(draft_model) if has_model else None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from benchctl.cli.commands.speculation import numbers
+from benchctl.cli.options.lists import numbers
 from benchctl.cli.options.step_time import JsonOption
 from benchctl.cli.screen import print_json, wide_console
 from benchctl.costs.guided_floor import GuidedFloor, Scoring, guided_floor
@@ -93,8 +93,8 @@ def guided(
             unscored_frac=unscored,
             launch_s=None if launch_us is None else launch_us / US_PER_S,
         )
-        for rows in _counts(batch, "--batch", MAX_CONCURRENCY)
-        for candidates in _counts(top_k, "--top-k", MAX_CONTEXT)
+        for rows in sorted(set(numbers(batch, "--batch", int, least=1, most=MAX_CONCURRENCY)))
+        for candidates in sorted(set(numbers(top_k, "--top-k", int, least=1, most=MAX_CONTEXT)))
     }
     answer = FloorAnswer(
         base=base_shape,
@@ -110,14 +110,6 @@ def guided(
         print_floors_json(answer)
     else:
         print_floors(answer)
-
-
-def _counts(text: str, option: str, most: int) -> list[int]:
-    """Ascending numbers from 1 to ``most``."""
-    values = sorted(set(numbers(text, option, int)))
-    if not 1 <= values[0] <= values[-1] <= most:
-        raise UsageError(f"{option} {text[:40]!r}: each must be from 1 to {most}")
-    return values
 
 
 def _launch_us(text: str | None, hardware: str) -> float | None:

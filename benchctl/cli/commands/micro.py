@@ -23,6 +23,7 @@ from benchctl.analysis.bonus.sentences import context_in_words, modes_in_words, 
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.checks import keeping
 from benchctl.cli.conduct import experiment_progress
+from benchctl.cli.options.lists import numbers, words_of
 from benchctl.cli.output.verdicts import print_tables
 from benchctl.cli.screen import print_json, warn, wide_console
 from benchctl.costs.hardware import hardware_or_none
@@ -137,13 +138,10 @@ def roofline(
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        sizes = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 16 or any(size % 16 for size in sizes):
+    sizes = numbers(text, "--size", int, least=16)
+    if any(size % 16 for size in sizes):
         raise UsageError(f"--size is {text!r}; write multiples of 16 with commas between them, such as 1024,2048")
-    return sizes
+    return tuple(sizes)
 
 
 def _print_peaks(peaks: MeasuredPeaks, path: Path | None) -> None:
@@ -258,25 +256,6 @@ def _print_json(document: dict[str, Any]) -> None:
 WordT = TypeVar("WordT", bound=str)
 A_RUN_IS_BELOW_FLOOR: Final = 4
 A_RUN_FAILED: Final = 5
-
-
-def words_of(text: str, choices: Sequence[WordT], option: str) -> tuple[WordT, ...]:
-    """Words of a list with commas, each once. Raises UsageError for one that is not in ``choices``."""
-    chosen: dict[WordT, None] = {}
-    for part in text.split(","):
-        word = next((word for word in choices if word == part.strip()), None)
-        if word is None:
-            raise UsageError(f"{option} is {text!r}; choose of {', '.join(choices)}, separated by commas")
-        chosen[word] = None
-    return tuple(chosen)
-
-
-def counts_of(text: str, option: str, least: int = 1) -> tuple[int, ...]:
-    """Whole numbers of a list with commas, each once. Raises UsageError for anything else."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= least for part in parts):
-        raise UsageError(f"{option} is {text!r}; write whole numbers from {least} up, separated by commas: 5,10")
-    return tuple(dict.fromkeys(map(int, parts)))
 
 
 def pass_settings(

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from enum import StrEnum
 from itertools import groupby, product
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -22,6 +21,7 @@ import typer
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.checks import A_RUN_FAILED, A_RUN_IS_SUSPECT, keeping
 from benchctl.cli.conduct import check_experiment, create, measure, measure_lengths, prepare_experiment
+from benchctl.cli.options.lists import numbers
 from benchctl.cli.options.options import (
     RESULTS,
     AsJson,
@@ -410,21 +410,14 @@ def _loads(
         raise UsageError("--rate is for an open loop and --max-concurrency for a closed one; give one of the two")
     if (concurrency if largest is Searched.RATE else rate if largest is not None else None) is not None:
         raise UsageError(f"--largest {largest} searches another load than the one whose values are given")
-    if rate is not None:
-        return "rate", _numbers(rate, "--rate")
-    if concurrency is not None:
-        return "max-concurrency", _numbers(concurrency, "--max-concurrency", is_whole=True)
-    return (None, []) if largest is None else (largest.value, [1.0])
-
-
-def _numbers(text: str, option: str, *, is_whole: bool = False) -> list[float]:
-    try:
-        numbers = sorted({float(int(part)) if is_whole else float(part) for part in text.split(",")})
-    except ValueError:
-        raise UsageError(f"{option} {text!r}: expected numbers separated by commas, such as 1,2,4") from None
-    if not (numbers[0] > 0 and isfinite(numbers[-1])):
-        raise UsageError(f"{option} {text!r}: each must be above 0")
-    return numbers
+    text = concurrency if rate is None else rate
+    if text is None:
+        return (None, []) if largest is None else (largest.value, [1.0])
+    name: LoadKind = "max-concurrency" if rate is None else "rate"
+    values = sorted(set(numbers(text, f"--{name}", int if rate is None else float)))
+    if values[0] <= 0:
+        raise UsageError(f"--{name} {text!r}: each must be above 0")
+    return name, list(map(float, values))
 
 
 def _profiles(

@@ -4,9 +4,7 @@ The server that ``benchctl speculation`` computes with, from the command line.
 The answer of ``benchctl speculation``: the law with constant costs, or with the step times of a server.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -15,6 +13,7 @@ import typer
 from benchctl.analysis.attribution.work import fitted_draft_warnings
 from benchctl.analysis.drafts import MeasuredSpeculation, measured_speculation
 from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.cli.options.lists import numbers
 from benchctl.cli.screen import drawable
 from benchctl.cli.speculation.output import SpeculationAnswer
 from benchctl.costs.hardware import hardware_for
@@ -168,17 +167,6 @@ def _position_counts(text: str) -> PositionCounts:
     except ValueError:
         raise UsageError(f"--acceptance {text[:40]!r}: write counts as accepted/judged, such as 80/100") from None
     return PositionCounts(accepted=counts[0], judged=counts[1])
-
-
-def numbers(text: str, option: str, kind: Callable[[str], Number]) -> list[Number]:
-    """Numbers separated by commas, in their order. Raises UsageError for anything else."""
-    try:
-        values = [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{option} {text[:40]!r}: expected numbers separated by commas, such as 1,2,4") from None
-    if not all(isfinite(value) for value in values):
-        raise UsageError(f"{option} {text[:40]!r}: each must be finite")
-    return values
 
 
 def read_draft_tokens(text: str) -> list[int]:

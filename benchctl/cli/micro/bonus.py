@@ -12,7 +12,6 @@ import typer
 
 from benchctl.analysis.bonus.bonus import bonus_design, measured_bonus
 from benchctl.cli.commands.micro import (
-    counts_of,
     measure_micro,
     pass_settings,
     print_bonus,
@@ -20,8 +19,8 @@ from benchctl.cli.commands.micro import (
     resume_micro,
     roofline,
     warn_of_failures,
-    words_of,
 )
+from benchctl.cli.options.lists import counts_of, words_of
 from benchctl.cli.options.options import RESULTS, AsJson, Label, Output, OutputDir, Quiet
 from benchctl.cli.screen import print_json, uncollected
 from benchctl.errors import UsageError
