@@ -35,11 +35,11 @@ __all__ = [
 
 
 def load_results(path: str | Path, *, allow_suspect: bool = False) -> AnalyzedExperiment:
-    """A result directory, or an archive of one, with everything that is derived from it: runs, cells, sweep,
+    """A result directory with everything that is derived from it: runs, cells, sweep,
     ladders, findings, warnings.
 
     A damaged or unfinished directory is read as far as possible; ``damage`` lists the rest. Suspect runs count
-    only with ``allow_suspect``. Raises UsageError if ``path`` is neither, RecordError for a damaged archive.
+    only with ``allow_suspect``. Raises UsageError if ``path`` is none.
     """
     return analyze_directory(Path(path), allow_suspect=allow_suspect)
 
@@ -54,7 +54,7 @@ def compare(
 ) -> Comparison:
     """Compare B with A, as ``benchctl compare A B`` does, and return the verdict with every ratio and interval.
 
-    ``a`` and ``b`` are ``DIR``, ``DIR:variant``, the same with an archive for ``DIR``, or result files of other
+    ``a`` and ``b`` are ``DIR``, ``DIR:variant``, or result files of other
     tools. ``threshold`` is the fraction that counts as a change, ``metrics`` those that decide (the profile's
     primary metrics if empty). ``options`` replaces both. Raises InvalidDataError if the sides may not be compared,
     and says why.

@@ -1,7 +1,7 @@
-"""Acceptance by position of measured drafts: counted in each arm, pooled over arms, tested for being one number.
+"""Measured speculation beside the law: acceptance by position, the costs of drafts, and the speed-up of every arm.
 
-The measured costs of speculation: time that a draft token and bonus tokens add to a step.
-Measured speculation beside the law: tokens per step, time per step and speed-up of every arm that drafts.
+Acceptance is counted in each arm, pooled over arms, and tested for being one number; the costs are the time that a
+draft token and bonus tokens add to a step.
 """
 
 import math
@@ -36,7 +36,7 @@ _ENOUGH_FRAC: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArmDrafts:
+class DraftTally:
     """Drafts of one arm and how many of them were accepted up to each position."""
 
     drafts: int
@@ -55,7 +55,7 @@ class ArmDrafts:
         return self.whole_frac >= _ENOUGH_FRAC
 
 
-def count_drafts(runs: Sequence[StepColumns]) -> ArmDrafts:
+def count_drafts(runs: Sequence[StepColumns]) -> DraftTally:
     """Drafts of the runs of one arm, without the warm-up."""
     drafted = [columns for run in runs if (columns := _columns(run)) is not None]
     longest = max((accepted.shape[1] for _, accepted, _ in drafted), default=0)
@@ -66,10 +66,10 @@ def count_drafts(runs: Sequence[StepColumns]) -> ArmDrafts:
         all_steps[: num + 1] += counts.sum(axis=0)
         whole_steps[: num + 1] += counts[draft_tokens == drafts * longest].sum(axis=0)
     if not all_steps[0]:
-        return ArmDrafts(drafts=0, accepted=(), whole_frac=0.0)
+        return DraftTally(drafts=0, accepted=(), whole_frac=0.0)
     whole_frac = float(whole_steps[0] / all_steps[0])
     counted = whole_steps if whole_frac >= _ENOUGH_FRAC else all_steps
-    return ArmDrafts(drafts=int(counted[0]), accepted=tuple(int(n) for n in counted[1:]), whole_frac=whole_frac)
+    return DraftTally(drafts=int(counted[0]), accepted=tuple(int(n) for n in counted[1:]), whole_frac=whole_frac)
 
 
 def _columns(run: StepColumns) -> tuple[Floats, Floats, Floats] | None:
@@ -84,16 +84,24 @@ def _columns(run: StepColumns) -> tuple[Floats, Floats, Floats] | None:
     return drafts[has_counts], accepted[has_counts], tokens[has_counts]
 
 
-def pooled(arms: Sequence[ArmDrafts]) -> list[PositionCounts]:
-    """Accepted of judged at each position over all arms; a position that no draft reached ends the list."""
-    totals: list[PositionCounts] = []
+def _counts_by_position(arms: Sequence[DraftTally]) -> list[list[PositionCounts]]:
+    """Accepted of judged in each arm that drafted at a position; a position that no draft reached ends the list."""
+    groups = []
     for position in range(max((arm.num_draft_tokens for arm in arms), default=0)):
-        reached = [(arm.drafts, *arm.accepted) for arm in arms if arm.num_draft_tokens > position]
-        judged = sum(counts[position] for counts in reached)
-        if not judged:
+        reached = [(arm.drafts, *arm.accepted)[position : position + 2] for arm in arms]
+        group = [PositionCounts(accepted=n[1], judged=n[0]) for n in reached if len(n) > 1 and n[0]]
+        if not group:
             break
-        totals.append(PositionCounts(accepted=sum(counts[position + 1] for counts in reached), judged=judged))
-    return totals
+        groups.append(group)
+    return groups
+
+
+def pooled(arms: Sequence[DraftTally]) -> list[PositionCounts]:
+    """Accepted of judged at each position over all arms."""
+    return [
+        PositionCounts(accepted=sum(each.accepted for each in group), judged=sum(each.judged for each in group))
+        for group in _counts_by_position(arms)
+    ]
 
 
 def same_everywhere_p(counts: Sequence[PositionCounts]) -> float | None:
@@ -101,19 +109,13 @@ def same_everywhere_p(counts: Sequence[PositionCounts]) -> float | None:
     return _chi_square_p([counts])
 
 
-def same_in_arms_p(arms: Sequence[ArmDrafts]) -> float | None:
+def same_in_arms_p(arms: Sequence[DraftTally]) -> float | None:
     """p of the hypothesis that each position has one acceptance in all arms; None where no two arms share one.
 
     It fails where requests differ in acceptance: those that accept little take more steps and more of the drafts,
     the more so the longer the drafts are.
     """
-    groups = []
-    for position in range(max((arm.num_draft_tokens for arm in arms), default=0)):
-        reached = [(arm.drafts, *arm.accepted) for arm in arms if arm.num_draft_tokens > position]
-        groups.append(
-            [PositionCounts(accepted=n[position + 1], judged=n[position]) for n in reached if n[position]]
-        )
-    return _chi_square_p(groups)
+    return _chi_square_p(_counts_by_position(arms))
 
 
 def _chi_square_p(groups: Sequence[Sequence[PositionCounts]]) -> float | None:
@@ -233,7 +235,7 @@ class SpeculativeArm:
     label: str
     bonus: bool
     num_blocks: int
-    counts: ArmDrafts
+    counts: DraftTally
     endless_tokens: Estimate
     """Tokens per step that the law expects of an endless request."""
     expected_tokens: Estimate
@@ -290,14 +292,10 @@ def agrees(expected: Estimate | None, measured: Estimate | None, *, comparisons:
     widths = expected.log_half_width, measured.log_half_width
     if widths[0] is None or widths[1] is None:
         return None
-    wider = _quantile((1 - LEVEL) / comparisons) / _quantile(1 - LEVEL)
+    quantile = NormalDist().inv_cdf
+    wider = quantile(1 - (1 - LEVEL) / comparisons / 2) / quantile((1 + LEVEL) / 2)
     allowed = max(NEGLIGIBLE_FRAC, wider * math.hypot(widths[0], widths[1]))
     return abs(math.log(measured.value / expected.value)) <= allowed
-
-
-def _quantile(alpha: float) -> float:
-    """Normal quantile of a two-sided interval."""
-    return NormalDist().inv_cdf(1 - alpha / 2)
 
 
 def measured_speculation(experiment: Experiment) -> MeasuredSpeculation:
@@ -310,9 +308,14 @@ def measured_speculation(experiment: Experiment) -> MeasuredSpeculation:
             "a step log, or state counts with --drafts and --accepted"
         )
     acceptance = counted(pooled([drafts[arm.label] for arm in drafting]))
-    pairs = _plain_pairs(experiment, drafts)
+    pairs = {  # arms that draft with the baseline that does not
+        pair.b.label: PairedRuns.of(pair, (experiment, experiment))
+        for pair in baseline_pairs(experiment)
+        if drafts[pair.b.label].num_draft_tokens and not drafts[pair.a.label].num_draft_tokens
+    }
+    ratios = {label: pair.ratio("decode_step_ms") for label, pair in pairs.items()}
     kinds = {arm.label: (drafts[arm.label].num_draft_tokens, _has_bonus(experiment, arm)) for arm in drafting}
-    costs = fit_costs(kinds, _step_ratios(pairs))
+    costs = fit_costs(kinds, {label: ratio for label, ratio in ratios.items() if ratio is not None})
     arms = []
     for arm in drafting:
         num, bonus = kinds[arm.label]
@@ -330,23 +333,9 @@ def measured_speculation(experiment: Experiment) -> MeasuredSpeculation:
     )
 
 
-def _plain_pairs(experiment: Experiment, drafts: Mapping[str, ArmDrafts]) -> dict[str, PairedRuns]:
-    """Arms that draft with the baseline that does not, by label."""
-    return {
-        pair.b.label: PairedRuns.of(pair, (experiment, experiment))
-        for pair in baseline_pairs(experiment)
-        if drafts[pair.b.label].num_draft_tokens and not drafts[pair.a.label].num_draft_tokens
-    }
-
-
-def _step_ratios(pairs: Mapping[str, PairedRuns]) -> dict[str, SideRatio]:
-    ratios = {label: pair.ratio("decode_step_ms") for label, pair in pairs.items()}
-    return {label: ratio for label, ratio in ratios.items() if ratio is not None}
-
-
 def _speculative_arm(
     arm: Arm,
-    counts: ArmDrafts,
+    counts: DraftTally,
     acceptance: Acceptance,
     expected_step: Estimate | None,
     pair: PairedRuns | None,
@@ -354,7 +343,8 @@ def _speculative_arm(
     bonus: bool,
 ) -> SpeculativeArm:
     num = counts.num_draft_tokens
-    endless = _endless_tokens(acceptance, num, bonus=bonus)
+    draws = tokens_by_drafts(acceptance.survival_draws(num), bonus=bonus)[-1]
+    endless = estimate(tokens_per_step(acceptance.of(num), bonus=bonus), draws)
     expected = endless.times(_cut_share(arm, acceptance.of(num), bonus=bonus))
     tokens = mean_over_blocks([_tokens_per_row(run) for run in arm.runs.values()])
     step = None if pair is None else _ratio_estimate(pair.ratio("decode_step_ms"))
@@ -380,11 +370,6 @@ def _has_bonus(experiment: Experiment, arm: Arm) -> bool:
     run = next(iter(arm.runs.values()))
     settings = experiment.settings(run.record)
     return settings is None or bool(getattr(settings.server, "bonus_token", True))
-
-
-def _endless_tokens(acceptance: Acceptance, num: int, *, bonus: bool) -> Estimate:
-    draws = tokens_by_drafts(acceptance.survival_draws(num), bonus=bonus)[-1]
-    return estimate(tokens_per_step(acceptance.of(num), bonus=bonus), draws)
 
 
 def _tokens_per_row(run: LoadedRun) -> float | None:

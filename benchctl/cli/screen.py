@@ -14,9 +14,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,11 +24,11 @@ from typing import Final
 import msgspec
 from rich.console import Console, HighlighterType, JustifyMethod, OverflowMethod
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from benchctl.cli.streams import drawing
 from benchctl.records.files import encodable
+from benchctl.report.table import Table
 from benchctl.untrusted.text import visible_line, visible_lines
 
 
@@ -119,21 +118,12 @@ def _json_text(document: object, indent: int) -> str:
     return _NOT_PLAIN.sub(lambda match: json.dumps(match.group())[1:-1], text)
 
 
-def in_one_row(table: Table) -> Table:
-    """The same table with its rows as one row of many lines, which rich draws in a fraction of the time.
-
-    Unchanged where that would look different: with cells of several lines, or rows that have a style of their own.
-    """
-    columns = [[str(cell) for cell in column.cells] for column in table.columns]
-    if any("\n" in cell for cells in columns for cell in cells) or any(
-        r.style or r.end_section for r in table.rows
-    ):
-        return table
-    drawn = copy(table)
-    drawn.columns, drawn.rows = [column.copy() for column in table.columns], []
-    if table.rows:
-        drawn.add_row(*map("\n".join, columns))
-    return drawn
+def print_tables(console: TextConsole, tables: Iterable[Table | None]) -> None:
+    """Print the tables that there are, each below a blank line."""
+    for table in tables:
+        if table is not None:
+            console.print()
+            console.print(table)
 
 
 @contextmanager

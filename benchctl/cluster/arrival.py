@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from benchctl.errors import RecordError, UsageError
-from benchctl.records.archive.archive import is_archive, unpack_results
+from benchctl.records.archive import is_archive, unpack_results
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.files import is_name
 from benchctl.records.record import Manifest
@@ -45,8 +45,8 @@ def import_archive(archive: Path, output: Path | None, root: Path) -> Path:
     Raises UsageError for a file that is not an archive of results, and where the destination is taken, RecordError
     for a damaged archive.
     """
-    if not is_archive(archive):
-        problem = "is a directory already" if archive.is_dir() else "is not an archive of a result directory"
+    if not is_archive(archive) or archive.is_dir():
+        problem = "is a directory already" if archive.is_dir() else "is not called as an archive is, x.tar.gz"
         raise UsageError(f"{archive} {problem}; name a file that 'benchctl export DIR --archive FILE' wrote")
     made_in = output.absolute().parent if output is not None else root
     made_in.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Final
 from benchctl.cluster.arrival import default_destination, require_same_experiment
 from benchctl.cluster.rsync import Rsync
 from benchctl.errors import InvalidDataError, RecordError, UsageError
-from benchctl.records.archive.archive import contents_of
+from benchctl.records.archive import contents_of
 from benchctl.records.claims.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.integrity.integrity import Verification, verify_directory

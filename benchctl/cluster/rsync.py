@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from benchctl.errors import UsageError
-from benchctl.records.archive.archive import LEFT_OUT
+from benchctl.records.archive import LEFT_OUT
 from benchctl.untrusted.limits import DOCUMENT_BYTES, LOG_BYTES, MESSAGE_CHARS
 from benchctl.untrusted.text import visible_line
 
@@ -138,7 +138,7 @@ def _program(shell: str | None) -> str:
         if shutil.which(program) is None:
             raise UsageError(
                 f"{program} is not installed here, and results are fetched with it; install it, or make an archive "
-                "there ('benchctl export DIR --archive x.tar.zst'), copy it, and open that"
+                "there ('benchctl export DIR --archive x.tar.gz'), copy it, and import that"
             )
     return shutil.which("rsync") or "rsync"
 
@@ -177,5 +177,5 @@ def _failure(remote: str, code: int, lines: list[str], *, is_document: bool) -> 
     problem = _ENDS.get(code, f"rsync ended with code {code}")
     remedy = "see that 'ssh HOST' works without a question" if code == 255 else _AGAIN
     if code == 127:
-        remedy = "install it there, or make an archive there with 'benchctl export DIR --archive x.tar.zst'"
+        remedy = "install it there, or make an archive there with 'benchctl export DIR --archive x.tar.gz'"
     return UsageError(f"{remote}: {problem}; {remedy}\n{text}".rstrip())

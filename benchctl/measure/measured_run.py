@@ -16,8 +16,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from benchctl.analysis.metrics.bounds import Bounds
-from benchctl.analysis.validity.answers import AnswerEnds
+from benchctl.analysis.validity.answers import answer_end_warnings, prompt_warnings
 from benchctl.analysis.validity.client import bunching_warnings, client_suspect_warnings, client_warnings
 from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import RequestRefusedError, RunError
@@ -35,7 +34,7 @@ from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunFailure, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION, ClientSample, NodeInfo, ResultWarning, RunState
+from benchctl.records.schema import SCHEMA_VERSION, NodeInfo, ResultWarning, RunState
 from benchctl.system_errors import OWN_LIMITS
 from benchctl.untrusted.http import recordable
 from benchctl.untrusted.secrets import environment_redactor
@@ -179,11 +178,8 @@ class MeasuredRun:
         target: ServerUnderTest,
         requests: Iterable[PreparedRequest],
         size: LoadSize,
-        *,
-        on_record: Callable[[RequestRecord], None] = ignore,
-        on_sample: Callable[[ClientSample], None] = ignore,
     ) -> None:
-        """Send the load; every record and sample is on disk before the caller gets it.
+        """Send the load; every record and sample is on disk as it comes.
 
         Raises RequestRefusedError when the server refuses all of it for what the profile puts into requests.
         """
@@ -192,12 +188,7 @@ class MeasuredRun:
 
             def keep(record: RequestRecord) -> None:
                 writer.write(record)
-                on_record(record)
                 self._on_progress(next(num_ended))
-
-            def keep_sample(sample: ClientSample) -> None:
-                samples.write(sample)
-                on_sample(sample)
 
             # A simulator steps in its own time, which no delay of ours changes.
             is_virtual = self.journal.record.clock == "virtual"
@@ -209,7 +200,7 @@ class MeasuredRun:
                 keep,
                 priority=priority,
                 time_scale=self.journal.record.time_scale,
-                on_sample=keep_sample,
+                on_sample=samples.write,
             )
             arrival = self.profile.workload.arrival
             with (
@@ -240,36 +231,25 @@ class MeasuredRun:
             *failed_checks(loaded, reconcile(loaded, expected(self.profile, requests, loaded.record))),
             *value_model_warnings(loaded),
         )
-        self.judge_prompts(requests, loaded.requests)
-        if not self.journal.record.is_simulated:
-            ends = self.answer_ends()
-            for request in loaded.requests:
-                ends.add(request)
-            self.judge_ends(ends)
+        self.judge_answers(requests, loaded)
 
-    def answer_ends(self) -> AnswerEnds:
-        """Collects the ends of the answers of this run."""
+    def judge_answers(self, requests: Iterable[PreparedRequest], loaded: LoadedRun) -> None:
+        """Warn of prompts of other lengths than planned, and of answers that ended early or for unknown reasons."""
+        self.journal.warn(*prompt_warnings(requests, loaded.requests))
+        if self.journal.record.is_simulated:
+            return
         options = self.settings.request
         has_form = options.response_format is not None or options.structured_outputs is not None
         has_stops = any(name.startswith("stop") for name in options.extra_body)
-        return AnswerEnds(is_forced=self.profile.stop != "natural", may_stop=has_form or has_stops)
+        is_forced, may_stop = self.profile.stop != "natural", has_form or has_stops
+        self.journal.warn(*answer_end_warnings(loaded.requests, is_forced=is_forced, may_stop=may_stop))
 
-    def judge_ends(self, ends: AnswerEnds) -> None:
-        """Warn of answers that ended early or for an unknown reason."""
-        self.journal.warn(*ends.warnings())
-
-    def judge_prompts(self, requests: Iterable[PreparedRequest], records: Iterable[RequestRecord]) -> None:
-        """Hold the prompt tokens that the server counted against those of the request set."""
-        from benchctl.analysis.validity.answers import count_prompts, prompt_warnings  # noqa: PLC0415 - as above
-
-        self.journal.warn(*prompt_warnings(count_prompts(requests, records)))
-
-    def judge_client(self, loaded: LoadedRun, bounds: Mapping[str, Bounds] | None = None) -> None:
+    def judge_client(self, loaded: LoadedRun) -> None:
         """Warn of what the client itself did to the times that it took."""
         arrival = self.profile.workload.arrival
         self.journal.warn(
             *client_suspect_warnings(loaded, arrival),
-            *client_warnings(loaded, arrival, bounds),
+            *client_warnings(loaded, arrival),
             *bunching_warnings(loaded),
         )
 

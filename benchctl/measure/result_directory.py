@@ -17,7 +17,6 @@ from benchctl.profile.identity import is_profile_of, profile_sha256
 from benchctl.profile.load import dump_profile, stored_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs
-from benchctl.records.archive.archive import require_directory
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.integrity.digests import begin_digests, digest_of, digests_as_written
 from benchctl.records.record import Manifest, PreparedRequest
@@ -158,7 +157,6 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
     """
     if path.is_symlink():  # ``latest`` will name another directory when the next experiment begins
         path = path.parent / path.readlink()
-    require_directory(path, "an experiment continues in a directory")
     results = open_results(path)
     manifest = results.manifest()
     if manifest.imported is not None:

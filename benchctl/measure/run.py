@@ -45,7 +45,7 @@ from benchctl.measure.telemetry.telemetry import SampledServer, sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name
-from benchctl.records.loaded import copy_long_steps, load_run
+from benchctl.records.loaded import load_run
 from benchctl.records.record import PlannedRun, PreparedRequest, RunFailure, RunRecord
 from benchctl.records.schema import ResultWarning, StepRecord
 
@@ -271,7 +271,6 @@ class _ExperimentRun:
             return self._run.conclude()
         self._journal.count(self._run.load_summary)
         loaded = load_run(self._directory)
-        copy_long_steps(loaded)
         self._run.judge_records(loaded, self._context.requests)
         self._run.judge_client(loaded)
         self._journal.warn(*underfilled_batch_warnings(loaded), *clock_warnings(loaded))

@@ -20,7 +20,7 @@ from benchctl.measure.run import RunContext, noise_seed
 from benchctl.measure.warmup import warmup_bursts
 from benchctl.records.directory import RunDirectory
 from benchctl.records.files import JsonlWriter
-from benchctl.records.loaded import copy_long_steps, load_run
+from benchctl.records.loaded import load_run
 from benchctl.records.record import PlannedRun, RequestRecord, RunRecord
 from benchctl.records.schema import ResultWarning
 from benchctl.sim.virtual_server import VirtualServer
@@ -93,7 +93,6 @@ class _SimulatedRun:
             return run.conclude()
         run.journal.count(run.load_summary)
         loaded = load_run(self._directory)
-        copy_long_steps(loaded)
         if not self._keeps_steps:
             message = "the steps were not kept (--keep requests): time per step is unknown"
             run.journal.warn(ResultWarning(code="steps-unknown", message=message))

@@ -32,7 +32,6 @@ from benchctl.profile.choices import ForwardPoint
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory
-from benchctl.records.loaded import copy_long_steps, load_run
 from benchctl.records.record import PlannedRun, RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION, ResultWarning, StepRecord
 from benchctl.units import us_from_ns
@@ -151,7 +150,6 @@ class _Run:
         self._journal.time(first_send_ns=times.start_ns[0], last_token_ns=times.start_ns[0] + times.wall_ns)
 
     def _conclude(self, times: ForwardTimes) -> RunRecord:
-        copy_long_steps(load_run(self._directory))
         problem = self._problem(times)
         if problem is None:
             return self._journal.close("done")

@@ -38,7 +38,6 @@ from benchctl.profile.yaml import (
     size_problem,
     value_text,
 )
-from benchctl.records.schema import RENAMED_METRICS, RENAMED_STOP_MODES
 from benchctl.untrusted.limits import EXTENDED_FILES, PROFILE_BYTES
 
 
@@ -57,8 +56,6 @@ class Alias:
 
 
 ALIASES: Final = (
-    Alias(key="stop", new_key="stop", values=RENAMED_STOP_MODES, since="0.2.0"),
-    Alias(key="primary_metrics", new_key="primary_metrics", values=RENAMED_METRICS, since="0.2.0"),
     Alias(key="unguided", new_key="for_unguided_engines", since="0.2.0"),
     Alias(
         key="workload.if_missing",

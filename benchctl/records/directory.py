@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from benchctl.errors import RecordError, UsageError
-from benchctl.records.archive.archive import opened_directory
 from benchctl.records.files import (
     JsonlWriter,
     check_name,
@@ -140,13 +139,6 @@ class ResultDirectory:
     """One experiment on disk."""
 
     path: Path
-    archive: Path | None = None
-    """The archive from which ``path`` was unpacked into a cache; nothing is written there."""
-
-    @property
-    def source(self) -> Path:
-        """The path that the user knows."""
-        return self.archive or self.path
 
     def manifest(self) -> Manifest:
         return _read_json(self.path / "manifest.json", Manifest, self.path)
@@ -214,26 +206,25 @@ def as_ended(plan: Plan, manifest: Manifest) -> Plan:
     return msgspec.structs.replace(plan, runs=tuple(run for run in plan.runs if run.block < ended))
 
 
-def open_results(named: Path) -> ResultDirectory:
-    """Open a result directory, or an archive of one, for reading.
+def open_results(path: Path) -> ResultDirectory:
+    """Open a result directory for reading.
 
-    Raises UsageError when ``named`` is neither, RecordError when it is one without a manifest, or a damaged
-    archive, SchemaVersionError when it is of a newer schema.
+    Raises UsageError when ``path`` is none, RecordError when it is one without a manifest, SchemaVersionError when
+    it is of another schema.
     """
-    path = opened_directory(named)
     if not is_there(path / "manifest.json", within=path):
         if any(is_there(path / name, within=path) for name in ("plan.json", "runs")):
             raise RecordError(
                 f"{path} has no manifest.json: the result directory is incomplete; copy it again whole"
             )
         problem = "it has no manifest.json" if path.is_dir() else "it does not exist"
-        if path.exists() and not path.is_dir():
-            problem = "it is a file"
+        if path.is_file():
+            problem = f"it is a file; of an archive, 'benchctl import archive {path}' makes one"
         raise UsageError(
             f"{path} is not a result directory: {problem}. "
-            "Name a directory that 'benchctl run' wrote, or an archive of one; 'benchctl list' shows them"
+            "Name a directory that 'benchctl run' wrote; 'benchctl list' shows them"
         )
-    results = ResultDirectory(path, None if path == named else named)
+    results = ResultDirectory(path)
     results.manifest()
     return results
 

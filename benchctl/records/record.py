@@ -14,6 +14,7 @@ from benchctl.records.schema import (
     Cell,
     Clock,
     Count,
+    DurationNs,
     ExperimentState,
     GpuInfo,
     Int64,
@@ -284,13 +285,13 @@ class ChoiceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     index: Count
     """Number of the choice, from 0."""
-    chunk_ns: tuple[int, ...] = ()
+    chunk_ns: tuple[MomentNs, ...] = ()
     """Arrival of each event that carried output of this choice."""
-    chunk_late_ns: tuple[int, ...] | None = None
+    chunk_late_ns: tuple[DurationNs, ...] | None = None
     """Time from ``chunk_ns`` until the client read the chunk, if the kernel stamped the arrivals."""
-    chunk_tokens: tuple[int, ...] | None = None
+    chunk_tokens: tuple[Count, ...] | None = None
     """Tokens in each chunk, if the engine reports them."""
-    chunk_chars: tuple[int, ...] | None = None
+    chunk_chars: tuple[Count, ...] | None = None
     """Characters (code points) of ``text`` in each chunk; their sum is its length. None in older records."""
     output_tokens: Count | None = None
     """Tokens of this choice, if the engine reports them."""

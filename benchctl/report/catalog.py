@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.formats import first_of
-from benchctl.records.archive.archive import is_archive
 from benchctl.records.claims.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 from benchctl.records.integrity.integrity import verify_directory
@@ -52,7 +51,7 @@ def list_directories(root: Path) -> tuple[Entry, ...]:
 
     Raises UsageError when ``root`` is not a directory.
     """
-    if not root.is_dir() and not is_archive(root):
+    if not root.is_dir():
         raise UsageError(
             f"{root} is not a directory; name the one that holds results, or measure with 'benchctl run'"
         )
@@ -66,8 +65,8 @@ def list_directories(root: Path) -> tuple[Entry, ...]:
 
 
 def _candidates(root: Path) -> Iterator[Path]:
-    """The root itself when it is a result directory or an archive of one, else its children or their children."""
-    if is_archive(root) or _is_result(root):
+    """The root itself when it is a result directory, else its children or their children."""
+    if _is_result(root):
         yield root
         return
     for child in _directories(root):
@@ -115,7 +114,7 @@ def _entry_of(results: ResultDirectory) -> Entry:
     damage = next((str(record) for record in records if isinstance(record, RecordError)), None)
     altered = list(dict.fromkeys(alteration.file for alteration in verify_directory(results.path).alterations))
     return Entry(
-        path=results.source,
+        path=results.path,
         created_at=manifest.created_at,
         profile=manifest.profile,
         engine=manifest.engine,

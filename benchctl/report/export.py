@@ -12,13 +12,12 @@ from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
 from benchctl.analysis.summary.summary import SWEEP_COLUMNS
 from benchctl.errors import MissingPackageError
 from benchctl.interop.writers.vllm import vllm_result
-from benchctl.records.archive.archive import derived_directory
 from benchctl.records.files import write_bytes_atomic, write_json_atomic
 from benchctl.records.integrity.digests import record_derived
-from benchctl.report.documents.csv_files import csv_bytes
-from benchctl.report.documents.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
+from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
 from benchctl.report.page.page import directory_page
 from benchctl.report.page.verdict import PageVerdict, directory_verdict
+from benchctl.report.table import csv_bytes
 from benchctl.untrusted.files import make_folder
 
 if TYPE_CHECKING:
@@ -42,14 +41,12 @@ class ReportFiles:
 def write_report(results_path: Path, *, allow_suspect: bool = False, directory: Path | None = None) -> ReportFiles:
     """Read a result directory and write everything that is derived from it into it, or into ``directory``.
 
-    What is derived from an archive ``x.tar.zst`` goes into ``x-report`` beside it.
-
     Suspect runs count only with ``allow_suspect``; tables and page then say so.
 
     Raises UsageError when ``results_path`` is not a result directory, SchemaVersionError when it is newer.
     """
     analysis = analyze_directory(results_path, allow_suspect=allow_suspect)
-    return write_derived(analysis, directory or derived_directory(results_path, "report"))
+    return write_derived(analysis, directory)
 
 
 def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -> ReportFiles:

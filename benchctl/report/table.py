@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -40,15 +41,12 @@ class Table:
         """Every row as text."""
         return [[_text(column, row) for column in self.columns] for row in self.rows]
 
-    def drawn(self, paint: Callable[[str], Text] | None = None, *, folds: bool = False) -> RichTable:
+    def drawn(self, paint: Callable[[str], Text] | None = None, *, folds: bool = False) -> Group:
         """The table for a terminal; ``paint`` gives a text its style, ``folds`` breaks fields that are too wide.
 
         Rows that do not fold are drawn as one row of many lines, which takes rich a fraction of the time.
         """
         drawn = RichTable(
-            title=Text(visible_lines(self.title)) if self.title else None,
-            title_justify="left",
-            title_style="bold",
             box=None,
             pad_edge=False,
             show_header=any(column.heading for column in self.columns),
@@ -67,9 +65,10 @@ class Table:
             painted = [[glue.join(column) for column in zip(*painted, strict=True)]]
         for row in painted:
             drawn.add_row(*row)
-        return drawn
+        title = [Text(visible_lines(self.title), style="bold")] if self.title else []
+        return Group(*title, drawn)  # a title of rich is broken where the table ends
 
-    def __rich__(self) -> RichTable:
+    def __rich__(self) -> Group:
         return self.drawn()
 
     def markdown(self) -> str:

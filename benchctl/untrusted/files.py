@@ -157,16 +157,6 @@ def is_file(path: Path, *, within: Path) -> bool:
     return True
 
 
-def stats_in(folder: Path, *, within: Path) -> dict[str, os.stat_result]:
-    """Size and times of the regular files of a folder by name. Raises as ``opened_folder`` does."""
-    with opened_folder(folder, within=within) as handle, os.scandir(handle) as entries:
-        return {
-            entry.name: entry.stat(follow_symlinks=False)
-            for entry in entries
-            if entry.is_file(follow_symlinks=False)
-        }
-
-
 def entry_names(folder: Path, *, within: Path, files_only: bool = False) -> list[str]:
     """Sorted names of the entries of a folder, or of its regular files alone. Raises as ``opened_folder`` does."""
     with opened_folder(folder, within=within) as handle, os.scandir(handle) as entries:

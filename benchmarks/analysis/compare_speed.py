@@ -6,9 +6,7 @@
 Each directory has N steps: blocks of a baseline and a guided run, whose steps have the sections of the LenVM log.
 Each step gives every sequence of its batch a token, of which the requests have time and count, and without
 --only-times lateness, characters and text.
-Whoever reads long logs first leaves copies of their numbers: "first reading" is without those of the steps, and
-"first reading of all" without those of the requests either, once; it also compiles the modules, which an
-installation has done. The limit is what msgspec takes for the records of the same step logs, kept by nobody: no
+The limit is what msgspec takes for the records of the same step logs, kept by nobody: no
 checks, requests or statistics. All start a fresh interpreter, which is part of the time; the best of all repeats
 counts, and the largest resident size.
 """
@@ -26,7 +24,6 @@ import numpy as np
 from benchctl.records.directory import ResultDirectory, run_directory_name
 from benchctl.records.files import encode
 from benchctl.records.integrity.digests import digests_of_run, record_run
-from benchctl.records.loaded import copy_long_steps, load_run
 from benchctl.records.record import (
     ChoiceRecord,
     HostInfo,
@@ -62,23 +59,15 @@ variants:
     guidance: {mode: centered_exp, value_scale: 0.0}
 """
 
-FORGET = """
-import sys
-from pathlib import Path
-from benchctl.cli import main
-for side in sys.argv[2:]:
-    for copy in Path(side).glob("runs/*/steps.safetensors"):
-        copy.unlink()
-main()
-"""
 DECODE = """
 import sys
-from benchctl.records.files import decode_whole
+import msgspec
 from benchctl.records.schema import StepRecord
+decoder = msgspec.json.Decoder(StepRecord)
 for path in sys.argv[1:]:
     with open(path, "rb") as file:
         while lines := file.read(1 << 19) + file.readline():
-            decode_whole(lines, StepRecord)
+            decoder.decode_lines(lines)
 """
 
 
@@ -157,7 +146,7 @@ def write_run(directory, planned, prepared, batch, rng, *, only_times):
             requests.write(request_of(request, ends_ns[first : first + OUTPUT_TOKENS + 1], lateness))
     directory.write(
         RunRecord(
-            schema_version=2,
+            schema_version=3,
             index=planned.index,
             run_id=planned.run_id,
             block=planned.block,
@@ -208,19 +197,18 @@ def write_results(path, num_steps, batch, num_blocks, seed, *, only_times=False)
     results.write_manifest(manifest(num_blocks, hashlib.sha256(content).hexdigest()))
     results.write_profile(PROFILE % (num_requests, batch))
     results.write_prepared_requests(content)
-    results.write_plan(Plan(schema_version=2, runs=tuple(planned)))
+    results.write_plan(Plan(schema_version=3, runs=tuple(planned)))
     for run in planned:
         directory = results.run(run.run_id)
         directory.path.mkdir(parents=True)
         write_run(directory, run, prepared, batch, rng, only_times=only_times)
-        copy_long_steps(load_run(directory))
         directory.write(msgspec.structs.replace(directory.read(), files=digests_of_run(directory)))
         record_run(results, run.run_id)
 
 
 def manifest(num_blocks, request_set_sha256):
     return Manifest(
-        schema_version=2,
+        schema_version=3,
         state="done",
         profile="long-logs",
         profile_sha256="1" * 64,
@@ -258,27 +246,21 @@ def main():
             write_results(path, options.steps, options.batch, options.blocks, seed, only_times=options.only_times)
         logs = sorted(str(path) for side in sides for path in side.glob("runs/*/steps.jsonl"))
         num_bytes = sum(Path(log).stat().st_size for log in logs)
-        copies = files_of(sides, "steps.safetensors") + files_of(sides, "requests.safetensors")
-        kept_bytes = sum(path.stat().st_size for path in copies)
         request_bytes = sum(path.stat().st_size for path in files_of(sides, "requests.jsonl"))
-        for path in copies:
-            path.unlink()
         compare = ["compare", *map(str, sides)]
         rows = [
-            best_of(name, [sys.executable, *argv], work, repeats, (0, 3))
-            for name, argv, repeats in (
-                ("first reading of all", ["-m", "benchctl", *compare], 1),
-                ("benchctl compare", ["-m", "benchctl", *compare], options.repeats),
-                ("first reading", ["-c", FORGET, *compare], options.repeats),
-                ("limit: decoding alone", ["-c", DECODE, *logs], options.repeats),
+            best_of(name, [sys.executable, *argv], work, options.repeats, (0, 3))
+            for name, argv in (
+                ("benchctl compare", ["-m", "benchctl", *compare]),
+                ("limit: decoding alone", ["-c", DECODE, *logs]),
             )
         ]
         said = (work / "benchctl compare.log").read_text()
     for row in rows:
-        row["of limit"] = row["wall s"] / rows[3]["wall s"]
+        row["of limit"] = row["wall s"] / rows[1]["wall s"]
     sizes = ", ".join(
         f"{size / 2**20:.0f} MiB of {what}"
-        for what, size in (("step logs", num_bytes), ("requests", request_bytes), ("copies", kept_bytes))
+        for what, size in (("step logs", num_bytes), ("requests", request_bytes))
     )
     show(rows, f"two directories of {options.steps:,} steps and {options.steps * options.batch:,} tokens, {sizes}")
     print(f"\nwhat it found: {said.splitlines()[0]}")

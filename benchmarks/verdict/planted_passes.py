@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.bonus.bonus import (
+    BackfillComparison,
     BackfillVerdict,
     BonusDesign,
-    Comparison,
     backfill_point,
     decode_point,
     judge_backfill,
@@ -48,7 +48,7 @@ class Planted:
     outlier_share: float = 0.0
     excess_ns: float | None = None
 
-    def true_difference_ns(self, row: Comparison) -> float:
+    def true_difference_ns(self, row: BackfillComparison) -> float:
         """Expansion minus prefill."""
         context = self.design.context_tokens
         before_ns = true_ns(decode_point(row.batch_size, context), row.decode_mode)

@@ -10,7 +10,7 @@ import pytest
 from support.results.builders import edit_steps, write_results
 
 from benchctl.analysis.drafts import (
-    ArmDrafts,
+    DraftTally,
     agrees,
     count_drafts,
     fit_costs,
@@ -49,7 +49,7 @@ def test_steps_with_shorter_drafts_are_left_out_where_most_are_whole() -> None:
         step(3),
     ]
     counts = count_drafts([columns_from(steps)])
-    assert counts == ArmDrafts(drafts=8, accepted=(6, 3), whole_frac=0.8)
+    assert counts == DraftTally(drafts=8, accepted=(6, 3), whole_frac=0.8)
     assert counts.is_exact
 
 
@@ -62,9 +62,9 @@ def test_drafts_of_changing_length_all_count_and_say_so() -> None:
 
 def test_counts_of_arms_are_pooled_by_position() -> None:
     arms = [
-        ArmDrafts(drafts=100, accepted=(80,), whole_frac=1.0),
-        ArmDrafts(drafts=50, accepted=(40, 20, 0), whole_frac=1.0),
-        ArmDrafts(drafts=10, accepted=(0, 0, 0, 0), whole_frac=1.0),
+        DraftTally(drafts=100, accepted=(80,), whole_frac=1.0),
+        DraftTally(drafts=50, accepted=(40, 20, 0), whole_frac=1.0),
+        DraftTally(drafts=10, accepted=(0, 0, 0, 0), whole_frac=1.0),
     ]
     counts = [(each.accepted, each.judged) for each in pooled(arms)]
     assert counts == [(120, 160), (20, 40), (0, 20)]
@@ -81,11 +81,11 @@ def test_one_acceptance_for_all_positions_is_rejected_where_it_falls() -> None:
 
 def test_requests_that_differ_show_in_arms_of_different_length() -> None:
     """Half of the requests accept nearly all, half nearly none; those take the more drafts the longer these are."""
-    few, many = [ArmDrafts(drafts=n, accepted=(k,), whole_frac=1.0) for n, k in ((1000, 600), (1000, 450))]
+    few, many = [DraftTally(drafts=n, accepted=(k,), whole_frac=1.0) for n, k in ((1000, 600), (1000, 450))]
     assert (same_in_arms_p([few, many]) or 0) < 1e-6
     assert same_in_arms_p([few, few]) == pytest.approx(1)
     assert same_in_arms_p([few]) is None
-    long = ArmDrafts(drafts=1000, accepted=(600, 360), whole_frac=1.0)
+    long = DraftTally(drafts=1000, accepted=(600, 360), whole_frac=1.0)
     assert same_in_arms_p([few, long]) == pytest.approx(1)
 
 

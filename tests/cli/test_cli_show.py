@@ -9,17 +9,13 @@ import typer
 from support.results import builders
 from typer.testing import CliRunner
 
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.commands import results as list_results
 from benchctl.cli.commands import results as report
 from benchctl.cli.commands import show
-from benchctl.cli.screen import in_one_row, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.records.claims.claims import sole_writer
 from benchctl.records.record import GitState
 from benchctl.records.schema import GpuInfo, ResultWarning
-from benchctl.report.tables.experiment import breakdown_table, cells_table, flops_table, runs_table, sweep_table
-from benchctl.report.text.acceptance_table import client_table
 
 app = typer.Typer()
 app.command("show")(show.show)
@@ -60,21 +56,6 @@ def test_show_names_the_limit_of_launches(tmp_path):
     assert limited != builders.PROFILE_YAML
     results.write_profile(limited)
     assert " · at most 2.5 launches per second · stop forced" in words(call("show", results.path).output)
-
-
-def test_tables_that_are_drawn_in_one_row_look_as_they_would_row_by_row(tmp_path):
-    builders.write_results(tmp_path, cells=[{"top_k": 1}, {"top_k": 5}])
-    analysis = analyze_directory(tmp_path)
-    for draw in (runs_table, cells_table, breakdown_table, flops_table, sweep_table, client_table):
-        table = draw(analysis)
-        shown = []
-        for form in (table, in_one_row(table)):
-            console = wide_console()
-            with console.capture() as printed:
-                console.print(form)
-            shown.append(printed.get())
-        assert shown[0] == shown[1]
-        assert in_one_row(table).row_count == 1
 
 
 def test_show_says_with_which_code_on_which_device_under_which_label(tmp_path):

@@ -15,7 +15,7 @@ from support.ssh import fake_ssh, ssh_server
 
 from benchctl.cluster.pull import parse_source
 from benchctl.errors import UsageError
-from benchctl.records.archive.archive import contents_of
+from benchctl.records.archive import contents_of
 from benchctl.records.directory import ResultDirectory
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example"

@@ -13,6 +13,7 @@ import pytest
 from support.cli import benchctl
 from support.servers import lenvm_fork
 from support.servers.lenvm_fork import settings_of
+from support.steps import records_of
 
 from benchctl.analysis.validity.comparability.launch import launch_settings
 from benchctl.engines.engine import LaunchSite, engine_for
@@ -343,7 +344,7 @@ def test_a_guided_run_has_the_fork_s_steps_each_with_its_time(forked: Forked, re
     run = forked.run({"revision": revision}, options={"revision": revision})
     assert (run.record.state, run.record.failure) == ("done", None), run.codes
     assert run.record.effective_config["server.revision"] == revision
-    steps = [step for step in run.loaded.steps if not step.is_warmup]
+    steps = [step for step in records_of(run.loaded) if not step.is_warmup]
     assert len(steps) >= 12
     assert sum(step.num_seqs for step in steps) == 2 * 12
     for before, after in pairwise(steps):
@@ -358,7 +359,7 @@ def test_a_guided_run_has_the_fork_s_steps_each_with_its_time(forked: Forked, re
 @pytest.mark.slow
 def test_the_value_model_is_loaded_before_anything_is_measured(forked: Forked) -> None:
     run = forked.run({"revision": "V1", "load_s": 0.5}, options={"revision": "V1"})
-    loads = [step for step in run.loaded.steps if "value_model_load" in step.sections_ns]
+    loads = [step for step in records_of(run.loaded) if "value_model_load" in step.sections_ns]
     assert [step.is_warmup for step in loads] == [True]
     assert loads[0].sections_ns["value_model_load"] >= 490_000_000
     assert run.record.state == "done", run.codes
@@ -369,7 +370,7 @@ def test_a_baseline_run_asks_for_no_guidance_and_its_steps_say_so(forked: Forked
     run = forked.run({"revision": "V1"}, variant="baseline", options={"revision": "V1"})
     assert run.record.state == "done", run.codes
     assert not any("custom_params" in body for body in run.bodies)
-    assert {step.guided_rows for step in run.loaded.steps} == {0}
+    assert {step.guided_rows for step in records_of(run.loaded)} == {0}
     assert not any("lvm" in word for word in run.record.argv)
 
 
@@ -434,7 +435,7 @@ def test_what_a_value_model_adds_to_a_launch_is_declared_by_its_option(python: s
 
 def launched(settings: VariantSettings) -> RunRecord:
     return RunRecord(
-        schema_version=2, index=0, run_id="000-b0-guided", block=0, position=0, variant="guided",
+        schema_version=3, index=0, run_id="000-b0-guided", block=0, position=0, variant="guided",
         argv=ENGINE.argv(settings, SITE), env=ENGINE.env(settings, SITE),
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.guided.stub_transformers import stub_transformers
 from support.servers.real_engines import assert_compared, assert_ended, needs, tiny_model
+from support.steps import records_of
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.engines.attach.options import AttachOptions
@@ -327,7 +328,7 @@ def test_real_servers_give_runs_whose_accounts_agree_to_the_token(tmp_path):
         assert run.record.effective_config["server.cb.allow_block_sharing"] is False
         assert run.record.effective_config["server.request_seed"] == "ignored"
         assert run.record.engine_version.startswith("5.")
-        sections = {name for step in run.steps for name in step.sections_ns}
+        sections = {name for step in records_of(run) for name in step.sections_ns}
         assert sections == {"schedule", "model_forward", "sampler_total"}
     texts = {run.record.variant: [request.choices[0].text for request in run.requests] for run in results.runs}
     assert texts["greedy"] != texts["baseline"]

@@ -114,7 +114,7 @@ def test_no_prompt_can_be_computed_ahead_on_the_other_model_runner(pair):
 def test_every_variable_of_guidance_stands_for_options_that_a_profile_may_declare(pair, tmp_path, monkeypatch):
     argv, env = started(monkeypatch, settings_of(pair), tmp_path)
     run = RunRecord(
-        schema_version=2, index=0, run_id="000-b0-v", block=0, position=0, variant="v", argv=tuple(argv), env=env
+        schema_version=3, index=0, run_id="000-b0-v", block=0, position=0, variant="v", argv=tuple(argv), env=env
     )
     found = launch_settings(run)
     of_guidance = {key: setting.names for key, setting in found.items() if "LENVM" in key}

@@ -160,7 +160,7 @@ def _added(path: Path, sandbox: Sandbox, draw: random.Random) -> None:
             "summary.csv",
             "result.json",
             "digests.json",
-            "steps.safetensors",
+            "steps.jsonl",
             "noise.json",
             ".lock",
             "journal.jsonl",

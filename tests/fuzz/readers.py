@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.results import builders, lenvm_results
 from support.step_time import MODELS, planted_run
 
 from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.cluster.arrival import import_archive
 from benchctl.costs.config_json.shape import shape_from_config
 from benchctl.engines.metrics_page import series_of
 from benchctl.engines.sglang.steps import read_sglang_steps
@@ -27,9 +29,7 @@ from benchctl.load.answer.answer import Answer, head_of
 from benchctl.load.answer.failure import error_of
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.profile.load import load_profile
-from benchctl.records.archive.archive import contents_of
-from benchctl.records.archive.compression import compression_of_name
-from benchctl.records.archive.packing import write_archive
+from benchctl.records.archive import contents_of, write_archive
 from benchctl.records.integrity.integrity import verify_directory
 from benchctl.records.record import Message, PreparedRequest
 from benchctl.records.stores.stores import read_peaks, write_peaks
@@ -166,16 +166,15 @@ def _write_results(path: Path) -> None:
     builders.write_samples(builders.write_results(path, block_factors=factors, num_requests=3))
 
 
-def _archive(suffix: str) -> Reader:
-    """Archives, which are damaged as they lie there; compressed ones have sums, plain ones have none."""
+def _write_archive(path: Path) -> None:
+    path.mkdir()
+    results = builders.write_results(path.parent / "packed" / "x", num_requests=1)
+    write_archive(results, contents_of(results.path), path / "x.tar.gz")
 
-    def write(path: Path) -> None:
-        path.mkdir()
-        results = builders.write_results(path.parent / f"packed{suffix}" / "x", num_requests=1)
-        archive = path / f"x{suffix}"
-        write_archive(results, contents_of(results.path), archive, compression_of_name(archive))
 
-    return Reader(f"archive{suffix}", lambda directory: analyze_directory(directory / f"x{suffix}"), write)
+def _import_archive(directory: Path) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        import_archive(directory / "x.tar.gz", Path(made) / "x", Path(made))
 
 
 def _write_example(path: Path) -> None:
@@ -199,7 +198,7 @@ READERS: Final = (
     Reader("results", analyze_directory, _write_results),
     Reader("resume", lambda directory: reopen_experiment(directory, None), _write_example),
     Reader("digests", verify_directory, _write_results),
-    *(_archive(suffix) for suffix in (".tar", ".tar.gz", ".tar.zst")),
+    Reader("archive", _import_archive, _write_archive),
     *(
         Reader(name, lambda directory: read_foreign(str(directory)))
         for name in ("vllm", "sglang", "aiperf", "guidellm")

@@ -41,7 +41,7 @@ def launches(profile: Profile, models: Path) -> dict[str, dict[str, LaunchSettin
     for label, settings in settings_by_arm(profile, models).items():
         site = LaunchSite(port=8123, directory=models / "000-b0-a")
         run = RunRecord(
-            schema_version=2, index=0, run_id="000-b0-a", block=0, position=0, variant="v",
+            schema_version=3, index=0, run_id="000-b0-a", block=0, position=0, variant="v",
             argv=engine.argv(settings, site), env=engine.env(settings, site),
         )  # fmt: skip
         found[label] = launch_settings(run)

@@ -23,6 +23,7 @@ from support.results.lenvm_results import (
     sampled_steps,
     write_directory,
 )
+from support.steps import records_of
 
 from benchctl.analysis.metrics.latency import interpolated
 from benchctl.analysis.metrics.run import run_metrics
@@ -99,7 +100,7 @@ def test_copied_usage_an_appended_restart_and_a_cut_line_are_mended_and_told_onc
     guided = runs_of(result)["lenvm"]
     assert run_metrics(guided)["output_tokens"] == truth.output_tokens
     assert run_metrics(guided)["num_steps"] == truth.num_steps
-    assert sum(step.num_seqs for step in guided.steps if not step.is_warmup) == truth.output_tokens
+    assert guided.columns.num_seqs.sum() == truth.output_tokens
     assert guided.record.state == "done"
     restarted = next(warning for warning in result.warnings if warning.code == "log-restarted")
     assert restarted.where == "lenvm"
@@ -113,8 +114,7 @@ def test_a_server_that_was_restarted_in_mid_run_keeps_the_steps_of_both_lives(tr
     timing.write_bytes(b"".join(map(as_lines, lives)))
     baseline = runs_of(result := imported(truth))["baseline"]
     assert run_metrics(baseline)["num_steps"] == truth.num_steps
-    assert [step.step for step in baseline.steps] == list(range(1, truth.num_steps + 17))
-    assert sum(step.is_warmup for step in baseline.steps) == 16
+    assert (len(baseline.columns), len(baseline.warmup_columns)) == (truth.num_steps, 16)
     assert "log-restarted" in codes(result)
 
 
@@ -129,7 +129,7 @@ def test_a_server_that_wrote_on_behind_half_a_line_loses_that_line_only(truth: T
 @pytest.mark.parametrize("revision", ["V1", "V3", "V4"])
 def test_each_revision_s_log_is_read_by_its_schema(tmp_path: Path, revision: str) -> None:
     result = imported(write_directory(tmp_path / NAME, revision=revision))
-    guided = [step for step in runs_of(result)["lenvm"].steps if not step.is_warmup]
+    guided = [step for step in records_of(runs_of(result)["lenvm"]) if not step.is_warmup]
     assert all(step.guided_rows == step.num_seqs for step in guided)
     assert {step.fused for step in guided} == {"V1": {None}, "V3": {True}, "V4": {True}}[revision]
     has_candidates = {step.candidates == 3 * step.num_seqs for step in guided}
@@ -142,7 +142,7 @@ def test_each_revision_s_log_is_read_by_its_schema(tmp_path: Path, revision: str
 
 
 def test_a_baseline_whose_sampler_has_no_path_for_guidance_scored_nothing(truth: Truth) -> None:
-    assert {step.guided_rows for step in runs_of(imported(truth))["baseline"].steps} == {0}
+    assert {step.guided_rows for step in records_of(runs_of(imported(truth))["baseline"])} == {0}
 
 
 def test_without_a_step_log_the_answers_are_still_there(tmp_path: Path) -> None:

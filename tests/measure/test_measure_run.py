@@ -19,6 +19,7 @@ import pytest
 from support.nvidia_smi import FakeSmi, devices
 from support.nvml import FakeNvml
 from support.servers.paced_engine import PacedEngine, planned, profile, request
+from support.steps import records_of
 
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.engines.engine import raw_step_log
@@ -92,7 +93,7 @@ def test_a_run_leaves_its_whole_story_on_disk(tmp_path):
     assert run.env["PACED_API_KEY"] == "[redacted: PACED_API_KEY]"
     assert [record.is_warmup for record in loaded.requests] == [True] * 2 + [False] * 6
     assert {record.request_id for record in loaded.requests[:2]} == {"warmup-0", "warmup-1"}
-    assert len(loaded.steps) == 8 * 5
+    assert len(records_of(loaded)) == 8 * 5
     assert loaded.host
     assert loaded.host[-1].server_processes == 1
     assert nothing_is_left(loaded)
@@ -160,7 +161,7 @@ def test_a_server_that_is_killed_in_mid_run_fails_the_run_and_keeps_its_records(
         "connect-refused",
         "cancelled",
     }
-    assert len(loaded.steps) == 33
+    assert len(records_of(loaded)) == 33
     assert nothing_is_left(loaded)
 
 
@@ -285,7 +286,7 @@ def test_a_step_log_that_is_torn_is_kept_as_far_as_it_goes(tmp_path):
     assert loaded.record.state == "suspect"
     assert list(told(loaded.record)) == ["steps-damaged", "check-failed"]
     assert told(loaded.record)["check-failed"] == "check step-tokens failed: steps 3, usage 4"
-    assert len(loaded.steps) == 3
+    assert len(records_of(loaded)) == 3
 
 
 def test_a_run_whose_load_recorded_passes_of_a_value_model_is_suspect(tmp_path):
@@ -437,7 +438,7 @@ def test_an_interrupt_in_mid_run_leaves_records_and_no_process(tmp_path, number)
     assert [record.error.kind for record in loaded.requests if record.error] == ["cancelled", "cancelled"]
     assert loaded.record.num_sent == loaded.record.num_failed == 2
     assert loaded.record.times.stop_ns is not None
-    assert loaded.steps
+    assert records_of(loaded)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)

@@ -19,7 +19,7 @@ from benchctl.micro.peaks_of_device import peaks_of_device
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.stores.peaks_store import STORE_VARIABLE, store_peaks
 from benchctl.records.stores.stores import hardware_of, load_peaks
-from benchctl.report.text.acceptance_table import passes_table
+from benchctl.report.tables.times import passes_table
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
 HOST = platform.node()

@@ -1,24 +1,19 @@
 """The identity of an experiment: what changes it, and what does not."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from support.results.builders import PROFILE_YAML
 
-from benchctl.errors import NotComparableError
-from benchctl.measure.result_directory import reopen_experiment
 from benchctl.profile.choices import Section
 from benchctl.profile.engine_options import ENGINES
-from benchctl.profile.identity import FORMER_DEFAULTS, is_profile_of, profile_sha256
+from benchctl.profile.identity import FORMER_DEFAULTS, profile_sha256
 from benchctl.profile.keys import option_keys, profile_keys
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.profile.model import Profile, Workload
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
-EXAMPLE = Path(__file__).resolve().parents[1] / "fixtures" / "example-schema-1"
 
 
 class NewSection(Section):
@@ -95,29 +90,6 @@ def test_a_profile_read_back_from_its_dump_has_its_identity():
     for name in ("topk-sweep", "controls", "natural", "aa"):
         profile = load_profile(name)
         assert profile_sha256(parse_profile(dump_profile(profile), "profile.yaml")) == profile_sha256(profile)
-
-
-def test_the_stored_profile_of_schema_1_is_recognised_and_a_changed_one_is_not():
-    text = (EXAMPLE / "profile.yaml").read_text(encoding="utf-8")
-    manifest = yaml.safe_load((EXAMPLE / "manifest.json").read_text(encoding="utf-8"))
-    profile = parse_profile(text, "profile.yaml")
-    assert manifest["schema_version"] == 1
-    assert profile_sha256(profile) != manifest["profile_sha256"]
-    assert is_profile_of(text, profile, manifest["profile_sha256"])
-    changed = text.replace("num_warmups: 1", "num_warmups: 2")
-    assert changed != text
-    assert not is_profile_of(changed, parse_profile(changed, "profile.yaml"), manifest["profile_sha256"])
-
-
-def test_an_experiment_of_schema_1_is_resumed_with_the_profile_that_it_began_with(tmp_path):
-    path = Path(shutil.copytree(EXAMPLE, tmp_path / "example"))
-    small = [f"workload.{key}" for key in ("num_prompts=2", "samples_per_prompt=2", "output_len=16")]
-    listed = "sampling.top_k, server.value_model, server.value_model.*, server.overlap_schedule, guidance.*"
-    small.append(f"allowed_differences=[{listed}]")  # which such profiles listed then
-    again = load_profile("ci-smoke", engine="sim", blocks=6, overrides=small)
-    assert profile_sha256(reopen_experiment(path, again).profile) == profile_sha256(again)
-    with pytest.raises(NotComparableError, match="begun with another profile"):
-        reopen_experiment(path, load_profile("ci-smoke", engine="sim", blocks=6, overrides=[*small, "seed=9"]))
 
 
 def test_no_default_has_changed_without_a_record_of_its_former_value():

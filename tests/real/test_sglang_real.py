@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.servers.real_engines import needs, smoked
+from support.steps import records_of
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.records.loaded import LoadedRun
@@ -63,4 +64,4 @@ def test_the_server_says_how_it_is_configured_and_no_more_differs_than_was_decla
 
 
 def measured_steps(run: LoadedRun) -> list[Any]:
-    return [step for step in run.steps if not step.is_warmup]
+    return [step for step in records_of(run) if not step.is_warmup]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.servers.real_engines import needs, smoked
+from support.steps import records_of
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.records.loaded import LoadedRun
@@ -94,4 +95,4 @@ def test_no_secret_and_no_line_of_each_iteration_is_left_in_the_run(results):
 
 
 def measured_steps(run: LoadedRun) -> list[Any]:
-    return [step for step in run.steps if not step.is_warmup]
+    return [step for step in records_of(run) if not step.is_warmup]

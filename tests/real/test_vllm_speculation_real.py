@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 from support.servers.real_engines import measured, needs
+from support.steps import records_of
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.metrics.speculation import draft_counts
@@ -206,4 +207,4 @@ def test_compare_divides_the_change_into_steps_and_time_per_step(drawn):
 
 
 def measured_steps(run):
-    return [step for step in run.steps if not step.is_warmup]
+    return [step for step in records_of(run) if not step.is_warmup]

@@ -11,12 +11,12 @@ from support.peaks import cpu_peaks
 from support.results.builders import edit_requests, write_results
 
 from benchctl.errors import InvalidDataError, RecordError
-from benchctl.records.columns.columns import columns_from, copy_bytes, copy_path, table_of, write_copy
-from benchctl.records.columns.step_log import read_step_log
+from benchctl.records import files
+from benchctl.records.columns.columns import read_steps
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import encode
-from benchctl.records.integrity.digests import digest_of, read_digests
-from benchctl.records.loaded import DAMAGED_LINE, ReadLimits, load_results, load_run
+from benchctl.records.integrity.digests import read_digests
+from benchctl.records.loaded import DAMAGED_LINE, load_results, load_run
 from benchctl.records.schema import StepRecord
 from benchctl.records.stores.peaks_store import machine_peaks, read_noise
 from benchctl.records.stores.stores import read_peaks, stored_durations, write_peaks
@@ -58,25 +58,13 @@ def test_a_damaged_document_is_named(path: Path, document: str, name: str) -> No
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("few", [0, 1 << 30], ids=["long", "short"])
 @pytest.mark.parametrize("log", LOGS)
-def test_a_damaged_log_is_a_warning_that_names_file_and_line(path: Path, log: str, few: int, name: str) -> None:
+def test_a_damaged_log_is_a_warning_that_names_file_and_line(path: Path, log: str, name: str) -> None:
     write_hostile(path / RUN / log, name)
-    run = load_run(ResultDirectory(path).run(Path(RUN).name), ReadLimits(kept_steps=few, few_requests=few))
+    run = load_run(ResultDirectory(path).run(Path(RUN).name))
     damage = [warning.message for warning in run.warnings if warning.code == DAMAGED_LINE]
     assert run.is_damaged == bool(damage) == (name not in BLANK)
     assert all(message.startswith(f"{path / RUN / log}:1: ") and len(message) < 1000 for message in damage), damage
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("log", ["steps.jsonl", "requests.jsonl"])
-def test_a_damaged_copy_of_a_log_does_not_count(path: Path, log: str, name: str) -> None:
-    directory, limits = ResultDirectory(path).run(Path(RUN).name), ReadLimits(kept_steps=0, few_requests=0)
-    before = load_run(directory, limits)
-    write_hostile(copy_path(path / RUN / log), name)
-    after = load_run(directory, limits)
-    assert (len(after.requests), len(after.steps)) == (len(before.requests), len(before.steps))
-    assert not after.is_damaged
 
 
 @pytest.mark.parametrize(
@@ -92,43 +80,27 @@ def test_a_damaged_copy_of_a_log_does_not_count(path: Path, log: str, name: str)
         ("sections_ns", {f"s{i}": 1 for i in range(257)}),
     ],
 )
-@pytest.mark.parametrize("kept_steps", [0, 1 << 30], ids=["columns", "records"])
-def test_an_impossible_step_is_a_damaged_line_with_field_and_value(
-    path: Path, kept_steps: int, field: str, value: object
-) -> None:
+def test_an_impossible_step_is_a_damaged_line_with_field_and_value(path: Path, field: str, value: object) -> None:
     log = path / RUN / "steps.jsonl"
     wrong = msgspec.to_builtins(GOOD) | {field: value}
     log.write_bytes(encode(GOOD) + b"\n" + encode(wrong) + b"\n" + encode(GOOD) + b"\n")
-    run = load_run(ResultDirectory(path).run(Path(RUN).name), ReadLimits(kept_steps=kept_steps))
-    assert len(run.steps) == 1
+    run = load_run(ResultDirectory(path).run(Path(RUN).name))
+    assert len(run.columns) == 1
     (damage,) = run.damage
     beginning = msgspec.json.encode(value).decode().replace(":", ": ").replace(",", ", ")[:20]
     assert damage.startswith(f"{log}:2: {field} is {beginning}")
 
 
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [("dur_ns", -5), ("num_seqs", -7), ("sections_ns.sample", -1), ("phase", 9), ("clock", 9), ("unknown", 1)],
-)
-def test_a_copy_with_impossible_numbers_does_not_count(tmp_path: Path, name: str, number: int) -> None:
-    log = tmp_path / "steps.jsonl"
-    log.write_bytes((encode(GOOD) + b"\n") * 3)
-    arrays = dict(table_of([GOOD] * 3).arrays)
-    arrays[name] = arrays["start_ns"].astype("int32") * 0 + number
-    sha256 = digest_of(log, within=tmp_path).sha256
-    write_copy(log, copy_bytes(log, arrays, version="3", log_sha256=sha256), within=tmp_path)
-    steps, damage = read_step_log(log, block_bytes=1 << 20)
-    assert damage is None
-    assert steps.columns().dur_ns.tolist() == columns_from([GOOD] * 3).dur_ns.tolist() == [7, 7, 7]
-
-
-def test_a_log_with_ever_new_sections_ends_before_it_fills_the_memory(tmp_path: Path) -> None:
+def test_a_log_with_ever_new_sections_ends_before_it_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "steps.jsonl"
     with log.open("wb") as file:
         for number in range(40):
             sections = {f"s{number}-{i}": 1 for i in range(100)}
             file.write(encode(msgspec.structs.replace(GOOD, sections_ns=sections)) + b"\n")
-    _, damage = read_step_log(log, block_bytes=1)
+    monkeypatch.setattr(files, "_BLOCK_BYTES", 1)
+    *_, damage = read_steps(log, within=tmp_path)
     assert "different sections" in str(damage)
     assert str(damage).startswith(f"{log}:11: ")
 
@@ -142,22 +114,18 @@ def test_a_log_with_ever_new_sections_ends_before_it_fills_the_memory(tmp_path: 
         ({"scheduled_ns": 1 << 63}, "scheduled_ns is 9223372036854775808"),
     ],
 )
-@pytest.mark.parametrize("few", [0, 1 << 30], ids=["long", "short"])
-def test_an_impossible_request_is_a_damaged_line(
-    path: Path, few: int, changes: dict[str, int], problem: str
-) -> None:
+def test_an_impossible_request_is_a_damaged_line(path: Path, changes: dict[str, int], problem: str) -> None:
     results = ResultDirectory(path)
     edit_requests(results, Path(RUN).name, lambda request: msgspec.structs.replace(request, **changes))
-    run = load_run(results.run(Path(RUN).name), ReadLimits(few_requests=few))
+    run = load_run(results.run(Path(RUN).name))
     (damage,) = run.damage
     assert damage.startswith(f"{path / RUN / 'requests.jsonl'}:1: ")
     assert problem in damage
 
 
-@pytest.mark.parametrize("few", [0, 1 << 30], ids=["long", "short"])
 @pytest.mark.parametrize("name", ["chunk_ns", "chunk_late_ns", "chunk_tokens", "chunk_chars"])
 @pytest.mark.parametrize("number", [-(1 << 62) - 1, 1 << 63])
-def test_numbers_of_chunks_that_cannot_be_are_a_damaged_line(path: Path, few: int, name: str, number: int) -> None:
+def test_numbers_of_chunks_that_cannot_be_are_a_damaged_line(path: Path, name: str, number: int) -> None:
     def change(request):
         choices = tuple(
             msgspec.structs.replace(choice, **{name: (number,) * len(choice.chunk_ns)})
@@ -167,12 +135,12 @@ def test_numbers_of_chunks_that_cannot_be_are_a_damaged_line(path: Path, few: in
 
     results = ResultDirectory(path)
     edit_requests(results, Path(RUN).name, change)
-    run = load_run(results.run(Path(RUN).name), ReadLimits(few_requests=few))
-    assert f"requests.jsonl:1: request 'r00000': {name} has numbers from {number}" in run.damage[0]
+    run = load_run(results.run(Path(RUN).name))
+    assert "requests.jsonl:1: " in run.damage[0]
+    assert f"$.choices[0].{name}[" in run.damage[0] or "Integer" in run.damage[0]
 
 
-@pytest.mark.parametrize("few", [0, 1 << 30], ids=["long", "short"])
-def test_chunks_that_arrive_before_the_one_before_are_a_damaged_line(path: Path, few: int) -> None:
+def test_chunks_that_arrive_before_the_one_before_are_a_damaged_line(path: Path) -> None:
     def reverse(request):
         choices = tuple(
             msgspec.structs.replace(choice, chunk_ns=tuple(reversed(choice.chunk_ns))) for choice in request.choices
@@ -181,7 +149,7 @@ def test_chunks_that_arrive_before_the_one_before_are_a_damaged_line(path: Path,
 
     results = ResultDirectory(path)
     edit_requests(results, Path(RUN).name, reverse)
-    run = load_run(results.run(Path(RUN).name), ReadLimits(few_requests=few))
+    run = load_run(results.run(Path(RUN).name))
     assert "chunk_ns has" in run.damage[0]
 
 

@@ -20,11 +20,11 @@ from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import DIGESTS_FILE, FILE_MEASUREMENTS, digest_of, read_digests, record_file
-from benchctl.records.integrity.integrity import STAMPS_FILE, FileHasher, verify_directory
+from benchctl.records.integrity.integrity import verify_directory
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.workload.prepare import prepare_requests
 
-EXAMPLE = Path(__file__).parents[1] / "fixtures" / "example-schema-1"
+EXAMPLE = Path(__file__).parents[1] / "fixtures" / "example-without-digests"
 QUICK = (
     "engine.options.time_scale=200.0",
     "workload.num_prompts=2",
@@ -352,7 +352,6 @@ def test_older_directories_open_without_noise_and_verify_says_what_it_cannot_kno
     assert result.exit_code == 0
     assert "was written by benchctl 0.1.0 without digests; its plan, the order of its runs" in result.stdout
     assert verify_directory(EXAMPLE).alterations == ()
-    assert not (EXAMPLE / STAMPS_FILE).exists()
     listed = json.loads(call("list", str(EXAMPLE), "--json").stdout)["results"]
     assert [entry["altered"] for entry in listed] == [None]
 
@@ -417,27 +416,3 @@ def test_while_a_run_goes_on_nothing_is_recorded_of_its_end(begun: ResultDirecto
     )
     verified = verify_directory(begun.path)
     assert (verified.alterations, verified.unrecorded) == ((), (second,))
-
-
-def test_a_large_copy_is_hashed_once(tmp_path: Path) -> None:
-    path = tmp_path / "steps.jsonl"
-    path.write_bytes(b"x" * (2 << 20))
-    first = FileHasher(tmp_path, is_fresh=False)
-    held = first.digests([(path.name, None)])[path.name]
-    first.write_stamps()
-    second = FileHasher(tmp_path, is_fresh=False)
-    assert second.digests([(path.name, None)]) == {path.name: held}
-    assert (first.hashed_bytes, second.hashed_bytes) == (2 << 20, 0)
-    path.write_bytes(b"y" * (2 << 20))
-    third = FileHasher(tmp_path, is_fresh=False)
-    assert third.digests([(path.name, held)]) != {path.name: held}
-
-
-def test_a_directory_that_cannot_be_written_is_verified_all_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "steps.jsonl"
-    path.write_bytes(b"x" * (2 << 20))
-    (tmp_path / STAMPS_FILE).mkdir()  # what nobody can replace by a file, whoever he is
-    hasher = FileHasher(tmp_path, is_fresh=False)
-    assert hasher.digests([(path.name, None)])[path.name] == digest_of(path)
-    hasher.write_stamps()
-    assert (tmp_path / STAMPS_FILE).is_dir()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchctl.report.tables.compare import fenced, markdown_text
+from benchctl.report.table import fenced, markdown_text
 
 
 @pytest.mark.parametrize(

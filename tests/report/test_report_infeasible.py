@@ -11,7 +11,7 @@ from support.results.builders import edit_run, write_results
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import RunFailure
-from benchctl.report.documents.documents import show_document
+from benchctl.report.documents import show_document
 from benchctl.report.export import write_report
 from benchctl.report.tables.experiment import cells_table, sweep_table
 
@@ -29,15 +29,10 @@ def _path(tmp_path: Path) -> Path:
     return results.path
 
 
-def rows_of(table: object) -> list[list[str]]:
-    columns = [list(column.cells) for column in table.columns]  # type: ignore[attr-defined]
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
 def test_both_tables_name_an_infeasible_cell(path: Path) -> None:
     analysis = analyze_directory(path)
-    (cell,) = [row for row in rows_of(cells_table(analysis)) if row[0] == LOST]
-    (row,) = [row for row in rows_of(sweep_table(analysis)) if row[0] == LOST]
+    (cell,) = [row for row in cells_table(analysis).texts() if row[0] == LOST]
+    (row,) = [row for row in sweep_table(analysis).texts() if row[0] == LOST]
     assert cell[1] == "infeasible (out of memory)"
     assert row[1:3] == ["0", "infeasible (out of memory)"]
 
@@ -62,7 +57,7 @@ def test_one_block_that_found_room_makes_the_cell_feasible(path: Path) -> None:
     edit_run(ResultDirectory(path), first, state="done", failure=None)
     analysis = analyze_directory(path)
     assert analysis.infeasible == ()
-    (cell,) = [row for row in rows_of(cells_table(analysis)) if row[0] == LOST]
+    (cell,) = [row for row in cells_table(analysis).texts() if row[0] == LOST]
     assert cell[1] == "1 (1 left out)"
 
 

@@ -1,6 +1,7 @@
 """Runs on the simulator: the whole way from a profile to records that agree with each other."""
 
 import pytest
+from support.steps import records_of
 
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.load import parse_profile
@@ -59,7 +60,7 @@ def test_a_simulated_run_is_done_and_its_three_token_counts_agree(tmp_path, vari
     assert (run.clock, run.time_scale) == ("virtual", 50.0)
     assert "gpu-sampler-missing" not in {warning.code for warning in run.warnings}
     measured = [record for record in loaded.requests if not record.is_warmup]
-    steps = [step for step in loaded.steps if not step.is_warmup]
+    steps = [step for step in records_of(loaded) if not step.is_warmup]
     num_expected = sum(2 * (12 + i) for i in range(5))
     assert sum(record.completion_tokens for record in measured) == num_expected
     assert sum(choice.output_tokens for record in measured for choice in record.choices) == num_expected
@@ -70,7 +71,7 @@ def test_a_simulated_run_is_done_and_its_three_token_counts_agree(tmp_path, vari
 
 def test_the_warm_up_pays_for_the_value_model_that_a_guided_server_loads_lazily(tmp_path):
     loaded = measure(tmp_path, "run", "guided")
-    loads = [step.is_warmup for step in loaded.steps if "value_model_load" in step.sections_ns]
+    loads = [step.is_warmup for step in records_of(loaded) if "value_model_load" in step.sections_ns]
     assert loads == [True]
 
 

@@ -261,7 +261,7 @@ def test_a_line_without_an_end_is_not_read_to_its_end(root: Path) -> None:
         file.truncate(LINE_BYTES * 4)
     with within_seconds(10):
         run = load_run(ResultDirectory(root).run(Path(RUN).name))
-    assert len(run.steps) == 8
+    assert len(run.columns) == 8
     assert "steps.jsonl:9: the line is longer than 17 MB" in run.damage[0]
 
 

@@ -171,14 +171,15 @@ _DEEPEST_FIRST: Final = tuple(sorted(SECTION_PARENT, key=_depth, reverse=True))
 
 def _with_parents(steps: StepColumns) -> dict[str, tuple[Integers, Flags]]:
     """Time of each section and the steps that have it; an absent parent is the sum of its children."""
-    complete = {name: (steps.section_ns[name], steps.has_section[name]) for name in steps.section_ns}
+    has_section = steps.has_section
+    complete = {name: (times_ns, has_section[name]) for name, times_ns in steps.section_ns.items()}
     nothing = (np.zeros(len(steps), dtype=np.int64), np.zeros(len(steps), dtype=np.bool_))
     for name in _DEEPEST_FIRST:
         parent = SECTION_PARENT[name]
         if name in complete and parent is not None:
             time_ns, is_known = complete.get(parent, nothing)
             child_ns, has_child = complete[name]
-            is_absent = ~steps.has_section.get(parent, nothing[1])
+            is_absent = ~has_section.get(parent, nothing[1])
             complete[parent] = (time_ns + child_ns * is_absent, is_known | has_child)
     return complete
 

@@ -5,5 +5,5 @@ they are computed in one of two ways. Batch expansion adds a row to the next dec
 them; its cost is T(B + m) - T(B) for m rows. A prefill pass computes m tokens by themselves; its cost is the
 whole pass.
 
-``design`` has the passes to measure, ``verdict`` the comparison, ``published`` the numbers that decided it once.
+``bonus`` has the passes to measure and their comparison, ``sentences`` the verdict in words.
 """

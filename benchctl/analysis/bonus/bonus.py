@@ -1,21 +1,16 @@
-"""The forward passes that tell the two ways of backfill apart.
+"""Backfill of bonus tokens: the passes that tell batch expansion from a prefill pass, and the cheaper way."""
 
-Expansion against a prefill pass, block by block: costs, their intervals, and the cheaper way.
-Times of passes from a result directory, and what they say on backfill.
-"""
-
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from benchctl.analysis.bonus.published import PASSES
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.statistics.decide import BlockScores, joint_level
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, RatioEstimate, estimate_paired
 from benchctl.errors import UsageError
-from benchctl.profile.choices import MODES, ForwardPass, ForwardPoint, Mode, Phase
+from benchctl.profile.choices import MODES, ForwardPass, ForwardPoint, Mode
 from benchctl.units import NS_PER_MS
 
 Backfill: TypeAlias = Literal["expansion", "prefill"]
@@ -65,7 +60,7 @@ class BonusDesign:
         Decode with graphs against prefill without is the choice that vLLM had: graphs were captured for decode
         only.
         """
-        return tuple(product(self.modes, self.modes))
+        return tuple(itertools.product(self.modes, self.modes))
 
     @property
     def rows(self) -> tuple[DesignRow, ...]:
@@ -168,7 +163,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class BackfillComparison:
     """Both ways of backfill for ``bonus_tokens`` sequences of a batch, in one pair of modes."""
 
     batch_size: int
@@ -193,29 +188,21 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheaperFrom:
-    """One way is the cheaper one at every measured batch size from ``batch_size`` on."""
-
-    way: Backfill
-    batch_size: int
-    up_to: int
-    """The largest batch size that was measured; beyond it nothing is claimed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillVerdict:
     """All comparisons, which hold together with ``confidence``."""
 
     confidence: float
     row_confidence: float
     """Confidence of the interval of each difference."""
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[BackfillComparison, ...]
 
     @property
     def mode_pairs(self) -> tuple[tuple[Mode, Mode], ...]:
         return tuple(dict.fromkeys((row.decode_mode, row.prefill_mode) for row in self.comparisons))
 
-    def rows(self, decode_mode: Mode, prefill_mode: Mode, *, only_all: bool = False) -> tuple[Comparison, ...]:
+    def rows(
+        self, decode_mode: Mode, prefill_mode: Mode, *, only_all: bool = False
+    ) -> tuple[BackfillComparison, ...]:
         """Rows of one pair of modes; with ``only_all`` those where every sequence of the batch lacks a token."""
         return tuple(
             row
@@ -230,105 +217,73 @@ def judge_backfill(times: BlockTimes, design: BonusDesign, confidence: float = 0
 
     Raises UsageError, with the passes that lack, where ``times`` does not hold the design in a common block.
     """
-    estimated = [_comparison(times, row, confidence) for row in design.rows]
-    scores = [_scores(blocks, estimate) for _, estimate, blocks in estimated if estimate.block_weights]
+    measured = [_times_of_row(times, row) for row in design.rows]
+    estimates = [
+        estimate_paired([x - p for x, p in zip(ns["expansion"], ns["prefill"], strict=True)], confidence)
+        for _, ns in measured
+    ]
+    scores = [
+        BlockScores(blocks, tuple(w * r for w, r in zip(each.block_weights, each.residuals, strict=True)))
+        for (blocks, _), each in zip(measured, estimates, strict=True)
+        if each.block_weights
+    ]
     level = joint_level(scores, 1 - confidence) if scores else 1 - confidence
     return BackfillVerdict(
         confidence=confidence,
         row_confidence=1 - level,
         comparisons=tuple(
-            replace(comparison, difference=_cost(estimate, 1 - level)) for comparison, estimate, _ in estimated
+            BackfillComparison(
+                batch_size=row.batch_size,
+                bonus_tokens=row.bonus_tokens,
+                decode_mode=row.decode_mode,
+                prefill_mode=row.prefill_mode,
+                num_blocks=len(blocks),
+                difference=_cost(difference, 1 - level),
+                **{name: _cost(estimate_paired(ns, confidence), confidence) for name, ns in by_part.items()},
+            )
+            for row, (blocks, by_part), difference in zip(design.rows, measured, estimates, strict=True)
         ),
     )
 
 
-def cheaper_from(rows: Iterable[Comparison]) -> CheaperFrom | None:
-    """The way that is cheaper in every row from some batch size on; None where the largest has no verdict."""
-    ways: dict[int, set[Backfill | None]] = {}
-    for row in rows:
-        ways.setdefault(row.batch_size, set()).add(row.cheaper)
-    sizes = sorted(ways, reverse=True)
-    if not sizes or len(ways[sizes[0]]) != 1:
-        return None
-    (way,) = ways[sizes[0]]
-    if way is None:
-        return None
-    least = sizes[0]
-    for size in sizes:
-        if ways[size] != {way}:
-            break
-        least = size
-    return CheaperFrom(way=way, batch_size=least, up_to=sizes[0])
-
-
-def cost_over_blocks(values_ns: Sequence[float], confidence: float = 0.95) -> Cost:
-    """The centre of one value for each block, with its own interval."""
-    return _cost(_estimate(values_ns, confidence), confidence)
-
-
-def _comparison(
-    times: BlockTimes, row: DesignRow, confidence: float
-) -> tuple[Comparison, RatioEstimate, tuple[int, ...]]:
-    """One row, the estimate of its difference, and the blocks that it is from."""
+def _times_of_row(times: BlockTimes, row: DesignRow) -> tuple[tuple[int, ...], dict[str, list[float]]]:
+    """The blocks in which all passes of a row were measured, and the nanoseconds of its parts in each."""
     context_tokens, decode_mode, prefill_mode, batch_size, count = row
     keys = (
         (decode_point(batch_size, context_tokens), decode_mode),
         (decode_point(batch_size + count, context_tokens), decode_mode),
         (backfill_point(count, context_tokens), prefill_mode),
     )
-    blocks = _common_blocks(times, keys)
-    decode, expanded, prefill = ([times[key][block] for block in blocks] for key in keys)
-    expansion = [after - before for before, after in zip(decode, expanded, strict=True)]
-    difference = _estimate([x - p for x, p in zip(expansion, prefill, strict=True)], confidence)
-    comparison = Comparison(
-        batch_size=batch_size,
-        bonus_tokens=count,
-        decode_mode=decode_mode,
-        prefill_mode=prefill_mode,
-        num_blocks=len(blocks),
-        decode=cost_over_blocks(decode, confidence),
-        expansion=cost_over_blocks(expansion, confidence),
-        prefill=cost_over_blocks(prefill, confidence),
-        difference=_cost(difference, confidence),
-    )
-    return comparison, difference, blocks
-
-
-def _common_blocks(times: BlockTimes, keys: Sequence[ForwardPass]) -> tuple[int, ...]:
-    """Blocks in which all of these passes were measured."""
-    blocks = set.intersection(*(set(times.get(key, {})) for key in keys))
+    blocks = tuple(sorted(set.intersection(*(set(times.get(key, {})) for key in keys))))
     if not blocks:
         names = ", ".join(f"{point.phase} of {point.batch_size} sequences ({mode})" for point, mode in keys)
         raise UsageError(f"no block has all of {names}; measure them together with benchctl micro bonus")
-    return tuple(sorted(blocks))
-
-
-def _estimate(values_ns: Sequence[float], confidence: float) -> RatioEstimate:
-    """The centre of one value for each block; ``log_ratio`` of this estimate is in nanoseconds."""
-    return estimate_paired(values_ns, confidence)
+    decode, expanded, prefill = ([times[key][block] for block in blocks] for key in keys)
+    expansion = [after - before for before, after in zip(decode, expanded, strict=True)]
+    return blocks, {"decode": decode, "expansion": expansion, "prefill": prefill}
 
 
 def _cost(estimate: RatioEstimate, confidence: float) -> Cost:
+    """The cost in an estimate over blocks, whose ``log_ratio`` is in nanoseconds here."""
     interval = None if estimate.num_blocks < _FEWEST_BLOCKS else estimate.interval_at(confidence)
     low, high = interval or (None, None)
     return Cost(centre_ns=estimate.log_ratio, low_ns=low, high_ns=high)
 
 
-def _scores(blocks: tuple[int, ...], estimate: RatioEstimate) -> BlockScores:
-    """The contribution of each block to the estimate, beyond the centre."""
-    weights_and_residuals = zip(estimate.block_weights, estimate.residuals, strict=True)
-    return BlockScores(blocks, tuple(weight * residual for weight, residual in weights_and_residuals))
+def cheaper_from(rows: Iterable[BackfillComparison]) -> tuple[Backfill, int, int] | None:
+    """The way that is cheaper in every row from some batch size on, that size and the largest measured one.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedBeside:
-    """A published number, and the cost of the same pass here; None where it was not measured."""
-
-    phase: Phase
-    mode: Mode
-    batch_size: int
-    published_ms: float
-    cost: Cost | None
+    None where the largest has no verdict.
+    """
+    ways: dict[int, set[Backfill | None]] = {}
+    for row in rows:
+        ways.setdefault(row.batch_size, set()).add(row.cheaper)
+    sizes = sorted(ways, reverse=True)
+    (way, *others) = ways[sizes[0]] if sizes else (None,)
+    if way is None or others:
+        return None
+    alike = itertools.takewhile(lambda size: ways[size] == {way}, sizes)
+    return way, list(alike)[-1], sizes[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +295,6 @@ class MeasuredBonus:
     device: str
     dtype: str
     verdicts: tuple[tuple[BonusDesign, BackfillVerdict], ...]
-    published: tuple[PublishedBeside, ...]
     missing: tuple[str, ...] = ()
     """Sentences on planned comparisons that have no row, because a pass of theirs does not count."""
 
@@ -382,11 +336,25 @@ def bonus_of(experiment: Experiment) -> MeasuredBonus | None:
     where ``measured_designs`` recognises a design in them. Of ``benchctl micro`` only ``bonus`` plans a prefill
     behind tokens in the cache.
     """
-    planned = measured_designs(_planned_passes(experiment))
-    if not planned:
+    settings = [experiment.settings(planned) for planned in experiment.results.plan.runs]
+    passes = [each.server.forward_pass for each in settings if each is not None]
+    planned_designs = measured_designs(each for each in passes if each is not None)
+    if not planned_designs:
         return None
-    times = block_times(experiment)
-    verdicts, problems = _verdicts(times)
+    times, verdicts, missing = block_times(experiment), [], []
+    for design in measured_designs(times):
+        try:
+            verdicts.append((design, judge_backfill(times, design)))
+        except UsageError as error:
+            missing.append(str(error))
+    judged = {row for design, _ in verdicts for row in design.rows}
+    for design in planned_designs:
+        if lost := [row for row in design.rows if row not in judged]:
+            sizes = dict.fromkeys(str(row.batch_size) for row in lost)
+            missing.append(
+                f"{len(lost)} of {len(design.rows)} comparisons behind {design.context_tokens} tokens in the cache "
+                f"are missing, at batch {', '.join(sizes)}: not every pass of theirs is in a run that counts"
+            )
     records = [run.record for run in experiment.results.runs]
     config = next((record.effective_config for record in records if record.effective_config), {})
     return MeasuredBonus(
@@ -394,9 +362,8 @@ def bonus_of(experiment: Experiment) -> MeasuredBonus | None:
         model=experiment.profile.model,
         device=str(config.get("server.device_name", "an unknown device")),
         dtype=str(config.get("server.dtype", "an unknown type")),
-        verdicts=verdicts,
-        published=_published_beside(times, verdicts[0][0].context_tokens) if verdicts else (),
-        missing=(*problems, *_missing_rows(planned, [design for design, _ in verdicts])),
+        verdicts=tuple(verdicts),
+        missing=tuple(missing),
     )
 
 
@@ -411,52 +378,3 @@ def block_times(experiment: Experiment) -> BlockTimes:
         if median_ms is not None and experiment.usability(run).is_usable:
             times.setdefault(settings.server.forward_pass, {})[run.record.block] = median_ms * NS_PER_MS
     return times
-
-
-def _planned_passes(experiment: Experiment) -> Iterator[ForwardPass]:
-    for planned in experiment.results.plan.runs:
-        settings = experiment.settings(planned)
-        if settings is not None and settings.server.forward_pass is not None:
-            yield settings.server.forward_pass
-
-
-def _verdicts(times: BlockTimes) -> tuple[tuple[tuple[BonusDesign, BackfillVerdict], ...], tuple[str, ...]]:
-    """The verdict of each design in the passes, and the reason why one has none."""
-    verdicts, problems = [], []
-    for design in measured_designs(times):
-        try:
-            verdicts.append((design, judge_backfill(times, design)))
-        except UsageError as error:
-            problems.append(str(error))
-    return tuple(verdicts), tuple(problems)
-
-
-def _missing_rows(planned: Iterable[BonusDesign], judged: Iterable[BonusDesign]) -> Iterator[str]:
-    """For each context, how many of its comparisons have no row, and at which batch sizes."""
-    has_row = {row for design in judged for row in design.rows}
-    for design in planned:
-        missing = [row for row in design.rows if row not in has_row]
-        if missing:
-            sizes = dict.fromkeys(str(row.batch_size) for row in missing)
-            yield (
-                f"{len(missing)} of {len(design.rows)} comparisons behind {design.context_tokens} tokens in the "
-                f"cache are missing, at batch {', '.join(sizes)}: not every pass of theirs is in a run that counts"
-            )
-
-
-def _published_beside(times: BlockTimes, context_tokens: int) -> tuple[PublishedBeside, ...]:
-    beside = []
-    for published in PASSES:
-        point_at = decode_point if published.phase == "decode" else backfill_point
-        for batch_size, ms in published.ms_by_batch:
-            by_block = times.get((point_at(batch_size, context_tokens), published.mode))
-            beside.append(
-                PublishedBeside(
-                    phase=published.phase,
-                    mode=published.mode,
-                    batch_size=batch_size,
-                    published_ms=ms,
-                    cost=None if by_block is None else cost_over_blocks(list(by_block.values())),
-                )
-            )
-    return tuple(beside)

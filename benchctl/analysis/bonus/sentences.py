@@ -1,14 +1,20 @@
-"""The verdict on backfill and the limits of the published numbers, in sentences."""
+"""The verdict on backfill in sentences."""
 
 from typing import Final
 
-from benchctl.analysis.bonus.bonus import BackfillVerdict, BonusDesign, Comparison, MeasuredBonus, cheaper_from
-from benchctl.analysis.bonus.published import GUESSED_EXPANSION_MS, PASSES, least_noise_ms, published_expansion_ms
+from benchctl.analysis.bonus.bonus import (
+    Backfill,
+    BackfillComparison,
+    BackfillVerdict,
+    BonusDesign,
+    MeasuredBonus,
+    cheaper_from,
+)
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.formats import percentage, range_of
 from benchctl.profile.choices import Mode
 
-WAYS: Final = {"expansion": "batch expansion", "prefill": "a prefill pass"}
+WAYS: Final[dict[Backfill, str]] = {"expansion": "batch expansion", "prefill": "a prefill pass"}
 _MODES: Final[dict[Mode, str]] = {"eager": "without graphs", "graph": "with graphs"}
 
 
@@ -54,44 +60,18 @@ def _answers(verdict: BackfillVerdict) -> list[str]:
     ]
 
 
-def _cheaper_way(rows: tuple[Comparison, ...], rows_of_all: tuple[Comparison, ...]) -> str:
+def _cheaper_way(rows: tuple[BackfillComparison, ...], rows_of_all: tuple[BackfillComparison, ...]) -> str:
     blocks = min(row.num_blocks for row in rows)
     if blocks < MIN_PAIRED_BLOCKS:
         return f"no verdict from {blocks} blocks; {MIN_PAIRED_BLOCKS} are the least that give one (--blocks)"
     if answer := cheaper_from(rows):
-        return (
-            f"{WAYS[answer.way]} is cheaper {_range(answer.batch_size, answer.up_to)}, for every number of tokens"
-        )
+        return f"{_answer(*answer)}, for every number of tokens"
     if answer := cheaper_from(rows_of_all):
-        return (
-            f"where every sequence lacks a token, {WAYS[answer.way]} is cheaper "
-            f"{_range(answer.batch_size, answer.up_to)}; for fewer tokens see the table"
-        )
+        return f"where every sequence lacks a token, {_answer(*answer)}; for fewer tokens see the table"
     largest = rows_of_all[-1]
     return f"inconclusive at batch {largest.batch_size}, whose interval holds 0; more blocks tell more (--blocks)"
 
 
-def _range(least: int, most: int) -> str:
-    return f"at batch {least}" if least == most else f"from batch {least} on (measured up to {most})"
-
-
-def published_limits() -> list[str]:
-    """The conclusions that the published numbers do not carry, each with the number that shows it."""
-    smaller, larger = (size for size, _ in PASSES[0].ms_by_batch)
-    noise_ms = sorted(least_noise_ms(), reverse=True)
-    in_words = ", ".join(f"{ms:.2f}" for ms in noise_ms)
-    noise = (
-        f"batch {larger} was faster than batch {smaller} in all {len(PASSES)} passes, by {in_words} ms and once by "
-        f"no more than rounding: twice the work takes no less, so a difference can be off by {noise_ms[0]:.2f} ms"
-    )
-    guess = (
-        f"the cost of expansion was assumed to be below {GUESSED_EXPANSION_MS:g} ms and not measured; the numbers "
-        f"themselves put T({larger}) - T({smaller}) with graphs at {published_expansion_ms():+.2f} ms, less than "
-        "their noise"
-    )
-    return [
-        "each is one number: no repeats, no spread, no interval; lengths, data type and clocks are not stated",
-        noise,
-        guess,
-        "two batch sizes show no batch from which on one way is cheaper",
-    ]
+def _answer(way: Backfill, least: int, most: int) -> str:
+    sizes = f"at batch {least}" if least == most else f"from batch {least} on (measured up to {most})"
+    return f"{WAYS[way]} is cheaper {sizes}"

@@ -60,7 +60,7 @@ from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError
 from benchctl.profile.files import did_you_mean
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.schema import ResultWarning, current_metric_name
+from benchctl.records.schema import ResultWarning
 from benchctl.records.stores.peaks_store import NOISE_FILE, MetricNoise, load_noise
 from benchctl.untrusted.text import visible_line
 
@@ -359,11 +359,11 @@ def noise_of(a: Experiment, b: Experiment) -> tuple[dict[str, MetricNoise], str,
 
 
 def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:
-    """The metrics that make the verdict, each once, those of an older schema under their new names.
+    """The metrics that make the verdict, each once.
 
     Raises UsageError for one that is unknown or has no better direction.
     """
-    current = tuple(dict.fromkeys(map(current_metric_name, names)))
+    current = tuple(dict.fromkeys(names))
     for name in current:
         if name not in METRICS:
             hint = did_you_mean(name, METRICS) or f"metrics are {', '.join(METRICS)}"

@@ -17,7 +17,6 @@ from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator, 
 from benchctl.analysis.validity.client import num_bunched
 from benchctl.formats import change_of_ratio, count_of, p_value
 from benchctl.records.record import RunRecord
-from benchctl.records.schema import current_metric_name
 
 _ROUNDING: Final = 1e-12
 """Log-ratios that are closer are equal."""
@@ -99,7 +98,7 @@ def nodes_of_variants(pairs: Iterable[PairedRuns], confidence: float) -> tuple[N
     for paired in pairs:
         experiment = paired.a
         if experiment.profile_or_none is not None:
-            named = tuple(dict.fromkeys(map(current_metric_name, experiment.profile.primary_metrics)))
+            named = tuple(dict.fromkeys(experiment.profile.primary_metrics))
             names = deciding_between(named, paired.pair, (experiment, experiment)).names
             roles = roles_of(names, is_forced=experiment.results.manifest.stop != "natural")
             deciding = [name for name, role in roles.items() if role == "deciding"]

@@ -141,7 +141,7 @@ class Experiment:
 
     @property
     def source(self) -> Path:
-        """The path that the user knows: that of an archive, where it was one."""
+        """The path that the user knows."""
         return self.results.source
 
     @property

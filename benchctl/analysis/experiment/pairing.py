@@ -26,7 +26,6 @@ from benchctl.formats import in_a_row
 from benchctl.interop.readers.files import exists
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
-from benchctl.records.archive.archive import is_archive
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.schema import ResultWarning
@@ -37,7 +36,7 @@ Pairing: TypeAlias = Literal["interleaved", "same-plan", "unpaired"]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A result directory or an archive of one, or one variant of it."""
+    """A result directory, or one variant of it."""
 
     path: Path
     variant: str | None = None
@@ -79,11 +78,11 @@ class CellPair:
 
 
 def parse_side(text: str) -> Side:
-    """The side of ``DIR`` or ``DIR:variant``; an existing directory, or an archive of one, may itself have a colon
+    """The side of ``DIR`` or ``DIR:variant``; an existing directory may itself have a colon
     in its name.
     """
     path, colon, variant = text.rpartition(":")
-    if not colon or (exists(Path(text)) and Path(text).is_dir()) or is_archive(Path(text)):
+    if not colon or (exists(Path(text)) and Path(text).is_dir()):
         return Side(Path(text))
     if not path or not variant:
         raise UsageError(

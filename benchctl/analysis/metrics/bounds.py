@@ -71,30 +71,25 @@ def run_bounds(run: LoadedRun) -> Mapping[str, Bounds]:
     requests = measured(run.requests)
     if run.record.clock == "virtual":
         return _bounds_of_writes([itls_ns(request) for request in requests if is_completed(request)])
-    return metric_bounds(requests, requests, run.client)
+    return metric_bounds(requests, run.client)
 
 
-def metric_bounds(
-    first_tokens: Sequence[RequestRecord], requests: Sequence[RequestRecord], samples: Sequence[ClientSample]
-) -> Mapping[str, Bounds]:
-    """``run_bounds`` of a load with the ``first_tokens`` of all requests and all chunks of some ``requests``."""
-    first = [request for request in first_tokens if is_completed(request)]
-    first_errors = arrival_errors(first, samples)
-    bounds: dict[str, Bounds] = {}
-    if any(chain.from_iterable(first_errors)):
-        recorded = latencies_ns(first)["ttft"]
-        shortest = latencies_ns(_with_earliest_firsts(first, first_errors))["ttft"]
-        bounds |= _bounds_of("ttft", _Durations(recorded, shortest, recorded), len(first))
-    whole, errors = first, first_errors
-    if requests is not first_tokens:
-        whole = [request for request in requests if is_completed(request)]
-        errors = arrival_errors(whole, samples)
-    if any(chain.from_iterable(errors)):
-        bounds |= _bounds_of("itl", _itls(whole, errors), len(first), _itl_means(whole, errors))
-        recorded = latencies_ns(whole)["tpot"]  # the earlier the first token, the longer the others took
-        longest = latencies_ns(_with_earliest_firsts(whole, errors))["tpot"]
-        bounds |= _bounds_of("tpot", _Durations(recorded, recorded, longest), len(first))
-    return bounds
+def metric_bounds(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> Mapping[str, Bounds]:
+    """``run_bounds`` of a load without its warm-up."""
+    completed = [request for request in requests if is_completed(request)]
+    errors = arrival_errors(completed, samples)
+    if not any(chain.from_iterable(errors)):
+        return {}
+    recorded = latencies_ns(completed)
+    # the earlier the first token, the longer the others took
+    earliest = latencies_ns(_with_earliest_firsts(completed, errors))
+    ttft = _Durations(recorded["ttft"], earliest["ttft"], recorded["ttft"])
+    tpot = _Durations(recorded["tpot"], recorded["tpot"], earliest["tpot"])
+    return {
+        **_bounds_of("ttft", ttft, len(completed)),
+        **_bounds_of("itl", _itls(completed, errors), len(completed), _itl_means(completed, errors)),
+        **_bounds_of("tpot", tpot, len(completed)),
+    }
 
 
 def bounds_warnings(bounds: Mapping[str, Bounds]) -> tuple[ResultWarning, ...]:

@@ -5,14 +5,12 @@ Percentiles, and the number of independent values that a tail percentile needs b
 """
 
 import math
-import sys
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import sub
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from benchctl.records.record import ChoiceRecord, RequestRecord
 from benchctl.records.schema import StepRecord
@@ -137,7 +135,7 @@ def pooled_itls_ns(requests: Iterable[RequestRecord]) -> "array[int]":
 
 def _gaps_of_arrays(times_ns: "Sequence[array[int]]", kind: str) -> "array[int]":
     """Differences of neighbours within each array of this type, concatenated."""
-    import numpy as np  # noqa: PLC0415 - only if numpy has read the arrays
+    import numpy as np  # noqa: PLC0415 - after the load
 
     values: npt.NDArray[np.int64] = np.frombuffer(b"".join(times_ns), kind).astype(np.int64, copy=False)
     differences = values[1:] - values[:-1]
@@ -159,9 +157,7 @@ def concatenated(numbers: Sequence[Sequence[int]]) -> "array[int]":
 
 def num_zeros(numbers: "array[int]") -> int:
     """Count the zeros."""
-    if "numpy" not in sys.modules:
-        return numbers.count(0)
-    import numpy as np  # noqa: PLC0415 - ten times as fast, if it is loaded
+    import numpy as np  # noqa: PLC0415 - after the load
 
     return len(numbers) - int(np.count_nonzero(numbers))
 
@@ -190,10 +186,6 @@ def load_span_ns(requests: Sequence[RequestRecord]) -> tuple[int, int] | None:
 
 TAIL_CONFIDENCE: Final = 0.95
 PERCENTS: Final = (50, 90, 95, 99)
-_MANY: Final = 20_000
-"""Up to this many values are sorted in Python, in less time than importing numpy takes."""
-_RUN: Final = 20_000
-"""Number of values that are sorted at once."""
 
 
 class Ascending(Protocol):
@@ -218,7 +210,10 @@ def percentiles(
     ``num_independent`` counts what the values come from (requests, not the gaps inside them): where it is
     smaller than ``smallest_sample``, the percentile is unknown.
     """
-    return percentiles_of_sorted(_ordered(values), num_independent, percents)
+    import numpy as np  # noqa: PLC0415 - after the load
+
+    ordered = np.sort(np.asarray(values if isinstance(values, array) else array("d", values)))
+    return percentiles_of_sorted(ordered, num_independent, percents)
 
 
 def percentiles_of_sorted(
@@ -241,49 +236,9 @@ def standard_deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
-def _ordered(values: Sequence[float]) -> Ascending:
-    if len(values) <= _MANY and "numpy" not in sys.modules:
-        return sorted(values)
-    import numpy as np  # noqa: PLC0415 - only where it is there or worth its time
-
-    return np.sort(np.asarray(values if isinstance(values, array) else array("d", values)))
-
-
 def interpolated(ordered: Ascending, fraction: float) -> float:
     """The value at rank (n - 1)·fraction of values that ascend, linearly between its neighbours."""
     rank = (len(ordered) - 1) * fraction
     below = math.floor(rank)
     low, high = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)])
     return low + (high - low) * (rank - below)
-
-
-class SortedRuns:
-    """Values by rank without a second copy: sorts ``values`` in place in runs, and finds a rank among the runs."""
-
-    def __init__(self, values: "array[Any]", run: int = _RUN) -> None:
-        self._values = values
-        self._runs = [(start, min(start + run, len(values))) for start in range(0, len(values), run)]
-        for start, end in self._runs:
-            values[start:end] = array(values.typecode, sorted(values[start:end]))
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getitem__(self, rank: int) -> float:
-        """The value with ``rank`` values before it, by bisection of the range of values."""
-        if not -len(self) <= rank < len(self):
-            raise IndexError(rank)
-        num_needed = rank % len(self) + 1
-        low: float = min(self._values[start] for start, _ in self._runs)
-        high: float = max(self._values[end - 1] for _, end in self._runs)
-        if self._num_up_to(low) >= num_needed:
-            return low
-        while low < (middle := low + (high - low) / 2) < high:
-            if self._num_up_to(middle) >= num_needed:
-                high = middle
-            else:
-                low = middle
-        return high
-
-    def _num_up_to(self, limit: float) -> int:
-        return sum(bisect_right(self._values, limit, start, end) - start for start, end in self._runs)

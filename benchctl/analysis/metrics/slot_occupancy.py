@@ -8,7 +8,7 @@ are not idle. The server met ``num_slots * (1 - idle)`` requests at once.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from benchctl.analysis.metrics.latency import percentiles, quotient
 from benchctl.formats import milliseconds
@@ -73,7 +73,7 @@ def slot_occupancy(requests: Sequence[RequestRecord], arrival: Arrival) -> SlotO
     if not requests or (not refills and len(requests) > slots):
         return None
     num_slots = min(slots, len(requests))
-    idle_ns, slot_time_ns = _integrated(_changes(requests), num_slots)
+    idle_ns, slot_time_ns = _integrated(requests, num_slots)
     return SlotOccupancy(
         num_slots=num_slots,
         slot_time_ns=slot_time_ns,
@@ -85,48 +85,32 @@ def slot_occupancy(requests: Sequence[RequestRecord], arrival: Arrival) -> SlotO
     )
 
 
-class _Change(NamedTuple):
-    """Changes of the numbers of requests at one moment."""
-
-    t_ns: int
-    to_open: int = 0
-    to_remaining: int = 0
-    """Requests to be sent."""
-    to_waiting: int = 0
-    """Requests whose own slot is known to be empty."""
-
-
-def _changes(requests: Sequence[RequestRecord]) -> list[_Change]:
-    """All changes of the slots, from the scheduled start of the load until its last request left."""
-    begin_ns, end_ns = min(map(_due_ns, requests)), max(map(_left_ns, requests))
-    changes = [_Change(begin_ns, to_remaining=len(requests)), _Change(end_ns)]
-    for request in requests:
-        left_ns = _left_ns(request)
-        changes.append(_Change(left_ns, 1, -1, 0 if request.slot_free_ns is None else -1))
-        if request.slot_free_ns is not None:
-            changes.append(_Change(request.slot_free_ns, to_waiting=1))
-        if request.done_ns is not None and request.done_ns < end_ns:
-            changes.append(_Change(request.done_ns, to_open=-1))
-    return sorted(changes)
-
-
-def _integrated(changes: Sequence[_Change], num_slots: int) -> tuple[int, int]:
-    """Idle time, and all time of slots, in ns.
+def _integrated(requests: Sequence[RequestRecord], num_slots: int) -> tuple[int, int]:
+    """Idle time, and all time of slots, in ns, from the scheduled start of the load until its last request left.
 
     A request counts as open until it was read completely, which a late client does late; a slot that is free
     earlier by the kernel's timestamp counts as free. Slots without an assigned request, because one process of
     several has none left, show in the number of open requests.
     """
+    begin_ns, end_ns = min(map(_due_ns, requests)), max(map(_left_ns, requests))
+    # time, and changes of the requests that are open, that remain to be sent, whose own slot is known to be empty
+    changes = [(begin_ns, 0, len(requests), 0), (end_ns, 0, 0, 0)]
+    for request in requests:
+        changes.append((_left_ns(request), 1, -1, 0 if request.slot_free_ns is None else -1))
+        if request.slot_free_ns is not None:
+            changes.append((request.slot_free_ns, 0, 0, 1))
+        if request.done_ns is not None and request.done_ns < end_ns:
+            changes.append((request.done_ns, -1, 0, 0))
+    changes.sort()
     idle_ns = slot_time_ns = num_open = num_remaining = num_waiting = 0
-    before_ns = changes[0].t_ns
-    for change in changes:
-        elapsed_ns = change.t_ns - before_ns
-        idle_ns += elapsed_ns * min(num_remaining, max(num_waiting, num_slots - num_open))
-        slot_time_ns += elapsed_ns * min(num_slots, num_open + num_remaining)
-        before_ns = change.t_ns
-        num_open += change.to_open
-        num_remaining += change.to_remaining
-        num_waiting += change.to_waiting
+    before_ns = changes[0][0]
+    for t_ns, to_open, to_remaining, to_waiting in changes:
+        idle_ns += (t_ns - before_ns) * min(num_remaining, max(num_waiting, num_slots - num_open))
+        slot_time_ns += (t_ns - before_ns) * min(num_slots, num_open + num_remaining)
+        before_ns = t_ns
+        num_open += to_open
+        num_remaining += to_remaining
+        num_waiting += to_waiting
     return idle_ns, slot_time_ns
 
 

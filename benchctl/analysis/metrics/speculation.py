@@ -6,14 +6,14 @@ Speculative decoding of one arm over its blocks: counts in all, acceptance by po
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from statistics import stdev
 from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.metrics.latency import known_values, quotient
+from benchctl.analysis.metrics.latency import known_values, quotient, total
 from benchctl.analysis.metrics.server_counters import (
     ACCEPTED_BY_POSITION,
     ACCEPTED_TOKENS,
@@ -59,11 +59,14 @@ class PositionAcceptance:
 
 def draft_counts(steps: StepColumns) -> DraftCounts:
     """Tokens drafted and accepted in these steps."""
+    positions = steps.accepted_by_position
     return DraftCounts(
         drafts=_known_total(steps, "drafts"),
         draft_tokens=_known_total(steps, "draft_tokens"),
         accepted_tokens=_known_total(steps, "accepted_tokens"),
-        accepted_by_position=_known_by_position(steps),
+        accepted_by_position=None
+        if positions is None
+        else tuple(np.nansum(positions, axis=0).astype(int).tolist()),
     )
 
 
@@ -117,13 +120,6 @@ def acceptance_by_position(counts: DraftCounts) -> tuple[PositionAcceptance, ...
 def _known_total(steps: StepColumns, name: str) -> int | None:
     counts = steps.known_values(name)
     return int(counts.sum()) if len(counts) else None
-
-
-def _known_by_position(steps: StepColumns) -> tuple[int, ...] | None:
-    accepted = steps.accepted_by_position
-    if accepted is None:
-        return None
-    return tuple(int(count) for count in np.nansum(accepted, axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,13 +263,14 @@ def arm_drafts(runs: Sequence[LoadedRun]) -> ArmDrafts | None:
 
 def _summed(by_run: Sequence[DraftCounts]) -> DraftCounts:
     """Sums over the runs; None for a count that any run lacks."""
-    sums: dict[str, int | None] = {}
-    for name in (field.name for field in fields(DraftCounts) if field.name != "accepted_by_position"):
-        values = [getattr(counts, name) for counts in by_run]
-        sums[name] = None if None in values or not values else sum(values)
     positions = [each for counts in by_run if (each := counts.accepted_by_position) is not None]
     accepted = tuple(map(sum, zip_longest(*positions, fillvalue=0)))
-    return DraftCounts(**sums, accepted_by_position=accepted if len(positions) == len(by_run) else None)
+    return DraftCounts(
+        drafts=total([counts.drafts for counts in by_run]),
+        draft_tokens=total([counts.draft_tokens for counts in by_run]),
+        accepted_tokens=total([counts.accepted_tokens for counts in by_run]),
+        accepted_by_position=accepted if len(positions) == len(by_run) else None,
+    )
 
 
 def _positions(by_run: Sequence[DraftCounts], counts: DraftCounts) -> tuple[PositionOverBlocks, ...]:

@@ -6,7 +6,6 @@ Every run imports this module, so it imports neither numpy nor scipy.
 import math
 from typing import Final
 
-from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.profile.model import Profile
 from benchctl.records.record import StoppingRecord
 
@@ -28,6 +27,8 @@ def look_blocks(most: int, num_looks: int) -> tuple[int, ...]:
 
     Invariants: strictly increasing, the last is ``most``, at most ``num_looks`` of them.
     """
+    from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS  # noqa: PLC0415 - numpy
+
     first = min(MIN_PAIRED_BLOCKS, most)
     if num_looks == 1:
         return (most,)

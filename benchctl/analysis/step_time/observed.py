@@ -19,7 +19,6 @@ from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import MANIFEST
 from benchctl.interop.readers.step_table import TableDefaults, is_step_table, read_step_table
-from benchctl.records.archive.archive import is_archive
 from benchctl.records.columns.columns import Floats, StepColumns
 from benchctl.records.integrity.digests import digest_of
 from benchctl.records.loaded import LoadedRun
@@ -217,7 +216,7 @@ def read_sources(
     for path in paths:
         if is_step_table(path):
             observed += read_step_table(path, defaults)
-        elif is_archive(path) or is_there(path / MANIFEST, within=path):
+        elif is_there(path / MANIFEST, within=path):
             experiment = load_experiment(path, allow_suspect=allow_suspect)
             for run in experiment.results.runs:
                 steps = _fitting_steps(experiment, run, defaults)

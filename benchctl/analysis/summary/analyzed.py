@@ -266,7 +266,7 @@ class AnalyzedExperiment:
 
 
 def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExperiment:
-    """Open, load and analyse a result directory, or an archive of one.
+    """Open, load and analyse a result directory.
 
     Suspect runs count only with ``allow_suspect``.
 
@@ -280,7 +280,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
 def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExperiment:
     """Analyse an experiment that is loaded already."""
     results = experiment.results
-    manifest, directory = results.manifest, ResultDirectory(results.path, archive=results.archive)
+    manifest, directory = results.manifest, ResultDirectory(results.path)
     runs = summarise_runs(experiment)
     confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
     pairs = [PairedRuns.of(pair, (experiment, experiment)) for pair in baseline_pairs(experiment)]
@@ -330,7 +330,6 @@ def _load(directory: ResultDirectory) -> tuple[LoadedResults, list[str]]:
     manifest = current_manifest(directory)
     results = LoadedResults(
         path=directory.path,
-        archive=directory.archive,
         manifest=manifest,
         profile_yaml=profile_yaml,
         plan=plan,

@@ -126,10 +126,11 @@ def _step_columns(steps: StepColumns) -> dict[str, Value]:
     tails = percentiles_of_sorted(np.sort(steps.num_seqs), len(steps), (50, 95))
     columns: dict[str, Value] = {"batch_size_p50": tails[50], "batch_size_p95": tails[95]}
     columns["n_steps_with_lvm"] = num_guided_steps(steps)
+    section_ns, has_section = steps.section_ns, steps.has_section
     for section in TIMED_SECTIONS:
         values: tuple[Value, ...] = (None,) * len(_STATISTICS)
-        if section in steps.section_ns:
-            times_ms = np.sort(steps.section_ns[section][steps.has_section[section]]) / NS_PER_MS
+        if section in section_ns:
+            times_ms = np.sort(section_ns[section][has_section[section]]) / NS_PER_MS
             tails = percentiles_of_sorted(times_ms, len(times_ms), (50, 95))
             total_ms = math.fsum(times_ms)
             values = (total_ms / len(times_ms), tails[50], tails[95], total_ms, len(times_ms))

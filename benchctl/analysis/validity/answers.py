@@ -5,7 +5,7 @@ Planned against counted prompt tokens: the request set's numbers, and those of t
 """
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -173,114 +173,100 @@ _LEAST_SPREAD: Final = 0.05
 """Relative standard deviation of bytes per token that is assumed at least."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Uncounted:
-    """An answer whose chunks are not counted."""
-
-    bytes_per_token: float
-    chunks_per_token: float
-
-
-class AnswerEnds:
-    """Collects the ends of answers, record by record.
+def answer_end_warnings(
+    records: Iterable[RequestRecord], *, is_forced: bool, may_stop: bool = False
+) -> tuple[ResultWarning, ...]:
+    """Warnings about the ends of the answers of a load, without those of its warm-up.
 
     ``is_forced``: every answer was to have a certain length. ``may_stop``: the requests had stop strings or a form
     whose end ends the answer.
     """
+    completed = [record for record in records if not record.is_warmup and is_completed(record)]
+    unknown = Counter(word for record in completed for word in unknown_reasons(record))
+    warnings = []
+    if unknown:
+        words = [f"'{visible_line(word)}' ({count} answers)" for word, count in unknown.most_common()]
+        message = f"answers ended with a finish_reason that is not known: {abbreviate_names(words)}"
+        warnings.append(ResultWarning(code="finish-reason-unknown", message=message))
+    if is_forced:
+        warnings += _forced_end_warnings(completed, may_stop=may_stop)
+    return tuple(warnings)
 
-    def __init__(self, *, is_forced: bool, may_stop: bool = False) -> None:
-        self._is_forced, self._may_stop = is_forced, may_stop
-        self._unknown: Counter[str] = Counter()
-        self._num_forced = 0
-        self._ended: list[str] = []
-        self._lumped: list[str] = []
-        self._whole: list[_Uncounted] = []
-        self._short: list[_Uncounted] = []
 
-    def add(self, record: RequestRecord) -> None:
-        """Take a record; those of the warm-up and of failed requests say nothing."""
-        if record.is_warmup or not is_completed(record):
-            return
-        self._unknown.update(unknown_reasons(record))
-        num_chunks = sum(len(choice.chunk_ns) for choice in record.choices)
-        if self._is_forced and record.completion_tokens and num_chunks and record.stamps != "whole":
-            self._num_forced += 1
-            self._add_forced(record, record.completion_tokens, num_chunks)
+def _forced_end_warnings(completed: Iterable[RequestRecord], *, may_stop: bool) -> list[ResultWarning]:
+    """At most one: that answers ended before their forced length, or that nothing shows whether they did."""
+    ends: dict[str, list[RequestRecord]] = defaultdict(list)
+    for record in completed:
+        if record.completion_tokens and _num_chunks(record) and record.stamps != "whole":
+            ends[_end_of(record, record.completion_tokens, may_stop=may_stop)].append(record)
+    num_all, (whole, short) = sum(map(len, ends.values())), (ends["whole"], ends["short"])
+    texts = []
+    if ended := ends["ended"]:
+        names = [
+            f"{each.request_id} ({_num_chunks(each)} chunks, {each.completion_tokens} tokens)" for each in ended
+        ]
+        listed = abbreviate_names(names)
+        texts.append(f"{len(ended)} of {num_all} by their finish_reason, in fewer chunks than tokens: {listed}")
+    if lumped := ends["lumped"]:
+        listed = abbreviate_names([each.request_id for each in lumped])
+        texts.append(f"{len(lumped)} of {num_all} count many tokens in a chunk without text or time: {listed}")
+    few = f"{len(short)} of {num_all} have {_chunks_per_token(short):.0%} as many chunks" if short else ""
+    if _lacks_text(whole, short):
+        of_whole, of_short = (fmean(map(_bytes_per_token, answers)) for answers in (whole, short))
+        texts.append(
+            f"{few} as tokens in usage, and {of_short:.1f} bytes of text per token where the others have "
+            f"{of_whole:.1f}"
+        )
+    if texts:
+        message = f"ignore_eos was sent, and answers ended early all the same: {'; '.join(texts)}"
+        return [ResultWarning(code="output-ended-early", message=message)]
+    if len(short) >= _LEAST_ANSWERS and len(whole) < _LEAST_ANSWERS:
+        message = f"{few} as usage counts tokens; nothing shows whether a chunk carries several"
+        return [ResultWarning(code="output-tokens-unseen", message=message)]
+    return []
 
-    def _add_forced(self, record: RequestRecord, num_tokens: int, num_chunks: int) -> None:
-        finishes = {finish.ending for choice in record.choices if (finish := finish_of(choice.finish_reason))}
-        if "natural" in finishes and num_chunks < num_tokens and not self._may_stop:
-            self._ended.append(f"{record.request_id} ({num_chunks} chunks, {num_tokens} tokens)")
-        elif all(choice.chunk_tokens is not None for choice in record.choices):
-            if any(_has_lump(choice) for choice in record.choices):
-                self._lumped.append(record.request_id)
-        elif "tool-call" not in finishes and all(_is_text(choice) for choice in record.choices):
-            self._add_uncounted(record, num_tokens, num_chunks)
 
-    def _add_uncounted(self, record: RequestRecord, num_tokens: int, num_chunks: int) -> None:
-        num_bytes = sum(len(choice.text.encode("utf-8", "surrogatepass")) for choice in record.choices)
-        answer = _Uncounted(num_bytes / num_tokens, num_chunks / num_tokens)
-        if num_tokens - num_chunks <= _slack(num_tokens):
-            self._whole.append(answer)
-        elif not _waited_for(record, num_tokens - num_chunks, num_tokens):
-            self._short.append(answer)
+def _end_of(record: RequestRecord, num_tokens: int, *, may_stop: bool) -> str:
+    """``ended`` early by its finish_reason or ``lumped``; else ``whole`` or ``short`` by its uncounted chunks."""
+    num_chunks = _num_chunks(record)
+    finishes = {finish.ending for choice in record.choices if (finish := finish_of(choice.finish_reason))}
+    if "natural" in finishes and num_chunks < num_tokens and not may_stop:
+        return "ended"
+    if all(choice.chunk_tokens is not None for choice in record.choices):
+        return "lumped" if any(_has_lump(choice) for choice in record.choices) else "counted"
+    if "tool-call" in finishes or not all(_is_text(choice) for choice in record.choices):
+        return "without text"
+    if num_tokens - num_chunks <= _slack(num_tokens):
+        return "whole"
+    return "late" if _waited_for(record, num_tokens - num_chunks, num_tokens) else "short"
 
-    def warnings(self) -> tuple[ResultWarning, ...]:
-        """Warnings that all answers together justify."""
-        warnings = [ResultWarning(code="finish-reason-unknown", message=text) for text in self._unknown_texts()]
-        if early := self._early_texts():
-            message = f"ignore_eos was sent, and answers ended early all the same: {'; '.join(early)}"
-            warnings.append(ResultWarning(code="output-ended-early", message=message))
-        elif len(self._short) >= _LEAST_ANSWERS and len(self._whole) < _LEAST_ANSWERS:
-            message = (
-                f"{len(self._short)} of {self._num_forced} have {self._mean_share():.0%} as many chunks as usage "
-                "counts tokens; nothing shows whether a chunk carries several"
-            )
-            warnings.append(ResultWarning(code="output-tokens-unseen", message=message))
-        return tuple(warnings)
 
-    def _unknown_texts(self) -> list[str]:
-        if not self._unknown:
-            return []
-        words = [f"'{visible_line(word)}' ({count} answers)" for word, count in self._unknown.most_common()]
-        return [f"answers ended with a finish_reason that is not known: {abbreviate_names(words)}"]
+def _num_chunks(record: RequestRecord) -> int:
+    return sum(len(choice.chunk_ns) for choice in record.choices)
 
-    def _early_texts(self) -> list[str]:
-        texts, num_all = [], self._num_forced
-        if self._ended:
-            listed = abbreviate_names(self._ended)
-            texts.append(
-                f"{len(self._ended)} of {num_all} by their finish_reason, in fewer chunks than tokens: {listed}"
-            )
-        if self._lumped:
-            listed = abbreviate_names(self._lumped)
-            texts.append(
-                f"{len(self._lumped)} of {num_all} count many tokens in a chunk without text or time: {listed}"
-            )
-        if self._lacks_text():
-            whole, short = (fmean(each.bytes_per_token for each in of) for of in (self._whole, self._short))
-            texts.append(
-                f"{len(self._short)} of {num_all} have {self._mean_share():.0%} as many chunks as tokens in usage, "
-                f"and {short:.1f} bytes of text per token where the others have {whole:.1f}"
-            )
-        return texts
 
-    def _mean_share(self) -> float:
-        return fmean(each.chunks_per_token for each in self._short)
+def _bytes_per_token(record: RequestRecord) -> float:
+    num_bytes = sum(len(choice.text.encode("utf-8", "surrogatepass")) for choice in record.choices)
+    return num_bytes / (record.completion_tokens or 1)
 
-    def _lacks_text(self) -> bool:
-        """True when answers with few chunks have the text of their chunks alone.
 
-        With the text of all their tokens they would have as many bytes per token as answers with a chunk for each,
-        within four standard errors; the decision lies halfway.
-        """
-        if len(self._short) < _LEAST_ANSWERS or len(self._whole) < _LEAST_ANSWERS:
-            return False
-        per_token = [each.bytes_per_token for each in self._whole]
-        expected, received = fmean(per_token), fmean(each.bytes_per_token for each in self._short)
-        spread = max(pstdev(per_token), _LEAST_SPREAD * expected)
-        is_far = expected - received > _STANDARD_ERRORS * spread / sqrt(len(self._short))
-        return is_far and received < expected * (1 + self._mean_share()) / 2
+def _chunks_per_token(records: Iterable[RequestRecord]) -> float:
+    return fmean(_num_chunks(record) / (record.completion_tokens or 1) for record in records)
+
+
+def _lacks_text(whole: Sequence[RequestRecord], short: Sequence[RequestRecord]) -> bool:
+    """True when answers with few chunks have the text of their chunks alone.
+
+    With the text of all their tokens they would have as many bytes per token as answers with a chunk for each,
+    within four standard errors; the decision lies halfway.
+    """
+    if len(short) < _LEAST_ANSWERS or len(whole) < _LEAST_ANSWERS:
+        return False
+    per_token = list(map(_bytes_per_token, whole))
+    expected, received = fmean(per_token), fmean(map(_bytes_per_token, short))
+    spread = max(pstdev(per_token), _LEAST_SPREAD * expected)
+    is_far = expected - received > _STANDARD_ERRORS * spread / sqrt(len(short))
+    return is_far and received < expected * (1 + _chunks_per_token(short)) / 2
 
 
 def _slack(num_tokens: int) -> float:
@@ -328,70 +314,38 @@ TOLERANCE_FRAC: Final = 0.02
 """... or this fraction of the planned ones, if that is more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCounts:
-    """Planned and counted prompt tokens of the completed requests of a load."""
+def prompt_warnings(
+    prepared: Iterable[PreparedRequest], records: Iterable[RequestRecord]
+) -> tuple[ResultWarning, ...]:
+    """The warning about prompts of other lengths than planned, or about those that nobody counted; at most one.
 
-    source: str
-    """Source of the planned numbers, as in ``PreparedRequest.prompt_tokens_from``."""
-    is_asked: bool
-    """The length was asked for or counted beforehand, and not estimated of a text that somebody wrote."""
-    num_checked: int
-    num_beyond: int
-    """Requests whose two numbers are further apart than the tolerance."""
-    num_unknown: int
-    """Completed requests without usage, which cannot be checked."""
-    planned: int
-    """Sum over the checked requests."""
-    counted: int
-    """Sum over the checked requests."""
-
-
-def count_prompts(prepared: Iterable[PreparedRequest], records: Iterable[RequestRecord]) -> PromptCounts:
-    """Both counts, request by request; each prompt counts once, however many answers were asked for.
-
-    Reads both only once and keeps one number for each prepared request, so that a load of any length fits.
+    Each prompt counts once, however many answers were asked for. The request set is read only once, and one number
+    of each request is kept.
     """
     planned_of, first = array("q"), None
     for request in prepared:
         first = first or request
         planned_of.append(request.prompt_tokens)
-    checked = beyond = unknown = planned = counted = 0
-    for record in records:
-        if record.is_warmup or not is_completed(record) or record.index >= len(planned_of):
-            continue
-        if record.prompt_tokens is None:
-            unknown += 1
-            continue
-        of_plan = planned_of[record.index]
-        checked += 1
-        planned += of_plan
-        counted += record.prompt_tokens
-        beyond += abs(record.prompt_tokens - of_plan) > max(TOLERANCE_TOKENS, TOLERANCE_FRAC * of_plan)
-    return PromptCounts(
-        source=ESTIMATE if first is None else first.prompt_tokens_from,
-        is_asked=first is not None and (first.prompt_tokens_from != ESTIMATE or _is_made_to_length(first)),
-        num_checked=checked,
-        num_beyond=beyond,
-        num_unknown=unknown,
-        planned=planned,
-        counted=counted,
+    completed = [r for r in records if not r.is_warmup and is_completed(r) and r.index < len(planned_of)]
+    checked = [(r.prompt_tokens, planned_of[r.index]) for r in completed if r.prompt_tokens is not None]
+    num_beyond = sum(
+        abs(counted - planned) > max(TOLERANCE_TOKENS, TOLERANCE_FRAC * planned) for counted, planned in checked
     )
-
-
-def prompt_warnings(counts: PromptCounts) -> tuple[ResultWarning, ...]:
-    """The warning about prompts of other lengths than planned, or about those that nobody counted; at most one."""
-    unchecked = f"no usage, so no check of the prompt, in {count_of(counts.num_unknown, 'request')}"
-    if counts.num_beyond:
-        means = counts.counted / counts.num_checked, counts.planned / counts.num_checked
-        message = (
-            f"the server counted {means[0]:.1f} tokens in a prompt on average, and {means[1]:.1f} were planned "
-            f"(by {_source_text(counts)}; ratio {means[0] / means[1]:.3f}): {counts.num_beyond} of "
-            f"{counts.num_checked} requests differ by more than {TOLERANCE_TOKENS} tokens and {TOLERANCE_FRAC:.0%}"
-        )
-        message += f"; {unchecked}" if counts.num_unknown else ""
-        return (ResultWarning(code=DIFFER if counts.is_asked else UNCONFIRMED, message=message),)
-    return (ResultWarning(code=UNCONFIRMED, message=unchecked),) if counts.num_unknown else ()
+    num_unknown = len(completed) - len(checked)
+    unchecked = f"no usage, so no check of the prompt, in {count_of(num_unknown, 'request')}"
+    if first is None or not num_beyond:
+        return (ResultWarning(code=UNCONFIRMED, message=unchecked),) if num_unknown else ()
+    is_asked = first.prompt_tokens_from != ESTIMATE or _is_made_to_length(first)
+    counted_mean, planned_mean = (fmean(column) for column in zip(*checked, strict=True))
+    message = (
+        f"the server counted {counted_mean:.1f} tokens in a prompt on average, and {planned_mean:.1f} were planned "
+        f"(by {_source_text(first.prompt_tokens_from, is_asked=is_asked)}; "
+        f"ratio {counted_mean / planned_mean:.3f}): "
+        f"{num_beyond} of {len(checked)} requests differ by more than {TOLERANCE_TOKENS} tokens and "
+        f"{TOLERANCE_FRAC:.0%}"
+    )
+    message += f"; {unchecked}" if num_unknown else ""
+    return (ResultWarning(code=DIFFER if is_asked else UNCONFIRMED, message=message),)
 
 
 def unreported_prompt_warnings(run: LoadedRun, prepared: Sequence[PreparedRequest]) -> tuple[ResultWarning, ...]:
@@ -403,8 +357,7 @@ def unreported_prompt_warnings(run: LoadedRun, prepared: Sequence[PreparedReques
         return ()
     where = run.record.run_id
     return tuple(
-        msgspec.structs.replace(warning, where=where)
-        for warning in prompt_warnings(count_prompts(prepared, run.requests))
+        msgspec.structs.replace(warning, where=where) for warning in prompt_warnings(prepared, run.requests)
     )
 
 
@@ -435,10 +388,10 @@ def _counted_by_request(runs: Sequence[LoadedRun]) -> Mapping[str, int]:
     }
 
 
-def _source_text(counts: PromptCounts) -> str:
-    if counts.source != ESTIMATE:
-        return "the server" if counts.source == "server" else f"the {counts.source[:25]}"
-    return "benchctl's own rule" if counts.is_asked else "an estimate"
+def _source_text(source: str, *, is_asked: bool) -> str:
+    if source != ESTIMATE:
+        return "the server" if source == "server" else f"the {source[:25]}"
+    return "benchctl's own rule" if is_asked else "an estimate"
 
 
 def _is_made_to_length(request: PreparedRequest) -> bool:

@@ -5,14 +5,14 @@ Share of the requests in flight that was in the engine's steps, and a warning if
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from benchctl.analysis.metrics.bounds import Bounds, bounds_warnings, run_bounds
+from benchctl.analysis.metrics.bounds import bounds_warnings, run_bounds
 from benchctl.analysis.metrics.client import (
     HABIT_FRAC,
     MIN_HABIT,
@@ -34,7 +34,6 @@ from benchctl.analysis.metrics.client import (
 from benchctl.analysis.metrics.latency import e2el_ns, is_completed, itls_ns, measured
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, idle_slots, slot_occupancy
 from benchctl.profile.model import Arrival
-from benchctl.records.columns.columns import exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample, ResultWarning
@@ -172,7 +171,7 @@ def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     if run.record.clock == "virtual":
         return ()
     requests = measured(run.requests)
-    steps = run.columns if run.steps and run.record.times_whole_steps else None
+    steps = run.columns if len(run.columns) and run.record.times_whole_steps else None
     size = regular_write(requests, steps) or 1
     if 1 < size <= num_chunks_per_write(requests, run.client) and not _is_uneven(requests, steps, size):
         message = (
@@ -246,10 +245,8 @@ def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWar
     return _about_run(run, warnings)
 
 
-def client_warnings(
-    run: LoadedRun, arrival: Arrival, bounds: Mapping[str, Bounds] | None = None
-) -> tuple[ResultWarning, ...]:
-    """Warnings that leave the run as it is; ``bounds`` are those of a load that is not in memory as a whole."""
+def client_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
+    """Warnings that leave the run as it is."""
     requests = measured(run.requests)
     sends, is_virtual = sends_of(requests, arrival), run.record.clock == "virtual"
     warnings = (
@@ -257,7 +254,7 @@ def client_warnings(
             ()
             if is_virtual
             else (
-                *bounds_warnings(run_bounds(run) if bounds is None else bounds),
+                *bounds_warnings(run_bounds(run)),
                 *_stalls(run.client),
                 *unlike_poisson(sends, arrival),
             )
@@ -387,8 +384,10 @@ def in_step_frac(run: LoadedRun) -> float | None:
     """
     if not run.record.times_whole_steps:
         return None
+    from benchctl.records.columns.columns import exact_sum  # noqa: PLC0415 - numpy, after the load
+
     requests = measured(run.requests)
-    if run.record.clock == "virtual" or not run.steps or not all(is_completed(request) for request in requests):
+    if run.record.clock == "virtual" or not all(is_completed(request) for request in requests):
         return None
     in_flight_ns = sum((e2el_ns(request) or 0) * len(request.choices) for request in requests)
     steps = run.columns

@@ -169,11 +169,16 @@ def configuration_differences(
     several: where all runs had one host, paths are compared whole, and where they had the same cores, these.
     """
     records = [run.record for sides in cells.values() for side in sides for run in side]
-    ground = _CommonGround.of(records, hostname)
+    is_one = has_one_host(records, hostname)
+    ground = {
+        "has_one_host": is_one,
+        "have_same_cores": is_one and have_same_cores(records),
+        "have_nodes": all(record.node is not None for record in records),
+    }
     cells_of: dict[tuple[str, str, str, bool], list[str]] = {}
     names: dict[str, tuple[str, ...]] = {"server.version": ("engine_version",)}
     for cell, sides in cells.items():
-        a, b = ([_settings_of(run.record, names, ground) for run in runs] for runs in sides)
+        a, b = ([_settings_of(run.record, names, **ground) for run in runs] for runs in sides)
         for key in sorted({key for settings in (*a, *b) for key in settings}):
             left, right = alike_sizes(key, (_values(a, key), _values(b, key)), (*a, *b))
             # of a flag that sets a reported setting, only the reported value counts
@@ -197,31 +202,19 @@ def _is_set(
     return is_declared(key, names, sides, (*declared, glob.escape(key)) if is_new else declared)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CommonGround:
-    """The part of the machines that all compared runs have in common."""
-
-    has_one_host: bool
-    have_same_cores: bool
-    have_nodes: bool
-    """Every run records its node, and with it the devices that its server could see."""
-
-    @classmethod
-    def of(cls, records: Sequence[RunRecord], hostname: str | None) -> "_CommonGround":
-        is_one = has_one_host(records, hostname)
-        return cls(
-            has_one_host=is_one,
-            have_same_cores=is_one and have_same_cores(records),
-            have_nodes=all(record.node is not None for record in records),
-        )
-
-
-def _settings_of(record: RunRecord, names: dict[str, tuple[str, ...]], ground: _CommonGround) -> dict[str, str]:
+def _settings_of(
+    record: RunRecord,
+    names: dict[str, tuple[str, ...]],
+    *,
+    has_one_host: bool,
+    have_same_cores: bool,
+    have_nodes: bool,
+) -> dict[str, str]:
     """Every setting of a run as text, reported or launched; ``names`` receives the other names of each."""
-    launch = launch_settings(record, has_one_host=ground.has_one_host, has_node=ground.have_nodes)
+    launch = launch_settings(record, has_one_host=has_one_host, has_node=have_nodes)
     names |= {key: setting.names for key, setting in launch.items()}
     reported = {key: _as_json(value) for key, value in record.effective_config.items()}
-    if not ground.have_same_cores and _CORES in reported:
+    if not have_same_cores and _CORES in reported:
         # only the number of cores for the client: which ones, and how many are left, depends on the machine
         client, _, _ = reported[_CORES].partition(", server on ")
         reported[_CORES] = _as_json(f"{num_cores(client)} of its own for the client")

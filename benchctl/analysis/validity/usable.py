@@ -44,7 +44,7 @@ def require_intact(
     """
     sides = [a] if a.path.resolve() == b.path.resolve() else [a, b]
     verifications = [
-        (side.source, verify_directory(side.path))
+        (side.path, verify_directory(side.path))
         for side in sides
         if is_there(side.path / "manifest.json", within=side.path)
     ]
@@ -85,7 +85,7 @@ def _shared_runs(verifications: Sequence[tuple[Path, Verification]]) -> list[str
 def integrity_warnings(results: ResultDirectory) -> tuple[ResultWarning, ...]:
     """Warnings about alterations of a result directory; none if its plan cannot be read."""
     try:
-        return alteration_warnings(results.source, verify_directory(results.path))
+        return alteration_warnings(results.path, verify_directory(results.path))
     except InvalidDataError:  # reading the directory reports it as damage
         return ()
 
@@ -109,20 +109,9 @@ THROTTLING: Final = frozenset({"hw-slowdown", "hw-thermal", "hw-power-brake", "s
 _POWER_CAP: Final = "sw-power-cap"
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A gate that a run did not pass, with the observation."""
-
-    gate: Gate
-    detail: str
-
-    def __str__(self) -> str:
-        return f"gate {self.gate}: {self.detail}"
-
-
-def violated_gates(run: LoadedRun, gates: Sequence[Gate]) -> tuple[Violation, ...]:
-    """The ``gates`` that the run did not pass, in order. Missing records violate no gate."""
-    return tuple(Violation(gate, detail) for gate in gates if (detail := _OBSERVATIONS[gate](run)) is not None)
+def violated_gates(run: LoadedRun, gates: Sequence[Gate]) -> tuple[str, ...]:
+    """The ``gates`` that the run did not pass, with the observations, in order. Missing records violate no gate."""
+    return tuple(f"gate {gate}: {detail}" for gate in gates if (detail := _OBSERVATIONS[gate](run)) is not None)
 
 
 def clock_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
@@ -175,17 +164,21 @@ class Usability:
     excluded: str | None = None
     client_excluded: str | None = None
     label: str | None = None
+    refused: tuple[str, ...] = ()
+    """Reasons why a comparison with this run is invalid: its records contradict each other, or requests failed. It
+    keeps its block, so that nobody overlooks it, and decides nothing."""
 
     @property
     def is_usable(self) -> bool:
+        """True where the run has a place in tables and comparisons, also in one that it makes invalid."""
         return self.excluded is None
 
 
 def usability_of(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool = False) -> Usability:
     """Decide which parts of a run count; with ``allow_suspect`` all of a suspect run that can be read completely.
 
-    Failed requests and failed checks do not exclude a run: they make its cell incomplete or invalid, whatever the
-    gates. If failed requests are a gate themselves, they do exclude it.
+    Failed requests and failed checks do not exclude a run: they make its comparison invalid, whatever the gates. If
+    failed requests are a gate themselves, they do exclude it.
     """
     record = run.record
     if record.state == "failed" and record.failure is not None:
@@ -194,10 +187,17 @@ def usability_of(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool =
         return Usability(record.state)
     if run.is_damaged:
         return Usability(f"damaged: {'; '.join(run.damage)}")
-    decides_otherwise = _contradicts_itself(run) or (_has_failures(run) and "failed-requests" not in gates)
-    if not decides_otherwise and (violated := violated_gates(run, gates)):
-        return Usability("; ".join(map(str, violated)))
-    return _of_suspect(run, allow_suspect=allow_suspect) if record.state == "suspect" else Usability()
+    contradictions = tuple(warning.message for warning in record.warnings if warning.code == CHECK_FAILED)
+    failing = _failing(run)
+    refused = contradictions or (() if failing is None else (failing,))
+    has_gates = not contradictions and (failing is None or "failed-requests" in gates)
+    if has_gates and (violated := violated_gates(run, gates)):
+        return Usability("; ".join(violated))
+    decided = decisive_warnings(record)
+    is_late = any(warning.code in CLIENT_SUSPECT_CODES for warning in decided)
+    if record.state == "done" or contradictions or (failing is not None and not is_late):
+        return Usability(refused=refused)
+    return _of_suspect(run, decided, refused, allow_suspect=allow_suspect)
 
 
 def decisive_warnings(record: RunRecord) -> tuple[ResultWarning, ...]:
@@ -206,31 +206,20 @@ def decisive_warnings(record: RunRecord) -> tuple[ResultWarning, ...]:
     return decided or tuple(record.warnings)
 
 
-def _of_suspect(run: LoadedRun, *, allow_suspect: bool) -> Usability:
-    decided = decisive_warnings(run.record)
-    is_client_alone = bool(decided) and all(warning.code in CLIENT_SUSPECT_CODES for warning in decided)
-    is_late = any(warning.code in CLIENT_SUSPECT_CODES for warning in decided)
-    if _contradicts_itself(run) or (not is_late and _has_failures(run)):
-        return Usability()
+def _of_suspect(
+    run: LoadedRun, decided: Sequence[ResultWarning], refused: tuple[str, ...], *, allow_suspect: bool
+) -> Usability:
     damage = [warning.message for warning in run.warnings if warning.code == DAMAGED_LINE]
     if damage:
         return Usability(f"suspect, and cannot be read completely: {'; '.join(damage)}")
     if allow_suspect:
-        return Usability()
+        return Usability(refused=refused)
     why = "; ".join(f"{warning.code}: {warning.message}" for warning in decided) or "no reason recorded"
-    if is_client_alone and not _has_failures(run):
-        is_lighter = any(warning.code in LIGHTER_LOAD_CODES for warning in decided)
+    codes = {warning.code for warning in decided}
+    if codes and codes <= CLIENT_SUSPECT_CODES and not refused:
         label = "the server met a lighter load than planned, so its step times are those of smaller batches"
-        return Usability(client_excluded=why, label=label if is_lighter else None)
+        return Usability(client_excluded=why, label=label if codes & LIGHTER_LOAD_CODES else None)
     return Usability(f"suspect: {why} (--allow-suspect counts it)")
-
-
-def _contradicts_itself(run: LoadedRun) -> bool:
-    return any(warning.code == CHECK_FAILED for warning in run.record.warnings)
-
-
-def _has_failures(run: LoadedRun) -> bool:
-    return any(request.error is not None for request in measured(run.requests))
 
 
 def redaction_warnings(results: LoadedResults) -> tuple[ResultWarning, ...]:

@@ -5,12 +5,11 @@ A comparison on the screen and in files, whose format follows from the suffix.
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import typer
-from rich.table import Table
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_experiments, deciding_metrics, load_sides
 from benchctl.analysis.compare.foreign import compare_paths, is_unpaired, runs_of_side
@@ -49,24 +48,18 @@ from benchctl.interop.readers.files import is_foreign
 from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
 from benchctl.records.stores.peaks_store import MetricNoise
-from benchctl.report.documents.csv_files import comparison_csv, comparisons_csv, verdict_document
-from benchctl.report.documents.documents import document_of, refusal_document
+from benchctl.report.documents import (
+    comparison_csv,
+    comparisons_csv,
+    document_of,
+    refusal_document,
+    verdict_document,
+)
 from benchctl.report.page.foreign import ForeignSides
 from benchctl.report.page.page import directory_page, files_page, sides_page
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict, directory_verdict
-from benchctl.report.tables.compare import (
-    decomposition_headings,
-    decomposition_rows,
-    fenced,
-    footnotes_of,
-    headings_of,
-    markdown_of,
-    markdown_text,
-    rows_of,
-)
-from benchctl.report.tables.experiment import TITLE as NODES_TITLE
-from benchctl.report.tables.experiment import node_headings, node_rows
-from benchctl.report.text.acceptance_table import TITLE, acceptance_headings, acceptance_rows, compared_drafts
+from benchctl.report.table import fenced, markdown_text
+from benchctl.report.tables.compare import MOST_CHARACTERS, comparison_tables, footnotes_of, markdown_of
 from benchctl.untrusted.text import visible_line
 
 
@@ -193,8 +186,6 @@ def parse_threshold(text: str, option: str = "--threshold") -> float:
 
 PAGE: Final = ".html"
 SUFFIXES: Final = (".json", ".md", ".csv", ".png", PAGE)
-_MOST_CHARACTERS: Final = 200
-"""A field of a table with a longer label would push the numbers away."""
 _SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 
 
@@ -303,32 +294,11 @@ def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
     console = wide_console()
     console.print(verdict_text(verdict_sentence(comparison), "bold"))
     console.print()
-    console.print(_table(headings_of(comparison), rows_of(comparison, show_all=show_all)))
-    console.print()
-    parts = list(decomposition_rows(comparison, show_all=show_all))
-    if parts:
-        console.print(_table(decomposition_headings(comparison), parts))
-        console.print()
-    if arms := compared_drafts(comparison):
-        console.print(TITLE)
-        console.print(_table(acceptance_headings(arms), acceptance_rows(arms)))
-        console.print()
-    if comparison.nodes is not None:
-        console.print(NODES_TITLE)
-        rows = node_rows(comparison.nodes, show_all=show_all)
-        console.print(_table(node_headings(comparison.confidence), rows))
+    for table in comparison_tables(comparison, show_all=show_all):
+        console.print(table.drawn(lambda text: verdict_text(visible_line(text, MOST_CHARACTERS))))
         console.print()
     for line in footnotes_of(comparison):
         console.print(visible_line(line))
-
-
-def _table(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(visible_line(heading, _MOST_CHARACTERS), no_wrap=True)
-    for row in rows:
-        table.add_row(*(verdict_text(visible_line(field, _MOST_CHARACTERS)) for field in row))
-    return table
 
 
 def baseline_side(text: str) -> str | None:

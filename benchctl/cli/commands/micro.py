@@ -15,11 +15,9 @@ from typing import Annotated, Any, Final, TypeVar, get_args
 
 import msgspec
 import typer
-from rich.console import Console
 
 from benchctl.analysis.bonus.bonus import MeasuredBonus
-from benchctl.analysis.bonus.published import SOURCE
-from benchctl.analysis.bonus.sentences import context_in_words, modes_in_words, published_limits, verdict_sentences
+from benchctl.analysis.bonus.sentences import context_in_words, modes_in_words, verdict_sentences
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.checks import keeping
 from benchctl.cli.conduct import experiment_progress
@@ -44,7 +42,7 @@ from benchctl.records.stores.peaks_store import StoredPeaks, peaks_directory, st
 from benchctl.records.stores.stores import MeasuredPeaks, PeakSeries, best_series, hardware_of
 from benchctl.report.export import write_derived
 from benchctl.report.table import table_of
-from benchctl.report.tables.experiment import bonus_table, cost_text
+from benchctl.report.tables.times import bonus_table
 
 _MIB: Final = 2**20
 
@@ -396,7 +394,7 @@ def _announce(path: Path, paths: list[Path]) -> None:
 
 
 def print_bonus(measured: MeasuredBonus) -> None:
-    """Print a table for each context and pair of modes, what follows, and the published numbers."""
+    """Print a table for each context and pair of modes and what follows."""
     console = wide_console()
     for design, verdict in measured.verdicts:
         console.print(f"{measured.where}, {context_in_words(design)}; ms")
@@ -409,19 +407,4 @@ def print_bonus(measured: MeasuredBonus) -> None:
             console.print(f"* {sentence}")
         console.print()
     for sentence in measured.missing:
-        console.print(f"* {sentence}")
-    _print_published(console, measured)
-
-
-def _print_published(console: Console, measured: MeasuredBonus) -> None:
-    console.print(
-        f"Published ({SOURCE}) beside the same passes here; another device, so only signs and shares compare"
-    )
-    rows = (
-        (f"{each.phase} {each.mode}", each.batch_size, f"{each.published_ms:.2f}", cost_text(each.cost))
-        for each in measured.published
-    )
-    console.print(table_of(("pass", "batch", "published, ms", "here, ms"), rows, left=("pass",)))
-    console.print("What the published numbers could not show:")
-    for sentence in published_limits():
         console.print(f"* {sentence}")

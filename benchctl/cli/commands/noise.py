@@ -16,7 +16,6 @@ from benchctl.cli.screen import wide_console
 from benchctl.errors import RecordError, UsageError
 from benchctl.formats import percentage
 from benchctl.measure.noise_on_file import sound_noise
-from benchctl.records.archive.archive import is_archive
 from benchctl.records.directory import open_results
 from benchctl.records.stores.noise_store import StoredNoise, find_noise, noise_directory, store_noise, stored_noise
 from benchctl.records.stores.peaks_store import NoiseFloor, load_noise
@@ -91,7 +90,7 @@ def remove(
 
 def _look_up(what: str) -> tuple[str, NoiseFloor]:
     """The noise of a directory or key, with its source; a directory takes precedence over a key of its name."""
-    if Path(what).is_dir() or is_archive(Path(what)):
+    if Path(what).is_dir():
         return what, _noise_of_directory(Path(what))
     entries = find_noise(noise_directory(), what)
     for entry in entries:

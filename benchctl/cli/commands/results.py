@@ -33,9 +33,7 @@ from benchctl.interop.lenvm.import_directory import ImportResult, import_lenvm
 from benchctl.interop.lenvm.summary import SUMMARY_NAME
 from benchctl.interop.lenvm.warnings import REPAIRS
 from benchctl.interop.writers.export import write_foreign
-from benchctl.records.archive.archive import Contents, contents_of, derived_directory
-from benchctl.records.archive.compression import compression_of_name
-from benchctl.records.archive.packing import write_archive
+from benchctl.records.archive import Contents, contents_of, write_archive
 from benchctl.records.claims.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.integrity.integrity import verify_directory
@@ -59,7 +57,7 @@ def export(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="A result directory, finished or not, or an archive of one.",
+            help="A result directory, finished or not.",
             autocompletion=complete_results,
         ),
     ],
@@ -77,7 +75,7 @@ def export(
         typer.Option(
             "--archive",
             metavar="FILE",
-            help="Write one file instead, which every command takes in place of DIR: .tar.zst, .tar.gz or .tar.",
+            help="Write one file instead, x.tar.gz, of which 'benchctl import archive' makes a directory.",
             show_default=False,
         ),
     ] = None,
@@ -110,7 +108,7 @@ def export(
 def _write_foreign(results: Path, form: Form, output: Path | None) -> None:
 
     analysis = analyze_directory(results)
-    out = output or (derived_directory(results, "export") or results / "export") / form.value
+    out = output or results / "export" / form.value
     paths = write_foreign(analysis, form.value, out)
     for directory in dict.fromkeys(out / path.relative_to(out).parts[0] for path in paths):
         count = sum(path.is_relative_to(directory) for path in paths)
@@ -121,7 +119,6 @@ def _write_foreign(results: Path, form: Form, output: Path | None) -> None:
 
 def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
 
-    compression = compression_of_name(archive)
     results = open_results(path)
     if current_manifest(results).state == "running" and not allow_running:
         raise UsageError(
@@ -130,7 +127,7 @@ def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
         )
     contents = contents_of(results.path)
     with bytes_progress(archive.name, contents.size_bytes) as on_bytes:
-        write_archive(results, contents, archive, compression, on_bytes)
+        write_archive(results, contents, archive, on_bytes)
     _print_written(results, archive, contents)
     verified = verify_directory(results.path)
     print_digest(verified)
@@ -144,7 +141,7 @@ def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
 def _print_written(results: ResultDirectory, archive: Path, contents: Contents) -> None:
 
     for name in contents.irregular:
-        print(f"left out: {visible_line(name)} of {results.source}: no regular file", file=sys.stderr)
+        print(f"left out: {visible_line(name)} of {results.path}: no regular file", file=sys.stderr)
     sizes = f"{megabytes(contents.size_bytes)} in {megabytes(archive.stat().st_size)}"
     print(f"{archive}: {len(contents.files)} files, {sizes}")
 
@@ -167,7 +164,7 @@ def _group() -> None:
 def archive(
     source: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Archive that 'benchctl export DIR --archive FILE' wrote, or tar."),
+        typer.Argument(metavar="FILE", help="Archive that 'benchctl export DIR --archive FILE' wrote."),
     ],
     output: Annotated[
         Path | None,
@@ -182,8 +179,7 @@ def archive(
 ) -> None:
     """Make a result directory of an archive, and verify it.
 
-    Commands that read results take the archive itself; this is for those that continue an experiment. Exit code: 0
-    intact, 4 altered since the measurement, or a damaged archive.
+    Exit code: 0 intact, 4 altered since the measurement, or a damaged archive.
     """
     path = import_archive(source, output, RESULTS)
     verified = verify_directory(path, is_fresh=True)
@@ -241,9 +237,7 @@ def _tell(result: ImportResult) -> None:
 def report(
     a: Annotated[
         str,
-        typer.Argument(
-            metavar="DIR", help="Result directory, finished or not, or an archive.", autocompletion=complete_results
-        ),
+        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
     ],
     b: Annotated[
         str | None,

@@ -13,30 +13,15 @@ import typer
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.cli.options.options import complete_results
 from benchctl.cli.output.verdicts import print_notes
-from benchctl.cli.screen import in_one_row, print_json, uncollected, wide_console
+from benchctl.cli.screen import print_json, print_tables, uncollected, wide_console
 from benchctl.errors import RecordError
 from benchctl.formats import megabytes
 from benchctl.records.directory import open_results
 from benchctl.records.integrity.digests import directory_sha256
 from benchctl.records.integrity.integrity import Verification, verify_directory
-from benchctl.report.documents.documents import show_document
-from benchctl.report.tables.experiment import (
-    breakdown_table,
-    cells_table,
-    flops_table,
-    headline,
-    nodes_table,
-    runs_table,
-    sweep_table,
-)
-from benchctl.report.text.acceptance_table import (
-    acceptance_table,
-    client_table,
-    floor_table,
-    ladder_table,
-    launch_table,
-    passes_table,
-)
+from benchctl.report.documents import show_document
+from benchctl.report.tables import experiment, times
+from benchctl.report.tables.models import acceptance_table
 from benchctl.untrusted.text import visible_line
 
 
@@ -44,9 +29,7 @@ from benchctl.untrusted.text import visible_line
 def show(
     results: Annotated[
         Path,
-        typer.Argument(
-            metavar="DIR", help="Result directory, finished or not, or an archive.", autocompletion=complete_results
-        ),
+        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
     ],
     allow_suspect: Annotated[
         bool, typer.Option("--allow-suspect", help="Include suspect runs in means and ratios.")
@@ -69,25 +52,20 @@ def show(
 def _print_tables(analysis: AnalyzedExperiment) -> None:
 
     console = wide_console()
-    console.print(headline(analysis))
+    console.print(experiment.headline(analysis))
     tables = (
-        runs_table,
-        cells_table,
-        passes_table,
-        launch_table,
-        acceptance_table,
-        breakdown_table,
-        flops_table,
-        sweep_table,
-        floor_table,
-        nodes_table,
-        ladder_table,
-        client_table,
+        experiment.runs_table(analysis),
+        experiment.cells_table(analysis),
+        times.passes_table(analysis),
+        times.launch_table(analysis),
+        acceptance_table({arm.label: drafts for arm in analysis.cells if (drafts := arm.drafts()) is not None}),
+        experiment.breakdown_table(analysis),
+        experiment.sweep_table(analysis),
+        experiment.floor_table(analysis),
+        experiment.nodes_table(analysis.nodes),
+        experiment.ladder_table(analysis),
     )
-    for table in (draw(analysis) for draw in tables):
-        if table is not None:
-            console.print()
-            console.print(in_one_row(table))
+    print_tables(console, tables)
     print_notes(console, analysis)
 
 
@@ -128,9 +106,7 @@ _ALTERED: Final = 4
 def verify(
     results: Annotated[
         Path,
-        typer.Argument(
-            metavar="DIR", help="Result directory, finished or not, or an archive.", autocompletion=complete_results
-        ),
+        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:

@@ -56,7 +56,7 @@ from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import write_bytes_atomic, write_json_atomic
 from benchctl.records.record import PreparedRequest
-from benchctl.report.documents.documents import show_document
+from benchctl.report.documents import show_document
 from benchctl.report.export import write_derived
 from benchctl.report.table import table_of
 from benchctl.sim.settings import costs_in_words

@@ -41,13 +41,13 @@ from benchctl.formats import count_of, four_digits
 from benchctl.interop.readers.request_times import read_overheads
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
 from benchctl.records.stores.peaks_store import resolved_hardware
-from benchctl.report.documents.decomposition import (
+from benchctl.report.model_documents import (
     bucket_document,
     diagnosis_document,
     evaluations_document,
     model_document,
 )
-from benchctl.report.tables.steptime import (
+from benchctl.report.tables.models import (
     accuracy_table,
     bucket_table,
     coefficient_table,

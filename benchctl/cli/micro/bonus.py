@@ -26,7 +26,7 @@ from benchctl.cli.screen import print_json, uncollected
 from benchctl.errors import UsageError
 from benchctl.micro.forward_profile import forward_profile, grid_of_points
 from benchctl.profile.choices import MAX_BLOCKS, MAX_OUTPUTS, MAX_SEED, MAX_THREADS, PHASES, ForwardPoint
-from benchctl.report.documents.decomposition import bonus_document
+from benchctl.report.model_documents import bonus_document
 
 Model = Annotated[
     str,

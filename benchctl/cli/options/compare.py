@@ -11,7 +11,7 @@ SideA = Annotated[
     str,
     typer.Argument(
         metavar="A",
-        help="The reference: DIR, or DIR:variant, where an archive may stand for DIR; or result files of vLLM, "
+        help="The reference: DIR, or DIR:variant; or result files of vLLM, "
         "SGLang, AIPerf or GuideLLM: FILE, FILE,FILE, or a DIR of such files. Alone, DIR compares every variant "
         "with its baseline.",
         autocompletion=complete_results,

@@ -22,6 +22,7 @@ from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.summary.summary import RunSummary
 from benchctl.analysis.validity.usable import decisive_warnings
+from benchctl.cli import screen
 from benchctl.cli.screen import TextConsole, verdict_text, warn, wide_console
 from benchctl.formats import count_of, duration, four_digits, percentage
 from benchctl.measure.durations import AROUND_S, earlier_overhead_s, estimate_durations
@@ -33,11 +34,11 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs
 from benchctl.records.directory import arm_label
 from benchctl.records.record import PreparedRequest
-from benchctl.report.documents.documents import quality_document
+from benchctl.report.documents import quality_document
 from benchctl.report.export import PAGE_NAME, write_derived
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
-from benchctl.report.tables.experiment import bonus_notes, cells_table, footnote_lines, nodes_table, sweep_table
-from benchctl.report.text.acceptance_table import floor_table, ladder_table, launch_table, passes_table
+from benchctl.report.tables import experiment, times
+from benchctl.report.tables.experiment import bonus_notes, footnote_lines
 from benchctl.sim.prediction.plan_prediction import PlanPrediction, predict_plan
 from benchctl.sim.prediction.prediction import PredictedRun
 from benchctl.untrusted.text import visible_line
@@ -201,13 +202,18 @@ def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, Pag
 
 def print_tables(analysis: AnalyzedExperiment) -> None:
     """Print cells, their comparison with the baseline, findings and notes."""
-    console = wide_console()
-    tables = (cells_table, sweep_table, floor_table, nodes_table, ladder_table, passes_table, launch_table)
-    for table in (draw(analysis) for draw in tables):
-        if table is not None:
-            console.print()
-            console.print(table)
-    print_notes(console, analysis)
+    console = screen.wide_console()
+    tables = (
+        experiment.cells_table(analysis),
+        experiment.sweep_table(analysis),
+        experiment.floor_table(analysis),
+        experiment.nodes_table(analysis.nodes),
+        experiment.ladder_table(analysis),
+        times.passes_table(analysis),
+        times.launch_table(analysis),
+    )
+    screen.print_tables(console, tables)
+    screen.print_notes(console, analysis)
 
 
 def _print_results(path: Path) -> tuple[AnalyzedExperiment, PageVerdict]:

@@ -7,8 +7,8 @@ from benchctl.analysis.drafts import MeasuredSpeculation
 from benchctl.cli.screen import print_json, wide_console
 from benchctl.formats import capitalized
 from benchctl.records.schema import ResultWarning
-from benchctl.report.documents.documents import speculation_document
-from benchctl.report.tables.speculation import (
+from benchctl.report.model_documents import speculation_document
+from benchctl.report.tables.models import (
     acceptance_words,
     batch_lines,
     batch_table,

@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from benchctl.engines.tiny_models.recipe import BYTES_PER_WEIGHT, Recipe, TensorSpec, tensor_specs
 from benchctl.engines.tiny_models.weights import draw_blocks, stored
-from benchctl.records.columns.tensor_file import TensorEntry, header_bytes
 
 Draw: TypeAlias = Callable[[TensorSpec, int], Iterator[npt.NDArray[np.float32]]]
 """Draws the values of a tensor from a seed, flat and in blocks."""
 
 SHARD_BYTES: Final = 4_000_000_000
 """Largest file of weights, unless a single tensor is larger."""
+_LENGTH_BYTES: Final = 8
 _TYPE_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -55,11 +55,20 @@ def _shards(recipe: Recipe, shard_bytes: int) -> list[list[TensorSpec]]:
 
 def write_tensors(path: Path, recipe: Recipe, specs: Sequence[TensorSpec], draw: Draw = draw_blocks) -> None:
     """Write one file of these tensors, in the type and from the seed of the recipe."""
-    dtype = _TYPE_NAMES[recipe.dtype]
-    entries = [TensorEntry(spec.name, dtype, spec.dims, _num_bytes(spec, recipe)) for spec in specs]
+    # Some loaders refuse a file that does not name the framework of its layout.
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for spec in specs:
+        start, end = end, end + _num_bytes(spec, recipe)
+        header[spec.name] = {
+            "dtype": _TYPE_NAMES[recipe.dtype],
+            "shape": spec.dims,
+            "data_offsets": (start, end),
+        }
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)  # so that the weights begin at a multiple of eight bytes
     with path.open("wb") as file:
-        # Some loaders refuse a file that does not name the framework of its layout.
-        file.write(header_bytes(entries, {"format": "pt"}))
+        file.write(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded)
         for spec in specs:
             for block in draw(spec, recipe.seed):
                 file.write(stored(block, recipe.dtype).data)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 import benchctl
-from benchctl.analysis.validity.answers import AnswerEnds
+from benchctl.analysis.validity.answers import answer_end_warnings
 from benchctl.analysis.validity.checks import expected, failed_checks, reconcile
 from benchctl.errors import UsageError
 from benchctl.interop.lenvm.arm import ArmData, read_arm
@@ -39,7 +39,7 @@ from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, run_directory_name
 from benchctl.records.files import encode, write_bytes_atomic, write_json_atomic
 from benchctl.records.integrity.digests import digests_of_run, record_run
-from benchctl.records.loaded import copy_long_steps, load_run
+from benchctl.records.loaded import load_run
 from benchctl.records.record import (
     HostInfo,
     Imported,
@@ -215,10 +215,8 @@ def _run_warnings(arm: ArmData, requests: Sequence[RequestRecord], run_id: str) 
     if (resumed := arm.resumed) is not None:
         message = f"the client was restarted and took over earlier answers: {resumed}; wall_s holds for neither run"
         warnings.append(ResultWarning(code="answers-resumed", message=message, where=run_id))
-    ends = AnswerEnds(is_forced=False)
-    for request in requests:
-        ends.add(request)
-    warnings += [msgspec.structs.replace(warning, where=run_id) for warning in ends.warnings()]
+    ends = answer_end_warnings(requests, is_forced=False)
+    warnings += [msgspec.structs.replace(warning, where=run_id) for warning in ends]
     if any(request.error is not None for request in requests):
         message = f"{sum(r.error is not None for r in requests)} of {len(requests)} requests failed"
         warnings.append(ResultWarning(code="failed-requests", message=message, where=run_id))
@@ -230,7 +228,6 @@ def _checked_run(
 ) -> RunRecord:
     """The run with the warnings of its checks; suspect if it has any."""
     loaded = load_run(directory)
-    copy_long_steps(loaded)
     warnings = (
         *run.warnings,
         *failed_checks(loaded, reconcile(loaded, expected(profile, prepared, loaded.record))),

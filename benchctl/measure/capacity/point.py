@@ -11,6 +11,7 @@ from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_count
 from benchctl.measure.warmup import warmup_bursts
 from benchctl.profile.model import Arrival, Profile, VariantSettings
 from benchctl.profile.planning import plan_runs, variant_settings
+from benchctl.records.columns.columns import columns_from
 from benchctl.records.directory import arm_label
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PlannedRun, PreparedRequest, RunRecord
@@ -116,7 +117,7 @@ def metrics_of_life(
         variant=settings.variant,
         clock="virtual",
     )
-    run = LoadedRun(record, records, tuple(steps), (), (), (), ())
+    run = LoadedRun(record=record, requests=records, columns=columns_from(steps))
     return run_metrics(run, profile.workload.arrival)
 
 

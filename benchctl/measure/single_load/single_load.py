@@ -3,20 +3,21 @@
     directory ▸ effective configuration ▸ warm-up ▸ load ▸ verdict
 
 It leaves a result directory like any other, with a single run. It starts nothing, samples no device and keeps
-neither requests nor records in memory, so that it starts at once and a load of any length fits.
+nothing in memory while it sends; afterwards the run is read back and judged like any other.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
 import msgspec
 
-from benchctl.analysis.load_figures import LoadAccumulator, LoadFigures
-from benchctl.analysis.metrics.bounds import ClientQuality, load_metrics, offered_load
-from benchctl.analysis.metrics.client import client_metrics
+from benchctl.analysis.load_figures import LoadFigures, load_figures
+from benchctl.analysis.metrics.bounds import ClientQuality, offered_load, run_bounds
+from benchctl.analysis.metrics.latency import is_completed, measured, total
+from benchctl.analysis.validity.answers import check_client_tokens
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite
@@ -29,13 +30,13 @@ from benchctl.measure.provenance import new_manifest
 from benchctl.measure.result_directory import Origin, create_results, set_state
 from benchctl.measure.sending import ServerUnderTest
 from benchctl.measure.server.attached import NOT_FRESH
-from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.model import Arrival, Profile, VariantSettings
 from benchctl.records.claims.claims import sole_writer
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import record_run
-from benchctl.records.record import Manifest, RequestRecord, RunRecord
+from benchctl.records.loaded import LoadedRun, load_run
+from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import ResultWarning
 from benchctl.workload.prepare import PreparedSet
 
@@ -97,9 +98,7 @@ class _SingleLoad:
         self._profile = profile
         directory = results.run(planned.run_id)
         self._run = MeasuredRun(profile, planned, directory, AttachEngine(), on_progress, node=this_node())
-        self._accumulator = LoadAccumulator(limits_ms)
-        self._evidence = LoadEvidence()
-        self._ends = self._run.answer_ends()
+        self._limits_ms = limits_ms
 
     @property
     def record(self) -> RunRecord:
@@ -110,25 +109,26 @@ class _SingleLoad:
             self._run.perform(self._send())
 
     def result(self) -> LoadResult:
-        figures, arrival = self._figures, self._profile.workload.arrival
-        loaded = self._evidence.as_run(self.record)
-        metrics = client_metrics(loaded.requests, loaded.client) | load_metrics(loaded.requests, arrival)
+        from benchctl.analysis.metrics.run import run_metrics  # noqa: PLC0415 - numpy, after the load
+
+        arrival, loaded = self._profile.workload.arrival, replace(self._loaded, record=self.record)
+        metrics = run_metrics(loaded, arrival)
         return LoadResult(
             manifest=self._results.manifest(),
             record=self.record,
-            figures=figures,
+            figures=load_figures(loaded, metrics, self._limits_ms),
             client=ClientQuality(
-                metrics=metrics | figures.client_metrics(),
-                offered=offered_load(loaded.requests, arrival),
-                bounds=self._evidence.bounds(),
+                metrics=metrics,
+                offered=offered_load(measured(loaded.requests), arrival),
+                bounds=run_bounds(loaded),
             ),
             arrival=arrival,
         )
 
     @cached_property
-    def _figures(self) -> LoadFigures:
-        """Those of the whole load, to be used after its end: of a long load they take a while."""
-        return self._accumulator.figures()
+    def _loaded(self) -> LoadedRun:
+        """The records of the whole load, to be read after its end."""
+        return load_run(self._results.run(self.record.run_id))
 
     async def _send(self) -> None:
         run, profile = self._run, self._profile
@@ -138,13 +138,8 @@ class _SingleLoad:
             settings = _with_served_model(run.settings, reported.get("served_model"))
             target = ServerUnderTest(engine=run.engine, settings=settings, client=client)
             await self._warm_up(target)
-            await run.send_load(
-                target,
-                self._results.stored_requests(),
-                size_of(self._results.stored_requests()),
-                on_record=self._take,
-                on_sample=self._evidence.take_sample,
-            )
+            requests = self._results.stored_requests()
+            await run.send_load(target, requests, size_of(self._results.stored_requests()))
         self._judge()
 
     async def _warm_up(self, target: ServerUnderTest) -> None:
@@ -164,32 +159,24 @@ class _SingleLoad:
             raise LoadError(message, cause="no-first-generation")
         self._run.judge_warmup(warmup)
 
-    def _take(self, record: RequestRecord) -> None:
-        self._accumulator.add(record)
-        self._evidence.take(record)
-        self._ends.add(record)
-
     def _judge(self) -> None:
         """The verdict on a load that went to its end."""
-        journal, figures = self._run.journal, self._figures
+        run, journal, loaded = self._run, self._run.journal, self._loaded
+        completed = [request for request in measured(loaded.requests) if is_completed(request)]
         journal.warn(NOT_FRESH)
-        if figures.cached_tokens:
-            of_all = "" if figures.prompt_tokens is None else f" of {figures.prompt_tokens}"
+        if cached := total([request.cached_tokens for request in completed]):
+            prompt = total([request.prompt_tokens for request in completed])
             message = (
-                f"{figures.cached_tokens}{of_all} prompt tokens came from the server's prefix cache: ttft is that "
-                "of a warm cache; another --seed asks other prompts"
+                f"{cached}{'' if prompt is None else f' of {prompt}'} prompt tokens came from the server's prefix "
+                "cache: ttft is that of a warm cache; another --seed asks other prompts"
             )
             journal.warn(ResultWarning(code="prefix-cache", message=message))
-        collected = self._evidence.as_run(journal.record)
-        self._run.judge_prompts(self._results.stored_requests(), collected.requests)
-        self._run.judge_client(collected, self._evidence.bounds())
-        if ids := figures.miscounted:
-            examples = ", ".join(ids[:3]) + (" and others" if len(ids) > 3 else "")
-            message = f"usage and what arrived count different tokens in {len(ids)} requests: {examples}"
-            journal.suspect("check-failed", message)
-        self._run.judge_ends(self._ends)
-        self._run.judge_failures()
-        self._run.conclude()
+        run.judge_client(loaded)
+        if (check := check_client_tokens(completed)).ok is False:
+            journal.suspect("check-failed", f"usage and what arrived count different tokens: {check.detail}")
+        run.judge_answers(self._results.stored_requests(), loaded)
+        run.judge_failures()
+        run.conclude()
 
 
 def _with_served_model(settings: VariantSettings, served_model: object) -> VariantSettings:

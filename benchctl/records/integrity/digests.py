@@ -29,7 +29,7 @@ from benchctl.records.files import (
     write_json_atomic,
 )
 from benchctl.records.record import FileDigest
-from benchctl.records.schema import RENAMED_STOP_MODES, SCHEMA_VERSION, Count, Record
+from benchctl.records.schema import SCHEMA_VERSION, Count, Record
 from benchctl.untrusted.files import Fence, entry_names, is_there, make_folder, open_file
 from benchctl.untrusted.text import visible_value
 
@@ -110,13 +110,9 @@ _CHANGING: Final = frozenset({"state", "stopping", "warnings"})
 """Fields of a manifest that change during an experiment."""
 _FIRST_SCHEMA: Final = {"schema_version": 1}
 """Hashed in place of the manifest's own version, which changes when a newer benchctl resumes the experiment."""
-_FIRST_STOP_MODES: Final = {new: old for old, new in RENAMED_STOP_MODES.items()}
-_DERIVED: Final = frozenset(
-    {"run.json", "result.json", "requests.safetensors", "steps.safetensors", "server.raw.log"}
-)
-"""Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, the
-copies of long logs that their first reader makes (``records/columns/log_copy.py``), and the server's log with its
-secrets, which goes before a directory is shared."""
+_DERIVED: Final = frozenset({"run.json", "result.json", "server.raw.log"})
+"""Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and
+the server's log with its secrets, which goes before a directory is shared."""
 
 
 class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -204,9 +200,6 @@ def manifest_sha256(directory: Path) -> str:
     path = directory / "manifest.json"
     document = document_of(read_document(path, within=directory), path, remedy=_REMEDY)
     lasting = {key: value for key, value in document.items() if key not in _CHANGING} | _FIRST_SCHEMA
-    stop = lasting.get("stop")
-    if isinstance(stop, str) and stop in _FIRST_STOP_MODES:
-        lasting["stop"] = _FIRST_STOP_MODES[stop]
     return hashlib.sha256(encode(lasting)).hexdigest()
 
 

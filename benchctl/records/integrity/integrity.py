@@ -1,12 +1,8 @@
-"""Digests of files, hashed no more often than needed.
-
-Verification of a result directory: files against digests, records against each other.
-"""
+"""Verification of a result directory: files against digests, records against each other."""
 
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,9 +12,9 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from benchctl.errors import InvalidDataError, RecordError
-from benchctl.records.archive.archive import contents_of
+from benchctl.records.archive import contents_of
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.files import read_if_there, write_json_atomic
+from benchctl.records.files import read_if_there
 from benchctl.records.integrity.digests import (
     DERIVED_FILE,
     DIGESTS_FILE,
@@ -30,32 +26,26 @@ from benchctl.records.integrity.digests import (
     run_record_path,
 )
 from benchctl.records.record import FileDigest, Manifest, PlannedRun, RunRecord
-from benchctl.untrusted.files import OutsideError, is_there, stats_in
+from benchctl.untrusted.files import OutsideError, is_there, stat_file
 from benchctl.untrusted.reading import DECODING_ERRORS
 
-STAMPS_FILE: Final = ".verified.json"
-_WORTH_KEEPING_BYTES: Final = 1 << 20
-"""Fewer bytes are hashed faster than the file of digests is written."""
-_NUM_HASHING: Final = min(4, os.cpu_count() or 1)
 
+class _Files:
+    """The files of a directory, which are named by their paths below it.
 
-class FileHasher:
-    """Hashes the files of a directory, which are named by their paths below it.
-
-    With ``is_fresh`` no earlier digest is trusted: every file is read.
+    With ``is_fresh`` every file is read, once; else one that has the size and time of its recorded digest is not.
     """
 
     def __init__(self, directory: Path, *, is_fresh: bool) -> None:
         self._directory = directory
-        self._earlier = {} if is_fresh else read_stamps(directory, STAMPS_FILE)
-        self._hashed_now: dict[str, FileDigest] = {}
         self._is_fresh = is_fresh
-        self._stats: dict[str, dict[str, os.stat_result]] = {}
+        self._hashed: dict[str, FileDigest | None] = {}
         self.hashed_bytes = 0
 
     def size_bytes(self, name: str) -> int | None:
         """Size of a file; None without one."""
-        return self._stamp(name)[0]
+        status = self._status(name)
+        return None if status is None else status.st_size
 
     def is_there(self, name: str) -> bool:
         """True where there is an entry of any kind."""
@@ -64,76 +54,38 @@ class FileHasher:
         except OutsideError:
             return True
 
-    def digests(self, recorded: Iterable[tuple[str, FileDigest | None]]) -> dict[str, FileDigest | None]:
-        """Digests of the files as they are now, by name; None for a file that cannot be read.
+    def digest(self, name: str, recorded: FileDigest | None) -> FileDigest | None:
+        """The digest of a file as it is now; None for one that cannot be read."""
+        if name in self._hashed:
+            return self._hashed[name]
+        status = None if self._is_fresh or recorded is None else self._status(name)
+        stamp = None if status is None else (status.st_size, status.st_mtime_ns)
+        if recorded is not None and stamp == (recorded.size_bytes, recorded.mtime_ns):
+            return recorded
+        digest = None
+        with suppress(OSError, RecordError):
+            digest = digest_of(self._directory / name, within=self._directory)
+            self.hashed_bytes += digest.size_bytes
+        self._hashed[name] = digest
+        return digest
 
-        ``recorded`` are names, each with its recorded digest or None.
-        """
-        current: dict[str, FileDigest | None] = {}
-        unhashed = []
-        for name, digest in recorded:
-            stamp = self._stamp(name)
-            earlier = (digest, self._earlier.get(name), self._hashed_now.get(name))
-            trusted = [held for held in earlier if held and stamp == (held.size_bytes, held.mtime_ns)]
-            if trusted and not (self._is_fresh and name not in self._hashed_now):
-                current[name] = trusted[-1]
-            else:
-                unhashed.append(name)
-        return current | self._hash(unhashed)
-
-    def write_stamps(self) -> None:
-        """Keep the digests for the next verification, if they were much work and the directory can be written."""
-        if self.hashed_bytes >= _WORTH_KEEPING_BYTES:
-            with suppress(OSError, RecordError):
-                write_json_atomic(
-                    self._directory / STAMPS_FILE, self._earlier | self._hashed_now, within=self._directory
-                )
-
-    def _hash(self, names: Sequence[str]) -> dict[str, FileDigest | None]:
-        """Digests by name; threads share the work, because hashing releases the interpreter."""
-        if len(names) < 2:
-            hashed = [self._readable_digest(name) for name in names]
-        else:
-            with ThreadPoolExecutor(max_workers=_NUM_HASHING) as pool:
-                hashed = list(pool.map(self._readable_digest, names))
-        digests = dict(zip(names, hashed, strict=True))
-        self._hashed_now |= {name: digest for name, digest in digests.items() if digest is not None}
-        self.hashed_bytes += sum(digest.size_bytes for digest in hashed if digest is not None)
-        return digests
-
-    def _stamp(self, name: str) -> tuple[int | None, int | None]:
-        """Size in bytes and time of change in nanoseconds, when first asked; None without a regular file."""
-        folder, _, file = name.rpartition("/")
-        if folder not in self._stats:
-            try:
-                self._stats[folder] = stats_in(self._directory / folder, within=self._directory)
-            except (OSError, OutsideError):
-                self._stats[folder] = {}
-        status = self._stats[folder].get(file)
-        return (None, None) if status is None else (status.st_size, status.st_mtime_ns)
-
-    def _readable_digest(self, name: str) -> FileDigest | None:
+    def _status(self, name: str) -> os.stat_result | None:
         try:
-            return digest_of(self._directory / name, within=self._directory)
-        except (OSError, RecordError):
+            return stat_file(self._directory / name, within=self._directory)
+        except (OSError, OutsideError):
             return None
 
 
-def read_stamps(directory: Path, name: str) -> dict[str, FileDigest]:
-    """The digests in a file of nothing else; empty without one, or where it cannot be read."""
-    try:
-        content = read_if_there(directory / name, within=directory) or b"{}"
+def _derived_digests(directory: Path) -> dict[str, FileDigest]:
+    """Digests of what the last report wrote; empty without a report, or where they cannot be read."""
+    with suppress(RecordError, *DECODING_ERRORS):
+        content = read_if_there(directory / DERIVED_FILE, within=directory) or b"{}"
         return msgspec.json.decode(content, type=dict[str, FileDigest])
-    except RecordError:
-        return {}
-    except DECODING_ERRORS:
-        return {}
+    return {}
 
 
 _EVIDENCE: Final = ("server.log", "steps.raw")
 """Prefixes of the names of files that no result depends on once a run has ended."""
-_MAY_GO: Final = frozenset({"steps.parquet"})
-"""Copies of other files that earlier versions recorded, and that may be deleted."""
 _REQUEST_SET: Final = "requests.jsonl"
 _OF_DIGESTS: Final = ("manifest.json", DIGESTS_FILE, DERIVED_FILE, "digests/")
 """Files of digests, and the manifest, of which ``digests.json`` has one of its lasting fields."""
@@ -198,15 +150,15 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
         for run_id, record in records.items()
         for name, digest in record.files.items()
     }
-    hasher = FileHasher(path, is_fresh=is_fresh)
+    files = _Files(path, is_fresh=is_fresh)
     derived = {  # any of these may be deleted
         name: digest
-        for name, digest in (read_stamps(path, DERIVED_FILE) if is_fresh else {}).items()
-        if name not in expected and hasher.is_there(name)
+        for name, digest in (_derived_digests(path) if is_fresh else {}).items()
+        if name not in expected and files.is_there(name)
     }
     altered = (
-        *_altered_files(expected, hasher),
-        *(replace(one, decides=False) for one in _altered_files(derived, hasher)),
+        *_altered_files(expected, files),
+        *(replace(one, decides=False) for one in _altered_files(derived, files)),
         *(
             Alteration(
                 kind="altered-file",
@@ -214,12 +166,11 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
                 what="has no digest: it was added after the experiment began, or by an older version; delete it",
             )
             for name in FILE_MEASUREMENTS
-            if digests is not None and name not in recorded and hasher.is_there(name)
+            if digests is not None and name not in recorded and files.is_there(name)
         ),
     )
-    request_set = hasher.digests([(_REQUEST_SET, recorded.get(_REQUEST_SET))])[_REQUEST_SET]
-    prints, unrecorded_prints = _fingerprints(records, hasher), _unrecorded_fingerprints(records, hasher)
-    hasher.write_stamps()
+    request_set = files.digest(_REQUEST_SET, recorded.get(_REQUEST_SET))
+    prints, unrecorded_prints = _fingerprints(records, files), _unrecorded_fingerprints(records, files)
     return Verification(
         alterations=(
             *damage,
@@ -239,7 +190,7 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
             if name not in expected and name not in derived and not name.startswith(_OF_DIGESTS)
         ),
         num_files=len(expected) + len(derived),
-        hashed_bytes=hasher.hashed_bytes,
+        hashed_bytes=files.hashed_bytes,
         fingerprints=prints,
     )
 
@@ -250,26 +201,26 @@ def _readable_records(results: ResultDirectory, planned: Iterable[PlannedRun]) -
             yield run.run_id, results.run(run.run_id).read()
 
 
-def _altered_files(expected: Mapping[str, FileDigest], hasher: FileHasher) -> Iterator[Alteration]:
-    same_size = {}
+def _altered_files(expected: Mapping[str, FileDigest], files: _Files) -> Iterator[Alteration]:
     for name, digest in expected.items():
-        size_bytes, base = hasher.size_bytes(name), name.rpartition("/")[2]
-        decides = not base.startswith(_EVIDENCE)
+        size_bytes = files.size_bytes(name)
+        kind: AlterationKind = "altered-file"
+        what = None
         if size_bytes == digest.size_bytes:
-            same_size[name] = digest
+            held = files.digest(name, digest)
+            if held is None:
+                what = "cannot be read"
+            elif held.sha256 != digest.sha256:
+                what = "has other content than when it was recorded"
         elif size_bytes is not None:
             what = f"has {size_bytes:,} bytes and had {digest.size_bytes:,} when it was recorded"
-            yield Alteration(kind="altered-file", file=name, what=what, decides=decides)
-        elif hasher.is_there(name):
+        elif files.is_there(name):
             what = "is a link or no regular file, and was a file when it was recorded"
-            yield Alteration(kind="altered-file", file=name, what=what, decides=decides)
-        elif base not in _MAY_GO:
-            yield Alteration(kind="missing-file", file=name, what="is missing", decides=decides)
-    for name, held in hasher.digests(same_size.items()).items():
-        if held is None or held.sha256 != same_size[name].sha256:
-            what = "cannot be read" if held is None else "has other content than when it was recorded"
+        else:
+            kind, what = "missing-file", "is missing"
+        if what is not None:
             decides = not name.rpartition("/")[2].startswith(_EVIDENCE)
-            yield Alteration(kind="altered-file", file=name, what=what, decides=decides)
+            yield Alteration(kind=kind, file=name, what=what, decides=decides)
 
 
 def _altered_manifest(
@@ -316,7 +267,7 @@ def _out_of_order(records: Iterable[RunRecord]) -> Iterator[Alteration]:
                 yield Alteration(kind="altered-plan", file=run_record_path(later), what=what)
 
 
-def _fingerprints(records: Mapping[str, RunRecord], hasher: FileHasher) -> dict[str, tuple[str, ...]]:
+def _fingerprints(records: Mapping[str, RunRecord], files: _Files) -> dict[str, tuple[str, ...]]:
     """Runs by the SHA-256 of their requests and of their steps, of each only if its times are real."""
     recorded = [
         (run_id, f"runs/{run_id}/{name}", record.files[name])
@@ -327,26 +278,26 @@ def _fingerprints(records: Mapping[str, RunRecord], hasher: FileHasher) -> dict[
         )
         if name in record.files and not is_virtual
     ]
-    return _by_content(recorded, hasher)
+    return _by_content(recorded, files)
 
 
-def _unrecorded_fingerprints(records: Mapping[str, RunRecord], hasher: FileHasher) -> dict[str, tuple[str, ...]]:
+def _unrecorded_fingerprints(records: Mapping[str, RunRecord], files: _Files) -> dict[str, tuple[str, ...]]:
     """The same for runs without digests: requests alone, hashed only if two have one size."""
     by_size: dict[int | None, list[str]] = defaultdict(list)
     for run_id, record in records.items():
         if not record.files and not record.is_simulated:
-            by_size[hasher.size_bytes(f"runs/{run_id}/requests.jsonl")].append(run_id)
+            by_size[files.size_bytes(f"runs/{run_id}/requests.jsonl")].append(run_id)
     alike = [run_id for size, run_ids in by_size.items() if size and len(run_ids) > 1 for run_id in run_ids]
-    return _by_content([(run_id, f"runs/{run_id}/requests.jsonl", None) for run_id in alike], hasher)
+    return _by_content([(run_id, f"runs/{run_id}/requests.jsonl", None) for run_id in alike], files)
 
 
 def _by_content(
-    files: Sequence[tuple[str, str, FileDigest | None]], hasher: FileHasher
+    recorded: Sequence[tuple[str, str, FileDigest | None]], files: _Files
 ) -> dict[str, tuple[str, ...]]:
-    current = hasher.digests((file, digest) for _, file, digest in files)
     runs: dict[str, dict[str, None]] = defaultdict(dict)
-    for run_id, file, _ in files:
-        if (digest := current[file]) is not None and digest.size_bytes:
+    for run_id, name, of_run in recorded:
+        digest = files.digest(name, of_run)
+        if digest is not None and digest.size_bytes:
             runs[digest.sha256][run_id] = None
     return {sha256: tuple(run_ids) for sha256, run_ids in runs.items()}
 

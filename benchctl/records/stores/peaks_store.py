@@ -156,7 +156,7 @@ def read_noise(path: Path, *, within: Path | None = None) -> NoiseFloor:
     Raises RecordError when it is damaged, SchemaVersionError when it is newer.
     """
     content = read_document(path, within=within or path.parent)
-    return record_of(content, path, NoiseFloor, remedy=_REMEDY, first_version=1)
+    return record_of(content, path, NoiseFloor, remedy=_REMEDY)
 
 
 def write_noise(path: Path, noise: NoiseFloor) -> None:

@@ -26,7 +26,7 @@ from benchctl.formats import NOT_AVAILABLE, page_number
 from benchctl.interop.readers.run import ForeignRun
 from benchctl.report.charts.figure import Chart
 from benchctl.report.page.charts.latencies import draw_distributions, named_arms
-from benchctl.report.page.parts.parts import percentile_table
+from benchctl.report.tables.times import percentile_table
 from benchctl.untrusted.text import visible_line
 
 
@@ -95,7 +95,7 @@ def percentile_values(comparison: Comparison) -> list[dict[str, Any]]:
     for cell in comparison.cells:
         table = percentile_table(_rows(cell, comparison.confidence), comparison.confidence, "run")
         if table is not None:
-            tables.append({**table, "name": cell.label if len(comparison.cells) > 1 else ""})
+            tables.append({"table": table, "name": cell.label if len(comparison.cells) > 1 else ""})
     return tables
 
 

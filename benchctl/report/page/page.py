@@ -28,16 +28,19 @@ from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.formats import capitalized, minus, minus_in_numbers, percentage
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.charts.figure import Chart
-from benchctl.report.documents.csv_files import comparison_document
-from benchctl.report.documents.decomposition import verdicts_document
+from benchctl.report.documents import comparison_document
+from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.charts.acceptance import draw_charts
 from benchctl.report.page.foreign import ForeignSides, distribution_charts, file_rows, packed
 from benchctl.report.page.foreign import percentile_values as foreign_percentiles
-from benchctl.report.page.parts.nodes import bonus_values, forest_values, node_values, passes_values
+from benchctl.report.page.parts.nodes import forest_values
 from benchctl.report.page.parts.parts import (
     answer_values,
+    bonus_values,
     comparison_values,
     directory_values,
+    node_values,
+    passes_values,
     percentile_values,
     runs_values,
     table_values,
@@ -248,8 +251,7 @@ def render(
 def _sizes(charts: Sequence[Chart], comparisons: Sequence[Mapping[str, Any]]) -> str:
     """The rules for sizes that depend on the results. The policy of the page allows no ``style`` attributes."""
     heights = sorted({chart.height for chart in charts if chart.figure is not None})
-    plots = [each[name] for each in comparisons for name in ("forest", "nodes") if each[name] is not None]
-    labels = sorted({plot["label_ch"] for plot in plots})
+    labels = sorted({each["forest"]["label_ch"] for each in comparisons if each["forest"] is not None})
     return "\n".join(
         (
             *(f'.chart[data-height="{px}"] {{ min-height: {px}px; }}' for px in heights),
@@ -265,7 +267,7 @@ def _percentiles(
     if foreign is not None:
         return [table for comparison in verdict.comparisons for table in foreign_percentiles(comparison)]
     return [
-        {**table, "name": analysis.results.path.resolve().name if len(analyses) > 1 else ""}
+        {"table": table, "name": analysis.results.path.resolve().name if len(analyses) > 1 else ""}
         for analysis in analyses
         if (table := percentile_values(analysis)) is not None
     ]

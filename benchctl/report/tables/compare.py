@@ -1,13 +1,7 @@
-"""A comparison as headings, rows and footnotes, for every form of table.
-
-The decomposition of the wall time as rows of a table: factors that multiply, seconds that add up.
-Text in Markdown: what comes from outside is shown as it is, on GitHub as well, where comments have mentions.
-A comparison as Markdown, for the summary of a CI job or a comment on a change.
-"""
+"""A comparison as tables and footnotes, for every form of output."""
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from benchctl.analysis.attribution.decomposition import Decomposition
@@ -28,13 +22,16 @@ from benchctl.analysis.compare.words import (
     verdict_sentence,
 )
 from benchctl.analysis.metrics.bounds import MARK, marked
+from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.analysis.quality.accuracy import divergence_sentence, quality_lines
 from benchctl.formats import NOT_AVAILABLE, p_value, percentage, percentage_change, range_of, scatter
-from benchctl.report.tables.experiment import TITLE as NODES_TITLE
-from benchctl.report.tables.experiment import node_headings, node_lines, node_rows
-from benchctl.report.text.acceptance_table import TITLE, acceptance_headings, acceptance_rows, compared_drafts
-from benchctl.untrusted.text import visible_line, visible_lines
+from benchctl.report.table import Column, Table, markdown_text
+from benchctl.report.tables.experiment import node_lines, nodes_table
+from benchctl.report.tables.models import acceptance_table
+from benchctl.untrusted.text import visible_line
 
+MOST_CHARACTERS: Final = 200
+"""Of a field: one with a longer label would push the numbers away."""
 SHOWN_EXPLORATORY: Final = frozenset(
     {"output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
 )
@@ -49,18 +46,48 @@ _ORDER_P: Final = 0.05
 """Effects of order are significant below this p, corrected for all of them."""
 
 
-def headings_of(comparison: Comparison) -> tuple[str, ...]:
-    """The columns of the table."""
-    change = f"change ({percentage(comparison.confidence)} CI)"
-    return ("cell", "metric", comparison.a_name, comparison.b_name, change, "p", "verdict")
+def comparison_tables(comparison: Comparison, *, show_all: bool = False) -> list[Table]:
+    """The metrics, where the time went, the drafts of the arms and the results by node, as far as there are any."""
+    nodes = () if comparison.nodes is None else (comparison.nodes,)
+    tables = (
+        metrics_table(comparison, show_all=show_all),
+        decomposition_table(comparison, show_all=show_all),
+        acceptance_table(compared_drafts(comparison)),
+        nodes_table(nodes, show_all=show_all),
+    )
+    return [table for table in tables if table is not None]
 
 
-def rows_of(comparison: Comparison, *, show_all: bool) -> Iterator[tuple[str, ...]]:
-    """The rows of the table; a cell is named in its first one."""
+def metrics_table(comparison: Comparison, *, show_all: bool) -> Table:
+    """Every metric with a row; a cell is named in its first one."""
+    rows: list[dict[str, str]] = []
     for cell in comparison.cells:
-        metrics = [metric for metric in cell.metrics if is_shown(metric, show_all=show_all)]
-        for index, metric in enumerate(metrics):
-            yield ("" if index else cell.label, *_row(metric))
+        of_cell = [metric_row(metric) for metric in cell.metrics if is_shown(metric, show_all=show_all)]
+        rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(of_cell)]
+    change = f"change ({percentage(comparison.confidence)} CI)"
+    headings = {"metric": "metric", "a": "", "b": "", "change": change, "p": "p", "verdict": "verdict"}
+    return Table("", _columns(comparison, headings), tuple(rows))
+
+
+def _columns(comparison: Comparison, headings: Mapping[str, str]) -> tuple[Column, ...]:
+    """The cell and columns of ``headings``; those called a and b are the sides."""
+    headings = {"cell": "cell", **headings, "a": comparison.a_name, "b": comparison.b_name}
+    return tuple(Column(key, visible_line(name, MOST_CHARACTERS), is_left=True) for key, name in headings.items())
+
+
+def metric_row(metric: MetricComparison) -> dict[str, str]:
+    """The texts of a metric in the order of the columns."""
+    probability = metric.estimate.p_value if metric.estimate and metric.verdict != "equal" else None
+    exact = "exact" if metric.role == "exact" else ""
+    a_scatter, b_scatter = scatters_of(metric)
+    return {
+        "metric": metric.metric.name,
+        "a": marked(_value(metric.a, a_scatter), metric.num_bounded[0]),
+        "b": marked(_value(metric.b, b_scatter), metric.num_bounded[1]),
+        "change": change_text(metric),
+        "p": exact if probability is None else p_value(probability),
+        "verdict": f"({metric.verdict})" if metric.role == "exploratory" else metric.verdict,
+    }
 
 
 def is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
@@ -74,26 +101,107 @@ def is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
     return metric.metric.name in SHOWN_EXPLORATORY
 
 
-def _row(metric: MetricComparison) -> tuple[str, ...]:
-    probability = metric.estimate.p_value if metric.estimate and metric.verdict != "equal" else None
-    exact = "exact" if metric.role == "exact" else ""
-    verdict = f"({metric.verdict})" if metric.role == "exploratory" else metric.verdict
-    a_scatter, b_scatter = scatters_of(metric)
-    return (
-        metric.metric.name,
-        marked(_value(metric.a, a_scatter), metric.num_bounded[0]),
-        marked(_value(metric.b, b_scatter), metric.num_bounded[1]),
-        change_text(metric),
-        exact if probability is None else p_value(probability),
-        verdict,
-    )
-
-
 def _value(centre: float | None, scatter_frac: float | None) -> str:
     if centre is None:
         return NOT_AVAILABLE
     text = f"{centre:,.0f}" if abs(centre) >= 10_000 else f"{centre:.4g}"
     return f"{text} {scatter(scatter_frac)}".rstrip()
+
+
+def compared_drafts(comparison: Comparison) -> dict[str, ArmDrafts]:
+    """The arms of a comparison that drafted tokens, each once, by label."""
+    arms: dict[str, ArmDrafts] = {}
+    for cell in comparison.cells:
+        labels = (cell.a_label, cell.b_label)
+        if cell.a_label == cell.b_label:  # of two directories
+            labels = (f"{comparison.a_name}: {cell.a_label}", f"{comparison.b_name}: {cell.b_label}")
+        for label, drafts in zip(labels, (cell.a_drafts, cell.b_drafts), strict=True):
+            if drafts is not None:
+                arms.setdefault(label, drafts)
+    return arms
+
+
+SHOWN_SECTIONS: Final = 3
+"""Sections of a step in the short form: those that add most, as far as they can be told from nothing."""
+
+
+def decomposition_table(comparison: Comparison, *, show_all: bool) -> Table | None:
+    """The wall time with its factors, below the time per step its sections; None where nothing can be divided.
+
+    In all detail also what models say of the work, and what none explains. A cell is named in its first row.
+    """
+    rows: list[dict[str, str]] = []
+    for cell in comparison.cells:
+        decomposition = cell.decomposition
+        if decomposition is None or (decomposition.wall is not None and not decomposition.wall.factors):
+            continue
+        of_cell = _rows(decomposition, show_all=show_all)
+        rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(of_cell)]
+    if not rows:
+        return None
+    factor = f"factor ({percentage(comparison.confidence)} CI)"
+    headings = {"part": "where the time went", "a": "", "b": "", "factor": factor, "adds": "adds", "share": "share"}
+    return Table("", _columns(comparison, headings), tuple(rows))
+
+
+def _rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[dict[str, str]]:
+    wall = decomposition.wall
+    if wall is None:
+        if decomposition.step is not None:
+            yield _part_row(decomposition.step, None)
+        yield from _step_rows(decomposition, show_all=show_all)
+        return
+    whole = Contribution(name="wall time", added_s=wall.b_s - wall.a_s, a_s=wall.a_s, b_s=wall.b_s)
+    yield _part_row(whole, None) | {"factor": factor_text(wall.total)}
+    for factor in wall.factors:
+        share = factor.share_of(wall.total)
+        yield {
+            "part": f"  {factor.name}",
+            "factor": factor_text(factor.estimate),
+            "adds": added_text(Contribution(name=factor.name, added_s=factor.added_s), whole),
+            "share": "" if share is None else f"{share * 100:.0f}%",
+        }
+        if factor.name == TIME_PER_STEP:
+            yield from _step_rows(decomposition, show_all=show_all)
+
+
+def _step_rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[dict[str, str]]:
+    split = decomposition.sections
+    if split is not None:
+        clear = [section for section in split.sections if section.is_significant]
+        largest = sorted(clear, key=lambda section: -abs(section.added_s))[:SHOWN_SECTIONS]
+        rows = split.sections if show_all else [section for section in split.sections if section in largest]
+        yield from (_part_row(section, split.whole, of=" of the step") for section in rows)
+    if not show_all:
+        return
+    if not isinstance(decomposition.model, str):
+        for part in (*decomposition.model.shown_factors, decomposition.model.rest):
+            yield _part_row(part, decomposition.model.whole, of=" of the step (step-time model)")
+    if not isinstance(decomposition.work, str):
+        for part in decomposition.work.parts:
+            yield _part_row(part, decomposition.work.whole, of=" of the step (model)")
+
+
+def _part_row(part: Contribution, whole: Contribution | None, of: str = "") -> dict[str, str]:
+    """A whole, or below one a part ``of`` it."""
+    share = None if whole is None else part.share_of(whole)
+    unit, factor = unit_of(part)
+    return {
+        "part": part.name if whole is None else f"    {part.name}",
+        "a": "" if part.a_s is None else f"{part.a_s * factor:.4g} {unit}",
+        "b": "" if part.b_s is None else f"{part.b_s * factor:.4g} {unit}",
+        "adds": added_text(part),
+        "share": "" if share is None else f"{share * 100:.0f}%{of}",
+    }
+
+
+def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
+    """The verdict, the tables, then what must be known to trust them."""
+    parts = [f"**{markdown_text(verdict_sentence(comparison))}**"]
+    for table in comparison_tables(comparison, show_all=show_all):
+        parts += [*([f"{markdown_text(table.title)}:"] if table.title else []), table.markdown()]
+    parts.append("\n".join(f"- {markdown_text(line)}" for line in footnotes_of(comparison)))
+    return "\n\n".join(parts)
 
 
 def footnotes_of(comparison: Comparison) -> Iterator[str]:
@@ -240,143 +348,3 @@ def _equal_everywhere(comparison: Comparison) -> list[str]:
             if metric.role == "exact":
                 verdicts.setdefault(metric.metric.name, set()).add(metric.verdict)
     return [name for name, words in verdicts.items() if words == {"equal"}]
-
-
-SHOWN_SECTIONS: Final = 3
-"""Sections of a step in the short form: those that add most, as far as they can be told from nothing."""
-
-
-def decomposition_headings(comparison: Comparison) -> tuple[str, ...]:
-    """The columns of the table."""
-    factor = f"factor ({percentage(comparison.confidence)} CI)"
-    return ("cell", "where the time went", comparison.a_name, comparison.b_name, factor, "adds", "share")
-
-
-def decomposition_rows(comparison: Comparison, *, show_all: bool) -> Iterator[tuple[str, ...]]:
-    """The rows of the table; a cell is named in its first one.
-
-    The wall time with its factors, below the time per step its sections, in all detail also what no model of the
-    work explains.
-    """
-    for cell in comparison.cells:
-        decomposition = cell.decomposition
-        if decomposition is None or (decomposition.wall is not None and not decomposition.wall.factors):
-            continue
-        for index, row in enumerate(_rows(decomposition, show_all=show_all)):
-            yield ("" if index else cell.label, *row)
-
-
-def _rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[tuple[str, ...]]:
-    wall = decomposition.wall
-    if wall is None:
-        if decomposition.step is not None:
-            yield _part_row(decomposition.step, None)
-        yield from _step_rows(decomposition, show_all=show_all)
-        return
-    whole = Contribution(name="wall time", added_s=wall.b_s - wall.a_s, a_s=wall.a_s, b_s=wall.b_s)
-    yield ("wall time", *_levels(whole), factor_text(wall.total), added_text(whole), "")
-    for factor in wall.factors:
-        added = Contribution(name=factor.name, added_s=factor.added_s)
-        share = factor.share_of(wall.total)
-        yield (f"  {factor.name}", "", "", factor_text(factor.estimate), added_text(added, whole), _percent(share))
-        if factor.name == TIME_PER_STEP:
-            yield from _step_rows(decomposition, show_all=show_all)
-
-
-def _step_rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[tuple[str, ...]]:
-    split = decomposition.sections
-    if split is not None:
-        clear = [section for section in split.sections if section.is_significant]
-        largest = sorted(clear, key=lambda section: -abs(section.added_s))[:SHOWN_SECTIONS]
-        rows = split.sections if show_all else [section for section in split.sections if section in largest]
-        yield from (_part_row(section, split.whole, of=" of the step") for section in rows)
-    if not show_all:
-        return
-    if not isinstance(decomposition.model, str):
-        for part in (*decomposition.model.shown_factors, decomposition.model.rest):
-            yield _part_row(part, decomposition.model.whole, of=" of the step (step-time model)")
-    if not isinstance(decomposition.work, str):
-        for part in decomposition.work.parts:
-            yield _part_row(part, decomposition.work.whole, of=" of the step (model)")
-
-
-def _part_row(part: Contribution, whole: Contribution | None, of: str = "") -> tuple[str, ...]:
-    share = None if whole is None else part.share_of(whole)
-    indent = "" if whole is None else "    " if of else "  "
-    return (
-        f"{indent}{part.name}",
-        *_levels(part),
-        "",
-        added_text(part),
-        _percent(share) + of if share is not None else "",
-    )
-
-
-def _levels(part: Contribution) -> tuple[str, str]:
-    unit, factor = unit_of(part)
-    a, b = (None if value is None else f"{value * factor:.4g} {unit}" for value in (part.a_s, part.b_s))
-    return a or "", b or ""
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share * 100:.0f}%"
-
-
-_SPECIAL: Final = re.compile(r"[\\|*_`<~&]|\](?=[(\[:])")
-"""Signs that begin or end an element, and the bracket that could end the text of a link: intervals have others."""
-_ACTIVE: Final = re.compile(r"@|(?<!&)#(?=\d)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", re.IGNORECASE)
-"""Behind an ``@``, and in ``#12``, ``://`` and ``www.`` a blank without width keeps GitHub from making a link."""
-_NO_WIDTH: Final = "&#8203;"
-
-
-def markdown_text(text: str) -> str:
-    """A text as one line of Markdown that shows it."""
-    escaped = _SPECIAL.sub(r"\\\g<0>", visible_line(text)).replace("$", "&#36;")
-    return _ACTIVE.sub(rf"\g<0>{_NO_WIDTH}", escaped)
-
-
-def fenced(text: str) -> str:
-    """A text of several lines as a block of code, between more backticks than it has in a row."""
-    escaped = visible_lines(text)
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", escaped)), default=0))
-    return f"{fence}text\n{escaped}\n{fence}"
-
-
-def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
-    """The verdict, the table, then what must be known to trust it."""
-    headings = headings_of(comparison)
-    lines = [
-        f"**{markdown_text(verdict_sentence(comparison))}**",
-        "",
-        _comparison_markdown_row(headings),
-        _ruler(headings),
-    ]
-    lines += [_comparison_markdown_row(row) for row in rows_of(comparison, show_all=show_all)]
-    lines += _decomposition(comparison, show_all=show_all)
-    if arms := compared_drafts(comparison):
-        lines += ["", f"{TITLE}:", "", *_table(acceptance_headings(arms), acceptance_rows(arms))]
-    if comparison.nodes is not None:
-        rows = node_rows(comparison.nodes, show_all=show_all)
-        lines += ["", f"{NODES_TITLE}:", "", *_table(node_headings(comparison.confidence), rows)]
-    lines += ["", *(f"- {markdown_text(line)}" for line in footnotes_of(comparison))]
-    return "\n".join(lines)
-
-
-def _decomposition(comparison: Comparison, *, show_all: bool) -> list[str]:
-    """A second table, where there is anything to divide; leading blanks would be lost in Markdown."""
-    rows = list(decomposition_rows(comparison, show_all=show_all))
-    if not rows:
-        return []
-    return ["", *_table(decomposition_headings(comparison), rows)]
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [_comparison_markdown_row(headings), _ruler(headings), *(_comparison_markdown_row(row) for row in rows)]
-
-
-def _comparison_markdown_row(fields: Sequence[str]) -> str:
-    return f"| {' | '.join(markdown_text(field).replace('  ', '&nbsp;&nbsp;') for field in fields)} |"
-
-
-def _ruler(headings: Sequence[str]) -> str:
-    return f"| {' | '.join(['---'] * len(headings))} |"

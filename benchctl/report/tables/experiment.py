@@ -1,9 +1,4 @@
-"""Lengths of the prompts of a request set in words, with who counted them.
-
-Tables of an analyzed experiment for the terminal. ms and % exist from here on, not before.
-Results by node as headings, rows and sentences, for every form of table.
-Both ways of backfill as a table, and what follows in sentences. Times are in ms.
-"""
+"""Tables and notes of an analyzed experiment. ms and % exist from here on, not before."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,21 +6,18 @@ from itertools import chain
 from statistics import fmean
 from typing import Any, Final
 
-from rich.table import Table
-
 from benchctl.analysis.attribution.breakdown import Breakdown, Section
-from benchctl.analysis.bonus.bonus import BackfillVerdict, Comparison, Cost
+from benchctl.analysis.attribution.estimate import StepFloor
+from benchctl.analysis.attribution.text import factor_interval
 from benchctl.analysis.bonus.sentences import context_in_words, verdict_sentences
 from benchctl.analysis.compare.nodes import MetricByNode, NodeResults
 from benchctl.analysis.compare.words import WarningKind, warning_kind
+from benchctl.analysis.experiment.ladder import Difference
 from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.analysis.summary.flops_bridge import flops_bridge
 from benchctl.analysis.summary.summary import CellSummary, Spread
 from benchctl.analysis.validity.machines import machines_of, machines_text
-from benchctl.costs.hardware import Hardware
 from benchctl.formats import (
-    UNKNOWN,
     change_in_interval,
     count_of,
     first_of,
@@ -34,15 +26,15 @@ from benchctl.formats import (
     percentage,
     shortened_inside,
     signed_four_digits,
+    signed_three_digits,
     three_digits,
     whole,
 )
-from benchctl.profile.choices import Mode
 from benchctl.records.record import ESTIMATE, SERVER, Manifest, PreparedRequest
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import by_severity
-from benchctl.report.text.plain_table import plain_table
-from benchctl.units import TERA, ms_from_ns
+from benchctl.report.table import Column, Table
+from benchctl.units import MS_PER_S, ms_from_ns
 from benchctl.untrusted.text import visible_line
 
 _SHOWN_HEX: Final = 8
@@ -71,28 +63,20 @@ def counted_by(source: str, engine: str) -> str:
 
 
 _RUN_COLUMNS: Final = {
-    "wall s": "wall_s",
-    "tok/s": "output_throughput",
-    "step ms": "step_ms",
-    "tok/step": "tokens_per_step",
-    "TTFT ms": "ttft_ms",
-    "TPOT ms": "tpot_ms",
+    "wall_s": "wall s",
+    "output_throughput": "tok/s",
+    "step_ms": "step ms",
+    "tokens_per_step": "tok/step",
+    "ttft_ms": "TTFT ms",
+    "tpot_ms": "TPOT ms",
 }
 _PASS_COLUMNS: Final = {
-    "wall s": "wall_s",
-    "mean ms": "step_ms",
-    "median ms": "p50_step_ms",
-    "p95 ms": "p95_step_ms",
+    "wall_s": "wall s",
+    "step_ms": "mean ms",
+    "p50_step_ms": "median ms",
+    "p95_step_ms": "p95 ms",
 }
 """Of an experiment of forward passes."""
-_SWEEP_COLUMNS: Final = {
-    "wall base s": "base_wall_s",
-    "wall cell s": "lvm_wall_s",
-    "steps": "num_steps_ratio",
-    "step time": "step_ms_ratio",
-    "FLOPs publ.": "flops_ratio",
-    "FLOPs obs.": "flops_ratio_observed",
-}
 
 
 def headline(analysis: AnalyzedExperiment) -> str:
@@ -176,34 +160,36 @@ def footnote_lines(analysis: AnalyzedExperiment) -> list[str]:
     """``[1] code: message (which runs)``."""
     lines = []
     for number, note in enumerate(footnotes(analysis), start=1):
-        run_ids = [run.record.run_id for run in analysis.runs if _mentions(run.warnings, note)]
+        run_ids = [
+            run.record.run_id for run in analysis.runs if warning_kind(note) in map(warning_kind, run.warnings)
+        ]
         runs = first_of(run_ids, 3)
         lines.append(f"[{number}] {note.code}: {note.message}" + (f" ({runs})" if runs else ""))
     return lines
 
 
 def runs_table(analysis: AnalyzedExperiment) -> Table:
-    """Every planned run: its state, its main numbers, its footnotes."""
-    notes, columns = footnotes(analysis), run_columns(analysis)
-    names = [*columns, *(["failed"] if analysis.passes is None else []), "notes"]
-    table = plain_table("Runs, in the order of execution", ["run", "state"], names)
+    """Every planned run: its state, its main numbers, the numbers of its footnotes."""
+    numbers = {warning_kind(note): number for number, note in enumerate(footnotes(analysis), start=1)}
+    names = {**_RUN_COLUMNS, "num_failed": "failed"} if analysis.passes is None else _PASS_COLUMNS
     begun = {run.record.run_id: run for run in analysis.runs}
+    rows: list[dict[str, Any]] = []
     for planned in analysis.results.plan.runs:
-        run = begun.get(planned.run_id)
-        if run is None:
-            table.add_row(planned.run_id, "planned", *[UNKNOWN] * (len(names) - 1), "")
-            continue
-        numbers = [marked(four_digits(run.number(column)), column in run.bounds) for column in columns.values()]
-        if analysis.passes is None:
-            numbers.append(whole(run.number("num_failed")))
-        marks = " ".join(str(i) for i, note in enumerate(notes, start=1) if _mentions(run.warnings, note))
-        table.add_row(planned.run_id, run.state, *numbers, marks)
-    return table
-
-
-def run_columns(analysis: AnalyzedExperiment) -> Mapping[str, str]:
-    """The numbers of a run in a table, by their titles: those of requests, or of forward passes."""
-    return _RUN_COLUMNS if analysis.passes is None else _PASS_COLUMNS
+        row: dict[str, Any] = {"run": planned.run_id, "state": "planned", **dict.fromkeys(names), "notes": []}
+        if (run := begun.get(planned.run_id)) is not None:
+            row |= {name: marked(four_digits(run.number(name)), name in run.bounds) for name in names}
+            row["state"] = run.state
+            row["notes"] = sorted({numbers[kind] for w in run.warnings if (kind := warning_kind(w)) in numbers})
+            if "num_failed" in names:
+                row["num_failed"] = whole(run.number("num_failed"))
+        rows.append(row)
+    columns = (
+        Column("run", "run", is_left=True),
+        Column("state", "state", is_left=True),
+        *(Column(name, heading) for name, heading in names.items()),
+        Column("notes", "notes", lambda marks: " ".join(map(str, marks))),
+    )
+    return Table("Runs, in the order of execution", columns, tuple(rows))
 
 
 def cells_table(analysis: AnalyzedExperiment) -> Table | None:
@@ -211,26 +197,40 @@ def cells_table(analysis: AnalyzedExperiment) -> Table | None:
 
     Forward passes have a table of their own.
     """
-    if analysis.passes is not None:
-        return None
     cells = [cell for cell in analysis.cells if cell.runs or cell.infeasible]
-    if not cells:
+    if analysis.passes is not None or not cells:
         return None
     title = (
         "Cells, centre ± scatter over blocks (mean and standard deviation of the logarithms, weighted by the "
         f"estimator {analysis.experiment.estimator})"
     )
-    table = plain_table(title, ["cell", "blocks"], [*_RUN_COLUMNS, "failed"])
+    columns = (
+        Column("label", "cell", is_left=True),
+        Column("blocks", "blocks", is_left=True),
+        *(Column(name, heading, _spread) for name, heading in _RUN_COLUMNS.items()),
+        Column("num_failed", "failed", lambda failed: whole(failed.centre * failed.n)),
+    )
+    rows = []
     for cell in cells:
-        if cell.infeasible:
-            table.add_row(cell.label, _infeasible(cell))
-            continue
-        spreads = [_spread(cell.spreads.get(column)) for column in _RUN_COLUMNS.values()]
-        left_out = f" ({cell.num_unusable} left out)" if cell.num_unusable else ""
-        failed = cell.spreads.get("num_failed")
-        num_failed = whole(None if failed is None else failed.centre * failed.n)
-        table.add_row(cell.label, f"{len(cell.runs)}{left_out}", *spreads, num_failed)
-    return table
+        row: dict[str, Any] = {"label": cell.label, "blocks": _infeasible(cell)}
+        if not cell.infeasible:
+            row["blocks"] = blocks_that_count(cell)
+            row |= {name: cell.spreads.get(name) for name in (*_RUN_COLUMNS, "num_failed")}
+        rows.append(row)
+    return Table(title, columns, tuple(rows))
+
+
+def blocks_that_count(cell: CellSummary) -> str:
+    """The number of runs of an arm that count, and of those that were left out."""
+    return f"{len(cell.runs)}" + (f" ({cell.num_unusable} left out)" if cell.num_unusable else "")
+
+
+def _infeasible(cell: CellSummary) -> str:
+    return f"infeasible ({cell.infeasible})"
+
+
+def _spread(spread: Spread) -> str:
+    return four_digits(spread.centre) + ("" if spread.scatter_frac is None else f" ± {spread.scatter_frac:.1%}")
 
 
 def breakdown_table(analysis: AnalyzedExperiment) -> Table | None:
@@ -245,165 +245,181 @@ def breakdown_table(analysis: AnalyzedExperiment) -> Table | None:
     covers_steps = all(breakdown.covers_steps for breakdown in cells.values())
     timed = "Time per step" if covers_steps else "Time in the sampler per step (not of whole steps)"
     title = f"{timed}, ms: sum / all steps (mean where it runs)\n{'; '.join(notes)}"
-    table = plain_table(title, ["section"], [label.replace(" ", "\n", 1) for label in cells])
-    for depth, name in _section_names(cells):
-        sections = [breakdown.section(name) for breakdown in cells.values()]
-        table.add_row("  " * depth + name, *(_section(section) for section in sections))
-    return table
+    sections = (Column(label, label.replace(" ", "\n", 1), _section) for label in cells)
+    rows = [
+        {"section": "  " * depth + name}
+        | {label: part for label, cell in cells.items() if (part := cell.section(name)) is not None}
+        for name, depth in _section_names(cells).items()
+    ]
+    return Table(title, (Column("section", "section", is_left=True), *sections), tuple(rows))
 
 
-def sweep_table(analysis: AnalyzedExperiment) -> Table | None:
-    """Every cell against the baseline of the same block; None where there is none to compare."""
-    if analysis.passes is not None or not (analysis.sweep or analysis.infeasible):
-        return None
-    title = "Against the baseline of the same block: ratios as compare estimates them"
-    table = plain_table(
-        title,
-        ["cell", "blocks"],
-        [f"wall time ({_confidence(analysis)} interval)", *_SWEEP_COLUMNS, "beyond FLOPs"],
-    )
-    for row in analysis.sweep:
-        ratio, low, high = (row.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
-        interval = f" [{three_digits(low)}, {three_digits(high)}]" if low is not None and high is not None else ""
-        wall = UNKNOWN if ratio is None else f"{three_digits(ratio)}{interval}"
-        share = row.number("unexplained_frac_observed")
-        # A share below 0 has no size: FLOPs grew more than time, as where a step waits for memory.
-        left = UNKNOWN if share is None else f"{share:.0%}" if share >= 0 else "<0%"
-        numbers = [four_digits(row.number(column)) for column in _SWEEP_COLUMNS.values()]
-        table.add_row(row.label, str(row.values["n_blocks"]), wall, *numbers, left)
-    for cell in analysis.infeasible:
-        table.add_row(cell.label, "0", _infeasible(cell))
-    return table
-
-
-def _confidence(analysis: AnalyzedExperiment) -> str:
-    estimates = [estimate for row in analysis.sweep for estimate in row.estimates.values()]
-    return f"{estimates[0].confidence * 100:.3g} %" if estimates else "95 %"
-
-
-def flops_table(analysis: AnalyzedExperiment) -> Table | None:
-    """From published to observed FLOPs, each correction with its price; None where no run has both accounts."""
-    bridges = [bridge for cell in analysis.cells if (bridge := flops_bridge(cell)) is not None]
-    if not bridges:
-        return None
-    title = "FLOPs of a run, TFLOP: from the published rule to the step log (model FLOPs, not measured)"
-    table = plain_table(title, ["account"], [bridge.label.replace(" ", "\n", 1) for bridge in bridges])
-    table.add_column("reason", no_wrap=True)
-    table.add_row("published", *(four_digits(bridge.published_flops / TERA) for bridge in bridges))
-    for code, meaning in {step.code: step.meaning for bridge in bridges for step in bridge.steps}.items():
-        prices = [{step.code: step.flops for step in bridge.steps}.get(code) for bridge in bridges]
-        table.add_row(
-            f"  {code}", *("" if flops is None else signed_four_digits(flops / TERA) for flops in prices), meaning
-        )
-    table.add_row("observed", *(four_digits(bridge.observed_flops / TERA) for bridge in bridges))
-    devices = {run.flops.hardware for cell in analysis.cells for run in cell.runs if run.flops is not None}
-    peaks = " and ".join(sorted(_peak_text(device) for device in devices if device is not None))
-    if peaks and any(bridge.utilization_frac is not None for bridge in bridges):
-        percentages = (
-            "" if bridge.utilization_frac is None else percentage(bridge.utilization_frac) for bridge in bridges
-        )
-        table.add_row("  of the peak", *percentages, peaks)
-    return table
-
-
-def _peak_text(hardware: Hardware) -> str:
-    """The peak that FLOP/s are compared with, and its origin."""
-    origin = "" if hardware.measured_at else f", {hardware.source}"
-    return f"{four_digits(hardware.peak_flops_per_s / TERA)} TFLOP/s of {hardware.title}{origin}"
-
-
-def _section_names(cells: Mapping[str, Breakdown]) -> list[tuple[int, str]]:
-    """Sections of the fullest tree in its order; then those that only other cells have."""
-    widest = max(cells.values(), key=lambda breakdown: len(list(breakdown.step.walk())))
-    names = [(depth, section.name) for depth, section in widest.step.walk()]
-    listed = {name for _, name in names}
-    for breakdown in cells.values():
-        for depth, section in breakdown.step.walk():
-            if section.name not in listed:
-                names.append((depth, section.name))
-                listed.add(section.name)
+def _section_names(cells: Mapping[str, Breakdown]) -> dict[str, int]:
+    """Sections of the fullest tree in its order with their depths; then those that only other cells have."""
+    trees = [[(section.name, depth) for depth, section in cell.step.walk()] for cell in cells.values()]
+    names: dict[str, int] = {}
+    for tree in (max(trees, key=len), *trees):
+        for name, depth in tree:
+            names.setdefault(name, depth)
     return names
 
 
-def _section(section: Section | None) -> str:
-    if section is None:
-        return ""
+def _section(section: Section) -> str:
     mean = four_digits(ms_from_ns(section.mean_ns))
     if section.record_mean_ns is None or section.num_records == section.num_steps or section.is_unnamed:
         return mean
     return f"{mean} ({four_digits(ms_from_ns(section.record_mean_ns))})"
 
 
-def _infeasible(cell: CellSummary) -> str:
-    return f"infeasible ({cell.infeasible})"
+_SWEEP_COLUMNS: Final = (
+    Column("base_wall_s", "wall base s", four_digits),
+    Column("lvm_wall_s", "wall cell s", four_digits),
+    Column("num_steps_ratio", "steps", four_digits),
+    Column("step_ms_ratio", "step time", four_digits),
+    Column("flops_ratio", "FLOPs publ.", four_digits),
+    Column("flops_ratio_observed", "FLOPs obs.", four_digits),
+    # A share below 0 has no size: FLOPs grew more than time, as where a step waits for memory.
+    Column("unexplained_frac_observed", "beyond FLOPs", lambda share: f"{share:.0%}" if share >= 0 else "<0%"),
+)
 
 
-def _mentions(warnings: Sequence[ResultWarning], note: ResultWarning) -> bool:
-    return any(warning_kind(warning) == warning_kind(note) for warning in warnings)
+def sweep_table(analysis: AnalyzedExperiment) -> Table | None:
+    """Every cell against the baseline of the same block; None where there is none to compare."""
+    if analysis.passes is not None or not (analysis.sweep or analysis.infeasible):
+        return None
+    estimates = [estimate for row in analysis.sweep for estimate in row.estimates.values()]
+    confidence = f"{estimates[0].confidence * 100:.3g} %" if estimates else "95 %"
+    columns = (
+        Column("label", "cell", is_left=True),
+        Column("n_blocks", "blocks", is_left=True),
+        Column("wall", f"wall time ({confidence} interval)"),
+        *_SWEEP_COLUMNS,
+    )
+    rows: list[dict[str, Any]] = []
+    for row in analysis.sweep:
+        ratio, low, high = (row.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
+        interval = f" [{three_digits(low)}, {three_digits(high)}]" if low is not None and high is not None else ""
+        wall = None if ratio is None else f"{three_digits(ratio)}{interval}"
+        numbers = {column.key: row.number(column.key) for column in _SWEEP_COLUMNS}
+        rows.append({"label": row.label, "n_blocks": row.values["n_blocks"], "wall": wall, **numbers})
+    rows += [{"label": cell.label, "n_blocks": 0, "wall": _infeasible(cell)} for cell in analysis.infeasible]
+    return Table("Against the baseline of the same block: ratios as compare estimates them", columns, tuple(rows))
 
 
-def _spread(spread: Spread | None) -> str:
-    if spread is None:
-        return UNKNOWN
-    return four_digits(spread.centre) + ("" if spread.scatter_frac is None else f" ± {spread.scatter_frac:.1%}")
+_CAUSES: Final = ("weights", "prefixes", "arithmetic", "sampling", "other work")
+_FLOOR_COLUMNS: Final = (
+    Column("label", "cell", is_left=True),
+    Column("measured", "step time"),
+    Column("ratio", "floor", lambda ratio: f"{ratio:.3f}"),
+    *(Column(cause, cause, signed_three_digits) for cause in _CAUSES),
+    Column("times_floor", "times floor", three_digits),
+    Column("added_s", "adds ms", lambda time_s: signed_four_digits(time_s * MS_PER_S)),
+    Column("floor_added_s", "floor adds ms", lambda time_s: signed_four_digits(time_s * MS_PER_S)),
+    Column("a_times_floor", "baseline, times its floor", three_digits),
+)
 
 
-TITLE: Final = "Results by node"
+def floor_table(analysis: AnalyzedExperiment) -> Table | None:
+    """Each guided arm against the baseline: measured ratio, that of the floors and its parts; None without any."""
+    floors = {row.label: row.floor for row in analysis.sweep if isinstance(row.floor, StepFloor)}
+    if not floors:
+        return None
+    devices = " and ".join(sorted({floor.hardware for floor in floors.values()}))
+    title = (
+        "Guided step over the baseline's, and the floor of that ratio: 1 plus what guidance adds with all bytes "
+        f"and FLOPs at the peaks of {devices}"
+    )
+    names = ("ratio", "times_floor", "added_s", "floor_added_s", "a_times_floor")
+    rows = (
+        {"label": label, "measured": factor_interval(floor.measured, floor.interval), **floor.causes}
+        | {name: getattr(floor, name) for name in names}
+        for label, floor in floors.items()
+    )
+    return Table(title, _FLOOR_COLUMNS, tuple(rows))
+
+
+_LADDER_COLUMNS: Final = (
+    Column("cell", "cell", is_left=True),
+    Column("what", "price of", is_left=True),
+    Column("step", "step", is_left=True),
+    Column("blocks", "blocks"),
+)
+
+
+def ladder_table(analysis: AnalyzedExperiment) -> Table | None:
+    """Differences of neighbours, ± half of the 95 % interval over blocks; None where nothing has controls."""
+    if not analysis.ladders:
+        return None
+    title = "Ladder of controls: what each step adds to the one before it, ± half of the 95 % interval over blocks"
+    columns = (*_LADDER_COLUMNS, Column("wall_s", "wall s", _amount), Column("step_ms", "step ms", _amount))
+    rows = (
+        {
+            "cell": ladder.label if i == 0 else "",
+            "what": price.what,
+            "step": f"{price.lower} > {price.upper}",
+            "blocks": max((difference.num_blocks for difference in price.differences.values()), default=0),
+            **{name: price.differences.get(name) for name in ("wall_s", "step_ms")},
+        }
+        for ladder in analysis.ladders
+        for i, price in enumerate((*ladder.prices, ladder.whole))
+    )
+    return Table(title, columns, tuple(rows))
+
+
+def _amount(difference: Difference) -> str:
+    interval = "" if difference.half_width is None else f" ± {difference.half_width:.2g}"
+    return f"{difference.mean:+.4g}{interval}"
+
+
 _NODE_CHARACTERS: Final = 40
 """Of the name of a node in a table; longer ones are cut inside."""
 _MOST_NODES: Final = 12
 """Rows of one metric in a terminal: those of the nodes that are farthest from the ratio over blocks."""
 
 
-def nodes_table(analysis: AnalyzedExperiment) -> Table | None:
-    """Every variant against the baseline by node; None where the blocks ran on one."""
-    if not analysis.nodes:
-        return None
-    first = analysis.nodes[0]
-    *left, change, p = node_headings(first.confidence)
-    table = plain_table(f"{TITLE}: {'; '.join(node_lines(analysis.nodes))}", left, [change, p])
-    for results in analysis.nodes:
-        for row in node_rows(results, show_all=False):
-            table.add_row(*row)
-    return table
-
-
-def node_headings(confidence: float) -> tuple[str, ...]:
-    """The columns of the table."""
-    return ("cell", "metric", "node", "blocks", f"change ({percentage(confidence)} CI)", "p")
-
-
-def node_rows(results: NodeResults, *, show_all: bool) -> Iterator[tuple[str, ...]]:
-    """The rows of the table: the nodes of a metric, then the ratio over all blocks with the test of equal nodes.
+def nodes_table(variants: Sequence[NodeResults], *, show_all: bool = False) -> Table | None:
+    """The nodes of a metric, then the ratio over all blocks with the test of equal nodes; None without any.
 
     Without ``show_all`` those of one metric of each cell: the one in which nodes differ the most surely, else the
     first.
     """
-    chosen: dict[str, MetricByNode] = {}
-    for metric in (*results.differing, *results.metrics):
-        chosen.setdefault(metric.label, metric)
-    label = None
-    for metric in results.metrics if show_all else sorted(chosen.values(), key=results.metrics.index):
-        for i, row in enumerate(metric_rows(metric, most=None if show_all else _MOST_NODES)):
-            yield (visible_line(metric.label) if metric.label != label else "", "" if i else metric.metric, *row)
+    if not variants:
+        return None
+    rows: list[dict[str, Any]] = []
+    for results in variants:
+        chosen: dict[str, MetricByNode] = {}
+        for metric in (*results.differing, *results.metrics):
+            chosen.setdefault(metric.label, metric)
+        label = None
+        for metric in results.metrics if show_all else sorted(chosen.values(), key=results.metrics.index):
+            of_metric = _rows_of_nodes(metric, most=len(metric.rows) if show_all else _MOST_NODES)
+            of_metric[0] |= {"metric": metric.metric, **({} if metric.label == label else {"cell": metric.label})}
+            rows += of_metric
             label = metric.label
+    columns = (
+        *(Column(name, name, is_left=True) for name in ("cell", "metric", "node", "blocks")),
+        Column("change", f"change ({percentage(variants[0].confidence)} CI)"),
+        Column("p", "p", p_value),
+    )
+    return Table(f"Results by node: {'; '.join(node_lines(variants))}", columns, tuple(rows))
 
 
-def metric_rows(metric: MetricByNode, most: int | None = None) -> list[tuple[str, ...]]:
-    """Node, blocks, change, p: of ``most`` nodes, then over blocks."""
-    farthest, blocks = metric.rows, metric.over_blocks
-    if most is not None and len(farthest) > most:
-        farthest = tuple(sorted(farthest, key=lambda row: -abs(math.log(row.ratio / blocks.ratio)))[:most])
-    rows = [
-        (visible_line(shortened_inside(node, _NODE_CHARACTERS)), str(number), change_in_interval(ratio, None), "")
-        for node, number, ratio in metric.rows
-        if (node, number, ratio) in farthest
+def _rows_of_nodes(metric: MetricByNode, most: int) -> list[dict[str, Any]]:
+    blocks = metric.over_blocks
+    farthest = sorted(metric.rows, key=lambda row: -abs(math.log(row.ratio / blocks.ratio)))[:most]
+    rows: list[dict[str, Any]] = [
+        {
+            "node": shortened_inside(row.node, _NODE_CHARACTERS),
+            "blocks": row.num_blocks,
+            "change": change_in_interval(row.ratio, None),
+        }
+        for row in metric.rows
+        if row in farthest
     ]
     if len(farthest) < len(metric.rows):
-        rows.append((f"and {count_of(len(metric.rows) - len(farthest), 'node')} more", "", "", ""))
+        rows.append({"node": f"and {count_of(len(metric.rows) - len(farthest), 'node')} more"})
     change = change_in_interval(blocks.ratio, metric.blocks_interval)
-    test = UNKNOWN if metric.p_value is None else p_value(metric.p_value)
-    return [*rows, ("over blocks", str(blocks.num_blocks), change, test)]
+    return [*rows, {"node": "over blocks", "blocks": blocks.num_blocks, "change": change, "p": metric.p_value}]
 
 
 def node_lines(variants: Sequence[NodeResults]) -> list[str]:
@@ -412,49 +428,6 @@ def node_lines(variants: Sequence[NodeResults]) -> list[str]:
     if all(row.num_blocks == 1 for results in variants for metric in results.metrics for row in metric.rows):
         lines.append("no node did two blocks: a node cannot be told from a block")
     return lines
-
-
-HEADINGS: Final = (
-    "batch",
-    "tokens m",
-    "T(B)",
-    "expansion: T(B+m) - T(B)",
-    "prefill of m",
-    "expansion - prefill",
-    "cheaper",
-)
-
-
-def bonus_table(verdict: BackfillVerdict, modes: tuple[Mode, Mode]) -> Table:
-    """The rows of one pair of modes."""
-    table = Table(box=None, pad_edge=False)
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == HEADINGS[-1] else "right", no_wrap=True)
-    for row in verdict.rows(*modes):
-        table.add_row(*row_cells(row))
-    return table
-
-
-def row_cells(row: Comparison) -> list[str]:
-    """The texts of a row, in the order of ``HEADINGS``."""
-    costs = (row.decode, row.expansion, row.prefill, row.difference)
-    return [str(row.batch_size), str(row.bonus_tokens), *map(cost_text, costs), row.cheaper or "inconclusive"]
-
-
-def cost_text(cost: Cost | None) -> str:
-    """``1.23 [1.20, 1.26]``, in milliseconds."""
-    if cost is None:
-        return UNKNOWN
-    centre = _ms(cost.centre_ns)
-    if cost.low_ns is None or cost.high_ns is None:
-        return centre
-    return f"{centre} [{_ms(cost.low_ns)}, {_ms(cost.high_ns)}]"
-
-
-def _ms(duration_ns: float) -> str:
-    """Three digits, and at most four behind the point: a tenth of a microsecond."""
-    text = three_digits(ms_from_ns(duration_ns))
-    return text if abs(ms_from_ns(duration_ns)) >= 0.1 else f"{ms_from_ns(duration_ns):.4f}"
 
 
 def bonus_notes(analysis: AnalyzedExperiment) -> Iterator[tuple[str, list[str]]]:

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from rich.table import Table
-
 from benchctl.analysis.load_figures import SEND_LAG, Goodput, LoadFigures
 from benchctl.analysis.metrics.bounds import MARK, Bounds, ClientQuality, marked
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
@@ -15,7 +13,7 @@ from benchctl.interop.writers.vllm import bounds_document, schedule
 from benchctl.profile.model import Arrival
 from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.report.text.plain_table import plain_table
+from benchctl.report.table import Column, Table, table_of
 
 _NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end", SEND_LAG: "send lag"}
 
@@ -36,14 +34,14 @@ def load_result(
         "tokenizer_id": None,
         "num_prompts": figures.num_requests,
         **schedule(arrival),
-        "duration": figures.wall_s,
+        "duration": figures.metrics["wall_s"],
         "completed": figures.num_completed,
         "failed": figures.num_failed,
-        "total_input_tokens": figures.prompt_tokens,
-        "total_output_tokens": figures.output_tokens,
-        "request_throughput": figures.request_throughput,
+        "total_input_tokens": figures.metrics["prompt_tokens"],
+        "total_output_tokens": figures.metrics["output_tokens"],
+        "request_throughput": figures.metrics["request_throughput"],
         "request_goodput": None if figures.goodput is None else figures.goodput.request_goodput,
-        "output_throughput": figures.output_throughput,
+        "output_throughput": figures.metrics["output_throughput"],
         "total_token_throughput": figures.total_token_throughput,
         **_latencies(figures),
         "schema_version": SCHEMA_VERSION,
@@ -53,7 +51,7 @@ def load_result(
         "stop": manifest.stop,
         "seed": manifest.seed,
         "errors_by_kind": dict(figures.errors),
-        "cached_tokens": figures.cached_tokens,
+        "cached_tokens": figures.metrics["cached_tokens"],
         "client": {name: client.metrics[name] for name in CLIENT_METRICS},
         "offered_load": None if client.offered is None else asdict(client.offered),
         "bounds": bounds_document(client.bounds),
@@ -78,25 +76,22 @@ def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:
     failed = f"{figures.num_failed} failed"
     if figures.errors:
         failed += f" ({', '.join(f'{count} {kind}' for kind, count in sorted(figures.errors.items()))})"
+    metrics = figures.metrics
     rows = {
         "requests": f"{figures.num_completed} completed, {failed}",
-        "duration": f"{four_digits(figures.wall_s)} s from the first send to the last output",
-        "tokens": f"{whole(figures.prompt_tokens)} in prompts, {whole(figures.output_tokens)} of output",
-        "throughput": f"{four_digits(figures.output_throughput)} output tokens/s, "
+        "duration": f"{four_digits(metrics['wall_s'])} s from the first send to the last output",
+        "tokens": f"{whole(metrics['prompt_tokens'])} in prompts, {whole(metrics['output_tokens'])} of output",
+        "throughput": f"{four_digits(metrics['output_throughput'])} output tokens/s, "
         f"{four_digits(figures.total_token_throughput)} tokens/s, "
-        f"{four_digits(figures.request_throughput)} requests/s",
+        f"{four_digits(metrics['request_throughput'])} requests/s",
         **_goodput(figures.goodput),
         **_offered(client),
-        "arrival times": f"{_share(figures.kernel_stamp_frac)} of the chunks stamped by the kernel; "
-        f"{_share(figures.coalesced_chunk_frac)} read together with the next one (an upper bound)",
+        "arrival times": f"{_share(metrics['kernel_stamp_frac'])} of the chunks stamped by the kernel; "
+        f"{_share(metrics['coalesced_chunk_frac'])} read together with the next one (an upper bound)",
         **_client(client),
     }
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    for row in rows.items():
-        table.add_row(*row)
-    return table
+    columns = (Column("what", "", is_left=True), Column("text", "", is_left=True))
+    return Table("", columns, tuple({"what": what, "text": text} for what, text in rows.items()))
 
 
 def _goodput_document(goodput: Goodput) -> dict[str, Any]:
@@ -144,14 +139,14 @@ def _offered(client: ClientQuality) -> dict[str, str]:
 
 def durations_table(figures: LoadFigures, bounds: Mapping[str, Bounds]) -> Table:
     """Latencies by vLLM's definitions, and the delays of sends."""
-    table = plain_table("Durations, ms", [""], ["mean", "median", "p99", "max"])
+    rows = []
     for name, title in _NAMES.items():
         durations = figures.durations[name]
         numbers = {f"{name}_ms": durations.mean}
         numbers |= {f"p{percent}_{name}_ms": durations.percentile[percent] for percent in (50, 99)}
         numbers[f"max_{name}_ms"] = durations.largest
-        table.add_row(title, *(marked(four_digits(value), column in bounds) for column, value in numbers.items()))
-    return table
+        rows.append((title, *(marked(four_digits(value), column in bounds) for column, value in numbers.items())))
+    return table_of(("", "mean", "median", "p99", "max"), rows, left=("",), title="Durations, ms")
 
 
 def bounds_note(bounds: Mapping[str, Bounds]) -> str | None:

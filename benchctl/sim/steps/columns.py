@@ -1,13 +1,21 @@
 """The steps of a log as the columns that the analysis reads, made all at once."""
 
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from benchctl.records.columns.columns import OPTIONAL, PHASES, Flags, Floats, Integers, StepColumns
+from benchctl.records.columns.columns import (
+    CLOCKS,
+    PHASES,
+    POSITION_PREFIX,
+    SECTION_PREFIX,
+    Flags,
+    Integers,
+    StepColumns,
+    columns_with,
+)
 from benchctl.sim.costs.cost_model import StepCost
 from benchctl.sim.steps.log import WIDTH, StepLog, Stretch
 
@@ -50,39 +58,40 @@ def columns_of(log: StepLog, *, is_warmup: bool = False) -> StepColumns:
     start_ns = rows.start_ns + before_ns[at] - before_ns[at - offset]
     phase = np.where(rows.prefill_tokens == 0, PHASES.index("decode"), PHASES.index("mixed"))
     phase[(rows.prefill_tokens > 0) & (rows.num_decodes == 0)] = PHASES.index("prefill")
-    section_ns, has_section = _sections(log, at, which)
-    return StepColumns(
-        start_ns=start_ns,
-        dur_ns=dur_ns[at],
-        num_seqs=rows.num_prefills + rows.num_decodes,
-        phase=phase.astype(np.uint8),
-        clocks=("virtual",) if len(at) else (),
-        optionals=MappingProxyType(_optionals(log, at, offset, rows)),
-        section_ns=MappingProxyType(section_ns),
-        has_section=MappingProxyType(has_section),
-        accepted_by_position=_accepted(log)[at].astype(np.float64) if log.num_drafts and len(at) else None,
-    )
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "start_ns": start_ns,
+        "dur_ns": dur_ns[at],
+        "num_seqs": rows.num_prefills + rows.num_decodes,
+        "phase": phase,
+        "clock": np.full(len(at), CLOCKS.index("virtual")),
+        **_optionals(log, at, offset, rows),
+        **{SECTION_PREFIX + name: values for name, values in _sections(log, at, which).items()},
+    }
+    if log.num_drafts:
+        accepted = _accepted(log)[at]
+        arrays |= {f"{POSITION_PREFIX}{number}": values for number, values in enumerate(accepted.T, start=1)}
+    return columns_with(arrays)
 
 
 def _stretches(log: StepLog) -> Integers:
     return np.frombuffer(log.stretches, dtype=np.int64).reshape(-1, WIDTH)
 
 
-def _optionals(log: StepLog, at: Integers, offset: Integers, rows: _Rows) -> dict[str, Floats]:
+def _optionals(log: StepLog, at: Integers, offset: Integers, rows: _Rows) -> dict[str, npt.NDArray[Any]]:
     num_guided = {
         name: np.frombuffer(column, dtype=np.int64)[at] if log.has_guidance else np.zeros(len(at), dtype=np.int64)
         for name, column in log.guided.items()
     }
     fused = num_guided["fused"] if log.has_guidance else np.full(len(at), -1)
-    columns: dict[str, npt.NDArray[np.generic]] = {
+    columns: dict[str, npt.NDArray[Any]] = {
         "num_prefill_tokens": rows.prefill_tokens,
         "num_decode_tokens": rows.num_decodes,
         "context_tokens": rows.context + offset * rows.num_decodes,
         "output_tokens": rows.num_output,
-        "is_greedy": _nullable(rows.is_greedy),
+        "is_greedy": rows.is_greedy,
         "guided_rows": num_guided["guided_rows"],
         "candidates": num_guided["candidates"],
-        "fused": _nullable(fused),
+        "fused": fused,
         "preempted": np.where(offset == 0, rows.num_preempted, 0),
         "kv_used_blocks": np.frombuffer(log.kv_used, dtype=np.int32)[at],
         "value_prefill_tokens": num_guided["value_prefill_tokens"],
@@ -93,9 +102,7 @@ def _optionals(log: StepLog, at: Integers, offset: Integers, rows: _Rows) -> dic
         columns["num_decode_tokens"] = rows.num_decodes + drafted["draft_tokens"]
         columns["accepted_tokens"] = _accepted(log)[at].sum(axis=1)
         columns |= drafted
-    floats = {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}
-    present = {name: column for name, column in floats.items() if len(at) and not np.isnan(column).all()}
-    return {name: present[name] for name in OPTIONAL if name in present}
+    return columns
 
 
 def _accepted(log: StepLog) -> Integers:
@@ -103,12 +110,8 @@ def _accepted(log: StepLog) -> Integers:
     return np.frombuffer(log.accepted, dtype=np.int64).reshape(-1, log.num_drafts)
 
 
-def _nullable(column: Integers) -> Floats:
-    return np.where(np.asarray(column) < 0, np.nan, column)
-
-
-def _sections(log: StepLog, at: Integers, which: Integers) -> tuple[dict[str, Integers], dict[str, Flags]]:
-    """Times of each section, and the steps that have it: ``StepCost.sections`` for all steps at once."""
+def _sections(log: StepLog, at: Integers, which: Integers) -> dict[str, Integers]:
+    """Time of each section, -1 in steps without it: ``StepCost.sections`` for all steps at once."""
     rest_ids = np.frombuffer(log.rest_ids, dtype=np.int32)[which]
     rests = [msgspec.structs.asdict(rest) for rest in log.rests]
     exists = {name: np.array([rest[name] is not None for rest in rests], dtype=bool)[rest_ids] for name in _PARTS}
@@ -131,7 +134,7 @@ def _sections(log: StepLog, at: Integers, which: Integers) -> tuple[dict[str, In
     return _nested(parts, exists)
 
 
-def _nested(parts: dict[str, Integers], exists: dict[str, Flags]) -> tuple[dict[str, Integers], dict[str, Flags]]:
+def _nested(parts: dict[str, Integers], exists: dict[str, Flags]) -> dict[str, Integers]:
     samples = exists["sampler_rest"]
     applies = samples & exists["lvm_rest"]
     of_lvm = ("lvm_build_pending", "value_model_load", "lvm_forward", "lvm_apply_guidance")
@@ -147,6 +150,4 @@ def _nested(parts: dict[str, Integers], exists: dict[str, Flags]) -> tuple[dict[
         "sampler_total": (total, samples),
     }
     sections |= {name: (parts[name], exists[name]) for name in ("draft", "backfill") if name in parts}
-    present = sorted(name for name, (_, has) in sections.items() if has.any())
-    times = {name: np.where(sections[name][1], sections[name][0], 0) for name in present}
-    return times, {name: sections[name][1] for name in present}
+    return {name: np.where(has, times, -1) for name, (times, has) in sections.items()}

@@ -31,7 +31,7 @@ from benchctl.records.schema import StepRecord
 TRUTH = 15.5 / 10
 STEADY = ({"baseline": 1.0, "guided": 1.0},) * 6
 SHAKEN = tuple({"baseline": 1 + 0.02 * (i % 3), "guided": 1.01 + 0.015 * (i % 4)} for i in range(6))
-EXAMPLE = Path(__file__).parents[2] / "fixtures" / "example-schema-1"
+EXAMPLE = Path(__file__).parents[2] / "fixtures" / "example-without-digests"
 
 
 def cell_of(a: str, b: str, estimator: Estimator = "mean") -> CellComparison:

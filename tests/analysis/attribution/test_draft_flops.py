@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.results.drafted import NUM_SEQS, write_drafted
+from support.steps import records_of, with_steps
 
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.analysis.experiment.experiment import load_experiment
@@ -77,18 +78,15 @@ def test_verification_is_charged_without_a_known_model_and_the_result_says_what_
 
 
 def test_counters_of_the_server_stand_for_a_step_log_that_counts_no_drafts(run: LoadedRun) -> None:
-    steps = tuple(msgspec.structs.replace(step, draft_tokens=None, drafts=None) for step in run.steps)
-    found = count(replace(run, steps=steps), Drafter(shape=DRAFT))
+    steps = tuple(msgspec.structs.replace(step, draft_tokens=None, drafts=None) for step in records_of(run))
+    found = count(with_steps(run, steps), Drafter(shape=DRAFT))
     # No draft reaches beyond the end of its output, so both ways to count agree.
     assert found.observed == observed_flops(SEQUENCES, PASSES, base=BASE, draft_model=DRAFT)
 
 
 def test_a_server_that_speculates_and_counts_nothing_is_said_to_be_undercharged(run: LoadedRun) -> None:
-    silent = replace(
-        run,
-        steps=tuple(msgspec.structs.replace(step, draft_tokens=None, drafts=None) for step in run.steps),
-        prometheus=(),
-    )
+    steps = tuple(msgspec.structs.replace(step, draft_tokens=None, drafts=None) for step in records_of(run))
+    silent = replace(with_steps(run, steps), prometheus=())
     assert codes(count(silent, Drafter(shape=DRAFT))) == ["drafts-not-charged"]
     assert codes(count(silent, Drafter(problem="unknown", is_in_use=False))) == []
     assert codes(count(silent, None)) == []

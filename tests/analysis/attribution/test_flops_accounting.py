@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.results.builders import prepared, write_results
+from support.steps import records_of, with_steps
 
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.costs.flops import observed_flops, published_flops
@@ -44,8 +45,8 @@ def account(run: LoadedRun, **changes: Any) -> RunFlops:
     return count_run_flops(run, **options)
 
 
-def with_steps(run: LoadedRun, change: Callable[[StepRecord], StepRecord]) -> LoadedRun:
-    return _replaced(run, steps=tuple(change(step) for step in run.steps))
+def with_changed_steps(run: LoadedRun, change: Callable[[StepRecord], StepRecord]) -> LoadedRun:
+    return with_steps(run, map(change, records_of(run)))
 
 
 def with_requests(run: LoadedRun, change: Callable[[RequestRecord], RequestRecord]) -> LoadedRun:
@@ -118,7 +119,7 @@ def test_a_greedy_run_is_charged_by_the_published_rule_only(runs: dict[str, Load
             value_extend_tokens=None,
         )
 
-    found = account(with_steps(runs["guided"], greedy), top_k=1)
+    found = account(with_changed_steps(runs["guided"], greedy), top_k=1)
     assert found.published is not None
     assert found.observed is not None
     assert found.published.value.total > 0
@@ -136,18 +137,18 @@ def test_a_run_that_was_never_guided_is_charged_by_the_published_rule_only(runs:
 
 
 def test_unknown_candidates_leave_no_observed_account(runs: dict[str, LoadedRun]) -> None:
-    silent = with_steps(runs["guided"], lambda step: msgspec.structs.replace(step, candidates=None))
+    silent = with_changed_steps(runs["guided"], lambda step: msgspec.structs.replace(step, candidates=None))
     found = account(silent)
     assert found.published is not None
     assert found.observed is None
     assert found.corrections == ()
     assert codes(found) == ["candidates-unknown"]
     assert found.warnings[0].where == silent.record.run_id
-    assert account(_replaced(runs["guided"], steps=())).observed is None
+    assert account(with_steps(runs["guided"], ())).observed is None
 
 
 def test_unknown_prefixes_of_the_value_model_are_assumed_and_said(runs: dict[str, LoadedRun]) -> None:
-    silent = with_steps(
+    silent = with_changed_steps(
         runs["guided"],
         lambda step: msgspec.structs.replace(step, value_prefill_tokens=None, value_extend_tokens=None),
     )
@@ -158,7 +159,9 @@ def test_unknown_prefixes_of_the_value_model_are_assumed_and_said(runs: dict[str
 
 
 def test_a_log_without_prefill_counts_assumes_one_prompt_for_each_question(runs: dict[str, LoadedRun]) -> None:
-    silent = with_steps(runs["baseline"], lambda step: msgspec.structs.replace(step, num_prefill_tokens=None))
+    silent = with_changed_steps(
+        runs["baseline"], lambda step: msgspec.structs.replace(step, num_prefill_tokens=None)
+    )
     found = account(silent)
     assert codes(found) == ["base-prefill-assumed"]
     assert found.observed == observed_flops(SEQUENCES, StepLogCounts(base_prefill_tokens=80), base=BASE)
@@ -167,8 +170,8 @@ def test_a_log_without_prefill_counts_assumes_one_prompt_for_each_question(runs:
 def test_warm_up_counts_for_nothing(runs: dict[str, LoadedRun]) -> None:
     run = runs["guided"]
     warm_request = msgspec.structs.replace(run.requests[0], request_id="warm", is_warmup=True)
-    warm_step = msgspec.structs.replace(run.steps[0], is_warmup=True, candidates=10**9)
-    warmed = _replaced(run, requests=(warm_request, *run.requests), steps=(warm_step, *run.steps))
+    warm_step = msgspec.structs.replace(records_of(run)[0], is_warmup=True, candidates=10**9)
+    warmed = _replaced(with_steps(run, (warm_step, *records_of(run))), requests=(warm_request, *run.requests))
     assert account(warmed) == account(run)
 
 
@@ -244,7 +247,7 @@ def test_a_run_without_completed_requests_has_no_account(runs: dict[str, LoadedR
 
 
 def test_draft_tokens_are_said_to_be_left_out(runs: dict[str, LoadedRun]) -> None:
-    drafting = with_steps(runs["baseline"], lambda step: msgspec.structs.replace(step, draft_tokens=3))
+    drafting = with_changed_steps(runs["baseline"], lambda step: msgspec.structs.replace(step, draft_tokens=3))
     assert codes(account(drafting)) == ["drafts-not-charged"]
 
 

@@ -1,11 +1,9 @@
-"""The sentences of a verdict on backfill, and the limits of the published numbers."""
+"""The sentences of a verdict on backfill."""
 
 import numpy as np
-import pytest
 
-from benchctl.analysis.bonus import published
 from benchctl.analysis.bonus.bonus import bonus_design, decode_point, judge_backfill
-from benchctl.analysis.bonus.sentences import published_limits, verdict_sentences
+from benchctl.analysis.bonus.sentences import verdict_sentences
 from benchmarks.verdict.planted_passes import Planted
 
 CONTEXT = 256
@@ -51,19 +49,3 @@ def test_an_interval_with_0_and_too_few_blocks_are_different_reasons_for_silence
     assert "no verdict from 3 blocks; 6 are the least" in sentences_of(case, times_of(case, num_blocks=3))[0]
     (two,) = sentences_of(case, times_of(case, num_blocks=2))
     assert "no verdict from 2 blocks" in two
-
-
-def test_the_published_numbers_are_limited_by_their_own_digits():
-    noise = published.least_noise_ms()
-    assert noise == pytest.approx((0.06, 0.02, 0.04))
-    assert published.published_expansion_ms() == pytest.approx(-0.01)
-    assert max(noise) > abs(published.published_expansion_ms())
-    text = " ".join(published_limits())
-    for fact in (
-        "one number",
-        "0.06, 0.04, 0.02 ms",
-        "below 0.5 ms and not measured",
-        "-0.01 ms",
-        "two batch sizes",
-    ):
-        assert fact in text

@@ -17,7 +17,7 @@ from benchctl.records.claims.claims import sole_writer
 from benchctl.records.files import encode
 from benchctl.records.record import GitState, RequestError, RunFailure
 from benchctl.records.schema import GpuInfo, ResultWarning
-from benchctl.report.documents.documents import refusal_document
+from benchctl.report.documents import refusal_document
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"

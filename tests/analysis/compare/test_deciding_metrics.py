@@ -23,7 +23,7 @@ from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import StoppingRecord
 from benchctl.records.schema import ResultWarning
-from benchctl.report.documents.documents import document_of
+from benchctl.report.documents import document_of
 from benchctl.report.tables.compare import footnotes_of
 
 GREEDY = ({"top_k": 1},)

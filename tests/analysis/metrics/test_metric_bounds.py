@@ -11,16 +11,15 @@ from support.results.builders import edit_requests, write_results
 from test_client_guard import codes, run_of, samples_of
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
-from benchctl.analysis.load_figures import LoadAccumulator
-from benchctl.analysis.metrics.bounds import MARK, TIMES_BOUNDED, metric_bounds, run_bounds
+from benchctl.analysis.load_figures import load_figures
+from benchctl.analysis.metrics.bounds import MARK, TIMES_BOUNDED, run_bounds
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
-from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.records.record import ChoiceRecord, RequestRecord
-from benchctl.report.documents.documents import document_of
-from benchctl.report.tables.compare import footnotes_of, rows_of
+from benchctl.report.documents import document_of
+from benchctl.report.tables.compare import footnotes_of, metrics_table
 from benchctl.report.tables.experiment import runs_table
 from benchctl.report.tables.load import bounds_note, durations_table
 from benchctl.units import NS_PER_MS
@@ -175,26 +174,11 @@ def test_a_client_that_reads_most_arrivals_late_makes_the_whole_run_suspect():
     assert codes(client_suspect_warnings(run_of(always, HELD_UP), closed(4))) == ["arrival-times-unreliable"]
 
 
-def test_of_a_long_load_every_first_token_is_kept_and_a_part_of_the_rest():
-    requests = load_with(6, num=500)
-    evidence = LoadEvidence(num_chunks=800)
-    for request in requests:
-        evidence.take(request)
-    for sample in HELD_UP:
-        evidence.take_sample(sample)
-    assert "p99_ttft_ms" in evidence.bounds()
-    assert evidence.bounds()["p99_ttft_ms"] == metric_bounds(requests, requests, HELD_UP)["p99_ttft_ms"]
-    run = evidence.as_run(run_of(()).record)
-    assert sum(bool(request.choices) for request in run.requests) < 250
-
-
 def test_the_tables_of_a_load_mark_them_and_say_what_they_lie_between():
-    figures = LoadAccumulator()
-    requests = load_with(10)
-    for request in requests:
-        figures.add(request)
-    bounds = metric_bounds(requests, requests, HELD_UP)
-    rows = list(zip(*(column.cells for column in durations_table(figures.figures(), bounds).columns), strict=True))
+    run = run_of(load_with(10), HELD_UP)
+    bounds = run_bounds(run)
+    figures = load_figures(run, run_metrics(run, closed(4)), {})
+    rows = durations_table(figures, bounds).texts()
     (ttft,) = [row for row in rows if row[0] == "TTFT"]
     assert [field.endswith(MARK) for field in ttft] == [False, True, False, True, False]
     assert "p99_ttft_ms 17 to 57 ms" in bounds_note(bounds)
@@ -251,17 +235,16 @@ def test_where_it_rests_on_bounds_in_every_run_it_decides_nothing(results):
 
 def test_every_table_marks_it_and_says_what_the_mark_means(results):
     comparison = compare(results, "ttft_ms", "step_ms")
-    rows = {row[1]: row for row in rows_of(comparison, show_all=False)}
+    rows = {row[1]: row for row in metrics_table(comparison, show_all=False).texts()}
     assert rows["ttft_ms"][3].endswith(MARK)
     assert not any(MARK in field for field in rows["step_ms"])
     assert any(line.startswith(f"{MARK} in up to 1 runs the client read late") for line in footnotes_of(comparison))
     told = {metric["name"]: metric for metric in document_of(comparison)["metrics"]}
     assert told["ttft_ms"]["runs_with_bounds"] == {"a": 0, "b": 1}
     analysis = analyze_directory(results.path)
-    table = runs_table(analysis)
-    (column,) = [column for column in table.columns if column.header == "TTFT ms"]
-    assert [MARK in cell for cell in column.cells] == ["ttft_ms" in run.bounds for run in analysis.runs]
-    assert sum(MARK in cell for cell in column.cells) == 1
+    cells = [row["ttft_ms"] for row in runs_table(analysis).rows]
+    assert [MARK in cell for cell in cells] == ["ttft_ms" in run.bounds for run in analysis.runs]
+    assert sum(MARK in cell for cell in cells) == 1
     (late,) = [run for run in analysis.runs if run.bounds]
     assert TIMES_BOUNDED in [warning.code for warning in late.warnings]
     assert late.number("ttft_ms") is not None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.closed_loops import T0_NS, closed, closed_loop
 from test_client_guard import OPEN, codes, run_of, sent
 
-from benchctl.analysis.load_figures import LoadAccumulator
+from benchctl.analysis.load_figures import load_figures
 from benchctl.analysis.metrics.bounds import ClientQuality, load_metrics, offered_load
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
@@ -225,8 +225,7 @@ def test_metrics_of_the_slots_are_in_milliseconds():
 
 def rows_of(figures, account):
     """The totals of a load as its table prints them."""
-    names, texts = (list(column.cells) for column in totals_table(figures.figures(), account).columns)
-    return dict(zip(names, texts, strict=True))
+    return dict(totals_table(figures, account).texts())
 
 
 def test_a_load_says_of_its_slots_what_its_run_says_when_it_is_read():
@@ -237,9 +236,7 @@ def test_a_load_says_of_its_slots_what_its_run_says_when_it_is_read():
     account = ClientQuality(
         metrics={**read, "client_cpu_cores": 0.1}, offered=offered_load(requests, closed(4)), bounds={}
     )
-    figures = LoadAccumulator()
-    for request in requests:
-        figures.add(request)
+    figures = load_figures(run_of(requests), read, {})
     rows = rows_of(figures, account)
     assert rows["client"] == "0.1000 cores"
     unsampled = {"client_cpu_cores": None, "max_loop_lag_ms": None}

@@ -26,7 +26,7 @@ def step(number, **changed):
 def run_with(samples):
     """A run without a step log."""
     record = RunRecord(schema_version=3, index=0, run_id="r", block=0, position=0, variant="v")
-    return LoadedRun(record=record, requests=(), steps=(), gpu=(), host=(), prometheus=tuple(samples), warnings=())
+    return LoadedRun(record=record, prometheus=tuple(samples))
 
 
 STEPS = (

@@ -68,7 +68,7 @@ def test_the_document_holds_quality_and_divergence_of_each_cell(tmp_path: Path) 
     document = json.loads(output)
     quality, divergence = document["cells"][0]["quality"], document["cells"][0]["divergence"]
     assert (quality["num_questions"], quality["a_accuracy"], quality["verdict"]) == (60, 1.0, "regression")
-    assert (quality["judge"], quality["decides"], quality["only_a"]) == ("numeric 1", True, 20)
+    assert (quality["judge"], quality["decides"], quality["only_a"]) == ("numeric 2", True, 20)
     assert quality["pass_at"]["1"]["b"] == pytest.approx(2 / 3)
     assert divergence["b_against_a"]["identical_frac"] == pytest.approx(2 / 3)
     assert divergence["a_against_a"]["identical_frac"] == 1.0

@@ -21,123 +21,59 @@ def is_correct(text: str, gold: str) -> bool:
     return NUMERIC.is_correct(text, gold)
 
 
-# Where the answer is
-
-
 @pytest.mark.parametrize(
     "text",
     [
         "First 3 + 4 = 7.\n#### 18",
         "#### 3\nno, it is\n#### 18",
         r"so it is \boxed{18}.",
-        r"\boxed{3} is wrong, \boxed{18} is right, as 2 + 2 = 4",
-        r"the final answer is \boxed{18}. I gave it within \boxed{}.",
-        r"\boxed{\boxed{18}}",
-        r"\boxed{x = 18}",
-        r"\boxed{\text{18 eggs}}",
-        r"\fbox {18}",
         "She has 3 left.\nA: 18",
-        "**Answer:** 18\n\nBecause 2 + 3 = 5",
-        "A: Let's think: 3 of 20 are gone. The answer is 18.",
-        "The answer is 18: she sells 3 per day.",
         "The final answer is:\n\n**$18**",
-        "the answer would be 5 + 13 = 18 apples. There are 3 left.",
         "5 + 13 = $<<5+13=18>>18",
         "<think>The answer is 3. #### 4</think>18",
-        "18",
+        "#### 18 eggs, as 3 are gone: 18",
+        "18.",
     ],
 )
-def test_the_final_answer_is_found_wherever_a_model_puts_it(text: str) -> None:
+def test_the_answer_is_behind_the_mark_or_the_last_number(text: str) -> None:
     assert is_correct(text, "18")
     assert not is_correct(text, "3")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "no idea",
-        r"\boxed{\sqrt{18}}",
-        r"\boxed{18^2}",
-        r"\boxed{6 \times 18}",
-        r"\boxed{18 \text{ or } 3}",
-        r"first 18, then \boxed{none}",
-        "1/0",
-        "18e9999999",
-        "18" * 5000,
-    ],
-)
-def test_what_states_no_single_number_is_no_answer(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "no idea", "18\n#### none", "18 of 3", "18" * 5000])
+def test_what_ends_in_no_number_or_another_one_is_wrong(text: str) -> None:
     assert not is_correct(text, "18")
-
-
-# How it is written
 
 
 @pytest.mark.parametrize(
     ("text", "gold"),
     [
         ("70,000", "70000"),
-        ("70{,}000", "70000"),
-        (r"70\,000", "70000"),
-        (r"70,\!000", "70000"),
-        ("70\u202f000", "70,000"),
         ("$18.00", "18"),
         (r"\$18", "18"),
-        ("€ 18", "18"),
-        ("USD 18", "18"),
-        ("Rs.500", "500"),
         ("18 dollars.", "18"),
-        (r"18\text{ cm}^2", "18"),
-        (r"12^\circ", "12"),
-        ("20%", "20"),
-        (r"20\%", "0.2"),
-        ("5 million", "5,000,000"),
-        ("5 million", "5"),
-        ("\u22123", "-3"),
         ("-$3", "-3"),
         ("$-3", "-3"),
-        ("3/4", "0.75"),
-        (r"\frac{3}{4}", "0.75"),
-        (r"\dfrac34", "0.75"),
-        (r"-\tfrac{1}{2}", "-0.5"),
-        ("1 1/2", "1.5"),
-        (r"1\frac{1}{2}", "1.5"),
-        ("-1 1/2", "-3/2"),
-        ("2½", "2.5"),
-        (r"33\frac{1}{3}", "100/3"),
-        (".5", "1/2"),
-        ("2.5e3", "2500"),
-        ("1E-2", "0.01"),
-        (r"3 \times 10^{4}", "30000"),
-        ("3x10^4", "30000"),
-        (r"\left(18\right)", "18"),
+        (".5", "0.5"),
+        ("it is 10-5", "5"),
+        ("it is 10 -5", "-5"),
     ],
 )
 def test_a_number_is_the_same_in_all_its_forms(text: str, gold: str) -> None:
-    assert is_correct(rf"\boxed{{{text}}}", gold)
     assert is_correct(f"#### {text}", gold)
     assert is_correct(f"The answer is {text}", gold)
-    assert not is_correct(rf"\boxed{{{text}}}", "17")
+    assert not is_correct(f"#### {text}", "17")
 
 
-@pytest.mark.parametrize(
-    ("text", "gold"), [("33.33", "100/3"), ("0.1 + 0.2 = 0.30000000000000004", "0.3"), ("1 1/2", "2"), ("-5", "5")]
-)
-def test_numbers_are_equal_exactly_or_not_at_all(text: str, gold: str) -> None:
-    assert not is_correct(text, gold)
-
-
-def test_a_difference_is_no_negative_number() -> None:
-    assert is_correct("10-5", "5")
-    assert is_correct("it is 10 -5", "-5")
+def test_numbers_are_equal_exactly_or_not_at_all() -> None:
+    assert not is_correct("0.1 + 0.2 = 0.30000000000000004", "0.3")
+    assert is_correct("0.30", "0.3")
 
 
 def test_a_gold_answer_in_words_is_compared_with_the_marked_words() -> None:
-    assert is_correct(r"So \boxed{\text{Monday}}.", "monday")
-    assert is_correct("the answer is Yes.", "yes")
-    assert not is_correct("monday it is", "monday")
-    assert not is_correct(r"\boxed{\text{Tuesday}}", "monday")
+    assert is_correct("so\n####  Next monday", "Next Monday")
+    assert not is_correct("it is Monday", "monday")
+    assert not is_correct("#### Tuesday", "monday")
 
 
 # Laws
@@ -146,9 +82,8 @@ numbers = st.one_of(
     st.integers(-(10**12), 10**12).map(str),
     st.integers(0, 10**9).map(lambda value: f"{value:,}"),
     st.decimals(-(10**6), 10**6, places=3).map(str),
-    st.tuples(st.integers(0, 99), st.integers(1, 99)).map(lambda pair: f"{pair[0]}/{pair[1]}"),
 )
-around = st.sampled_from(["", " ", "  ", "$", " $", "**", "\t", ", ", "€"])
+around = st.sampled_from(["", " ", "  ", "$", " $", "**", "\t", "€"])
 after = st.sampled_from(["", " ", ".", ",", " dollars", "%", "**", "\n", " ,"])
 
 
@@ -157,7 +92,6 @@ after = st.sampled_from(["", " ", ".", ",", " dollars", "%", "**", "\n", " ,"])
 def test_a_number_is_judged_equal_to_itself(number: str) -> None:
     assert is_correct(number, number)
     assert is_correct(f"#### {number}", number)
-    assert is_correct(rf"\boxed{{{number}}}", number)
 
 
 @settings(deadline=None)
@@ -263,4 +197,4 @@ def test_an_unknown_judge_is_refused_with_the_nearest_name() -> None:
 
 def test_a_judge_says_which_it_is() -> None:
     assert isinstance(NUMERIC, Judge)
-    assert str(NUMERIC) == "numeric 1"
+    assert str(NUMERIC) == "numeric 2"

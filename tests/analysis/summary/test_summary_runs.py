@@ -15,7 +15,7 @@ from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
 from benchctl.analysis.summary.summary import arm_label, summarise_cells, summarise_runs
 from benchctl.records.directory import arm_order
 from benchctl.records.loaded import load_results
-from benchctl.report.export import csv_bytes
+from benchctl.report.table import csv_bytes
 
 
 def summarise(path):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchctl.analysis.validity.answers import AnswerEnds
+from benchctl.analysis.validity.answers import answer_end_warnings
 from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord
 
 MS = 1_000_000
@@ -66,10 +66,8 @@ def split(rng: random.Random, total: int, most: int) -> list[int]:
 
 
 def codes(records: list[RequestRecord], *, is_forced: bool = True, may_stop: bool = False) -> list[str]:
-    ends = AnswerEnds(is_forced=is_forced, may_stop=may_stop)
-    for one in records:
-        ends.add(one)
-    return [warning.code for warning in ends.warnings()]
+    warnings = answer_end_warnings(records, is_forced=is_forced, may_stop=may_stop)
+    return [warning.code for warning in warnings]
 
 
 def whole(rng: random.Random, index: int) -> RequestRecord:
@@ -152,10 +150,9 @@ def test_few_chunks_without_any_answer_to_hold_them_against_are_noted() -> None:
 
 
 def test_an_unknown_finish_reason_is_named_without_its_control_characters() -> None:
-    ends = AnswerEnds(is_forced=False)
-    ends.add(record(1, [(MS, "a", None)], finish="\x1b[31msudden"))
-    ends.add(record(2, [(MS, "a", None)], finish="sudden\ndeath"))
-    (warning,) = ends.warnings()
+    finishes = ("\x1b[31msudden", "sudden\ndeath")
+    records = [record(i, [(MS, "a", None)], finish=finish) for i, finish in enumerate(finishes)]
+    (warning,) = answer_end_warnings(records, is_forced=False)
     assert warning.code == "finish-reason-unknown"
     assert "\x1b" not in warning.message
     assert "\n" not in warning.message

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.results.builders import write_results
+from support.steps import with_steps
 
 from benchctl.analysis.validity.client import MIN_IN_STEP_FRAC, in_step_frac, underfilled_batch_warnings
 from benchctl.records.loaded import LoadedRun, load_results
@@ -37,7 +38,7 @@ def step_of(number, num_seqs, **changes):
 
 def run_of(template: LoadedRun, requests, steps, clock="host") -> LoadedRun:
     record = msgspec.structs.replace(template.record, clock=clock)
-    return replace(template, record=record, requests=tuple(requests), steps=tuple(steps))
+    return with_steps(replace(template, record=record, requests=tuple(requests)), steps)
 
 
 @given(num_requests=st.integers(1, 40), num_steps=st.integers(1, 60))

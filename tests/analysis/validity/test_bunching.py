@@ -231,7 +231,9 @@ def lagging(lag_ns, num=60):
 
 def run_of(results, requests, client):
     """The first run of a directory without its steps, with these requests and this client."""
-    return replace(load_results(results.path).runs[0], requests=tuple(requests), client=client, steps=())
+    return replace(
+        load_results(results.path).runs[0], requests=tuple(requests), client=client, columns=columns_from(())
+    )
 
 
 @pytest.mark.parametrize("size", [2, 4, 16])

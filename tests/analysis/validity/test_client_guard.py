@@ -27,7 +27,6 @@ from benchctl.records.loaded import LoadedRun, load_results, load_run
 from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord, RunRecord
 from benchctl.records.schema import ClientSample, ClockOffset
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES
-from benchctl.report.text.acceptance_table import client_table
 from benchctl.units import NS_PER_MS, NS_PER_S
 from benchctl.workload.arrival import arrival_offsets_ns
 
@@ -40,7 +39,7 @@ T0_NS = 50 * NS_PER_S
 def run_of(requests, samples=(), clock="host", time_scale=1.0):
     """A run that holds these records and nothing else."""
     record = RunRecord(
-        schema_version=2,
+        schema_version=3,
         index=0,
         run_id="the-run",
         block=0,
@@ -50,8 +49,7 @@ def run_of(requests, samples=(), clock="host", time_scale=1.0):
         time_scale=time_scale,
         argv=("server",),
     )
-    nothing = {"steps": (), "gpu": (), "host": (), "prometheus": (), "warnings": ()}
-    return LoadedRun(record=record, requests=tuple(requests), client=tuple(samples), **nothing)
+    return LoadedRun(record=record, requests=tuple(requests), client=tuple(samples))
 
 
 def sent(index, due_ms, lag_ms=0.0, *, connect_ms=None, lasts_ms=20.0, chunks_ms=(), late_ms=None, **fields):
@@ -467,20 +465,6 @@ def test_tables_and_result_files_say_how_the_client_did(tmp_path):
         "client_cpu_cores": pytest.approx(0.4),
     }
     assert set(result["client"]) <= set(result["definitions"])
-    table = client_table(analysis)
-    assert table is not None
-    first, *_, last = table.columns
-    assert list(first.cells)[:3] == ["baseline", "guided top_k=5", "  000-b0-baseline"]
-    assert set(last.cells) == {"0.4"}
-    filled = ["send lag p50", "max", "kernel stamps", "bounds", "loop late max", "cores"]
-    assert [str(column.header) for column in table.columns] == ["cell, run", *filled]
-
-
-def test_a_table_of_nothing_sent_is_none(tmp_path):
-    results = write_results(tmp_path / "r")
-    for run in results.runs():
-        edit_requests(results, run.path.name, lambda r: msgspec.structs.replace(r, sent_ns=None))
-    assert client_table(analyze_directory(results.path)) is None
 
 
 def test_a_damaged_line_of_the_client_names_its_place(tmp_path):

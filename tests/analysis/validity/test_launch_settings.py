@@ -22,7 +22,7 @@ BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 
 
 def record(run_id: str = "000-b0-a", **fields: Any) -> RunRecord:
-    return RunRecord(schema_version=2, index=0, run_id=run_id, block=0, position=0, variant="a", **fields)
+    return RunRecord(schema_version=3, index=0, run_id=run_id, block=0, position=0, variant="a", **fields)
 
 
 def values_of(*argv: str, **options: Any) -> dict[str, str]:

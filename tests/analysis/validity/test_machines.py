@@ -17,7 +17,7 @@ from benchctl.records.loaded import load_results
 from benchctl.records.schema import GpuInfo, NodeGpu, NodeInfo
 from benchctl.records.stores.peaks_store import NOISE_FILE, MetricNoise, NoiseFloor
 from benchctl.records.stores.stores import PEAKS_FILE
-from benchctl.report.documents.documents import show_document
+from benchctl.report.documents import show_document
 from benchctl.report.page.parts.parts import directory_values
 from benchctl.report.tables.experiment import headline
 

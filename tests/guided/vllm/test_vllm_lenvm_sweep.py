@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from support.servers.real_engines import assert_compared, assert_ended, needs, turn_of
+from support.steps import records_of
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.records.loaded import load_results
@@ -63,11 +64,11 @@ def test_all_accounts_of_tokens_agree_exactly(swept):
         usage = sum(request.completion_tokens for request in requests)
         assert usage == ANSWERS * OUTPUT
         assert usage == sum(sum(choice.chunk_tokens) for request in requests for choice in request.choices)
-        assert usage == sum(step.output_tokens for step in run.steps if not step.is_warmup)
+        assert usage == sum(step.output_tokens for step in records_of(run) if not step.is_warmup)
 
 
 def test_every_token_of_a_guided_cell_was_chosen_among_scored_candidates(runs):
-    steps = [step for step in runs["guided", 3].steps if not step.is_warmup]
+    steps = [step for step in records_of(runs["guided", 3]) if not step.is_warmup]
     assert all(step.guided_rows == step.output_tokens for step in steps)
     assert sum(step.candidates for step in steps) == 3 * ANSWERS * OUTPUT
     assert all(step.sections_ns["lvm_forward"] > 0 for step in steps if step.guided_rows)
@@ -77,20 +78,20 @@ def test_every_token_of_a_guided_cell_was_chosen_among_scored_candidates(runs):
 
 
 def test_the_sections_of_a_guided_step_lie_within_it(runs):
-    for step in runs["guided", 3].steps:
+    for step in records_of(runs["guided", 3]):
         sections = step.sections_ns
         assert sections["lvm_forward"] <= sections["lvm_apply_outer"] <= sections["sampler_total"] <= step.dur_ns
 
 
 def test_the_cell_of_one_candidate_is_found_to_be_greedy(swept, runs):
-    steps = [step for step in runs["guided", 1].steps if not step.is_warmup]
+    steps = [step for step in records_of(runs["guided", 1]) if not step.is_warmup]
     assert not any(step.guided_rows for step in steps)
     assert "guided top_k=1 took the greedy path" in swept[1]
 
 
 def test_the_baseline_is_vllm_without_a_value_model(runs):
     baseline, guided = runs["baseline", None], runs["guided", 3]
-    assert not any(step.guided_rows or step.candidates for step in baseline.steps)
+    assert not any(step.guided_rows or step.candidates for step in records_of(baseline))
     assert "--logits-processors" not in baseline.record.argv
     assert guided.record.effective_config["server.value_model.layers"] == 2
     assert {run.record.effective_config["server.version"] for run in runs.values()} == {

@@ -53,7 +53,7 @@ def test_worse_answers_stand_on_the_page_with_both_accuracies_and_the_difference
     assert said.startswith("Answers top_k=5 regression decides nothing: no margin of quality was set ")
     assert f"Accuracy 100.0 % against 66.7 %: {MINUS}33.3 points [{MINUS}" in said
     assert "60 questions (20 better in A, 0 in B)" in said
-    assert "judge numeric 1" in said
+    assert "judge numeric 2" in said
     assert "Identical texts 66.7 % (240 of 360), A against itself in the next block 100.0 % (300 of 300)" in said
 
 

@@ -16,10 +16,10 @@ from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.measure.result_directory import Origin
 from benchctl.micro.experiment import measure_forward
 from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_of_points
-from benchctl.report.documents.documents import summary_document
+from benchctl.report.documents import summary_document
 from benchctl.report.export import write_report
 from benchctl.report.page.page import directory_page
-from benchctl.report.tables.experiment import row_cells
+from benchctl.report.tables.times import bonus_table
 
 EXAMPLE = Path("results/example")
 
@@ -56,7 +56,9 @@ def test_the_page_has_every_row_and_every_sentence_of_the_verdict(page, director
     section = section_of(page)
     ((_, verdict),) = measured_bonus(directory).verdicts
     cells = re.findall(r"<td[^>]*>(.*?)</td>", section)
-    assert cells == [text for row in verdict.comparisons for text in row_cells(row)]
+    assert cells == [
+        text for modes in verdict.mode_pairs for row in bonus_table(verdict, modes).texts() for text in row
+    ]
     assert len(verdict.comparisons) == 4 * (2 + 3)
     sentences = re.findall(r"<li>(.*?)</li>", section)
     assert [sentence.lower() for sentence in sentences] == [text.lower() for text in verdict_sentences(verdict)]

@@ -16,14 +16,13 @@ from benchctl.report.charts.steps import MAX_STRETCHES, batch_size_trace, bins_o
 def columns(dur_ns, num_seqs=None, gaps_ns=0):
     dur_ns = np.asarray(dur_ns, dtype=np.int64)
     return StepColumns(
-        start_ns=np.cumsum(dur_ns + gaps_ns) - dur_ns - gaps_ns,
-        dur_ns=dur_ns,
-        num_seqs=np.ones_like(dur_ns) if num_seqs is None else np.asarray(num_seqs, dtype=np.int64),
-        phase=np.ones(len(dur_ns), dtype=np.uint8),
-        clocks=("host",),
-        optionals={},
-        section_ns={},
-        has_section={},
+        {
+            "start_ns": np.cumsum(dur_ns + gaps_ns) - dur_ns - gaps_ns,
+            "dur_ns": dur_ns,
+            "num_seqs": np.ones_like(dur_ns) if num_seqs is None else np.asarray(num_seqs, dtype=np.int64),
+            "phase": np.ones_like(dur_ns),
+            "clock": np.zeros_like(dur_ns),
+        }
     )
 
 

@@ -145,9 +145,9 @@ def test_runs_are_folded_and_can_be_filtered_and_sorted(browser, path):
         assert rows.count() == 6
         page.locator("[data-filter=text]").fill("")
         step_ms = (
-            "Array.from(document.querySelectorAll('table.runs tbody tr'), (r) => Number(r.cells[5].textContent))"
+            "Array.from(document.querySelectorAll('table.runs tbody tr'), (r) => Number(r.cells[4].textContent))"
         )
-        heading = page.locator("table.runs thead th").nth(5)
+        heading = page.locator("table.runs thead th").nth(4)
         assert heading.inner_text().startswith("step ms")
         heading.get_by_role("button").press("Enter")
         values = page.evaluate(step_ms)

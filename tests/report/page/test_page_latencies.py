@@ -97,11 +97,11 @@ def test_percentiles_have_the_blocks_as_units_and_are_unknown_where_requests_are
     assert p90.interval_ms[0] < p90.level_ms < p90.interval_ms[1]
     assert p95 is p99 is None  # 40 requests a block, and p95 needs 59
     table = percentile_values(analysis)
-    assert table["headings"] == ["p50", "p90", "p95", "p99"]
-    assert "p95 59" in table["note"]
-    rows = dict(table["groups"])["end-to-end latency (E2EL)"]
-    assert [row["label"] for row in rows] == ["baseline", "guided top_k=5"]
-    assert rows[0]["numbers"][2] == ("n/a", "")
+    assert [column.heading for column in table.columns] == ["latency", "arm", "p50", "p90", "p95", "p99"]
+    assert "p95 59" in table.title
+    rows = [row for row in table.texts() if row[0] == "end-to-end latency (E2EL)"]
+    assert [row[1] for row in rows] == ["baseline", "guided top_k=5"]
+    assert rows[0][4] == "-"
 
 
 def test_in_virtual_time_the_percentile_of_few_requests_is_shown_with_their_number(tmp_path):
@@ -117,8 +117,8 @@ def test_in_virtual_time_the_percentile_of_few_requests_is_shown_with_their_numb
     assert row["p99_e2el_ms"] == pytest.approx(np.percentile(latencies_ms, 99))
     assert [level.num_requests for level in percentile_levels(baseline, "e2el", 0.95)] == [None, None, 40, 40]
     table = percentile_values(analysis)
-    numbers = dict(table["groups"])["end-to-end latency (E2EL)"][0]["numbers"]
-    assert [text.endswith("of 40") for _, text in numbers] == [False, False, True, True]
+    _, _, *numbers = next(row for row in table.texts() if row[0] == "end-to-end latency (E2EL)")
+    assert [text.endswith("of 40") for text in numbers] == [False, False, True, True]
     assert unavailable_reason(baseline.runs[0].run, "p99_e2el_ms") == "n/a (n=40 < 299 completed requests)"
 
 

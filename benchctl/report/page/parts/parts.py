@@ -1,77 +1,60 @@
-"""The table of runs: plan, state and main numbers of each, its warnings, and the ends of failed logs.
+"""The sections of the page as plain values for the templates of the same names; none holds markup.
 
-Provenance: experiment, machine, software, command and profile, and how the sides differ.
-The top of the page: subject, verdict, the rules behind it, and what must be known before it is believed.
-The table of cells and metrics, and the answers: both sides, the change with its interval, p, and the verdict.
-The table of percentiles: each latency of each arm, with the interval over its blocks.
+Runs with their warnings and the ends of failed logs; provenance; the top of the page with what must be known before
+its verdict is believed; the metrics of a comparison, its answers and its results by node; times.
 """
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from benchctl.analysis.compare.metric import MetricComparison, scatters_of
+from benchctl.analysis.bonus.sentences import context_in_words, modes_in_words, verdict_sentences
+from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import (
-    WarningKind,
     change_text,
     floors_text,
     looks_lines,
     reasons_of,
     threshold_text,
     unrecorded_lines,
-    warning_kind,
 )
-from benchctl.analysis.metrics.bounds import marked
-from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 from benchctl.analysis.quality.accuracy import divergence_sentence, quality_lines
 from benchctl.analysis.summary.analyzed import (
     CONFIDENCE,
     LATENCY_NAMES,
     AnalyzedExperiment,
-    PercentileLevel,
+    floor_peaks,
     percentile_levels,
 )
-from benchctl.analysis.summary.summary import RunSummary
 from benchctl.analysis.validity.machines import Machine, gpu_names, machines_of
 from benchctl.errors import RecordError
-from benchctl.formats import (
-    NOT_AVAILABLE,
-    count_of,
-    first_of,
-    gib,
-    minus_in_numbers,
-    p_value,
-    page_number,
-    percentage,
-    range_of,
-    scatter,
-)
+from benchctl.formats import capitalized, count_of, first_of, gib, minus_in_numbers, percentage, range_of
 from benchctl.records.directory import arm_label
-from benchctl.records.record import PlannedRun
 from benchctl.report.charts.figure import arm_styles
 from benchctl.report.page.verdict import PageVerdict
 from benchctl.report.page.words import change_term, metric_term, p_term, value_term, verdict_term
-from benchctl.report.tables.compare import correction_text, is_shown
+from benchctl.report.table import Table
+from benchctl.report.tables.compare import correction_text, is_shown, metric_row
 from benchctl.report.tables.experiment import (
     blocks_text,
     device_of_passes,
     footnotes,
+    node_lines,
+    nodes_table,
     passes_text,
     prompt_lengths_text,
-    run_columns,
+    runs_table,
 )
+from benchctl.report.tables.times import bonus_table, launch_table, passes_table, percentile_table
 from benchctl.untrusted.files import is_file, open_file
 from benchctl.untrusted.secrets import redacted
 
 LOG_LINES: Final = 40
 _MOST_LOG_BYTES: Final = 64 * 1024
-_COLUMNS: Final = {"wall s": "wall_s", "tok/s": "output_throughput", "step ms": "step_ms", "TTFT ms": "ttft_ms"}
-_REQUESTS: Final = {"failed": "num_failed"}
-_COUNTS: Final = frozenset(_REQUESTS.values())
 
 
 def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, Any]:
@@ -81,63 +64,31 @@ def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, A
     differ in the numbers of one warning, its text is that of the first.
     """
     begun = {run.record.run_id: run for run in analysis.runs}
-    warnings = footnotes(analysis)
-    columns = {**_COLUMNS, **_REQUESTS} if analysis.passes is None else run_columns(analysis)
-    root = analysis.results.path
-    numbers = {warning_kind(warning): i for i, warning in enumerate(warnings, start=1)}
+    table, root = runs_table(analysis), analysis.results.path
     rows = []
-    for planned in analysis.results.plan.runs:
+    for planned, values, texts in zip(analysis.results.plan.runs, table.rows, table.texts(), strict=True):
         run = begun.get(planned.run_id)
-        if run is None:
-            rows.append(_planned_row(planned, columns))
-            continue
-        row = _row(run, columns, numbers)
-        path = f"runs/{quote(planned.run_id)}" if is_inside else None
-        has_log = is_file(root / "runs" / planned.run_id / "server.log", within=root)
-        rows.append({**row, "path": path, "has_log": has_log})
-    states = Counter(row["state"] for row in rows)
+        rows.append(
+            {
+                "texts": texts,
+                "marks": values["notes"],
+                "arm": arm_label(planned.variant, planned.cell),
+                "block": planned.block,
+                "record_state": None if run is None else run.record.state,
+                "path": f"runs/{quote(planned.run_id)}" if is_inside and run is not None else None,
+                "has_log": is_file(root / "runs" / planned.run_id / "server.log", within=root),
+            }
+        )
+    states = Counter(row["state"] for row in table.rows)
     return {
-        "headings": list(columns),
+        "columns": table.columns,
         "rows": rows,
         "arms": list(dict.fromkeys(row["arm"] for row in rows)),
         "all_states": list(states),
         "states": ", ".join(f"{number} {state}" for state, number in states.items()),
-        "notes": [(warning.code, warning.message) for warning in warnings],
+        "notes": [(warning.code, warning.message) for warning in footnotes(analysis)],
         "logs": list(_logs(analysis)),
     }
-
-
-def _planned_row(planned: PlannedRun, columns: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "id": planned.run_id,
-        "arm": arm_label(planned.variant, planned.cell),
-        "is_begun": False,
-        "block": planned.block,
-        "state": "not begun",
-        "numbers": [NOT_AVAILABLE] * len(columns),
-        "marks": [],
-        "path": None,
-    }
-
-
-def _row(run: RunSummary, columns: Mapping[str, str], numbers: Mapping[WarningKind, int]) -> dict[str, Any]:
-    return {
-        "id": run.record.run_id,
-        "arm": run.label,
-        "is_begun": True,
-        "block": run.record.block,
-        "state": run.state,
-        "record_state": run.record.state,
-        "numbers": [_number(run, column) for column in columns.values()],
-        "marks": sorted({numbers[kind] for w in run.warnings if (kind := warning_kind(w)) in numbers}),
-    }
-
-
-def _number(run: RunSummary, column: str) -> str:
-    value = run.number(column)
-    if column in _COUNTS:
-        return NOT_AVAILABLE if value is None else f"{value:.0f}"
-    return marked(page_number(value), column in run.bounds)
 
 
 def _logs(analysis: AnalyzedExperiment) -> Iterator[dict[str, str]]:
@@ -377,8 +328,8 @@ def _problem(verdict: PageVerdict) -> str | None:
     return problems[0].partition("\n")[2] if len(problems) == 1 and problems[0] is not None else None
 
 
-_MAX_ERRORS = 5
-_MAX_CELLS = 3
+_MAX_ERRORS: Final = 5
+_MAX_CELLS: Final = 3
 """With more cells, the first table has the deciding metrics only."""
 
 
@@ -416,36 +367,24 @@ def _body(comparison: Comparison, cell: CellComparison, *, show_all: bool) -> di
         "blocks": count_of(cell.num_blocks, "block"),
         "verdict": cell.verdict,
         "errors": [str(error) for error in cell.errors[:_MAX_ERRORS]],
-        "rows": [
-            _numbers_row(comparison, metric) for metric in cell.metrics if is_shown(metric, show_all=show_all)
-        ],
+        "rows": [_with_terms(comparison, metric) for metric in cell.metrics if is_shown(metric, show_all=show_all)],
     }
 
 
-def _numbers_row(comparison: Comparison, metric: MetricComparison) -> dict[str, Any]:
-    sides = ((comparison.a_name, metric.a, metric.a_blocks), (comparison.b_name, metric.b, metric.b_blocks))
-    probability = None if metric.estimate is None else metric.estimate.p_value
-    has_p = metric.role != "exact" and probability is not None
-    return {
+def _with_terms(comparison: Comparison, metric: MetricComparison) -> dict[str, Any]:
+    """The row of every table of metrics, with what is told of each of its fields."""
+    texts = metric_row(metric)
+    has_p = metric.role != "exact" and metric.estimate is not None and metric.estimate.p_value is not None
+    sides = (("a", comparison.a_name, metric.a_blocks), ("b", comparison.b_name, metric.b_blocks))
+    return texts | {
         "role": metric.role,
-        "name": metric.metric.name,
-        "name_meaning": metric_term(metric.metric),
+        "meaning": metric_term(metric.metric),
         "unit": f" {metric.metric.unit}" if metric.metric.unit != "1" else "",
         "sides": [
-            {
-                "name": name,
-                "number": page_number(centre),
-                "scatter": scatter(scatter_frac),
-                "mark": marked("", num_bounded),
-                "meaning": value_term(metric, name, sum(value is not None for value in blocks)),
-            }
-            for (name, centre, blocks), scatter_frac, num_bounded in zip(
-                sides, scatters_of(metric), metric.num_bounded, strict=True
-            )
+            (name, texts[side], value_term(metric, name, sum(value is not None for value in blocks)))
+            for side, name, blocks in sides
         ],
-        "change": change_text(metric),
         "change_meaning": change_term(metric),
-        "p": "exact" if metric.role == "exact" else NOT_AVAILABLE if probability is None else p_value(probability),
         "p_meaning": p_term(metric) if has_p else None,
         "verdict": metric.verdict,
         "verdict_meaning": verdict_term(metric),
@@ -475,51 +414,50 @@ def _answers(cell: CellComparison) -> dict[str, Any] | None:
     }
 
 
-Levels = Sequence[PercentileLevel | None]
+def node_values(comparison: Comparison) -> dict[str, Any] | None:
+    """The table of one comparison by node; None where the blocks ran on one."""
+    if comparison.nodes is None:
+        return None
+    lines = [f"{capitalized(line)}." for line in node_lines([comparison.nodes])]
+    return {"lines": lines, "table": nodes_table([comparison.nodes], show_all=True)}
 
 
-def percentile_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
+def percentile_values(analysis: AnalyzedExperiment) -> Table | None:
     """The table of a directory; None where no percentile is known."""
     cells = [arm.cell for arm in arm_styles(analysis)]
-    return percentile_table(
-        [(name, cell.label, percentile_levels(cell, name, CONFIDENCE)) for name in LATENCY_NAMES for cell in cells],
-        CONFIDENCE,
-        "block",
+    rows = (
+        (name, cell.label, percentile_levels(cell, name, CONFIDENCE)) for name in LATENCY_NAMES for cell in cells
     )
+    return percentile_table(rows, CONFIDENCE, "block")
 
 
-def percentile_table(
-    rows: Sequence[tuple[str, str, Levels]], confidence: float, unit: str
-) -> dict[str, Any] | None:
-    """``rows`` are latency, arm and its percentiles; None where none is known. ``unit`` is the word for a block."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for latency, label, levels in rows:
-        if any(level is not None for level in levels):
-            numbers = [_text(level) for level in levels]
-            groups.setdefault(latency, []).append({"label": label, "numbers": numbers})
-    if not groups:
+def passes_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
+    """The times of forward passes and the cost of their launches; None without a pass that counts."""
+    if analysis.passes is None or not analysis.passes.times:
         return None
-    fewest = ", ".join(f"p{percent} {smallest_sample(percent)}" for percent in PERCENTS if percent > 50)
     return {
-        "headings": [f"p{percent}" for percent in PERCENTS],
-        "groups": [(LATENCY_NAMES[name], group) for name, group in groups.items()],
-        "num_rows": sum(map(len, groups.values())),
-        "note": (
-            f"In ms: {'centre' if unit == 'block' else 'geometric mean'} over {unit}s of the percentile of each, "
-            "in brackets its "
-            f"{percentage(confidence)} interval with {unit}s as units. "
-            f"{NOT_AVAILABLE}: too few completed requests in a {unit} ({fewest}). In virtual time the "
-            "percentile of so few is shown, with their number: of these requests alone, near the slowest of them."
-        ),
+        "name": analysis.results.path.resolve().name,
+        "baseline": analysis.results.manifest.baseline,
+        "peaks": floor_peaks(analysis.passes, analysis.results, analysis.experiment.hardware),
+        "times": passes_table(analysis),
+        "launches": launch_table(analysis),
     }
 
 
-def _text(level: PercentileLevel | None) -> tuple[str, str]:
-    """Value and interval, with the number of requests where these are too few."""
-    if level is None:
-        return NOT_AVAILABLE, ""
-    mark = "" if level.num_requests is None else f"of {level.num_requests}"
-    if level.interval_ms is None:
-        return page_number(level.level_ms), mark
-    low, high = level.interval_ms
-    return page_number(level.level_ms), f"[{page_number(low)}, {page_number(high)}] {mark}".rstrip()
+def bonus_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
+    """Every verdict on backfill with its tables; None where no ways of backfill are compared."""
+    if analysis.bonus is None:
+        return None
+    return {
+        "name": analysis.results.path.resolve().name,
+        "where": analysis.bonus.where,
+        "verdicts": [
+            {
+                "context": context_in_words(design),
+                "sentences": verdict_sentences(verdict),
+                "tables": [(modes_in_words(*modes), bonus_table(verdict, modes)) for modes in verdict.mode_pairs],
+            }
+            for design, verdict in analysis.bonus.verdicts
+        ],
+        "missing": analysis.bonus.missing,
+    }

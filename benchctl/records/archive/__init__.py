@@ -1,1 +1,0 @@
-"""Archives of result directories: written the same way each time, and opened wherever a directory is."""

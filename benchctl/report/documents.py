@@ -1,0 +1,470 @@
+"""A comparison, a directory and its verdict as JSON documents and as rows of CSV."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import msgspec
+
+from benchctl.analysis.attribution.decomposition import Decomposition
+from benchctl.analysis.attribution.estimate import Contribution, StepFloor
+from benchctl.analysis.attribution.text import floor_line, model_line, sentence, wall_line
+from benchctl.analysis.compare.metric import MetricComparison
+from benchctl.analysis.compare.nodes import NodeResults
+from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.compare.words import reasons_of, verdict_sentence
+from benchctl.analysis.metrics.run import METRICS
+from benchctl.analysis.metrics.speculation import ArmDrafts
+from benchctl.analysis.quality.accuracy import divergence_sentence, quality_lines
+from benchctl.analysis.quality.divergence import Divergence
+from benchctl.analysis.statistics.estimate import RatioEstimate
+from benchctl.analysis.statistics.intervals import Slope
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment
+from benchctl.analysis.summary.flops_bridge import flops_bridge
+from benchctl.analysis.summary.summary import CellSummary, SweepRow
+from benchctl.analysis.validity.machines import machines_of
+from benchctl.errors import InvalidDataError, NotComparableError
+from benchctl.interop.writers.vllm import bounds_document
+from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.model_documents import verdicts_document
+from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
+from benchctl.report.table import csv_bytes
+
+
+def document_of(comparison: Comparison) -> dict[str, Any]:
+    """Everything of a comparison; units inside ``metrics`` are those of each metric, ratios are b / a."""
+    return {
+        "verdict": comparison.verdict,
+        "exit_code": comparison.exit_code,
+        "summary": verdict_sentence(comparison),
+        "reasons": list(reasons_of(comparison)),
+        "a": comparison.a_name,
+        "b": comparison.b_name,
+        "margin_frac": comparison.margin_frac,
+        "equivalence_margin_frac": (
+            comparison.margin_frac
+            if comparison.equivalence_margin_frac is None
+            else comparison.equivalence_margin_frac
+        ),
+        "confidence": comparison.confidence,
+        "num_looks": comparison.num_looks,
+        "num_extensions": comparison.num_extensions,
+        "pairing": comparison.pairing,
+        "num_tests": comparison.num_tests,
+        "screening": comparison.is_screening,
+        "noise": {name: msgspec.to_builtins(noise) for name, noise in comparison.noise.items()},
+        "noise_source": comparison.noise_source or None,
+        "cells": [_cell_document(cell) for cell in comparison.cells],
+        "metrics": [_metric_document(cell, m) for cell in comparison.cells for m in cell.metrics],
+        "nodes": None if comparison.nodes is None else nodes_document(comparison.nodes),
+        "allowed_differences": [
+            {"key": d.key, "a": d.a, "b": d.b, "cells": list(d.cells)} for d in comparison.allowed
+        ],
+        "warnings": [{"code": w.code, "message": w.message, "where": w.where} for w in comparison.warnings],
+    }
+
+
+def refusal_document(error: InvalidDataError) -> dict[str, Any]:
+    """The same document for results that must not be compared or cannot be read."""
+    differences = error.differences if isinstance(error, NotComparableError) else ()
+    return {
+        "verdict": "not-comparable" if isinstance(error, NotComparableError) else "invalid",
+        "exit_code": error.exit_code,
+        "summary": str(error).splitlines()[0],
+        "reasons": list(differences) or [str(error)],
+        "cells": [],
+        "metrics": [],
+        "allowed_differences": [],
+        "warnings": [],
+    }
+
+
+def verdict_document(verdict: PageVerdict) -> dict[str, Any]:
+    """The verdict, and under ``comparisons`` the document of each comparison; those of controls decide nothing."""
+    return {
+        "verdict": verdict.word,
+        "exit_code": verdict.exit_code,
+        "summary": verdict.sentence,
+        "comparisons": [
+            {**comparison_document(one), "is_control": one.is_control, "sides": one.sides} for one in verdict.all
+        ],
+        "notes": list(verdict.notes),
+    }
+
+
+def comparison_document(one: ComparisonVerdict) -> dict[str, Any]:
+    """One comparison; where none could be made, the reason in the same keys."""
+    if one.comparison is not None:
+        return document_of(one.comparison)
+    return {
+        "verdict": one.word,
+        "exit_code": one.exit_code,
+        "summary": one.sentence,
+        "reasons": list(one.differences) or [one.problem],
+        "a": one.a_name,
+        "b": one.b_name,
+        "cells": [],
+        "metrics": [],
+    }
+
+
+_COLUMNS: Final = (
+    "cell",
+    "name",
+    "unit",
+    "role",
+    "a",
+    "b",
+    "ratio",
+    "ci_low",
+    "ci_high",
+    "blocks",
+    "p",
+    "margin_frac",
+    "equivalence_margin_frac",
+    "judged_confidence",
+    "minimum_detectable_effect",
+    "estimator",
+    "method",
+    "verdict",
+    "reason",
+)
+
+
+def comparison_csv(comparison: Comparison) -> bytes:
+    """One line for each metric in each cell; ratios are b / a."""
+    return csv_bytes(_COLUMNS, document_of(comparison)["metrics"])
+
+
+def comparisons_csv(comparisons: Mapping[str, Comparison]) -> bytes:
+    """The lines of several comparisons; the first column is the name of each."""
+    documents = {name: document_of(comparison) for name, comparison in comparisons.items()}
+    rows = [{"sides": name, **row} for name, document in documents.items() for row in document["metrics"]]
+    return csv_bytes(("sides", *_COLUMNS), rows)
+
+
+def _cell_document(cell: CellComparison) -> dict[str, Any]:
+    return {
+        "cell": cell.label,
+        "a": cell.a_label,
+        "b": cell.b_label,
+        "blocks": cell.num_blocks,
+        "a_first": cell.num_a_first,
+        "block_ids": list(cell.design.blocks),
+        "positions": cell.design.positions,
+        "verdict": cell.verdict,
+        "errors": list(cell.errors),
+        "unrecorded_metrics": list(cell.unrecorded),
+        "decomposition": None if cell.decomposition is None else _decomposition_document(cell.decomposition),
+        "drafts": {"a": drafts_document(cell.a_drafts), "b": drafts_document(cell.b_drafts)},
+        "quality": quality_document(cell),
+        "divergence": divergence_document(cell),
+    }
+
+
+def _metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str, Any]:
+    """``order`` has slopes in logarithms of the value: per position in the block, per block."""
+    estimate, order, judged = metric.estimate, metric.order, None
+    if estimate is not None and metric.judged_confidence is not None:
+        judged = estimate.interval_at(metric.judged_confidence)
+    return {
+        "name": metric.metric.name,
+        "unit": metric.metric.unit,
+        "cell": cell.label,
+        "a": metric.a,
+        "b": metric.b,
+        "ratio": estimate.ratio if estimate else None,
+        "ci_low": estimate.ci_low if estimate else None,
+        "ci_high": estimate.ci_high if estimate else None,
+        "blocks": estimate.num_blocks if estimate else cell.num_blocks,
+        "verdict": metric.verdict,
+        "reason": metric.reason,
+        "margin_frac": metric.margins.change_frac,
+        "change_margin_frac": metric.margins.change_frac,
+        "equivalence_margin_frac": metric.margins.equivalence_frac,
+        "judged_confidence": metric.judged_confidence,
+        "judged_interval": None if judged is None else [math.exp(end) for end in judged],
+        "method": estimate.method if estimate else None,
+        "estimator": estimate.estimator if estimate else None,
+        "position_effect": estimate.position_effect if estimate else None,
+        "block_weights": list(estimate.block_weights) if estimate else [],
+        "order": None
+        if order is None
+        else {
+            "per_position": _slope_document(order.position),
+            "ratio_per_block": _slope_document(order.ratio_drift),
+            "level_per_block": _slope_document(order.machine_drift),
+        },
+        "outlier_blocks": list(metric.outlier_blocks),
+        "without_outliers": None if metric.without_outliers is None else ratio_document(metric.without_outliers),
+        "is_unreliable": metric.is_unreliable,
+        "runs_with_bounds": {"a": metric.num_bounded[0], "b": metric.num_bounded[1]},
+        "p": estimate.p_value if estimate else None,
+        "minimum_detectable_effect": estimate.minimum_detectable_effect if estimate else None,
+        "exploratory": metric.role == "exploratory",
+        "role": metric.role,
+        "a_blocks": list(metric.a_blocks),
+        "b_blocks": list(metric.b_blocks),
+    }
+
+
+def _slope_document(slope: Slope | None) -> dict[str, float] | None:
+    if slope is None:
+        return None
+    return {"log": slope.log_per_unit, "standard_error": slope.standard_error, "p": slope.p_value}
+
+
+def drafts_document(drafts: ArmDrafts | None) -> dict[str, Any] | None:
+    """Counts and acceptance of an arm's draft tokens; None where none were drafted."""
+    if drafts is None:
+        return None
+    return {
+        "drafts": drafts.counts.drafts,
+        "draft_tokens": drafts.counts.draft_tokens,
+        "accepted_tokens": drafts.counts.accepted_tokens,
+        "acceptance_rate": drafts.acceptance_rate,
+        "acceptance_length": drafts.acceptance_length,
+        "positions": [
+            {
+                **asdict(position.pooled),
+                "survival_interval": position.survival_interval,
+                "conditional_interval": position.conditional_interval,
+            }
+            for position in drafts.positions
+        ],
+    }
+
+
+def quality_document(cell: CellComparison) -> dict[str, Any] | None:
+    """Judged answers; accuracies in [0, 1], differences in percentage points. Only ``note`` where none were."""
+    if cell.quality is None:
+        return None if cell.quality_note is None else {"note": cell.quality_note}
+    values = asdict(cell.quality)
+    values["pass_at"] = {str(k): {"a": a, "b": b} for k, (a, b) in cell.quality.pass_at.items()}
+    return {**values, "decides": cell.is_quality_deciding, "lines": list(quality_lines(cell.quality))}
+
+
+def divergence_document(cell: CellComparison) -> dict[str, Any] | None:
+    """Identical texts and the position at which others diverge, of B against A and of A against itself."""
+    divergence = cell.divergence
+    if divergence is None:
+        return None
+    baseline = divergence.a_against_a
+    return {
+        "b_against_a": _divergence_values(divergence.b_against_a),
+        "a_against_a": None if baseline is None else _divergence_values(baseline),
+        "temperature": divergence.temperature,
+        "summary": divergence_sentence(divergence),
+    }
+
+
+def _divergence_values(divergence: Divergence) -> dict[str, Any]:
+    return {**asdict(divergence), "identical_frac": divergence.identical_frac}
+
+
+def _decomposition_document(of: Decomposition) -> dict[str, Any]:
+    """Everything of a decomposition; times in seconds, factors and shares as numbers."""
+    lines = [line(of) for line in (wall_line, model_line, floor_line)]
+    wall, sections, work, model = of.wall, of.sections, of.work, of.model
+    return {
+        "sentence": sentence(of),
+        "lines": [line for line in lines if line is not None],
+        "blocks": of.num_blocks,
+        "wall": None
+        if wall is None
+        else {
+            "a_s": wall.a_s,
+            "b_s": wall.b_s,
+            **ratio_document(wall.total),
+            "factors": [
+                {
+                    "name": factor.name,
+                    "meaning": factor.meaning,
+                    **ratio_document(factor.estimate),
+                    "added_s": factor.added_s,
+                    "share": factor.share_of(wall.total),
+                }
+                for factor in wall.factors
+            ],
+        },
+        "sections": None
+        if sections is None
+        else {
+            **_parts_document(sections.whole, sections.sections),
+            "clock": sections.clock_note,
+            "unplaced": list(sections.unplaced),
+        },
+        "work": None
+        if isinstance(work, str)
+        else {
+            "model": f"roofline of {work.hardware}",
+            **_parts_document(work.whole, work.parts),
+            "unexplained_frac": work.rest.share_of(work.whole),
+            "floor": None if work.floor is None else _floor_document(work.floor),
+        },
+        "work_missing": work if isinstance(work, str) else None,
+        "model": None
+        if isinstance(model, str)
+        else {
+            "source": model.source.name,
+            "held_out_mape_frac": model.source.mape_frac,
+            **_parts_document(model.whole, model.parts),
+            "predicted": asdict(model.predicted),
+            "explained_frac": model.explained_frac,
+        },
+        "model_missing": model if isinstance(model, str) else None,
+    }
+
+
+def ratio_document(estimate: RatioEstimate) -> dict[str, float | None]:
+    """The ratio with both ends of its interval."""
+    return {"ratio": estimate.ratio, "ci_low": estimate.ci_low, "ci_high": estimate.ci_high}
+
+
+def _parts_document(whole: Contribution, parts: Sequence[Contribution]) -> dict[str, Any]:
+    return {"whole": asdict(whole), "parts": [asdict(part) for part in parts]}
+
+
+def _floor_document(floor: StepFloor) -> dict[str, Any]:
+    """The ratio of the steps at the peaks of a device, its causes, and the measured ratio."""
+    low, high = floor.interval or (None, None)
+    return {
+        "hardware": floor.hardware,
+        "ratio": floor.ratio,
+        "causes": dict(floor.causes),
+        "measured_ratio": floor.measured,
+        "measured_ci_low": low,
+        "measured_ci_high": high,
+        "times_floor": floor.times_floor,
+        "a_times_floor": floor.a_times_floor,
+        "added_s": floor.added_s,
+        "floor_added_s": floor.floor_added_s,
+    }
+
+
+NODE_COLUMNS: Final = ("variant", "cell", "metric", "node", "blocks", "ratio", "p")
+
+
+def nodes_document(results: NodeResults) -> dict[str, Any]:
+    """Every deciding metric by node; ``p`` is that of the F test of equal nodes."""
+    return {
+        "variant": results.variant,
+        "confidence": results.confidence,
+        "num_tests": results.num_tests,
+        "metrics": [
+            {
+                "cell": metric.label,
+                "name": metric.metric,
+                "nodes": [row._asdict() for row in metric.rows],
+                "over_blocks": ratio_document(metric.over_blocks),
+                "p": metric.p_value,
+            }
+            for metric in results.metrics
+        ],
+    }
+
+
+def node_values(variants: Sequence[NodeResults]) -> list[dict[str, Any]]:
+    """A row for each node in each metric of each cell."""
+    return [
+        dict(zip(NODE_COLUMNS, (results.variant, metric.label, metric.metric, *row, metric.p_value), strict=True))
+        for results in variants
+        for metric in results.metrics
+        for row in metric.rows
+    ]
+
+
+def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
+    """``summary.json``: every run, every cell over its blocks, findings and all warnings.
+
+    ``machines`` are those that measured the runs. ``bonus`` is there for experiments that compare ways of backfill,
+    ``nodes`` where blocks ran on more than one.
+    """
+    manifest = analysis.results.manifest
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "profile": manifest.profile,
+        "state": manifest.state,
+        "baseline": manifest.baseline,
+        "machines": msgspec.to_builtins(machines_of(analysis.results)),
+        "runs": [dict(run.values) for run in analysis.runs],
+        "bounds": {run.record.run_id: bounds_document(run.bounds) for run in analysis.runs if run.bounds},
+        "cells": [_cell(cell) for cell in analysis.cells],
+        "ladders": msgspec.to_builtins(analysis.ladders),
+        **({} if analysis.bonus is None else {"bonus": verdicts_document(analysis.bonus)}),
+        **({"nodes": [nodes_document(results) for results in analysis.nodes]} if analysis.nodes else {}),
+        "findings": [
+            {"code": finding.code, "sentence": finding.sentence, "numbers": dict(finding.numbers)}
+            for finding in analysis.findings
+        ],
+        "warnings": msgspec.to_builtins(
+            [*analysis.warnings, *(warning for run in analysis.runs for warning in run.warnings)]
+        ),
+        "damage": list(analysis.damage),
+        "definitions": {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()},
+    }
+
+
+def sweep_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
+    """``sweep_summary.json``: every cell against the baseline, with the ratios of its blocks."""
+    manifest = analysis.results.manifest
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "profile": manifest.profile,
+        "baseline": manifest.baseline,
+        "rows": [_sweep_row(row) for row in analysis.sweep],
+        "infeasible": [
+            {"variant": cell.variant, "factors": cell.cell, "infeasible": cell.infeasible}
+            for cell in analysis.infeasible
+        ],
+    }
+
+
+def show_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
+    """The output of ``benchctl show --json``: the summary, the sweep, the manifest and the runs not yet begun.
+
+    ``peaks`` are those that FLOPs and bytes are compared with, and their origin.
+    """
+    hardware, sweep = analysis.experiment.hardware, sweep_document(analysis)
+    names = ("name", "peak_flops_per_s", "bandwidth_bytes_per_s", "source", "measured_at")
+    return summary_document(analysis) | {
+        "path": str(analysis.results.source),
+        "manifest": msgspec.to_builtins(analysis.results.manifest),
+        "peaks": None if hardware is None else {name: getattr(hardware, name) for name in names},
+        "not_begun": [planned.run_id for planned in analysis.runs_not_begun],
+        "sweep": sweep["rows"],
+        "infeasible": sweep["infeasible"],
+    }
+
+
+def _cell(cell: CellSummary) -> dict[str, Any]:
+    return {
+        "variant": cell.variant,
+        "cell": cell.cell,
+        "num_runs": len(cell.runs),
+        "num_unusable": cell.num_unusable,
+        "infeasible": cell.infeasible,
+        "columns": {
+            column: {"centre": spread.centre, "scatter_frac": spread.scatter_frac, "sd": spread.sd, "n": spread.n}
+            for column, spread in cell.spreads.items()
+        },
+        "drafts": drafts_document(cell.drafts()),
+        "flops_bridge": None if (bridge := flops_bridge(cell)) is None else msgspec.to_builtins(bridge),
+    }
+
+
+def _sweep_row(row: SweepRow) -> dict[str, Any]:
+    return dict(row.values) | {
+        "factors": row.cell,
+        "step_floor": _floor_document(row.floor) if isinstance(row.floor, StepFloor) else None,
+        "step_floor_missing": row.floor if isinstance(row.floor, str) else None,
+        "estimates": {
+            quantity: ratio_document(estimate) | {"confidence": estimate.confidence, "p_value": estimate.p_value}
+            for quantity, estimate in row.estimates.items()
+        },
+        "blocks": [
+            {"block": block, **{quantity: ratio.block_ratios.get(block) for quantity, ratio in row.ratios.items()}}
+            for block in row.blocks
+        ],
+    }
