@@ -55,7 +55,7 @@ from benchctl.cli.options.load import (
     Url,
     Workers,
 )
-from benchctl.cli.options.options import RESULTS, FormerOutputDir, chosen_output
+from benchctl.cli.options.options import RESULTS
 from benchctl.cli.screen import has_room_for_bars, print_json, warn, wide_console
 from benchctl.cli.streams import drawing
 from benchctl.engines.attach.engine import AttachEngine
@@ -116,7 +116,6 @@ def load(  # the parameters are the command line
     label: LoadLabel = None,
     output: Output = None,
     result_file: ResultFile = None,
-    output_dir: FormerOutputDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a load to a running server and report latencies and throughput.
@@ -152,7 +151,7 @@ def load(  # the parameters are the command line
     plain["sampling"] = {name: value for name, value in sampling.items() if value is not None}
     plain["request"] = {"extra_body": _extra_body(extra_body), "headers": _headers(header or [])}
     limits_ms = parse_limits(goodput or [])
-    loaded = _load(plain, chosen_output(output, output_dir), label, limits_ms, result_file, is_quiet=as_json)
+    loaded = _load(plain, output, label, limits_ms, result_file, is_quiet=as_json)
     raise typer.Exit(_EXIT_CODES[loaded.record.state])
 
 

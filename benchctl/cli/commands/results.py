@@ -21,7 +21,7 @@ from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.commands.compare import write_page
 from benchctl.cli.commands.show import print_digest, print_verification
-from benchctl.cli.options.options import RESULTS, FormerOutputDir, chosen_output, complete_results
+from benchctl.cli.options.options import RESULTS, complete_results
 from benchctl.cli.screen import bytes_progress, print_json, wide_console
 from benchctl.cluster.arrival import import_archive
 from benchctl.cluster.pull import Pulled, parse_source
@@ -86,7 +86,6 @@ def export(
         Path | None,
         typer.Option("--output", "-o", metavar="OUT", help="Directory to write; by default DIR/export/<format>."),
     ] = None,
-    output_dir: FormerOutputDir = None,
 ) -> None:
     """Write an archive, or each finished run in the format of another tool, one directory for each arm.
 
@@ -94,7 +93,6 @@ def export(
     with secrets, and is the same file whenever and wherever it is written. Damaged files are named on stderr,
     with exit code 4 after the rest is written.
     """
-    output = chosen_output(output, output_dir)
     if (form is None) == (archive is None):
         raise UsageError("give either --archive FILE, for one file, or --format, for the files of another tool")
     if archive is not None:

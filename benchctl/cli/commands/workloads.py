@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from benchctl.cli.options.options import chosen_output
 from benchctl.cli.screen import folding_console
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
@@ -36,7 +35,6 @@ _Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="DIR", help="Directory of the files.", show_default=False),
 ]
-_FormerOut = Annotated[Path | None, typer.Option("--out", hidden=True)]
 _Url = Annotated[str, typer.Option("--base-url", metavar="URL", help="Address of the server in the files.")]
 _Files = Annotated[list[Path], typer.Argument(help="Configurations of inference-perf, as YAML.", metavar="FILE...")]
 _Model = Annotated[
@@ -91,18 +89,16 @@ def show(name: Annotated[str, typer.Argument(help="W1 to W5 or V1.")]) -> None:
 def export(
     names: _Names = None,
     output: _Output = None,
-    out: _FormerOut = None,
     base_url: _Url = "http://127.0.0.1:8000",
     model_name: Annotated[
         str | None, typer.Option("--model-name", help="Model that requests name; by default the server's own.")
     ] = None,
 ) -> None:
     """Write workloads as configurations of inference-perf."""
-    directory = chosen_output(output, out)
-    if directory is None:
+    if output is None:
         raise UsageError("name the directory of the files with --output")
     for workload in _workloads(names):
-        for path in write_inference_perf(workload, directory, base_url=base_url, model_name=model_name):
+        for path in write_inference_perf(workload, output, base_url=base_url, model_name=model_name):
             print(path)
 
 

@@ -180,8 +180,6 @@ Output = Annotated[
         show_default=False,
     ),
 ]
-FormerOutputDir = Annotated[Path | None, typer.Option("--output-dir", hidden=True)]
-"""The former name of ``--output`` where it named what the command writes."""
 OutputDir = Annotated[Path, typer.Option("--output-dir", help="Parent of new result directories.")]
 Label = Annotated[str | None, typer.Option("--label", help="Remark for the manifest.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="One line per run instead of bars, for CI.")]
@@ -208,10 +206,3 @@ def chosen_profile(name: str | None, option: str | None) -> str | None:
     if name is not None and option is not None and name != option:
         raise UsageError(f"two profiles are named, {name!r} and --profile {option!r}; give one of the two")
     return option if name is None else name
-
-
-def chosen_output(output: Path | None, former: Path | None) -> Path | None:
-    """The destination of a command, by ``--output`` or its former name. Raises UsageError where both are given."""
-    if output is not None and former is not None:
-        raise UsageError(f"--output {output} and its former name both name the destination; give one of the two")
-    return former if output is None else output
