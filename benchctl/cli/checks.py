@@ -7,7 +7,6 @@ from pathlib import Path
 from benchctl.cli.screen import warn
 from benchctl.errors import BenchctlError, UsageError
 from benchctl.load.demand import size_of
-from benchctl.measure.gpu_need import gpu_shortfalls
 from benchctl.measure.machine_limits import Shortfall, shortfalls
 from benchctl.profile.model import Profile
 from benchctl.records.record import PreparedRequest
@@ -21,6 +20,8 @@ A_RUN_IS_SUSPECT = 4
 
 def check_gpu(profile: Profile, *, is_plan: bool = False) -> None:
     """Raise UsageError where servers of this profile need a GPU and there is none; of a plan it is a warning."""
+    from benchctl.measure.gpu_need import gpu_shortfalls  # 'benchctl load' needs no NVML
+
     _refuse(gpu_shortfalls(profile), is_plan=is_plan)
 
 
