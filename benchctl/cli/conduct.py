@@ -24,8 +24,8 @@ from benchctl.analysis.power import estimate_power, power_lines
 from benchctl.cli.checks import A_RUN_FAILED
 from benchctl.cli.commands.profiles import check_names
 from benchctl.cli.output.verdicts import duration_text, estimate_plan, print_prediction
-from benchctl.cli.screen import drawing, has_room_for_bars, warn, wide_console
-from benchctl.cli.streams import log_line
+from benchctl.cli.screen import has_room_for_bars, warn, wide_console
+from benchctl.cli.streams import drawing, log_line
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.formats import count_of, duration, percentage

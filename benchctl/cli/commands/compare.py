@@ -5,9 +5,10 @@ A comparison on the screen and in files, whose format follows from the suffix.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import typer
 
@@ -19,7 +20,7 @@ from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.planning.noise_floor import noise_of_experiment
 from benchctl.analysis.statistics.estimate import ESTIMATORS, Estimator
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze, analyze_directory
+from benchctl.analysis.summary.analyzed import analyze, analyze_directory
 from benchctl.cli.options.compare import (
     AllowAltered,
     AllowDifference,
@@ -61,6 +62,9 @@ from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict, directo
 from benchctl.report.table import fenced, markdown_text
 from benchctl.report.tables.compare import MOST_CHARACTERS, comparison_tables, footnotes_of, markdown_of
 from benchctl.untrusted.text import visible_line
+
+Contents: TypeAlias = Mapping[str, Callable[[], str | bytes]]
+"""What is written, by the suffix of the file."""
 
 
 @uncollected()
@@ -115,19 +119,47 @@ def compare(
         quality_margin_points=quality_margin,
         step_time_model=step_time_model,
     )
+    form = "json" if as_json else "markdown" if as_markdown else "table"
     if b is None:
-        form = "json" if as_json else "markdown" if as_markdown else "table"
         raise typer.Exit(compare_directory(Path(a), options, outputs, summary, form=form, show_all=show_all))
     comparison, loaded = _compare_or_write_refusal(a, b, options, outputs, summary, as_json=as_json)
-    for path in outputs:
-        if path.suffix == PAGE:
-            write_page(a, b, options, path, comparison, loaded)
-        else:
-            write_comparison(comparison, path, show_all=show_all)
-    if summary is not None:
-        append(summary, markdown_of(comparison, show_all=show_all))
-    _print(comparison, as_json=as_json, as_markdown=as_markdown, show_all=show_all)
+    contents: Contents = {
+        ".json": lambda: _json_text(document_of(comparison)),
+        ".md": lambda: f"{markdown_of(comparison, show_all=show_all)}\n",
+        ".csv": partial(comparison_csv, comparison),
+        ".png": partial(_picture, [comparison]),
+        PAGE: lambda: page_of_sides(a, b, options, comparison, loaded)[0],
+    }
+    if _tell(contents, outputs, summary, form):
+        print_comparison(comparison, show_all=show_all)
     raise typer.Exit(comparison.exit_code)
+
+
+def _tell(contents: Contents, outputs: Sequence[Path], summary: Path | None, form: str) -> bool:
+    """Write all outputs, and print what is no table; True where the table is to be printed."""
+    for path in outputs:
+        content = contents[path.suffix]()
+        write_bytes_atomic(path, content.encode() if isinstance(content, str) else content)
+    if summary is not None:
+        _append(summary, str(contents[".md"]()))
+    if form != "table":
+        print(contents[".json" if form == "json" else ".md"](), end="")
+    return form == "table"
+
+
+def _json_text(document: object) -> str:
+    return f"{json.dumps(document, indent=1, allow_nan=False)}\n"
+
+
+def _picture(comparisons: Sequence[Comparison]) -> bytes:
+    from benchctl.report.plots.sweep import forest_plot  # matplotlib
+
+    if len(comparisons) != 1:
+        raise UsageError(
+            f"a picture shows one comparison, and these are {len(comparisons)}; name two sides, or a file that "
+            "ends in .html"
+        )
+    return forest_plot(comparisons[0])
 
 
 def _compare_or_write_refusal(
@@ -147,16 +179,6 @@ def _compare_or_write_refusal(
         if as_json:
             print(json.dumps(refusal_document(error), indent=1))
         raise
-
-
-def _print(comparison: Comparison, *, as_json: bool, as_markdown: bool, show_all: bool) -> None:
-
-    if as_json:
-        print(json.dumps(document_of(comparison), indent=1, allow_nan=False))
-    elif as_markdown:
-        print(markdown_of(comparison, show_all=show_all))
-    else:
-        print_comparison(comparison, show_all=show_all)
 
 
 def _estimator(name: str | None) -> Estimator | None:
@@ -214,28 +236,23 @@ def summary_path() -> Path:
     return Path(named)
 
 
-def write_comparison(comparison: Comparison, path: Path, *, show_all: bool) -> None:
-    """Replace ``path`` with the comparison in the format of its suffix."""
-    write_bytes_atomic(path, _content(comparison, path.suffix, show_all=show_all))
-
-
-def write_page(
+def page_of_sides(
     a: str,
     b: str,
     options: CompareOptions,
-    path: Path,
     comparison: Comparison | None = None,
     loaded: Sequence[Experiment] = (),
-) -> tuple[str, ...]:
-    """Replace ``path`` with the page on two sides; returns descriptions of damaged files.
+) -> tuple[bytes, tuple[str, ...]]:
+    """The page on two sides, and descriptions of damaged files.
 
     ``comparison`` is that of the sides where it was already made, ``loaded`` their experiments where it was of
     directories.
     """
     if is_unpaired(a, b):
-        _write_files_page(a, b, options, path, comparison)
-        return ()
-
+        comparison = comparison or compare_paths(a, b, options)
+        a_runs, b_runs = (runs_of_side(side, allow_suspect=options.allow_suspect) for side in (a, b))
+        sides = ForeignSides(a_name=comparison.a_name, b_name=comparison.b_name, a=a_runs, b=b_runs)
+        return files_page(comparison, sides).encode(), ()
     a_side, b_side = parse_side(a), parse_side(b)
     is_one = a_side.path.resolve() == b_side.path.resolve()
     analyses = [
@@ -247,28 +264,8 @@ def write_page(
         variants = dict.fromkeys(planned.variant for planned in analysis.results.plan.runs)
         if variants and side.variant not in {None, *variants}:
             raise UsageError(f"{side.path} has no variant {side.variant!r}; it has {', '.join(variants)}")
-    write_bytes_atomic(path, sides_page((a_analysis, a_side), (b_analysis, b_side), options, comparison).encode())
-    return tuple(dict.fromkeys((*a_analysis.damage, *b_analysis.damage)))
-
-
-def _write_files_page(a: str, b: str, options: CompareOptions, path: Path, comparison: Comparison | None) -> None:
-
-    comparison = compare_paths(a, b, options) if comparison is None else comparison
-    a_runs, b_runs = (runs_of_side(side, allow_suspect=options.allow_suspect) for side in (a, b))
-    sides = ForeignSides(a_name=comparison.a_name, b_name=comparison.b_name, a=a_runs, b=b_runs)
-    write_bytes_atomic(path, files_page(comparison, sides).encode())
-
-
-def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:
-    if suffix == ".png":
-        from benchctl.report.plots.sweep import forest_plot
-
-        return forest_plot(comparison)
-    if suffix == ".csv":
-        return comparison_csv(comparison)
-    if suffix == ".md":
-        return f"{markdown_of(comparison, show_all=show_all)}\n".encode()
-    return f"{json.dumps(document_of(comparison), indent=1, allow_nan=False)}\n".encode()
+    page = sides_page((a_analysis, a_side), (b_analysis, b_side), options, comparison)
+    return page.encode(), tuple(dict.fromkeys((*a_analysis.damage, *b_analysis.damage)))
 
 
 def write_refusal(error: InvalidDataError, outputs: Sequence[Path], summary: Path | None) -> None:
@@ -280,13 +277,13 @@ def write_refusal(error: InvalidDataError, outputs: Sequence[Path], summary: Pat
         elif path.suffix == ".md":
             write_bytes_atomic(path, f"{message}\n".encode())
     if summary is not None:
-        append(summary, message)
+        _append(summary, f"{message}\n")
 
 
-def append(path: Path, text: str) -> None:
+def _append(path: Path, text: str) -> None:
     """Append to a job's summary, which other steps write, too."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(f"{text}\n")
+        file.write(text)
 
 
 def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
@@ -336,37 +333,17 @@ def compare_directory(
         raise UsageError(f"{path}: {verdict.sentence}; name the side to judge as well, as B")
     if all(one.problem is not None and one.exit_code == UsageError.exit_code for one in verdict.all):
         raise UsageError(verdict.all[0].problem or "")
-    for output in outputs:
-        write_bytes_atomic(output, _content_of_all(analysis, verdict, output, show_all=show_all))
-    if summary is not None:
-        append(summary, _markdown_of_all(verdict, show_all=show_all))
-    if form == "json":
-        print(json.dumps(verdict_document(verdict), indent=1, allow_nan=False))
-    elif form == "markdown":
-        print(_markdown_of_all(verdict, show_all=show_all))
-    else:
+    comparisons = {one.sides: one.comparison for one in verdict.all if one.comparison is not None}
+    contents: Contents = {
+        ".json": lambda: _json_text(verdict_document(verdict)),
+        ".md": lambda: f"{_markdown_of_all(verdict, show_all=show_all)}\n",
+        ".csv": partial(comparisons_csv, comparisons),
+        ".png": lambda: _picture(list(comparisons.values())),
+        PAGE: partial(directory_page, analysis, verdict=verdict, is_inside=False),
+    }
+    if _tell(contents, outputs, summary, form):
         _print_all(verdict, show_all=show_all)
     return verdict.exit_code
-
-
-def _content_of_all(analysis: AnalyzedExperiment, verdict: PageVerdict, output: Path, *, show_all: bool) -> bytes:
-    comparisons = {one.sides: one.comparison for one in verdict.all if one.comparison is not None}
-    if output.suffix == PAGE:
-        return directory_page(analysis, verdict=verdict, is_inside=False).encode()
-    if output.suffix == ".md":
-        return f"{_markdown_of_all(verdict, show_all=show_all)}\n".encode()
-    if output.suffix == ".csv":
-        return comparisons_csv(comparisons)
-    if output.suffix == ".png":
-        from benchctl.report.plots.sweep import forest_plot
-
-        if len(comparisons) != 1:
-            raise UsageError(
-                f"--output {output}: a picture shows one comparison, and these are {len(comparisons)}; name two "
-                "sides, or a file that ends in .html"
-            )
-        return forest_plot(*comparisons.values())
-    return f"{json.dumps(verdict_document(verdict), indent=1, allow_nan=False)}\n".encode()
 
 
 def _headline(verdict: PageVerdict) -> str | None:

@@ -19,7 +19,7 @@ import typer
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.summary.analyzed import analyze_directory
-from benchctl.cli.commands.compare import write_page
+from benchctl.cli.commands.compare import page_of_sides
 from benchctl.cli.commands.show import print_digest, print_verification
 from benchctl.cli.options.options import RESULTS, complete_results
 from benchctl.cli.screen import bytes_progress, print_json, wide_console
@@ -36,6 +36,7 @@ from benchctl.interop.writers.export import write_foreign
 from benchctl.records.archive import Contents, contents_of, write_archive
 from benchctl.records.claims.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.files import write_bytes_atomic
 from benchctl.records.integrity.integrity import verify_directory
 from benchctl.report.catalog import Entry, list_directories
 from benchctl.report.export import ReportFiles, write_report
@@ -292,7 +293,8 @@ def _write_report(results: Path, output: Path | None, *, allow_suspect: bool) ->
 def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> None:
 
     path = output or Path(f"report-{_slug(parse_side(a))}-vs-{_slug(parse_side(b))}.html")
-    damage = write_page(a, b, CompareOptions(allow_suspect=allow_suspect), path)
+    page, damage = page_of_sides(a, b, CompareOptions(allow_suspect=allow_suspect))
+    write_bytes_atomic(path, page)
     print(path)
     if damage:
         raise RecordError("\n".join(damage))

@@ -213,7 +213,7 @@ def print_tables(analysis: AnalyzedExperiment) -> None:
         times.launch_table(analysis),
     )
     screen.print_tables(console, tables)
-    screen.print_notes(console, analysis)
+    print_notes(console, analysis)
 
 
 def _print_results(path: Path) -> tuple[AnalyzedExperiment, PageVerdict]:
