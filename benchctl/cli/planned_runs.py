@@ -8,45 +8,49 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
+from benchctl.cli.checks import A_RUN_FAILED, A_RUN_IS_SUSPECT, check_gpu, check_machine, keeping
 from benchctl.cli.cluster.distributed import check_block_time, measure_distributed, print_distribution, with_cluster
 from benchctl.cli.conduct import (
-    A_RUN_FAILED,
-    A_RUN_IS_SUSPECT,
-    check_gpu,
-    check_machine,
-    keeping,
     measure,
     prepare_experiment,
+    print_duration,
+    print_kv_memory,
+    print_plan,
+    print_power,
+    print_rest,
     reporting_alone,
+    warn_of_repeats,
 )
 from benchctl.cli.options.options import Distribution
-from benchctl.cli.output.verdicts import print_outcome, store_noise, warn
-
-if TYPE_CHECKING:
-    from benchctl.profile.model import Profile
-    from benchctl.records.directory import ResultDirectory
-    from benchctl.records.record import PreparedRequest
-    from benchctl.workload.prepare import PreparedSet
+from benchctl.cli.output.verdicts import outcome_document, print_outcome, store_noise
+from benchctl.cli.screen import print_json, warn
+from benchctl.cluster.local.held_slots import held_devices
+from benchctl.measure.noise_on_file import noise_on_file
+from benchctl.measure.result_directory import reopen_experiment
+from benchctl.measure.resume.extension import extended_plan
+from benchctl.measure.resume.here import Here
+from benchctl.measure.resume.pending import pending_runs
+from benchctl.profile.model import Profile
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.noise import load_noise
+from benchctl.records.record import PreparedRequest
+from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
+from benchctl.workload.prepare import PreparedSet
 
 
 def print_planned(
-    profile: "Profile",
+    profile: Profile,
     step_time_model: Path | None,
     output: Path,
     kv_memory: str | None,
-    distribution: "Distribution",
+    distribution: Distribution,
 ) -> None:
     """Print the ordered runs, with those that measure natural lengths first where needed, the KV cache, and where
     the blocks would be measured.
     """
-    from benchctl.cli.conduct import print_kv_memory, print_plan
-    from benchctl.measure.noise_on_file import noise_on_file
-    from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
-
     prepared = None if needs_lengths(profile) else prepare_experiment(profile)
     sha256 = None if prepared is None else prepared.sha256
     on_file = noise_on_file(profile, request_set_sha256=sha256, command=("benchctl", *sys.argv[1:]))
@@ -70,11 +74,8 @@ def print_planned(
     print_distribution(profile, requests, distribution)
 
 
-def print_expectations(results: "ResultDirectory", profile: "Profile") -> None:
+def print_expectations(results: ResultDirectory, profile: Profile) -> None:
     """Print the KV cache that was computed, the power with the noise on file, and the warnings about that noise."""
-    from benchctl.cli.conduct import print_kv_memory, print_power
-    from benchctl.records.noise import load_noise
-
     print_power(profile, load_noise(results.path))
     for warning in results.manifest().warnings:
         if warning.code == "kv-memory-computed":
@@ -85,18 +86,12 @@ def print_expectations(results: "ResultDirectory", profile: "Profile") -> None:
 
 def print_runs_left(
     path: Path,
-    profile: "Profile | None",
+    profile: Profile | None,
     num_blocks: int | None,
     step_time_model: Path | None,
-    distribution: "Distribution",
+    distribution: Distribution,
 ) -> None:
     """Print the runs that would be measured; nothing is written."""
-    from benchctl.cli.conduct import print_rest, warn_of_repeats
-    from benchctl.measure.result_directory import reopen_experiment
-    from benchctl.measure.resume.extension import extended_plan
-    from benchctl.measure.resume.here import Here
-    from benchctl.measure.resume.pending import pending_runs
-
     reopened = reopen_experiment(path, profile)
     results = reopened.results
     plan = results.due_plan() if num_blocks is None else extended_plan(reopened, num_blocks)
@@ -120,8 +115,7 @@ class Manner:
     distribution: Distribution
 
 
-def measure_new(results: "ResultDirectory", profile: "Profile", prepared: "PreparedSet", manner: Manner) -> None:
-    from benchctl.cli.conduct import print_duration
+def measure_new(results: ResultDirectory, profile: Profile, prepared: PreparedSet, manner: Manner) -> None:
 
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
         print(f"results in {results.path}", flush=True)
@@ -132,11 +126,8 @@ def measure_new(results: "ResultDirectory", profile: "Profile", prepared: "Prepa
 
 
 def measure_and_report(
-    results: "ResultDirectory", profile: "Profile", requests: "tuple[PreparedRequest, ...]", manner: Manner
+    results: ResultDirectory, profile: Profile, requests: tuple[PreparedRequest, ...], manner: Manner
 ) -> None:
-    from benchctl.cli.output.verdicts import outcome_document
-    from benchctl.cli.screen import print_json
-    from benchctl.cluster.local.held_slots import held_devices
 
     next_step = f"Continue with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():

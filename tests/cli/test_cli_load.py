@@ -373,8 +373,8 @@ def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
         (["http://127.0.0.1:many"], "a port from 1 to 65535"),
         (["http://127.0.0.1:9", "--dataset-name", "gsm8k"], "benchctl data fetch gsm8k"),
         (["http://127.0.0.1:9", "--dataset-name", "synthetic"], "input_len"),
-        (["http://127.0.0.1:9", "--output-dir", "taken"], "taken"),
-        (["http://127.0.0.1:9", "--output-dir", "a-file/below"], "a-file"),
+        (["http://127.0.0.1:9", "--output", "taken"], "taken"),
+        (["http://127.0.0.1:9", "--output", "a-file/below"], "a-file"),
         (["http://127.0.0.1:9", "--dialect", "klingon"], "klingon"),
     ],
 )

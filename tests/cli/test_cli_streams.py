@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl
 
-from benchctl.cli.screen import experiment_progress
+from benchctl.cli.conduct import experiment_progress
 from benchctl.cli.streams import log_line
 from benchctl.records.record import PlannedRun, RunFailure, RunRecord
 from benchctl.untrusted.text import escaped

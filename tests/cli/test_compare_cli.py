@@ -3,8 +3,6 @@
 import json
 import math
 import operator
-import subprocess
-import sys
 
 import pytest
 import typer
@@ -189,15 +187,6 @@ def test_a_value_of_ten_thousand_or_more_is_written_out(tmp_path):
     fast = tuple({"baseline": 0.01, "guided": 0.01} for _ in range(6))
     results = write_results(tmp_path / "r", block_factors=fast)
     assert "80,000" in call(*sides(results)).stdout
-
-
-def test_the_command_module_imports_without_the_analysis():
-    code = (
-        "import sys, benchctl.cli.commands.compare; "
-        "print([m for m in sys.modules if m.split('.')[0] in ('scipy', 'numpy')])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
 
 
 def test_markdown_has_the_rows_of_the_table_and_its_footnotes(results):

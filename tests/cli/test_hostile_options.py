@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import typer
 from support.hostile_values import profile_text
 
-from benchctl.cli.app import app
+from benchctl.cli.app import app, load_command
 from benchctl.errors import BenchctlError
 
 VALUES: Final = (
@@ -70,8 +69,8 @@ def outcome(*words: str) -> tuple[int, str]:
 
 
 def command_of(words: list[str]) -> Any:
-    command: Any = typer.main.get_command(app)
-    for word in words:
+    command: Any = load_command(words[0])
+    for word in words[1:]:
         if word not in getattr(command, "commands", {}):
             break
         command = command.commands[word]

@@ -107,13 +107,3 @@ def test_the_short_option_o_is_output_in_every_command() -> None:
     parents = [meaning for names, meaning in rows if names.startswith("--output-dir")]
     assert parents
     assert all("arent" in meaning or "free space" in meaning for meaning in parents)
-
-
-@pytest.mark.parametrize("option", ["-o", "--output", "--output-dir"])
-def test_former_names_of_output_work_and_are_not_shown(cwd: Path, tmp_path: Path, option: str) -> None:
-    exported = benchctl("export", cwd / "r", "--format", "vllm", option, tmp_path / "out")
-    assert exported.returncode == 0, exported.stderr
-    assert (tmp_path / "out" / "baseline").is_dir()
-    assert "--output-dir" not in benchctl("export", "--help").stdout
-    twice = benchctl("export", cwd / "r", "--format", "vllm", "--output", "a", "--output-dir", "b")
-    assert twice.returncode == 2

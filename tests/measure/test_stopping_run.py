@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.cli import benchctl, only_result
 
-from benchctl.cli.screen import experiment_progress
+from benchctl.cli.conduct import experiment_progress
 from benchctl.measure.experiment import Listener, create_experiment, run_experiment
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.measure.resume.pending import undone_runs

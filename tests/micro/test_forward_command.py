@@ -84,7 +84,7 @@ def test_a_cache_beyond_the_memory_is_refused_in_one_message(tmp_path, tiny, tor
     [
         (("--device", "cpu", "--mode", "graph"), "a CPU has no graphs; leave --mode out"),
         (("--device", "tpu"), "write cpu, or cuda:0 for the first GPU"),
-        (("--batch-size", "5,x"), "write whole numbers from 1 up, separated by commas: 5,10"),
+        (("--batch-size", "5,x"), "expected numbers separated by commas, such as 1,2,4"),
         (("--phase", "train"), "choose of decode, prefill, separated by commas"),
         (("--python", "/nowhere/python"), "name an interpreter, such as /path/to/venv/bin/python"),
         (("--model", "nothing"), "unknown model 'nothing'"),

@@ -1,69 +1,59 @@
 """An experiment whose blocks are handed out: to Slurm, or to the slots of this host."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from benchctl.cli.cluster.local import check_slots, measure_on_slots, print_slots
+from benchctl.cli.cluster.slurm import check_block_time as check
+from benchctl.cli.cluster.slurm import check_slurm, measure_on_slurm, print_submission, print_tasks
 from benchctl.cli.options.options import Distribution, Scheduler
 from benchctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benchctl.measure.experiment import Outcome
-    from benchctl.profile.model import Profile
-    from benchctl.records.directory import ResultDirectory
-    from benchctl.records.record import PreparedRequest
+from benchctl.measure.experiment import Outcome
+from benchctl.profile.load import load_cluster
+from benchctl.profile.model import Profile
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.record import PreparedRequest
+from benchctl.records.shared_claims import share
 
 
 def measure_distributed(
-    results: "ResultDirectory",
-    profile: "Profile",
-    requests: "tuple[PreparedRequest, ...]",
+    results: ResultDirectory,
+    profile: Profile,
+    requests: tuple[PreparedRequest, ...],
     distribution: Distribution,
     *,
     is_quiet: bool,
     keeps_raw_logs: bool,
-) -> "Outcome | None":
+) -> Outcome | None:
     """Hand out the blocks that are not done, and wait for them.
 
     Returns the outcome; None where nothing is waited for, after the next step was printed.
     """
-    from benchctl.records.shared_claims import share
-
     share(results)
     if distribution.on is Scheduler.SLURM:
-        from benchctl.cli.cluster.slurm import measure_on_slurm
-
         return measure_on_slurm(results, profile, distribution, is_quiet=is_quiet, keeps_raw_logs=keeps_raw_logs)
     if distribution.on is Scheduler.LOCAL:
-        from benchctl.cli.cluster.local import measure_on_slots
-
         return measure_on_slots(
             results, profile, requests, distribution, is_quiet=is_quiet, keeps_raw_logs=keeps_raw_logs
         )
-    from benchctl.cli.cluster.slurm import print_tasks
 
     print_tasks(results)
     return None
 
 
 def print_distribution(
-    profile: "Profile",
-    requests: "tuple[PreparedRequest, ...]",
+    profile: Profile,
+    requests: tuple[PreparedRequest, ...],
     distribution: Distribution,
-    blocks: "Sequence[int] | None" = None,
+    blocks: Sequence[int] | None = None,
 ) -> None:
     """Print for a dry run where the blocks, by default all, would be measured; nothing is written or submitted."""
     if distribution.on is Scheduler.SLURM:
-        from benchctl.cli.cluster.slurm import print_submission
-
         print_submission(profile, range(profile.blocks) if blocks is None else blocks)
     elif distribution.on is Scheduler.LOCAL:
-        from benchctl.cli.cluster.local import print_slots
-
         print_slots(profile, requests, distribution)
 
 
-def check_distribution(profile: "Profile", distribution: Distribution, *, is_plan: bool = False) -> None:
+def check_distribution(profile: Profile, distribution: Distribution, *, is_plan: bool = False) -> None:
     """Raise UsageError, before anything is written, for an experiment that cannot be handed out this way.
 
     A plan may be made where Slurm is not: that is then a warning.
@@ -74,23 +64,17 @@ def check_distribution(profile: "Profile", distribution: Distribution, *, is_pla
             "--until-precision (stopping in the profile), or --on and --prepare"
         )
     if distribution.on is Scheduler.SLURM:
-        from benchctl.cli.cluster.slurm import check_slurm
-
         check_slurm(profile, is_plan=is_plan)
     elif distribution.on is Scheduler.LOCAL:
-        from benchctl.cli.cluster.local import check_slots
-
         check_slots(profile, distribution, is_plan=is_plan)
 
 
-def with_cluster(profile: "Profile", distribution: Distribution, given: "Profile | None" = None) -> "Profile":
+def with_cluster(profile: Profile, distribution: Distribution, given: Profile | None = None) -> Profile:
     """The profile with the cluster settings that count: those of ``--cluster FILE``, else those of the profile that
     was ``given`` with ``--resume``, else its own; ``--parallel`` goes over them.
 
     Raises ProfileError for a file that does not describe them.
     """
-    from benchctl.profile.load import load_cluster
-
     if distribution.on is not Scheduler.SLURM:
         return profile
     settings = profile.cluster if given is None else given.cluster
@@ -102,10 +86,8 @@ def with_cluster(profile: "Profile", distribution: Distribution, given: "Profile
 
 
 def check_block_time(
-    profile: "Profile", requests: "Sequence[PreparedRequest]", distribution: Distribution, *, is_plan: bool = False
+    profile: Profile, requests: Sequence[PreparedRequest], distribution: Distribution, *, is_plan: bool = False
 ) -> None:
     """Raise UsageError where a block needs longer than its task may last; of a plan it is a warning."""
     if distribution.on is Scheduler.SLURM:
-        from benchctl.cli.cluster.slurm import check_block_time as check
-
         check(profile, requests, is_plan=is_plan)

@@ -5,37 +5,41 @@ import os
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from benchctl.cli.cluster.watch import show_until_done
 from benchctl.cli.options.options import Distribution
-from benchctl.cli.output.verdicts import warn
+from benchctl.cli.output.verdicts import estimate_plan
+from benchctl.cli.screen import warn
+from benchctl.cluster.local.block_process import BlockProcess
+from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots, LeftBlock
+from benchctl.cluster.local.demand import check_beside, devices_begun_on, slot_text
+from benchctl.cluster.local.fate import fate_of
+from benchctl.cluster.local.held_slots import HeldSlot, held_slots
+from benchctl.cluster.slots import Slot, slots_for
+from benchctl.engines.engine import engine_for
 from benchctl.errors import BenchctlError, InvalidDataError, RecordError, RunError, UsageError
 from benchctl.formats import count_of, duration
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
-
-    from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots, LeftBlock
-    from benchctl.cluster.local.held_slots import HeldSlot
-    from benchctl.cluster.slots import Slot
-    from benchctl.measure.experiment import Outcome
-    from benchctl.profile.model import Profile
-    from benchctl.records.directory import ResultDirectory
-    from benchctl.records.record import PlannedRun, PreparedRequest
+from benchctl.measure.experiment import Outcome
+from benchctl.measure.interrupt import noting_interrupt
+from benchctl.measure.resume.pending import undone_runs
+from benchctl.profile.model import Profile
+from benchctl.profile.planning import plan_runs
+from benchctl.records.directory import ResultDirectory, arm_label
+from benchctl.records.record import PlannedRun, PreparedRequest
 
 _END_LIMIT_S: Final = 60.0
 """Time beyond that of a server's own end for the processes of blocks to end when they are asked to."""
 
 
-def check_slots(profile: "Profile", distribution: Distribution, *, is_plan: bool) -> None:
+def check_slots(profile: Profile, distribution: Distribution, *, is_plan: bool) -> None:
     """Raise UsageError, before anything is written, where this host has no place for so many blocks.
 
     A plan may be made on another host than the one that measures: that is then a warning.
     """
-    from benchctl.cluster.local.demand import check_beside
-
     try:
         check_beside(profile, _num_slots(distribution))
         with _held(profile, distribution):
@@ -50,20 +54,14 @@ def _num_slots(distribution: Distribution) -> int:
     return distribution.parallel or 1
 
 
-def _held(profile: "Profile", distribution: Distribution) -> "AbstractContextManager[tuple[HeldSlot, ...]]":
+def _held(profile: Profile, distribution: Distribution) -> AbstractContextManager[tuple[HeldSlot, ...]]:
     """The slots of this experiment, which no other benchctl has."""
-    from benchctl.cluster.local.held_slots import held_slots
-    from benchctl.cluster.slots import slots_for
-    from benchctl.engines.engine import engine_for
-
     is_virtual = engine_for(profile.engine.kind).clock == "virtual"
     return held_slots(slots_for(profile, _num_slots(distribution)), _num_slots(distribution), is_virtual=is_virtual)
 
 
-def print_slots(profile: "Profile", requests: "tuple[PreparedRequest, ...]", distribution: Distribution) -> None:
+def print_slots(profile: Profile, requests: tuple[PreparedRequest, ...], distribution: Distribution) -> None:
     """Print the devices and cores of each slot, and the expected duration with so many blocks at a time."""
-    from benchctl.cluster.slots import slots_for
-
     num = _num_slots(distribution)
     try:
         slots = slots_for(profile, num)[:num]
@@ -72,11 +70,7 @@ def print_slots(profile: "Profile", requests: "tuple[PreparedRequest, ...]", dis
     _tell_slots(profile, requests, slots)
 
 
-def _tell_slots(profile: "Profile", requests: "tuple[PreparedRequest, ...]", slots: "Sequence[Slot]") -> None:
-    from benchctl.cli.output.verdicts import estimate_plan
-    from benchctl.cluster.local.demand import slot_text
-    from benchctl.profile.planning import plan_runs
-    from benchctl.records.directory import arm_label
+def _tell_slots(profile: Profile, requests: tuple[PreparedRequest, ...], slots: Sequence[Slot]) -> None:
 
     print(f"{count_of(len(slots), 'block')} at a time on this host:")
     for slot in slots:
@@ -97,17 +91,15 @@ def _tell_slots(profile: "Profile", requests: "tuple[PreparedRequest, ...]", slo
 
 
 def measure_on_slots(
-    results: "ResultDirectory",
-    profile: "Profile",
-    requests: "tuple[PreparedRequest, ...]",
+    results: ResultDirectory,
+    profile: Profile,
+    requests: tuple[PreparedRequest, ...],
     distribution: Distribution,
     *,
     is_quiet: bool,
     keeps_raw_logs: bool,
-) -> "Outcome | None":
+) -> Outcome | None:
     """Measure the blocks that are not done, at most ``--parallel`` at a time; returns their outcome."""
-    from benchctl.measure.resume.pending import undone_runs
-
     num = _num_slots(distribution)
     with _held(profile, distribution) as slots:
         _tell_slots(profile, requests, [held.slot for held in slots])
@@ -130,25 +122,18 @@ def measure_on_slots(
 
 
 def _hand_out(
-    results: "ResultDirectory",
-    profile: "Profile",
-    slots: "Sequence[HeldSlot]",
-    pending: "Sequence[PlannedRun]",
+    results: ResultDirectory,
+    profile: Profile,
+    slots: Sequence[HeldSlot],
+    pending: Sequence[PlannedRun],
     *,
     is_quiet: bool,
     keeps_raw_logs: bool,
-) -> "BlocksOnSlots":
+) -> BlocksOnSlots:
     """Measure the blocks of ``pending``; returns what became of those that were not measured."""
-    from benchctl.cli.cluster.watch import show_until_done
-    from benchctl.cluster.local.block_process import BlockProcess
-    from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots
-    from benchctl.cluster.local.demand import devices_begun_on
-    from benchctl.cluster.local.fate import fate_of
-    from benchctl.measure.interrupt import noting_interrupt
-
     options = ("--keep-raw-logs",) if keeps_raw_logs else ()
 
-    def start(block: int, held: "HeldSlot") -> BlockProcess:
+    def start(block: int, held: HeldSlot) -> BlockProcess:
         return BlockProcess(results.path, block, held.slot, options, held.handles)
 
     blocks = BlocksOnSlots(
@@ -172,7 +157,7 @@ def _hand_out(
     return blocks
 
 
-def _tell_left(results: "ResultDirectory", blocks: "BlocksOnSlots") -> None:
+def _tell_left(results: ResultDirectory, blocks: BlocksOnSlots) -> None:
     """Print which blocks were not measured here, and why. Raises the kind of error with which one was refused."""
     for block in blocks.of_others:
         warn(f"block {block} is measured by another process; 'benchctl watch {results.path}' shows it")
@@ -187,14 +172,12 @@ def _tell_left(results: "ResultDirectory", blocks: "BlocksOnSlots") -> None:
         raise error
 
 
-def _end_text(left: "LeftBlock") -> str:
+def _end_text(left: LeftBlock) -> str:
     return f"by signal {-left.code}" if left.code < 0 else f"with exit code {left.code}"
 
 
-def _outcome(results: "ResultDirectory", pending: "Sequence[PlannedRun]", of_others: "Sequence[int]") -> "Outcome":
+def _outcome(results: ResultDirectory, pending: Sequence[PlannedRun], of_others: Sequence[int]) -> Outcome:
     """Numbers of the runs that were to be measured by their end; one without an end counts as failed."""
-    from benchctl.measure.experiment import Outcome
-
     ours = [planned for planned in pending if planned.block not in of_others]
     states = Counter(_state(results, planned) for planned in ours)
     return Outcome(
@@ -205,7 +188,7 @@ def _outcome(results: "ResultDirectory", pending: "Sequence[PlannedRun]", of_oth
     )
 
 
-def _state(results: "ResultDirectory", planned: "PlannedRun") -> str:
+def _state(results: ResultDirectory, planned: PlannedRun) -> str:
     try:
         state = results.run(planned.run_id).read().state
     except (RecordError, OSError):

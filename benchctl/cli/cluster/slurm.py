@@ -7,39 +7,47 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import typer
 
-from benchctl.cli.conduct import A_RUN_FAILED, A_RUN_IS_SUSPECT, check_gpu, check_machine
+from benchctl.cli.checks import A_RUN_FAILED, A_RUN_IS_SUSPECT, check_gpu, check_machine
+from benchctl.cli.cluster.watch import show_until_done
+from benchctl.cli.conduct import experiment_progress
 from benchctl.cli.options.options import Distribution
-from benchctl.cli.output.verdicts import warn
+from benchctl.cli.output.verdicts import estimate_plan
+from benchctl.cli.screen import warn
+from benchctl.cluster.slurm.blocks_on_slurm import BlocksOnSlurm
+from benchctl.cluster.slurm.missing import require_slurm
+from benchctl.cluster.slurm.script import block_words, script_text
+from benchctl.cluster.slurm.submission import ArrayJob, active_tasks, logs_of, queued_blocks, submit_blocks
+from benchctl.cluster.slurm.time_left import time_left_in_job
 from benchctl.errors import RecordError, RunError, UsageError
 from benchctl.formats import count_of
+from benchctl.measure.experiment import Outcome
+from benchctl.measure.gpu_need import gpus_of_block
+from benchctl.measure.redaction import redacted_argv
+from benchctl.measure.result_directory import reopen_experiment
+from benchctl.measure.resume.pending import undone_runs
+from benchctl.measure.shared.block import block_runs, check_block, run_block
+from benchctl.profile.model import Profile
+from benchctl.profile.planning import arms
+from benchctl.records.directory import ResultDirectory, Submission, arm_label
+from benchctl.records.record import PlannedRun, PreparedRequest
+from benchctl.untrusted.files import read_file
 from benchctl.untrusted.text import visible_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from benchctl.cluster.slurm.blocks_on_slurm import BlocksOnSlurm
-    from benchctl.cluster.slurm.submission import ArrayJob
-    from benchctl.measure.experiment import Outcome
-    from benchctl.profile.model import Profile
-    from benchctl.records.directory import ResultDirectory, Submission
-    from benchctl.records.record import PlannedRun, PreparedRequest
-
+from benchctl.workload.natural_lengths import KEY, needs_lengths
 
 _INTERRUPTED: Final = 130
 _LINES_OF_LOG: Final = 20
 
 
-def check_slurm(profile: "Profile", *, is_plan: bool) -> None:
+def check_slurm(profile: Profile, *, is_plan: bool) -> None:
     """Raise UsageError, before anything is written, where blocks cannot be submitted."""
-    from benchctl.cluster.slurm.missing import require_slurm
-    from benchctl.workload.natural_lengths import KEY, needs_lengths
-
     _check_gpus(profile)
     if needs_lengths(profile):
         raise UsageError(
@@ -55,8 +63,7 @@ def check_slurm(profile: "Profile", *, is_plan: bool) -> None:
         warn(str(error))
 
 
-def _check_gpus(profile: "Profile") -> None:
-    from benchctl.measure.gpu_need import gpus_of_block
+def _check_gpus(profile: Profile) -> None:
 
     if gpus_of_block(profile) is None:
         raise UsageError(
@@ -66,15 +73,11 @@ def _check_gpus(profile: "Profile") -> None:
         )
 
 
-def check_block_time(profile: "Profile", requests: "Sequence[PreparedRequest]", *, is_plan: bool) -> None:
+def check_block_time(profile: Profile, requests: Sequence[PreparedRequest], *, is_plan: bool) -> None:
     """Raise UsageError where one block is expected to need longer than its time limit; of a plan, warn.
 
     Where either is unknown, that is a warning.
     """
-    from benchctl.cli.output.verdicts import estimate_plan
-    from benchctl.profile.planning import arms
-    from benchctl.records.directory import arm_label
-
     limit_s = profile.cluster.time_s
     if limit_s is None:
         warn("cluster.time is not set: blocks have the time limit of the partition, which is not checked")
@@ -99,12 +102,8 @@ def check_block_time(profile: "Profile", requests: "Sequence[PreparedRequest]", 
     warn(message)
 
 
-def print_submission(profile: "Profile", blocks: "Sequence[int]") -> None:
+def print_submission(profile: Profile, blocks: Sequence[int]) -> None:
     """Print the job script, and the block of each index of the array."""
-    from pathlib import Path
-
-    from benchctl.cluster.slurm.script import block_words, script_text
-
     if not blocks:
         print("no block is left to submit")
         return
@@ -127,18 +126,14 @@ def print_submission(profile: "Profile", blocks: "Sequence[int]") -> None:
 
 
 def measure_on_slurm(
-    results: "ResultDirectory",
-    profile: "Profile",
+    results: ResultDirectory,
+    profile: Profile,
     distribution: Distribution,
     *,
     is_quiet: bool,
     keeps_raw_logs: bool,
-) -> "Outcome | None":
+) -> Outcome | None:
     """Submit the blocks that are not done; returns their outcome, None when detached."""
-    from benchctl.cluster.slurm.blocks_on_slurm import BlocksOnSlurm
-    from benchctl.cluster.slurm.submission import active_tasks, queued_blocks, submit_blocks
-    from benchctl.measure.resume.pending import undone_runs
-
     pending = undone_runs(results)
     array = _array_job(results.path.resolve(), profile, keeps_raw_logs=keeps_raw_logs)
     tasks = queued_blocks(array.directory, active_tasks())
@@ -163,10 +158,7 @@ def measure_on_slurm(
     return _outcome(results, pending)
 
 
-def _array_job(directory: "Path", profile: "Profile", *, keeps_raw_logs: bool) -> "ArrayJob":
-    from benchctl.cluster.slurm.submission import ArrayJob
-    from benchctl.measure.gpu_need import gpus_of_block
-    from benchctl.measure.redaction import redacted_argv
+def _array_job(directory: Path, profile: Profile, *, keeps_raw_logs: bool) -> ArrayJob:
 
     return ArrayJob(
         directory=directory,
@@ -178,8 +170,7 @@ def _array_job(directory: "Path", profile: "Profile", *, keeps_raw_logs: bool) -
     )
 
 
-def _watch(results: "ResultDirectory", watched: "BlocksOnSlurm", profile: "Profile", *, is_quiet: bool) -> None:
-    from benchctl.cli.cluster.watch import show_until_done
+def _watch(results: ResultDirectory, watched: BlocksOnSlurm, profile: Profile, *, is_quiet: bool) -> None:
 
     try:
         show_until_done(
@@ -199,7 +190,7 @@ def _watch(results: "ResultDirectory", watched: "BlocksOnSlurm", profile: "Profi
         raise
 
 
-def _refuse_unfinished(results: "ResultDirectory", watched: "BlocksOnSlurm") -> None:
+def _refuse_unfinished(results: ResultDirectory, watched: BlocksOnSlurm) -> None:
     """End the command where blocks were not measured: cancelled ones as interrupted, others as a failure."""
     if watched.given_up:
         block, task = next(iter(watched.given_up.items()))
@@ -219,11 +210,8 @@ def _refuse_unfinished(results: "ResultDirectory", watched: "BlocksOnSlurm") -> 
         raise typer.Exit(_INTERRUPTED)
 
 
-def _log_tail(path: "Path", task: str, block: int) -> str:
+def _log_tail(path: Path, task: str, block: int) -> str:
     """The last lines of the log of the last task of ``block``; empty where there is none."""
-    from benchctl.cluster.slurm.submission import logs_of
-    from benchctl.untrusted.files import read_file
-
     for log in logs_of(path, task):
         try:
             lines = read_file(log, within=path).decode(errors="replace").splitlines()
@@ -233,10 +221,7 @@ def _log_tail(path: "Path", task: str, block: int) -> str:
     return ""
 
 
-def _outcome(results: "ResultDirectory", pending: "Sequence[PlannedRun]") -> "Outcome":
-    from collections import Counter
-
-    from benchctl.measure.experiment import Outcome
+def _outcome(results: ResultDirectory, pending: Sequence[PlannedRun]) -> Outcome:
 
     states = Counter(results.run(planned.run_id).read().state for planned in pending)
     return Outcome(
@@ -247,16 +232,16 @@ def _outcome(results: "ResultDirectory", pending: "Sequence[PlannedRun]") -> "Ou
     )
 
 
-def _tell_submitted(path: "Path", submission: "Submission") -> None:
+def _tell_submitted(path: Path, submission: Submission) -> None:
     blocks = tuple(submission.tasks.values())
     print(f"submitted as job {submission.job}: {_blocks_text(blocks)}; logs in {path}/submissions", flush=True)
 
 
-def _continue_command(path: "Path") -> str:
+def _continue_command(path: Path) -> str:
     return shlex.join(["benchctl", "run", "--resume", str(path), "--on", "slurm"])
 
 
-def _blocks_text(blocks: "Iterable[int]") -> str:
+def _blocks_text(blocks: Iterable[int]) -> str:
     """``block 3``, or ``blocks 0-3, 7``."""
     ordered, ranges = sorted(blocks), list[list[int]]()
     for block in ordered:
@@ -272,10 +257,6 @@ def measure_block(
     path: Path, block: int, time_left_s: float | None, *, is_quiet: bool, keeps_raw_logs: bool
 ) -> int:
     """Measure block ``block`` of ``path``, as far as it is not done; returns the exit code."""
-    from benchctl.cli.screen import experiment_progress
-    from benchctl.measure.result_directory import reopen_experiment
-    from benchctl.measure.shared.block import block_runs, check_block, run_block
-
     reopened = reopen_experiment(path, None)
     results, profile, requests = reopened.results, reopened.profile, reopened.requests
     check_block(results, block)
@@ -315,17 +296,13 @@ def _tell(text: str) -> None:
 
 def _time_left(given_s: float | None) -> Callable[[], float | None]:
     """The seconds until this process must end, as the user gave them at its start, else as Slurm tells them."""
-    import time
-
-    from benchctl.cluster.slurm.time_left import time_left_in_job
-
     if given_s is None:
         return time_left_in_job()
     ends_s = time.monotonic() + given_s
     return lambda: ends_s - time.monotonic()
 
 
-def print_tasks(results: "ResultDirectory") -> None:
+def print_tasks(results: ResultDirectory) -> None:
     """Print the command of a task, and for which blocks it is needed."""
     path = shlex.quote(str(results.path))
     last = results.manifest().blocks - 1

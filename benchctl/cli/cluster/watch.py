@@ -8,30 +8,30 @@ import os
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final, TextIO, TypeAlias
 
 import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from benchctl.cli.conduct import A_RUN_FAILED, A_RUN_IS_SUSPECT
+from benchctl.cli.checks import A_RUN_FAILED, A_RUN_IS_SUSPECT
 from benchctl.cli.failures import INTERRUPTED
 from benchctl.cli.options.options import complete_results
-from benchctl.cli.screen import json_line, print_json
+from benchctl.cli.screen import TextConsole, json_line, print_json
 from benchctl.cli.streams import drawing
-from benchctl.cluster.block_progress import STATES
+from benchctl.cluster.block_progress import STATES, BlockProgress
+from benchctl.cluster.progress import Problem, Progress, progress_document
+from benchctl.cluster.watcher import Watcher
 from benchctl.formats import count_of, duration, first_of, shortened
+from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.untrusted.text import visible_line
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import RenderableType
-    from rich.text import Text
-
-    from benchctl.cluster.block_progress import BlockProgress
-    from benchctl.cluster.progress import Problem, Progress
-    from benchctl.cluster.watcher import Watcher
+Show: TypeAlias = Callable[[Progress], None]
 
 
 _COLOURS: Final = {
@@ -53,28 +53,28 @@ _MANY_ARMS: Final = 4
 _MANY_SECONDS: Final = 600
 
 
-def summary_line(progress: "Progress") -> str:
+def summary_line(progress: Progress) -> str:
     """Blocks by state, ended runs and time left, in one line."""
     return f"blocks: {_states(progress)}; {_runs(progress)}; {time_left_text(progress)}"
 
 
-def _states(progress: "Progress") -> str:
+def _states(progress: Progress) -> str:
     counts = progress.block_states
     return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
 
 
-def _runs(progress: "Progress") -> str:
+def _runs(progress: Progress) -> str:
     return f"{sum(block.num_ended for block in progress.blocks)} of {progress.num_runs} runs ended"
 
 
-def state_text(progress: "Progress") -> str:
+def state_text(progress: Progress) -> str:
     """The state in a word; of a shared directory whose blocks nobody measures now, tasks may still be queued."""
     if progress.is_shared and progress.is_idle and not progress.has_ended:
         return "waiting"
     return progress.state
 
 
-def time_left_text(progress: "Progress") -> str:
+def time_left_text(progress: Progress) -> str:
     """Time left with its range, and what it rests on."""
     if progress.has_ended:
         return "nothing is left to measure"
@@ -90,7 +90,7 @@ def time_left_text(progress: "Progress") -> str:
     return f"{text}, once blocks are measured" if progress.is_idle else text
 
 
-def problem_lines(problems: "Sequence[Problem]") -> list[str]:
+def problem_lines(problems: Sequence[Problem]) -> list[str]:
     """One line for each thing that is not well; runs with the same problem share one."""
     groups: dict[tuple[str, str], list[Problem]] = defaultdict(list)
     for problem in problems:
@@ -101,7 +101,7 @@ def problem_lines(problems: "Sequence[Problem]") -> list[str]:
     return [_problem_line(group) for group in ordered]
 
 
-def _problem_line(group: "Sequence[Problem]") -> str:
+def _problem_line(group: Sequence[Problem]) -> str:
     first = group[0]
     if first.run_id is None:
         return visible_line(f"block {first.block} {first.kind}: {first.message}")
@@ -110,7 +110,7 @@ def _problem_line(group: "Sequence[Problem]") -> str:
     return visible_line(f"{number}{first.kind}: {runs}: {first.message}")
 
 
-def all_lines(progress: "Progress") -> list[str]:
+def all_lines(progress: Progress) -> list[str]:
     """The progress as it is printed once: totals, each running block, and each problem."""
     running = [block for block in progress.blocks if block.state == "running"]
     rows = [_row(block) for block in running]
@@ -127,13 +127,11 @@ def _sentence(block: str, node: str, devices: str, job: str, runs: str, now: str
     return f"block {block} running{where}: {runs.replace('/', ' of ')} runs ended; {now}"
 
 
-def picture(progress: "Progress", width: int, height: int) -> "RenderableType":
+def picture(progress: Progress, width: int, height: int) -> RenderableType:
     """The progress in at most ``height`` lines of ``width`` columns.
 
     A bar and totals, the running blocks, what is not well, and a count of all other blocks.
     """
-    from rich.console import Group
-
     head = _head(progress, width)
     problems = problem_lines(progress.problems)
     running = [block for block in progress.blocks if block.state == "running"]
@@ -149,13 +147,12 @@ def picture(progress: "Progress", width: int, height: int) -> "RenderableType":
     )
 
 
-def _line(text: str, width: int, style: str = "") -> "Text":
-    from rich.text import Text
+def _line(text: str, width: int, style: str = "") -> Text:
 
     return Text(shortened(visible_line(text), width), style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _head(progress: "Progress", width: int) -> "list[RenderableType]":
+def _head(progress: Progress, width: int) -> list[RenderableType]:
     arms = [
         f"{arm.arm} {_run_duration(arm.run_s)} ({arm.num_ended})"
         for arm in progress.arms
@@ -173,10 +170,8 @@ def _head(progress: "Progress", width: int) -> "list[RenderableType]":
     return lines
 
 
-def _bar(progress: "Progress", width: int) -> "Text":
+def _bar(progress: Progress, width: int) -> Text:
     """Ended runs as ``=``, those of blocks that are measured as ``>``, all others as ``.``"""
-    from rich.text import Text
-
     ended = sum(block.num_ended for block in progress.blocks)
     going = sum(block.num_runs - block.num_ended for block in progress.blocks if block.state == "running")
     num_ended = width * ended // max(progress.num_runs, 1)
@@ -189,15 +184,14 @@ def _run_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < _MANY_SECONDS else duration(seconds)
 
 
-def _coloured(text: str, width: int) -> "Text":
+def _coloured(text: str, width: int) -> Text:
     line = _line(text, width)
     for state, colour in _COLOURS.items():
         line.highlight_words([f" {state}"], style=colour)
     return line
 
 
-def _running_lines(blocks: "Sequence[BlockProgress]", limit: int, width: int) -> "list[RenderableType]":
-    from rich.table import Table
+def _running_lines(blocks: Sequence[BlockProgress], limit: int, width: int) -> list[RenderableType]:
 
     if not blocks:
         return []
@@ -219,7 +213,7 @@ def _running_lines(blocks: "Sequence[BlockProgress]", limit: int, width: int) ->
     return [_line("", width), table]
 
 
-def _row(block: "BlockProgress") -> tuple[str, str, str, str, str, str]:
+def _row(block: BlockProgress) -> tuple[str, str, str, str, str, str]:
     devices = block.devices[0][:_DEVICE_CHARS] if block.devices else ""
     if len(block.devices) > 1:
         devices += f" +{len(block.devices) - 1}"
@@ -234,13 +228,13 @@ def _row(block: "BlockProgress") -> tuple[str, str, str, str, str, str]:
     return str(block.block), block.node or "", devices, block.job or "", runs, now
 
 
-def _problem_texts(lines: "Sequence[str]", limit: int, width: int) -> "list[RenderableType]":
+def _problem_texts(lines: Sequence[str], limit: int, width: int) -> list[RenderableType]:
     if not lines:
         return []
     return [_line("", width), _line("Not well", width, "bold"), *(_coloured(line, width) for line in lines[:limit])]
 
 
-def _rest(progress: "Progress", running_left: int, problems_left: int, width: int) -> "Text":
+def _rest(progress: Progress, running_left: int, problems_left: int, width: int) -> Text:
     hidden = [
         f"{count_of(count, noun)} not shown"
         for count, noun in ((running_left, "more running block"), (problems_left, "more problem"))
@@ -248,15 +242,6 @@ def _rest(progress: "Progress", running_left: int, problems_left: int, width: in
     ]
     return _line("; ".join([*hidden, str(progress.path)]), width, "dim")
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import TextIO, TypeAlias
-
-    from benchctl.cluster.progress import Progress
-    from benchctl.records.directory import ResultDirectory
-
-    Show: TypeAlias = Callable[[Progress], None]
 
 TICK_S: Final = 0.5
 """Seconds between two calls of a caller's functions."""
@@ -267,13 +252,13 @@ _LEAST_HEIGHT: Final = 8
 
 
 def show_until_done(
-    results: "ResultDirectory",
+    results: ResultDirectory,
     *,
-    should_stop: "Callable[[], bool]",
-    on_tick: "Callable[[Progress], None]",
+    should_stop: Callable[[], bool],
+    on_tick: Callable[[Progress], None],
     is_quiet: bool,
     width: int | None = None,
-) -> "Progress":
+) -> Progress:
     """Show the progress of ``results`` on stderr until ``should_stop()`` is true; returns the last one.
 
     Both functions are called about twice a second; ``on_tick`` gets the latest progress. That every run has ended
@@ -281,8 +266,6 @@ def show_until_done(
     of blocks that can be measured at a time, as far as the caller knows it. With ``is_quiet``, or without a
     terminal, there is one line for each change. A KeyboardInterrupt passes through.
     """
-    from benchctl.cluster.watcher import Watcher
-
     watcher = Watcher(results, width)
     with progress_view(is_quiet=is_quiet) as show:
         progress, looked_s = watcher.look(), time.monotonic()
@@ -299,7 +282,7 @@ def show_until_done(
 
 
 @contextmanager
-def progress_view(stream: "TextIO | None" = None, *, is_quiet: bool = False) -> "Iterator[Show]":
+def progress_view(stream: TextIO | None = None, *, is_quiet: bool = False) -> Iterator[Show]:
     """Yield the function that shows a progress on ``stream``, by default stderr: drawn over the last one where that
     is a terminal with a width, otherwise as lines of what is new.
     """
@@ -307,21 +290,18 @@ def progress_view(stream: "TextIO | None" = None, *, is_quiet: bool = False) -> 
     if is_quiet or not _can_draw(stream):
         yield ChangesInLines(stream).show
         return
-    from rich.live import Live
-
-    from benchctl.cli.screen import TextConsole
 
     console = TextConsole(file=drawing(stream), force_terminal=True)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
 
-        def show(progress: "Progress") -> None:
+        def show(progress: Progress) -> None:
             width = max(console.width - 1, _LEAST_WIDTH)  # some terminals break a full line
             live.update(picture(progress, width, max(console.height - 1, _LEAST_HEIGHT)), refresh=True)
 
         yield show
 
 
-def _can_draw(stream: "TextIO") -> bool:
+def _can_draw(stream: TextIO) -> bool:
     """True for a terminal with a width whose cursor can be moved."""
     if not stream.isatty() or os.environ.get("TERM", "").lower() in {"", "dumb", "unknown"}:
         return False
@@ -331,12 +311,12 @@ def _can_draw(stream: "TextIO") -> bool:
 class ChangesInLines:
     """Prints a line for each change of the totals, and one for each new problem."""
 
-    def __init__(self, stream: "TextIO") -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._counts: object = None
         self._problems: set[str] = set()
 
-    def show(self, progress: "Progress") -> None:
+    def show(self, progress: Progress) -> None:
         """Print what is new since the last call."""
         lines = [line for line in problem_lines(progress.problems) if line not in self._problems]
         self._problems.update(lines)
@@ -347,7 +327,7 @@ class ChangesInLines:
             print(line, file=self._stream, flush=True)
 
 
-def counts_of(progress: "Progress") -> object:
+def counts_of(progress: Progress) -> object:
     """Value that is another one after each change that a line or a document is worth."""
     states = [(block.state, block.num_ended, block.generation) for block in progress.blocks]
     return progress.state, states, progress.problems
@@ -380,9 +360,6 @@ def watch(
     ends with 130 after Ctrl-C, which does not touch the experiment, and when the one process that measures all of
     it was interrupted.
     """
-    from benchctl.cluster.watcher import Watcher
-    from benchctl.records.directory import open_results
-
     watcher = Watcher(open_results(results))
     if once:
         _print_once(watcher.look(), as_json=as_json)
@@ -392,8 +369,7 @@ def watch(
         raise typer.Exit(code)
 
 
-def _print_once(progress: "Progress", *, as_json: bool) -> None:
-    from benchctl.cluster.progress import progress_document
+def _print_once(progress: Progress, *, as_json: bool) -> None:
 
     if as_json:
         print_json(progress_document(progress))
@@ -402,7 +378,7 @@ def _print_once(progress: "Progress", *, as_json: bool) -> None:
         print(line)
 
 
-def _watch(watcher: "Watcher", interval_s: float, *, as_json: bool) -> "Progress":
+def _watch(watcher: Watcher, interval_s: float, *, as_json: bool) -> Progress:
     """Show the progress until nothing is left, or nobody goes on; returns the last one."""
     if as_json:
         counts: object = None
@@ -422,20 +398,19 @@ def _watch(watcher: "Watcher", interval_s: float, *, as_json: bool) -> "Progress
             time.sleep(interval_s)
 
 
-def _print_line(progress: "Progress") -> None:
-    from benchctl.cluster.progress import progress_document
+def _print_line(progress: Progress) -> None:
 
     print(json_line(progress_document(progress)), flush=True)
 
 
-def _is_over(progress: "Progress") -> bool:
+def _is_over(progress: Progress) -> bool:
     """True when every run has ended, or the one process that measured them is gone: others do not take over."""
     if progress.state == "running":
         return False  # all may have ended, and the last document is being written
     return progress.has_ended or (not progress.is_shared and progress.state == "interrupted")
 
 
-def _exit_code(progress: "Progress") -> int:
+def _exit_code(progress: Progress) -> int:
     if not progress.has_ended:
         return INTERRUPTED
     states = progress.run_states

@@ -5,177 +5,90 @@ A comparison on the screen and in files, whose format follows from the suffix.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Final, TypeAlias
 
 import typer
 
-from benchctl.analysis.compare.compare import CompareOptions
-from benchctl.analysis.compare.foreign import is_unpaired
+from benchctl.analysis.compare.compare import CompareOptions, compare_experiments, deciding_metrics, load_sides
+from benchctl.analysis.compare.foreign import compare_paths, is_unpaired, runs_of_side
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.words import verdict_sentence
-from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.cli.options.options import complete_results
+from benchctl.analysis.experiment.experiment import Experiment, load_experiment
+from benchctl.analysis.experiment.pairing import Side, parse_side
+from benchctl.analysis.planning.noise_floor import noise_of_experiment
+from benchctl.analysis.statistics.estimate import ESTIMATORS, Estimator
+from benchctl.analysis.summary.analyzed import analyze, analyze_directory
+from benchctl.cli.options.compare import (
+    AllowAltered,
+    AllowDifference,
+    AllowFailed,
+    AllowSuspect,
+    AsJson,
+    AsMarkdown,
+    Confidence,
+    EquivalenceMargin,
+    EstimatorName,
+    GithubSummary,
+    JudgeName,
+    Metrics,
+    NoiseFloor,
+    Output,
+    QualityMargin,
+    ShowAll,
+    SideA,
+    SideB,
+    StepTimeModel,
+    Threshold,
+)
 from benchctl.cli.screen import drawable, uncollected, verdict_text, wide_console
-from benchctl.errors import InvalidDataError, UsageError
+from benchctl.errors import InvalidDataError, RecordError, UsageError
+from benchctl.interop.readers.files import is_foreign
+from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
-from benchctl.report.documents import document_of, refusal_document
+from benchctl.records.noise import MetricNoise
+from benchctl.report.documents import (
+    comparison_csv,
+    comparisons_csv,
+    document_of,
+    refusal_document,
+    verdict_document,
+)
+from benchctl.report.page.foreign import ForeignSides
+from benchctl.report.page.page import directory_page, files_page, sides_page
+from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict, directory_verdict
 from benchctl.report.table import fenced, markdown_text
 from benchctl.report.tables.compare import MOST_CHARACTERS, comparison_tables, footnotes_of, markdown_of
 from benchctl.untrusted.text import visible_line
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from benchctl.analysis.statistics.estimate import Estimator
-    from benchctl.records.noise import MetricNoise
-
-
-_A = Annotated[
-    str,
-    typer.Argument(
-        metavar="A",
-        help="The reference: DIR, or DIR:variant; or result files of vLLM, "
-        "SGLang, AIPerf or GuideLLM: FILE, FILE,FILE, or a DIR of such files. Alone, DIR compares every variant "
-        "with its baseline.",
-        autocompletion=complete_results,
-    ),
-]
-_B = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[B]",
-        help="The side to judge, given in the same way; without it, every variant of A against its baseline.",
-        autocompletion=complete_results,
-    ),
-]
-_Threshold = Annotated[
-    str,
-    typer.Option(
-        "--threshold",
-        help="Smallest change that counts: 1% or 0.01. Larger noise on file for this machine raises it for "
-        "changes, not for equivalence.",
-    ),
-]
-_EquivalenceMargin = Annotated[
-    str | None,
-    typer.Option(
-        "--equivalence-margin",
-        metavar="TEXT",
-        help="Margin for equivalence, if it differs from the threshold: 2% or 0.02.",
-    ),
-]
-_EstimatorName = Annotated[
-    str | None,
-    typer.Option(
-        "--estimator",
-        metavar="NAME",
-        help="How to average blocks: robust or mean; by default as in the profile. Choose before you see results.",
-    ),
-]
-_Confidence = Annotated[float, typer.Option("--confidence", help="Confidence level of the intervals.")]
-_Metrics = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics",
-        help="Deciding metrics, separated by commas; by default those of the profile that both sides record.",
-    ),
-]
-_AllowDifference = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-difference",
-        metavar="PATTERN",
-        help="A setting in which the sides may differ, beside what variants set and the profile allows, such as "
-        "server.*; repeat as needed.",
-    ),
-]
-_NoiseFloor = Annotated[
-    str | None,
-    typer.Option(
-        "--noise-floor",
-        metavar="DIR|none",
-        help="Result of an A/A experiment whose noise a change must exceed, instead of the noise on file; none: "
-        "only --threshold counts.",
-    ),
-]
-_AllowFailed = Annotated[
-    bool, typer.Option("--allow-failed", help="Judge the completed requests even if others failed.")
-]
-_AllowSuspect = Annotated[
-    bool, typer.Option("--allow-suspect", help="Include suspect runs; their warnings are printed with the verdict.")
-]
-_AllowAltered = Annotated[
-    bool, typer.Option("--allow-altered", help="Compare files even if they were altered after the measurement.")
-]
-_Judge = Annotated[
-    str | None,
-    typer.Option(
-        "--judge",
-        metavar="NAME",
-        help="How to check answers: against gold answers with numeric or math-verify, or by being JSON with json.",
-        show_default="numeric; json where requests ask for JSON without gold answers",
-    ),
-]
-_QualityMargin = Annotated[
-    float | None,
-    typer.Option(
-        "--quality-margin",
-        metavar="POINTS",
-        help="Acceptable loss of accuracy in percentage points; quality then counts for the verdict.",
-    ),
-]
-_StepTimeModel = Annotated[
-    Path | None,
-    typer.Option(
-        "--step-time-model",
-        metavar="FILE",
-        help="Model of 'benchctl steptime fit' that explains the change of the mean step; by default that of the "
-        "profile.",
-    ),
-]
-_ShowAll = Annotated[bool, typer.Option("--all", help="Show all exploratory metrics.")]
-_Output = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Also write the comparison to a file: .json, .md, .csv, .html for the whole page, or .png for a "
-        "picture of ratios and intervals; repeat as needed.",
-    ),
-]
-_GithubSummary = Annotated[
-    bool, typer.Option("--github-summary", help="Also append Markdown to the summary of a GitHub Actions job.")
-]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
-_AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
+Contents: TypeAlias = Mapping[str, Callable[[], str | bytes]]
+"""What is written, by the suffix of the file."""
 
 
 @uncollected()
 def compare(
-    a: _A,
-    b: _B = None,
-    threshold: _Threshold = "1%",
-    equivalence_margin: _EquivalenceMargin = None,
-    estimator: _EstimatorName = None,
-    confidence: _Confidence = 0.95,
-    metrics: _Metrics = None,
-    allow_difference: _AllowDifference = None,
-    noise_floor: _NoiseFloor = None,
-    allow_failed: _AllowFailed = False,
-    allow_suspect: _AllowSuspect = False,
-    allow_altered: _AllowAltered = False,
-    judge: _Judge = None,
-    quality_margin: _QualityMargin = None,
-    step_time_model: _StepTimeModel = None,
-    show_all: _ShowAll = False,
-    output: _Output = None,
-    github_summary: _GithubSummary = False,
-    as_json: _AsJson = False,
-    as_markdown: _AsMarkdown = False,
+    a: SideA,
+    b: SideB = None,
+    threshold: Threshold = "1%",
+    equivalence_margin: EquivalenceMargin = None,
+    estimator: EstimatorName = None,
+    confidence: Confidence = 0.95,
+    metrics: Metrics = None,
+    allow_difference: AllowDifference = None,
+    noise_floor: NoiseFloor = None,
+    allow_failed: AllowFailed = False,
+    allow_suspect: AllowSuspect = False,
+    allow_altered: AllowAltered = False,
+    judge: JudgeName = None,
+    quality_margin: QualityMargin = None,
+    step_time_model: StepTimeModel = None,
+    show_all: ShowAll = False,
+    output: Output = None,
+    github_summary: GithubSummary = False,
+    as_json: AsJson = False,
+    as_markdown: AsMarkdown = False,
 ) -> None:
     """Compare two sides block by block. The verdict is regression, improvement, equivalent or inconclusive.
 
@@ -183,16 +96,10 @@ def compare(
     or equivalent, 1 regression, 2 wrong usage, 3 inconclusive, 4 not comparable or invalid; of several comparisons
     4 if any has it, then 1, 3 and 0. Example: benchctl compare results/x:baseline results/x:guided
     """
-    from benchctl.analysis.compare.compare import CompareOptions
-    from benchctl.report.tables.compare import markdown_of
-
     if as_json and as_markdown:
         raise UsageError("--json and --markdown exclude each other; give one of the two")
-    if b is None:
-        from benchctl.cli.directory_comparison import baseline_side, compare_directory
-
-        if (baseline := baseline_side(a)) is not None:
-            a, b = baseline, a
+    if b is None and (baseline := baseline_side(a)) is not None:
+        a, b = baseline, a
     outputs, summary = checked_outputs(output or ()), summary_path() if github_summary else None
     options = CompareOptions(
         margin_frac=parse_threshold(threshold),
@@ -212,33 +119,56 @@ def compare(
         quality_margin_points=quality_margin,
         step_time_model=step_time_model,
     )
+    form = "json" if as_json else "markdown" if as_markdown else "table"
     if b is None:
-        form = "json" if as_json else "markdown" if as_markdown else "table"
         raise typer.Exit(compare_directory(Path(a), options, outputs, summary, form=form, show_all=show_all))
     comparison, loaded = _compare_or_write_refusal(a, b, options, outputs, summary, as_json=as_json)
-    for path in outputs:
-        if path.suffix == PAGE:
-            write_page(a, b, options, path, comparison, loaded)
-        else:
-            write_comparison(comparison, path, show_all=show_all)
-    if summary is not None:
-        append(summary, markdown_of(comparison, show_all=show_all))
-    _print(comparison, as_json=as_json, as_markdown=as_markdown, show_all=show_all)
+    contents: Contents = {
+        ".json": lambda: _json_text(document_of(comparison)),
+        ".md": lambda: f"{markdown_of(comparison, show_all=show_all)}\n",
+        ".csv": partial(comparison_csv, comparison),
+        ".png": partial(_picture, [comparison]),
+        PAGE: lambda: page_of_sides(a, b, options, comparison, loaded)[0],
+    }
+    if _tell(contents, outputs, summary, form):
+        print_comparison(comparison, show_all=show_all)
     raise typer.Exit(comparison.exit_code)
 
 
+def _tell(contents: Contents, outputs: Sequence[Path], summary: Path | None, form: str) -> bool:
+    """Write all outputs, and print what is no table; True where the table is to be printed."""
+    for path in outputs:
+        content = contents[path.suffix]()
+        write_bytes_atomic(path, content.encode() if isinstance(content, str) else content)
+    if summary is not None:
+        _append(summary, str(contents[".md"]()))
+    if form != "table":
+        print(contents[".json" if form == "json" else ".md"](), end="")
+    return form == "table"
+
+
+def _json_text(document: object) -> str:
+    return f"{json.dumps(document, indent=1, allow_nan=False)}\n"
+
+
+def _picture(comparisons: Sequence[Comparison]) -> bytes:
+    from benchctl.report.plots.sweep import forest_plot  # matplotlib
+
+    if len(comparisons) != 1:
+        raise UsageError(
+            f"a picture shows one comparison, and these are {len(comparisons)}; name two sides, or a file that "
+            "ends in .html"
+        )
+    return forest_plot(comparisons[0])
+
+
 def _compare_or_write_refusal(
-    a: str, b: str, options: "CompareOptions", outputs: tuple[Path, ...], summary: Path | None, *, as_json: bool
-) -> "tuple[Comparison, tuple[Experiment, ...]]":
+    a: str, b: str, options: CompareOptions, outputs: tuple[Path, ...], summary: Path | None, *, as_json: bool
+) -> tuple[Comparison, tuple[Experiment, ...]]:
     """Compare the sides; also returns the experiments of directories.
 
     If they cannot be compared, writes the reason to all outputs and raises InvalidDataError.
     """
-    from benchctl.analysis.compare.compare import compare_experiments, load_sides
-    from benchctl.analysis.compare.foreign import compare_paths, is_unpaired
-    from benchctl.analysis.experiment.pairing import parse_side
-    from benchctl.report.documents import refusal_document
-
     try:
         if is_unpaired(a, b):
             return compare_paths(a, b, options), ()
@@ -251,20 +181,7 @@ def _compare_or_write_refusal(
         raise
 
 
-def _print(comparison: "Comparison", *, as_json: bool, as_markdown: bool, show_all: bool) -> None:
-    from benchctl.report.documents import document_of
-    from benchctl.report.tables.compare import markdown_of
-
-    if as_json:
-        print(json.dumps(document_of(comparison), indent=1, allow_nan=False))
-    elif as_markdown:
-        print(markdown_of(comparison, show_all=show_all))
-    else:
-        print_comparison(comparison, show_all=show_all)
-
-
-def _estimator(name: str | None) -> "Estimator | None":
-    from benchctl.analysis.statistics.estimate import ESTIMATORS
+def _estimator(name: str | None) -> Estimator | None:
 
     estimator = next((estimator for estimator in ESTIMATORS if estimator == name), None)
     if name is not None and estimator is None:
@@ -272,13 +189,11 @@ def _estimator(name: str | None) -> "Estimator | None":
     return estimator
 
 
-def _noise(option: str | None) -> "Mapping[str, MetricNoise] | None":
+def _noise(option: str | None) -> Mapping[str, MetricNoise] | None:
     if option is None:
         return None
     if option == "none":
         return {}
-    from benchctl.analysis.experiment.experiment import load_experiment
-    from benchctl.analysis.planning.noise_floor import noise_of_experiment
 
     return noise_of_experiment(load_experiment(Path(option))).metrics
 
@@ -321,30 +236,23 @@ def summary_path() -> Path:
     return Path(named)
 
 
-def write_comparison(comparison: Comparison, path: Path, *, show_all: bool) -> None:
-    """Replace ``path`` with the comparison in the format of its suffix."""
-    write_bytes_atomic(path, _content(comparison, path.suffix, show_all=show_all))
-
-
-def write_page(
+def page_of_sides(
     a: str,
     b: str,
     options: CompareOptions,
-    path: Path,
     comparison: Comparison | None = None,
     loaded: Sequence[Experiment] = (),
-) -> tuple[str, ...]:
-    """Replace ``path`` with the page on two sides; returns descriptions of damaged files.
+) -> tuple[bytes, tuple[str, ...]]:
+    """The page on two sides, and descriptions of damaged files.
 
     ``comparison`` is that of the sides where it was already made, ``loaded`` their experiments where it was of
     directories.
     """
     if is_unpaired(a, b):
-        _write_files_page(a, b, options, path, comparison)
-        return ()
-    from benchctl.analysis.summary.analyzed import analyze, analyze_directory
-    from benchctl.report.page.page import sides_page
-
+        comparison = comparison or compare_paths(a, b, options)
+        a_runs, b_runs = (runs_of_side(side, allow_suspect=options.allow_suspect) for side in (a, b))
+        sides = ForeignSides(a_name=comparison.a_name, b_name=comparison.b_name, a=a_runs, b=b_runs)
+        return files_page(comparison, sides).encode(), ()
     a_side, b_side = parse_side(a), parse_side(b)
     is_one = a_side.path.resolve() == b_side.path.resolve()
     analyses = [
@@ -356,33 +264,8 @@ def write_page(
         variants = dict.fromkeys(planned.variant for planned in analysis.results.plan.runs)
         if variants and side.variant not in {None, *variants}:
             raise UsageError(f"{side.path} has no variant {side.variant!r}; it has {', '.join(variants)}")
-    write_bytes_atomic(path, sides_page((a_analysis, a_side), (b_analysis, b_side), options, comparison).encode())
-    return tuple(dict.fromkeys((*a_analysis.damage, *b_analysis.damage)))
-
-
-def _write_files_page(a: str, b: str, options: CompareOptions, path: Path, comparison: Comparison | None) -> None:
-    from benchctl.analysis.compare.foreign import compare_paths, runs_of_side
-    from benchctl.report.page.foreign import ForeignSides
-    from benchctl.report.page.page import files_page
-
-    comparison = compare_paths(a, b, options) if comparison is None else comparison
-    a_runs, b_runs = (runs_of_side(side, allow_suspect=options.allow_suspect) for side in (a, b))
-    sides = ForeignSides(a_name=comparison.a_name, b_name=comparison.b_name, a=a_runs, b=b_runs)
-    write_bytes_atomic(path, files_page(comparison, sides).encode())
-
-
-def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:
-    if suffix == ".png":
-        from benchctl.report.plots.sweep import forest_plot
-
-        return forest_plot(comparison)
-    if suffix == ".csv":
-        from benchctl.report.documents import comparison_csv
-
-        return comparison_csv(comparison)
-    if suffix == ".md":
-        return f"{markdown_of(comparison, show_all=show_all)}\n".encode()
-    return f"{json.dumps(document_of(comparison), indent=1, allow_nan=False)}\n".encode()
+    page = sides_page((a_analysis, a_side), (b_analysis, b_side), options, comparison)
+    return page.encode(), tuple(dict.fromkeys((*a_analysis.damage, *b_analysis.damage)))
 
 
 def write_refusal(error: InvalidDataError, outputs: Sequence[Path], summary: Path | None) -> None:
@@ -394,13 +277,13 @@ def write_refusal(error: InvalidDataError, outputs: Sequence[Path], summary: Pat
         elif path.suffix == ".md":
             write_bytes_atomic(path, f"{message}\n".encode())
     if summary is not None:
-        append(summary, message)
+        _append(summary, f"{message}\n")
 
 
-def append(path: Path, text: str) -> None:
+def _append(path: Path, text: str) -> None:
     """Append to a job's summary, which other steps write, too."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(f"{text}\n")
+        file.write(text)
 
 
 def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
@@ -413,3 +296,85 @@ def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
         console.print()
     for line in footnotes_of(comparison):
         console.print(visible_line(line))
+
+
+def baseline_side(text: str) -> str | None:
+    """The baseline of the directory where ``text`` names one variant of it (``DIR:variant``); None for all of it.
+
+    Raises UsageError for files of another tool, which have no baseline.
+    """
+    if is_foreign(text):
+        raise UsageError(f"{text} holds results of another tool: name the side to judge as well, as B")
+    side = parse_side(text)
+    if side.variant is None:
+        return None
+    return str(Side(side.path, open_results(side.path).manifest().baseline))
+
+
+def compare_directory(
+    path: Path,
+    options: CompareOptions,
+    outputs: Sequence[Path],
+    summary: Path | None,
+    *,
+    form: str,
+    show_all: bool,
+) -> int:
+    """Compare, write and print as ``form`` says: ``table``, ``json`` or ``markdown``; returns the exit code.
+
+    Raises UsageError where nothing but the baseline was planned, and for options that fit no comparison.
+    """
+    deciding_metrics(options.metrics)
+    analysis = analyze_directory(path, allow_suspect=options.allow_suspect)
+    verdict = directory_verdict(analysis, options)
+    if not verdict.all and analysis.damage:
+        raise RecordError("\n".join(analysis.damage))
+    if not verdict.all:
+        raise UsageError(f"{path}: {verdict.sentence}; name the side to judge as well, as B")
+    if all(one.problem is not None and one.exit_code == UsageError.exit_code for one in verdict.all):
+        raise UsageError(verdict.all[0].problem or "")
+    comparisons = {one.sides: one.comparison for one in verdict.all if one.comparison is not None}
+    contents: Contents = {
+        ".json": lambda: _json_text(verdict_document(verdict)),
+        ".md": lambda: f"{_markdown_of_all(verdict, show_all=show_all)}\n",
+        ".csv": partial(comparisons_csv, comparisons),
+        ".png": lambda: _picture(list(comparisons.values())),
+        PAGE: partial(directory_page, analysis, verdict=verdict, is_inside=False),
+    }
+    if _tell(contents, outputs, summary, form):
+        _print_all(verdict, show_all=show_all)
+    return verdict.exit_code
+
+
+def _headline(verdict: PageVerdict) -> str | None:
+    """The verdict of the whole, where it is not that of a single comparison."""
+    return f"{verdict.word}: {verdict.sentence}" if len(verdict.all) > 1 else None
+
+
+def _markdown_of_all(verdict: PageVerdict, *, show_all: bool) -> str:
+    parts = [f"**{markdown_text(headline)}**" for headline in [_headline(verdict)] if headline is not None]
+    for one in verdict.all:
+        if one.comparison is None:
+            sentence = markdown_text(f"{one.word}: {one.sentence}")
+            parts.append(f"**{sentence}**\n\n{fenced(one.problem or '')}")
+        else:
+            parts.append(markdown_of(one.comparison, show_all=show_all))
+    return "\n\n".join(parts)
+
+
+def _print_all(verdict: PageVerdict, *, show_all: bool) -> None:
+    if headline := _headline(verdict):
+        print(f"{headline}\n", flush=True)
+    for i, one in enumerate(verdict.all):
+        if i:
+            print(flush=True)
+        _print_one(one, show_all=show_all)
+
+
+def _print_one(one: ComparisonVerdict, *, show_all: bool) -> None:
+    if one.comparison is None:
+        print(f"{one.word}: {one.problem}", flush=True)
+        return
+    if one.is_control:
+        print("control, which decides nothing:", flush=True)
+    print_comparison(one.comparison, show_all=show_all)

@@ -1,19 +1,21 @@
 """``benchctl data``: list, fetch and verify the dataset files that workloads read."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from tqdm import tqdm
 
+from benchctl.cli.screen import folding_console
 from benchctl.cli.streams import drawing
 from benchctl.errors import DatasetError
 from benchctl.formats import megabytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from benchctl.workload.datasets.files import DatasetFile, FileState
+from benchctl.report.table import table_of
+from benchctl.workload.datasets.dataset import dataset_file, dataset_files
+from benchctl.workload.datasets.fetch import fetch_dataset
+from benchctl.workload.datasets.files import DatasetFile, FileState, data_directory, file_state
 
 app = typer.Typer(add_completion=False, help="List, fetch and verify dataset files.", no_args_is_help=True)
 
@@ -21,9 +23,6 @@ app = typer.Typer(add_completion=False, help="List, fetch and verify dataset fil
 @app.command("list")
 def list_files() -> None:
     """List all dataset files with state (judged by size), path, size and licence."""
-    from benchctl.workload.datasets.dataset import dataset_files
-    from benchctl.workload.datasets.files import data_directory, file_state
-
     directory = data_directory()
     _print_table(directory, [(file, file_state(file, directory, full=False)) for file in dataset_files().values()])
 
@@ -33,12 +32,6 @@ def fetch(
     name: Annotated[str, typer.Argument(help="Dataset, for example gsm8k; 'benchctl data list' lists all.")],
 ) -> None:
     """Download a dataset file into the data directory and verify it; a broken download from the hub resumes."""
-    from tqdm import tqdm
-
-    from benchctl.workload.datasets.dataset import dataset_file
-    from benchctl.workload.datasets.fetch import fetch_dataset
-    from benchctl.workload.datasets.files import data_directory
-
     file = dataset_file(name)
     with tqdm(
         desc=name,
@@ -58,9 +51,6 @@ def verify(
     name: Annotated[str | None, typer.Argument(help="One dataset; by default all that are present.")] = None,
 ) -> None:
     """Compare dataset files with their pinned sha256. Exit code: 2 if one is damaged, or a named one missing."""
-    from benchctl.workload.datasets.dataset import dataset_file, dataset_files
-    from benchctl.workload.datasets.files import data_directory, file_state
-
     directory = data_directory()
     files = dataset_files().values() if name is None else [dataset_file(name)]
     states = [(file, file_state(file, directory, full=True)) for file in files]
@@ -72,9 +62,7 @@ def verify(
             )
 
 
-def _print_table(directory: Path, states: "Iterable[tuple[DatasetFile, FileState]]") -> None:
-    from benchctl.cli.screen import folding_console
-    from benchctl.report.table import table_of
+def _print_table(directory: Path, states: Iterable[tuple[DatasetFile, FileState]]) -> None:
 
     headings = ("name", "state", "size", "licence", "file", "source")
     rows = (

@@ -6,33 +6,43 @@
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from benchctl.cli.screen import folding_console
+from benchctl.costs.difference import Correction, explain_difference
+from benchctl.costs.flops import (
+    FlopsAccount,
+    achieved_flops_per_s,
+    observed_flops,
+    published_flops,
+    utilization_frac,
+)
+from benchctl.costs.hardware import Hardware, hardware_for
+from benchctl.costs.shapes import ModelShape, shape_for
+from benchctl.costs.work import RunLengths, RunTotals, StepLogCounts
 from benchctl.errors import UsageError
+from benchctl.formats import four_digits
 from benchctl.profile.choices import MAX_CONTEXT, MAX_DRAFT_TOKENS, MAX_OUTPUTS, MAX_TOTAL_TOKENS
-
-if TYPE_CHECKING:
-    from benchctl.costs.difference import Correction
-    from benchctl.costs.flops import FlopsAccount
-    from benchctl.costs.hardware import Hardware
-    from benchctl.costs.shapes import ModelShape
-    from benchctl.costs.work import RunLengths, RunTotals, StepLogCounts
+from benchctl.records.peaks import resolved_hardware
+from benchctl.report.table import table_of
+from benchctl.steptime.speculation.law import steps_by_length, survival
+from benchctl.units import GIGA, PETA, TERA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlopsRequest:
     """The command line, resolved."""
 
-    base: "ModelShape"
-    value_model: "ModelShape | None"
-    totals: "RunTotals"
+    base: ModelShape
+    value_model: ModelShape | None
+    totals: RunTotals
     top_k: int
     candidate_cost: float
     convention: Literal["published", "two-n", "lm-head-value-model"]
     wall_s: float | None
-    hardware: "Hardware"
+    hardware: Hardware
     observed_candidates: float | None = None
     """Candidates scored per output token."""
     drafting: "Drafting | None" = None
@@ -43,25 +53,20 @@ class Drafting:
     """Speculation: acceptance of each drafted position, and the model that drafts; None for drafts from text."""
 
     acceptance: tuple[float, ...]
-    model: "ModelShape | None"
+    model: ModelShape | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlopsAnswer:
     """The FLOPs count; with observed candidates or drafts also theirs, and the corrections between the two."""
 
-    account: "FlopsAccount"
-    observed: "FlopsAccount | None" = None
-    corrections: "tuple[Correction, ...]" = ()
+    account: FlopsAccount
+    observed: FlopsAccount | None = None
+    corrections: tuple[Correction, ...] = ()
 
 
 def print_tables(request: FlopsRequest, answer: FlopsAnswer) -> None:
     """The accounts side by side, and the corrections that lead from one to the other."""
-    from benchctl.cli.screen import folding_console
-    from benchctl.formats import four_digits
-    from benchctl.report.table import table_of
-    from benchctl.units import PETA, TERA
-
     accounts = [answer.account] + ([answer.observed] if answer.observed is not None else [])
     headings: list[str] = [request.convention, "observed"][: len(accounts)]
     columns = [_readable(account, request) for account in accounts]
@@ -98,12 +103,12 @@ def _drafted(drafting: Drafting | None) -> str:
     return f" with {len(drafting.acceptance)} draft tokens {source}, accepted with {accepted}"
 
 
-def _origin(hardware: "Hardware") -> str:
+def _origin(hardware: Hardware) -> str:
     """The origin of peaks in words."""
     return hardware.title if hardware.measured_at else f"{hardware.source}"
 
 
-def _readable(account: "FlopsAccount", request: FlopsRequest) -> dict[str, str]:
+def _readable(account: FlopsAccount, request: FlopsRequest) -> dict[str, str]:
     """One column of the table; labels carry the units that people read."""
     return {
         label: "needs --wall" if number is None else f"{number / unit:.4g}"
@@ -112,15 +117,12 @@ def _readable(account: "FlopsAccount", request: FlopsRequest) -> dict[str, str]:
     }
 
 
-def _document(account: "FlopsAccount", request: FlopsRequest) -> dict[str, float | None]:
+def _document(account: FlopsAccount, request: FlopsRequest) -> dict[str, float | None]:
     return {key: number for key, _, _, number in _numbers(account, request)}
 
 
-def _numbers(account: "FlopsAccount", request: FlopsRequest) -> list[tuple[str, str, float, float | None]]:
+def _numbers(account: FlopsAccount, request: FlopsRequest) -> list[tuple[str, str, float, float | None]]:
     """Key in the document, label of the row, the unit of that label, and the number in base units."""
-    from benchctl.costs.flops import achieved_flops_per_s, utilization_frac
-    from benchctl.units import GIGA, PETA, TERA
-
     achieved = achieved_flops_per_s(account.total, request.wall_s)
     utilization = utilization_frac(account.total, request.wall_s, request.hardware)
     return [
@@ -270,11 +272,6 @@ def flops(
     as_json: _AsJson = False,
 ) -> None:
     """FLOPs of a run from its totals. The defaults are those of a published run: 50 questions, 16 samples."""
-    from benchctl.costs.hardware import hardware_for
-    from benchctl.costs.shapes import shape_for
-    from benchctl.costs.work import RunTotals
-    from benchctl.records.peaks import resolved_hardware
-
     if wall is not None and not (math.isfinite(wall) and wall > 0):
         raise UsageError(f"--wall is {wall}; give the seconds that the run took, more than 0")
     request = FlopsRequest(
@@ -301,25 +298,22 @@ def flops(
         print_tables(request, answer)
 
 
-def _drafting(draft_tokens: int | None, acceptance: str | None, draft_model: str) -> "Drafting | None":
+def _drafting(draft_tokens: int | None, acceptance: str | None, draft_model: str) -> Drafting | None:
     """Speculation as the options state it; None without any."""
-    from benchctl.cli.commands.speculation import read_acceptance
-    from benchctl.costs.shapes import shape_for
-
     has_model = draft_model.lower() != NO_MODEL
     if draft_tokens is None and acceptance is None and not has_model:
         return None
     if draft_tokens is None or acceptance is None:
         raise UsageError("FLOPs of speculation need both --draft-tokens and --acceptance; state them")
+    from benchctl.cli.commands.speculation import read_acceptance  # scipy, which is needed for drafts alone
+
     return Drafting(
         acceptance=read_acceptance(acceptance, None, None).of(draft_tokens),
         model=shape_for(draft_model) if has_model else None,
     )
 
 
-def _account(request: "FlopsRequest") -> "FlopsAnswer":
-    from benchctl.costs.difference import explain_difference
-    from benchctl.costs.flops import observed_flops, published_flops
+def _account(request: FlopsRequest) -> FlopsAnswer:
 
     base, value_model = request.base, request.value_model
     account = published_flops(
@@ -355,11 +349,8 @@ def _account(request: "FlopsRequest") -> "FlopsAnswer":
     )
 
 
-def _drafted_counts(request: "FlopsRequest", drafting: "Drafting", lengths: "RunLengths") -> "StepLogCounts":
+def _drafted_counts(request: FlopsRequest, drafting: Drafting, lengths: RunLengths) -> StepLogCounts:
     """Expected counts of a server with bonus tokens, each sequence to its own end."""
-    from benchctl.costs.work import StepLogCounts
-    from benchctl.steptime.speculation.law import steps_by_length, survival
-
     if request.value_model is not None or request.observed_candidates is not None:
         raise UsageError(
             "--draft-tokens needs --value-model none, without --observed-candidates: a value model guides one "
@@ -377,8 +368,7 @@ def _drafted_counts(request: "FlopsRequest", drafting: "Drafting", lengths: "Run
     )
 
 
-def _assumed_counts(request: "FlopsRequest", lengths: "RunLengths", candidates_per_token: float) -> "StepLogCounts":
-    from benchctl.costs.work import StepLogCounts
+def _assumed_counts(request: FlopsRequest, lengths: RunLengths, candidates_per_token: float) -> StepLogCounts:
 
     if request.value_model is None:
         raise UsageError("--observed-candidates needs a value model that scores them; name one with --value-model")

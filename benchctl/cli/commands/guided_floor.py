@@ -5,22 +5,23 @@ The table and the JSON document of ``benchctl steptime guided``.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from benchctl.cli.commands.speculation import numbers
+from benchctl.cli.options.lists import numbers
 from benchctl.cli.options.step_time import JsonOption
 from benchctl.cli.screen import print_json, wide_console
+from benchctl.costs.guided_floor import GuidedFloor, Scoring, guided_floor
+from benchctl.costs.hardware import Hardware, hardware_for
+from benchctl.costs.model_shape import ModelShape
+from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
+from benchctl.formats import four_digits, signed_three_digits
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT
-
-if TYPE_CHECKING:
-    from benchctl.costs.guided_floor import GuidedFloor, Scoring
-    from benchctl.costs.hardware import Hardware
-    from benchctl.costs.model_shape import ModelShape
-    from benchctl.report.table import Table
-
+from benchctl.records.peaks import MEASURED, best_series, named_peaks, peaks_directory, resolved_hardware
+from benchctl.report.table import Table, table_of
+from benchctl.units import MS_PER_S, US_PER_S
 
 _Base = Annotated[
     str,
@@ -77,12 +78,6 @@ def guided(
 
     A floor at the device's peaks, not a prediction: servers stay behind them in both steps.
     """
-    from benchctl.costs.guided_floor import guided_floor
-    from benchctl.costs.hardware import hardware_for
-    from benchctl.costs.shapes import shape_for
-    from benchctl.records.peaks import resolved_hardware
-    from benchctl.units import US_PER_S
-
     base_shape, value_shape = shape_for(base), shape_for(value_model).as_value_model()
     device, launch_us = hardware_for(resolved_hardware(hardware)), _launch_us(launch, hardware)
     floors = {
@@ -97,8 +92,8 @@ def guided(
             unscored_frac=unscored,
             launch_s=None if launch_us is None else launch_us / US_PER_S,
         )
-        for rows in _counts(batch, "--batch", MAX_CONCURRENCY)
-        for candidates in _counts(top_k, "--top-k", MAX_CONTEXT)
+        for rows in sorted(set(numbers(batch, "--batch", int, least=1, most=MAX_CONCURRENCY)))
+        for candidates in sorted(set(numbers(top_k, "--top-k", int, least=1, most=MAX_CONTEXT)))
     }
     answer = FloorAnswer(
         base=base_shape,
@@ -116,19 +111,8 @@ def guided(
         print_floors(answer)
 
 
-def _counts(text: str, option: str, most: int) -> list[int]:
-    """Ascending numbers from 1 to ``most``."""
-    values = sorted(set(numbers(text, option, int)))
-    if not 1 <= values[0] <= values[-1] <= most:
-        raise UsageError(f"{option} {text[:40]!r}: each must be from 1 to {most}")
-    return values
-
-
 def _launch_us(text: str | None, hardware: str) -> float | None:
     """Microseconds as stated, or as measured: of the device that ``hardware`` names so, or of this machine's."""
-    from benchctl.records.peaks import MEASURED, best_series, named_peaks, peaks_directory
-    from benchctl.units import US_PER_S
-
     if text is None:
         return None
     if text == MEASURED:
@@ -149,14 +133,14 @@ def _launch_us(text: str | None, hardware: str) -> float | None:
 class FloorAnswer:
     """The floors by batch and candidates, and what they are of."""
 
-    base: "ModelShape"
-    value_model: "ModelShape"
-    hardware: "Hardware"
+    base: ModelShape
+    value_model: ModelShape
+    hardware: Hardware
     context: int
-    scoring: "Scoring"
+    scoring: Scoring
     unscored_frac: float
     launch_us: float | None
-    floors: "Mapping[tuple[int, int], GuidedFloor]"
+    floors: Mapping[tuple[int, int], GuidedFloor]
 
 
 def print_floors(answer: FloorAnswer) -> None:
@@ -167,10 +151,7 @@ def print_floors(answer: FloorAnswer) -> None:
         console.print(line)
 
 
-def _table(answer: FloorAnswer) -> "Table":
-    from benchctl.formats import four_digits, signed_three_digits
-    from benchctl.report.table import table_of
-    from benchctl.units import MS_PER_S
+def _table(answer: FloorAnswer) -> Table:
 
     causes = [*next(iter(answer.floors.values())).parts]
     title = (
@@ -218,7 +199,7 @@ def print_floors_json(answer: FloorAnswer) -> None:
     )
 
 
-def _row(batch: int, candidates: int, floor: "GuidedFloor") -> dict[str, Any]:
+def _row(batch: int, candidates: int, floor: GuidedFloor) -> dict[str, Any]:
     return {
         "batch": batch,
         "top_k": candidates,

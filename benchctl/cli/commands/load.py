@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from benchctl.cli.conduct import check_machine, keeping
+from benchctl.analysis.load_figures import parse_limits
+from benchctl.cli.checks import check_machine, keeping
 from benchctl.cli.options.load import (
     OUTPUT_TOKENS,
     ApiKeyEnv,
@@ -54,17 +55,22 @@ from benchctl.cli.options.load import (
     Url,
     Workers,
 )
-from benchctl.cli.options.options import RESULTS, FormerOutputDir, chosen_output
-from benchctl.cli.output.verdicts import warn
-from benchctl.cli.screen import print_json
+from benchctl.cli.options.options import RESULTS
+from benchctl.cli.screen import has_room_for_bars, print_json, warn, wide_console
 from benchctl.cli.streams import drawing
+from benchctl.engines.attach.engine import AttachEngine
 from benchctl.errors import UsageError
+from benchctl.measure.result_directory import Origin
+from benchctl.measure.single_load.single_load import LoadResult, create_load_directory, load_server
+from benchctl.measure.tokenizing.choice import prepare_counted, tokenizer_for
+from benchctl.profile.engine_options import dialects
+from benchctl.profile.load import profile_from_plain
+from benchctl.profile.model import Profile
+from benchctl.profile.planning import variant_settings
+from benchctl.records.files import write_json_atomic
+from benchctl.report.tables.load import bounds_note, durations_table, load_result, missing_tail, totals_table
 from benchctl.untrusted.text import visible_line
-
-if TYPE_CHECKING:
-    from benchctl.measure.single_load.single_load import LoadResult
-    from benchctl.profile.model import Profile
-
+from benchctl.workload.datasets.dataset import FileDataset, OwnDataset, dataset_named
 
 _NAME: Final = "load"
 _OBVIOUS_WARNING: Final = "server-not-fresh"
@@ -74,8 +80,6 @@ _EXIT_CODES: Final = {"done": 0, "suspect": 4, "failed": 5}
 
 def _dialect(name: str) -> str:
     """The dialect; UsageError for an unknown one. The table of engines is read only here: ``--help`` stays fast."""
-    from benchctl.profile.engine_options import dialects
-
     if name not in dialects():
         raise UsageError(f"--dialect is {name!r}; choose one of {', '.join(dialects())}")
     return name
@@ -112,7 +116,6 @@ def load(  # the parameters are the command line
     label: LoadLabel = None,
     output: Output = None,
     result_file: ResultFile = None,
-    output_dir: FormerOutputDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a load to a running server and report latencies and throughput.
@@ -120,9 +123,6 @@ def load(  # the parameters are the command line
     No server is started, and neither the server nor the machine is sampled. The option names of 'vllm bench serve'
     are understood.
     """
-    from benchctl.analysis.load_figures import parse_limits
-    from benchctl.workload.datasets.dataset import FileDataset, OwnDataset, dataset_named
-
     dataset_name = dataset_name or ("generated" if input_len is None else "synthetic")
     dataset = dataset_named(dataset_name)
     has_lengths = isinstance(dataset, OwnDataset) or (
@@ -151,7 +151,7 @@ def load(  # the parameters are the command line
     plain["sampling"] = {name: value for name, value in sampling.items() if value is not None}
     plain["request"] = {"extra_body": _extra_body(extra_body), "headers": _headers(header or [])}
     limits_ms = parse_limits(goodput or [])
-    loaded = _load(plain, chosen_output(output, output_dir), label, limits_ms, result_file, is_quiet=as_json)
+    loaded = _load(plain, output, label, limits_ms, result_file, is_quiet=as_json)
     raise typer.Exit(_EXIT_CODES[loaded.record.state])
 
 
@@ -238,11 +238,7 @@ def _load(
     result_file: Path | None,
     *,
     is_quiet: bool,
-) -> "LoadResult":
-    from benchctl.measure.result_directory import Origin
-    from benchctl.measure.single_load.single_load import create_load_directory, load_server
-    from benchctl.measure.tokenizing.choice import prepare_counted, tokenizer_for
-    from benchctl.profile.load import profile_from_plain
+) -> LoadResult:
 
     profile = profile_from_plain(plain, "the command line", is_to_send=True)
     _check_key(profile)
@@ -264,16 +260,13 @@ def _load(
     return loaded
 
 
-def _check_key(profile: "Profile") -> None:
-    from benchctl.engines.attach.engine import AttachEngine
-    from benchctl.profile.planning import variant_settings
+def _check_key(profile: Profile) -> None:
 
     AttachEngine().check_available(variant_settings(profile, _NAME, {}))
 
 
 @contextmanager
 def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
-    from benchctl.cli.screen import has_room_for_bars
 
     if is_quiet or os.environ.get("CI") or not has_room_for_bars():
         yield lambda _num_ended: None
@@ -288,9 +281,7 @@ def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], 
         yield advanced
 
 
-def _report(path: Path, loaded: "LoadResult", result_file: Path | None, *, as_json: bool) -> None:
-    from benchctl.records.files import write_json_atomic
-    from benchctl.report.tables.load import load_result
+def _report(path: Path, loaded: LoadResult, result_file: Path | None, *, as_json: bool) -> None:
 
     document = load_result(loaded.figures, loaded.record, loaded.manifest, loaded.arrival, loaded.client)
     write_json_atomic(path / "runs" / loaded.record.run_id / "result.json", document, within=path)
@@ -304,9 +295,7 @@ def _report(path: Path, loaded: "LoadResult", result_file: Path | None, *, as_js
         _print_tables(path, loaded)
 
 
-def _print_tables(path: Path, loaded: "LoadResult") -> None:
-    from benchctl.cli.screen import wide_console
-    from benchctl.report.tables.load import bounds_note, durations_table, missing_tail, totals_table
+def _print_tables(path: Path, loaded: LoadResult) -> None:
 
     console, record = wide_console(), loaded.record
     if loaded.figures.num_requests:
@@ -426,32 +415,32 @@ class _Translation:
         host, port = self._address.get("--host", "127.0.0.1"), self._address.get("--port", "8000")
         return [self._address.get("--base-url", f"http://{host}:{port}"), *words]
 
-    def _read_address(self, name: str, words: "deque[str]") -> None:
+    def _read_address(self, name: str, words: deque[str]) -> None:
         self._address[name] = _value(name, words)
 
-    def _read_result(self, name: str, words: "deque[str]") -> None:
+    def _read_result(self, name: str, words: deque[str]) -> None:
         self._result[name] = _value(name, words)
 
-    def _read_backend(self, name: str, words: "deque[str]") -> None:
+    def _read_backend(self, name: str, words: deque[str]) -> None:
         backend = _value(name, words)
         if backend not in _DIALECTS:
             raise UsageError(f"{name} is {backend!r}; choose one of {', '.join(_DIALECTS)}, or give --dialect")
         self.words += ["--dialect", _DIALECTS[backend], *(["--chat"] if backend.endswith("-chat") else [])]
 
-    def _read_endpoint(self, name: str, words: "deque[str]") -> None:
+    def _read_endpoint(self, name: str, words: deque[str]) -> None:
         endpoint = _value(name, words)
         if endpoint not in _ENDPOINTS:
             raise UsageError(f"{name} is {endpoint!r}; requests go to {' or '.join(_ENDPOINTS)}; leave it out")
         self.words.append(_ENDPOINTS[endpoint])
 
-    def _read_dataset(self, name: str, words: "deque[str]") -> None:
+    def _read_dataset(self, name: str, words: deque[str]) -> None:
         dataset = _value(name, words)
         self.words += [name, "synthetic" if dataset == "random" else dataset]
         lengths = ("--input-len", "--random-input-len")
         if dataset == "random" and not any(word in lengths for word in (*self.words, *words)):
             self.words += ["--input-len", _RANDOM_INPUT_LEN]
 
-    def _read_several(self, name: str, words: "deque[str]") -> None:
+    def _read_several(self, name: str, words: deque[str]) -> None:
         """vLLM takes several values behind one name."""
         is_value = re.compile(
             r"(ttft|tpot|e2el):\S+" if name == "--goodput" else r"[^=\s]+=.*", re.DOTALL
@@ -460,24 +449,24 @@ class _Translation:
         while words and not words[0].startswith("-") and is_value(words[0]) and "://" not in words[0]:
             self.words += [name, words.popleft()]
 
-    def _check_percentiles(self, name: str, words: "deque[str]") -> None:
+    def _check_percentiles(self, name: str, words: deque[str]) -> None:
         value = _value(name, words)
         if any(part not in map(str, _PERCENTILES) for part in value.split(",")):
             given = ", ".join(map(str, _PERCENTILES))
             raise UsageError(f"{name} is {value!r}; result.json has {given} and no others; leave it out")
 
-    def _check_latencies(self, name: str, words: "deque[str]") -> None:
+    def _check_latencies(self, name: str, words: deque[str]) -> None:
         value = _value(name, words)
         if any(part not in _LATENCIES for part in value.split(",")):
             raise UsageError(f"{name} is {value!r}; all of {', '.join(_LATENCIES)} are always given; leave it out")
 
-    def _check_zero(self, name: str, words: "deque[str]") -> None:
+    def _check_zero(self, name: str, words: deque[str]) -> None:
         value = _value(name, words)
         if value.strip("0.") != "":
             raise UsageError(f"{name} is {value!r}: {_REFUSED_UNLESS_ZERO[name]}")
 
 
-def _value(name: str, words: "deque[str]") -> str:
+def _value(name: str, words: deque[str]) -> str:
     if not words:
         raise UsageError(f"{name} needs a value; write it behind the name")
     return words.popleft()

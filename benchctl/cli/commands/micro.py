@@ -8,32 +8,49 @@ Both ways of backfill on the screen, beside the published numbers.
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_args
 
+import msgspec
 import typer
 
+from benchctl.analysis.bonus.bonus import MeasuredBonus
 from benchctl.analysis.bonus.sentences import context_in_words, modes_in_words, verdict_sentences
-from benchctl.cli.conduct import keeping
-from benchctl.cli.output.verdicts import print_tables, warn
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.cli.checks import keeping
+from benchctl.cli.conduct import experiment_progress
+from benchctl.cli.options.lists import numbers, words_of
+from benchctl.cli.output.verdicts import print_tables
+from benchctl.cli.screen import print_json, warn, wide_console
+from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import UsageError
-from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
+from benchctl.formats import count_of, four_digits, percentage
+from benchctl.measure.experiment import Listener
+from benchctl.measure.result_directory import Origin, reopen_experiment
+from benchctl.measure.resume.pending import undone_runs
+from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.micro.experiment import MicroOutcome, measure_forward, resume_forward
+from benchctl.micro.forward_profile import PassSettings
+from benchctl.micro.peak_checks import best_of_each, data_sheet_peaks, unit_of
+from benchctl.micro.roofline import RooflineSettings, measure_roofline
+from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS, MODES, DataType, KvLayout, Mode
+from benchctl.profile.model import Profile
+from benchctl.profile.planning import arms, plan_runs
+from benchctl.records.peaks import (
+    MeasuredPeaks,
+    PeakSeries,
+    StoredPeaks,
+    best_series,
+    hardware_of,
+    peaks_directory,
+    store_peaks,
+    stored_peaks,
+)
+from benchctl.report.export import write_derived
 from benchctl.report.table import table_of
 from benchctl.report.tables.times import bonus_table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from benchctl.analysis.bonus.bonus import MeasuredBonus
-    from benchctl.measure.experiment import Listener
-    from benchctl.micro.experiment import MicroOutcome
-    from benchctl.micro.forward_profile import PassSettings
-    from benchctl.profile.choices import Mode
-    from benchctl.profile.model import Profile
-    from benchctl.records.peaks import MeasuredPeaks, PeakSeries, StoredPeaks
-
 
 _MIB: Final = 2**20
 
@@ -103,9 +120,6 @@ def roofline(
     They are filed with the machine. '--hardware measured' of other commands, and 'hardware: measured' in a profile,
     take them in place of a data sheet's; a result directory of a real engine on this machine gets a copy.
     """
-    from benchctl.micro.roofline import RooflineSettings, measure_roofline
-    from benchctl.records.peaks import peaks_directory, store_peaks, stored_peaks
-
     store = peaks_directory()
     if show:
         _show(store, stored_peaks(store), as_json=as_json)
@@ -130,20 +144,13 @@ def roofline(
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        sizes = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 16 or any(size % 16 for size in sizes):
+    sizes = numbers(text, "--size", int, least=16)
+    if any(size % 16 for size in sizes):
         raise UsageError(f"--size is {text!r}; write multiples of 16 with commas between them, such as 1024,2048")
-    return sizes
+    return tuple(sizes)
 
 
-def _print_peaks(peaks: "MeasuredPeaks", path: Path | None) -> None:
-    from benchctl.cli.screen import wide_console
-    from benchctl.formats import four_digits, percentage
-    from benchctl.micro.peak_checks import best_of_each, data_sheet_peaks, unit_of
-    from benchctl.records.peaks import hardware_of
+def _print_peaks(peaks: MeasuredPeaks, path: Path | None) -> None:
 
     sheet, console = data_sheet_peaks(peaks), wide_console()
     console.print(_heading(peaks))
@@ -166,8 +173,7 @@ def _print_peaks(peaks: "MeasuredPeaks", path: Path | None) -> None:
     console.print("not filed" if path is None else f"filed: {path.parent.name}/{path.stem}")
 
 
-def _heading(peaks: "MeasuredPeaks") -> str:
-    from benchctl.formats import count_of
+def _heading(peaks: MeasuredPeaks) -> str:
 
     threads = "" if peaks.threads is None else f", {count_of(peaks.threads, 'thread')}"
     rounds = len(peaks.series[0].values)
@@ -177,17 +183,17 @@ def _heading(peaks: "MeasuredPeaks") -> str:
     )
 
 
-def _name(series: "PeakSeries") -> str:
+def _name(series: PeakSeries) -> str:
     return " ".join((series.quantity, *([] if series.dtype is None else [series.dtype])))
 
 
-def _setting(series: "PeakSeries") -> str:
+def _setting(series: PeakSeries) -> str:
     if series.quantity in {"copy", "read"}:
         return f"{int(series.setting) // _MIB} MiB"
     return series.setting
 
 
-def _show(store: Path, entries: "Sequence[StoredPeaks]", *, as_json: bool) -> None:
+def _show(store: Path, entries: Sequence[StoredPeaks], *, as_json: bool) -> None:
     if as_json:
         peaks = [(entry, entry.content) for entry in entries]
         documents = [
@@ -202,8 +208,7 @@ def _show(store: Path, entries: "Sequence[StoredPeaks]", *, as_json: bool) -> No
         print(f"{store} contains no peaks yet; 'benchctl micro roofline' measures them")
 
 
-def _print_list(store: Path, entries: "Sequence[StoredPeaks]") -> None:
-    from benchctl.cli.screen import wide_console
+def _print_list(store: Path, entries: Sequence[StoredPeaks]) -> None:
 
     headings = ("key", "measured", "bfloat16", "float32", "copy", "read", "launch", "warnings")
     rows: list[Sequence[object]] = []
@@ -218,10 +223,7 @@ def _print_list(store: Path, entries: "Sequence[StoredPeaks]") -> None:
     console.print(f"store: {store}; of each key the newest counts, of a quiet machine if there is one")
 
 
-def _medians(peaks: "MeasuredPeaks") -> list[str]:
-    from benchctl.formats import four_digits
-    from benchctl.micro.peak_checks import unit_of
-    from benchctl.records.peaks import best_series
+def _medians(peaks: MeasuredPeaks) -> list[str]:
 
     series = [
         best_series(peaks, "matmul", "bfloat16"),
@@ -237,11 +239,7 @@ def _medians(peaks: "MeasuredPeaks") -> list[str]:
     ]
 
 
-def _document(peaks: "MeasuredPeaks", path: Path | None) -> dict[str, Any]:
-    import msgspec
-
-    from benchctl.micro.peak_checks import best_of_each
-    from benchctl.records.peaks import hardware_of
+def _document(peaks: MeasuredPeaks, path: Path | None) -> dict[str, Any]:
 
     best = [
         {"peak": _name(each), "setting": each.setting, "median": each.median, "low": each.low, "high": each.high}
@@ -257,7 +255,6 @@ def _document(peaks: "MeasuredPeaks", path: Path | None) -> dict[str, Any]:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    from benchctl.cli.screen import print_json
 
     print_json(document)
 
@@ -265,25 +262,6 @@ def _print_json(document: dict[str, Any]) -> None:
 WordT = TypeVar("WordT", bound=str)
 A_RUN_IS_BELOW_FLOOR: Final = 4
 A_RUN_FAILED: Final = 5
-
-
-def words_of(text: str, choices: Sequence[WordT], option: str) -> tuple[WordT, ...]:
-    """Words of a list with commas, each once. Raises UsageError for one that is not in ``choices``."""
-    chosen: dict[WordT, None] = {}
-    for part in text.split(","):
-        word = next((word for word in choices if word == part.strip()), None)
-        if word is None:
-            raise UsageError(f"{option} is {text!r}; choose of {', '.join(choices)}, separated by commas")
-        chosen[word] = None
-    return tuple(chosen)
-
-
-def counts_of(text: str, option: str, least: int = 1) -> tuple[int, ...]:
-    """Whole numbers of a list with commas, each once. Raises UsageError for anything else."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= least for part in parts):
-        raise UsageError(f"{option} is {text!r}; write whole numbers from {least} up, separated by commas: 5,10")
-    return tuple(dict.fromkeys(map(int, parts)))
 
 
 def pass_settings(
@@ -298,17 +276,11 @@ def pass_settings(
     blocks: int,
     seed: int,
     threads: int | None = None,
-) -> "PassSettings":
+) -> PassSettings:
     """The settings that all passes of an experiment share; those that are not named depend on the device.
 
     Raises UsageError for unknown names, and for graphs without a GPU.
     """
-    from typing import get_args
-
-    from benchctl.costs.hardware import hardware_or_none
-    from benchctl.micro.forward_profile import PassSettings
-    from benchctl.profile.choices import MODES, DataType, KvLayout
-
     gpu = _gpu_name(device)
     where = device or ("cpu" if gpu is None else "cuda:0")
     modes = words_of(mode, MODES, "--mode") if mode is not None else _modes_on(where)
@@ -339,14 +311,12 @@ def _threads_on_cpu() -> int:
     return max(len(os.sched_getaffinity(0)) - 1, 1)
 
 
-def _modes_on(device: str) -> "tuple[Mode, ...]":
+def _modes_on(device: str) -> tuple[Mode, ...]:
     return ("eager",) if device == "cpu" else ("eager", "graph")
 
 
 def _gpu_name(device: str | None) -> str | None:
     """Name of the GPU that ``device`` names, or of the first one; None without any."""
-    from benchctl.measure.telemetry.gpu import gpu_inventory
-
     if device == "cpu":
         return None
     number = int((device or "cuda:0").partition(":")[2] or 0) if _is_cuda(device) else 0
@@ -363,13 +333,9 @@ def _is_cuda(device: str | None) -> bool:
 
 
 def measure_micro(
-    profile: "Profile", output_dir: Path, label: str | None, *, directory: Path | None, is_quiet: bool
-) -> "MicroOutcome":
+    profile: Profile, output_dir: Path, label: str | None, *, directory: Path | None, is_quiet: bool
+) -> MicroOutcome:
     """Measure an experiment of forward passes in a new directory: ``directory``, or one below ``output_dir``."""
-    from benchctl.measure.result_directory import Origin
-    from benchctl.micro.experiment import measure_forward
-    from benchctl.profile.planning import plan_runs
-
     argv = ("benchctl", *sys.argv[1:])
     origin = Origin(output_root=output_dir, label=label, argv=argv, directory=directory)
     paths: list[Path] = []
@@ -377,12 +343,8 @@ def measure_micro(
         return measure_forward(profile, origin, listener, on_results=lambda results: _announce(results.path, paths))
 
 
-def resume_micro(path: Path, *, is_quiet: bool) -> "MicroOutcome":
+def resume_micro(path: Path, *, is_quiet: bool) -> MicroOutcome:
     """Measure the runs of an earlier experiment that are not done."""
-    from benchctl.measure.result_directory import reopen_experiment
-    from benchctl.measure.resume.pending import undone_runs
-    from benchctl.micro.experiment import resume_forward
-
     reopened = reopen_experiment(path, None)
     print(f"continuing {path}", flush=True)
     pending = undone_runs(reopened.results)
@@ -390,11 +352,8 @@ def resume_micro(path: Path, *, is_quiet: bool) -> "MicroOutcome":
         return resume_forward(reopened, listener)
 
 
-def print_micro(outcome: "MicroOutcome") -> None:
+def print_micro(outcome: MicroOutcome) -> None:
     """Print what an experiment came to; ends the command with its exit code."""
-    from benchctl.analysis.summary.analyzed import analyze_directory
-    from benchctl.report.export import write_derived
-
     path = shlex.quote(str(outcome.path))
     with keeping(outcome.path):
         analysis = analyze_directory(outcome.path)
@@ -405,7 +364,7 @@ def print_micro(outcome: "MicroOutcome") -> None:
         raise typer.Exit(code)
 
 
-def warn_of_failures(outcome: "MicroOutcome") -> int:
+def warn_of_failures(outcome: MicroOutcome) -> int:
     """Warn of runs that count nowhere; returns the exit code that they mean, 0 without any."""
     counts, path = outcome.outcome, shlex.quote(str(outcome.path))
     if outcome.below_floor:
@@ -418,9 +377,7 @@ def warn_of_failures(outcome: "MicroOutcome") -> int:
 
 
 @contextmanager
-def _progress(num_runs: int, profile: "Profile", *, is_quiet: bool) -> "Iterator[Listener]":
-    from benchctl.cli.screen import experiment_progress
-    from benchctl.profile.planning import arms
+def _progress(num_runs: int, profile: Profile, *, is_quiet: bool) -> Iterator[Listener]:
 
     is_quiet = is_quiet or bool(os.environ.get("CI"))
     with experiment_progress(num_runs, len(arms(profile)), is_quiet=is_quiet) as listener:
@@ -428,7 +385,7 @@ def _progress(num_runs: int, profile: "Profile", *, is_quiet: bool) -> "Iterator
 
 
 @contextmanager
-def _advice(paths: list[Path]) -> "Iterator[None]":
+def _advice(paths: list[Path]) -> Iterator[None]:
     """After an interrupt, say how to go on with the directory that is in ``paths`` by then."""
     try:
         yield
@@ -444,10 +401,8 @@ def _announce(path: Path, paths: list[Path]) -> None:
     print(f"results in {path}", flush=True)
 
 
-def print_bonus(measured: "MeasuredBonus") -> None:
+def print_bonus(measured: MeasuredBonus) -> None:
     """Print a table for each context and pair of modes and what follows."""
-    from benchctl.cli.screen import wide_console
-
     console = wide_console()
     for design, verdict in measured.verdicts:
         console.print(f"{measured.where}, {context_in_words(design)}; ms")

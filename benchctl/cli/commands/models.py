@@ -2,17 +2,21 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from benchctl.costs.shapes import ModelShape, shape_for
+from benchctl.engines.tiny_models.draft_law import draft_law
+from benchctl.engines.tiny_models.draft_pair import make_draft_pair
+from benchctl.engines.tiny_models.lora_pair import make_lora_pair, num_adapter_params
+from benchctl.engines.tiny_models.make import make_model
+from benchctl.engines.tiny_models.recipe import Architecture, Recipe
+from benchctl.engines.tiny_models.value_pair import make_value_pair
 from benchctl.errors import UsageError
 from benchctl.formats import megabytes
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_LAYERS
-
-if TYPE_CHECKING:
-    from benchctl.costs.shapes import ModelShape
-    from benchctl.engines.tiny_models.recipe import Architecture, Recipe
+from benchctl.records.files import encode
 
 app = typer.Typer(
     add_completion=False,
@@ -172,12 +176,6 @@ def make_tiny(
     With --lora, a model and an adapter of all its linear layers.
     The network is not used. The same options give the same bytes.
     """
-    from benchctl.engines.tiny_models.draft_pair import make_draft_pair
-    from benchctl.engines.tiny_models.lora_pair import make_lora_pair, num_adapter_params
-    from benchctl.engines.tiny_models.make import make_model
-    from benchctl.engines.tiny_models.recipe import Recipe
-    from benchctl.engines.tiny_models.value_pair import make_value_pair
-
     if gguf and no_weights:
         raise UsageError("--gguf and --no-weights contradict each other; a GGUF file consists of weights")
     value_options: dict[str, object] = {
@@ -227,9 +225,6 @@ def acceptance(
     A token drawn from the draft's distribution q is accepted with probability sum of min(p, q), p being that of the
     served model; all probabilities are float64, at temperature 1 without top_k and top_p, and at temperature 0.
     """
-    from benchctl.engines.tiny_models.draft_law import draft_law
-    from benchctl.records.files import encode
-
     law = draft_law(base, draft, draft_tokens)
     if as_json:
         print(encode(law).decode())
@@ -277,15 +272,14 @@ def _refuse_value_options(*, value_model: bool, value_options: dict[str, object]
         raise UsageError("--value-shape sets all dimensions and excludes --value-layers; leave one out")
 
 
-def _value_shape(base: "Recipe", name: str | None, layers: int | None) -> "ModelShape":
+def _value_shape(base: Recipe, name: str | None, layers: int | None) -> ModelShape:
     """The base model's dimensions with as many layers, or those of another model with the base model's tokens."""
     if name is not None:
         return replace(_shape(name, {}, base.arch), vocab=base.shape.vocab)
     return replace(base.shape, layers=layers or base.shape.layers)
 
 
-def _shape(name: str | None, dimensions: dict[str, int], arch: "Architecture") -> "ModelShape":
-    from benchctl.costs.shapes import ModelShape, shape_for
+def _shape(name: str | None, dimensions: dict[str, int], arch: Architecture) -> ModelShape:
 
     if name is not None:
         if dimensions:

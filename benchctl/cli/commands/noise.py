@@ -2,20 +2,32 @@
 
 import datetime as dt
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
+from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.planning.noise_floor import is_repeated_baseline
+from benchctl.analysis.validity.noise import age_days
+from benchctl.cli.screen import wide_console
 from benchctl.errors import RecordError, UsageError
 from benchctl.formats import percentage
+from benchctl.measure.noise_on_file import sound_noise
+from benchctl.records.directory import open_results
+from benchctl.records.noise import (
+    NoiseFloor,
+    StoredNoise,
+    find_noise,
+    load_noise,
+    noise_directory,
+    store_noise,
+    stored_noise,
+)
+from benchctl.records.stores import newest_of_each, remove_files
 from benchctl.report.table import table_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benchctl.records.noise import NoiseFloor, StoredNoise
-
 
 app = typer.Typer(
     add_completion=False,
@@ -32,9 +44,6 @@ def list_noise(
     as_json: JsonOption = False,
 ) -> None:
     """List the stored noise by host, engine and model; the newest measurement of each key applies."""
-    from benchctl.records.noise import noise_directory, stored_noise
-    from benchctl.records.stores import newest_of_each
-
     store = noise_directory()
     listed = stored_noise(store)
     if not history:
@@ -70,10 +79,6 @@ def add(
     ],
 ) -> None:
     """Store the noise of an A/A experiment for the machine on which it was measured."""
-    from benchctl.analysis.experiment.experiment import load_experiment
-    from benchctl.measure.noise_on_file import sound_noise
-    from benchctl.records.noise import noise_directory, store_noise
-
     path = store_noise(noise_directory(), sound_noise(load_experiment(directory)))
     print(f"stored: {path.parent.name}/{path.stem}")
 
@@ -85,18 +90,13 @@ def remove(
     ],
 ) -> None:
     """Delete noise from its store; result directories keep their copies."""
-    from benchctl.records.noise import find_noise, noise_directory
-    from benchctl.records.stores import remove_files
-
     entries = find_noise(noise_directory(), key)
     number = remove_files(entries)
     print(f"removed {number} measurement{'' if number == 1 else 's'} of {entries[0].key}")
 
 
-def _look_up(what: str) -> "tuple[str, NoiseFloor]":
+def _look_up(what: str) -> tuple[str, NoiseFloor]:
     """The noise of a directory or key, with its source; a directory takes precedence over a key of its name."""
-    from benchctl.records.noise import find_noise, noise_directory
-
     if Path(what).is_dir():
         return what, _noise_of_directory(Path(what))
     entries = find_noise(noise_directory(), what)
@@ -106,12 +106,7 @@ def _look_up(what: str) -> "tuple[str, NoiseFloor]":
     raise RecordError("\n".join(entry.problem or "" for entry in entries))
 
 
-def _noise_of_directory(path: Path) -> "NoiseFloor":
-    from benchctl.analysis.experiment.experiment import load_experiment
-    from benchctl.analysis.planning.noise_floor import is_repeated_baseline
-    from benchctl.measure.noise_on_file import sound_noise
-    from benchctl.records.directory import open_results
-    from benchctl.records.noise import load_noise
+def _noise_of_directory(path: Path) -> NoiseFloor:
 
     noise = load_noise(open_results(path).path)
     if noise is not None:
@@ -125,19 +120,17 @@ def _noise_of_directory(path: Path) -> "NoiseFloor":
     )
 
 
-def _values(noise: "NoiseFloor") -> dict[str, Any]:
-    import msgspec
+def _values(noise: NoiseFloor) -> dict[str, Any]:
 
     return {**msgspec.to_builtins(noise), "age_days": _age_days(noise)}
 
 
-def _document(entry: "StoredNoise") -> dict[str, Any]:
+def _document(entry: StoredNoise) -> dict[str, Any]:
     values = {} if entry.content is None else _values(entry.content)
     return {"key": entry.key, "name": entry.name, "path": str(entry.path), "problem": entry.problem, **values}
 
 
-def _print_list(store: Path, entries: "Sequence[StoredNoise]") -> None:
-    from benchctl.cli.screen import wide_console
+def _print_list(store: Path, entries: Sequence[StoredNoise]) -> None:
 
     headings = ("key", "engine", "model", "blocks", "floor of step_ms", "when", "age", "from")
     rows: list[Sequence[object]] = []
@@ -155,8 +148,7 @@ def _print_list(store: Path, entries: "Sequence[StoredNoise]") -> None:
     print(f"store: {store}")
 
 
-def _print_noise(source: str, noise: "NoiseFloor") -> None:
-    from benchctl.cli.screen import wide_console
+def _print_noise(source: str, noise: NoiseFloor) -> None:
 
     console = wide_console()
     devices = ", ".join(noise.gpus) or "no GPU"
@@ -171,12 +163,11 @@ def _print_noise(source: str, noise: "NoiseFloor") -> None:
     console.print(table_of(("metric", "floor", "sd between blocks", "blocks"), rows, left=("metric",)))
 
 
-def _age(noise: "NoiseFloor") -> str:
+def _age(noise: NoiseFloor) -> str:
     days = _age_days(noise)
     return "today" if days < 1 else "1 day old" if days == 1 else f"{days} days old"
 
 
-def _age_days(noise: "NoiseFloor") -> int:
-    from benchctl.analysis.validity.noise import age_days
+def _age_days(noise: NoiseFloor) -> int:
 
     return age_days(noise, dt.datetime.now(dt.UTC))

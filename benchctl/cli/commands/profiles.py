@@ -1,15 +1,21 @@
 """``benchctl profiles``: list, show and validate profiles."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.text import Text
 
+from benchctl.analysis.compare.compare import deciding_metrics
 from benchctl.cli.options.options import EnginePreset, complete_profile
+from benchctl.cli.screen import folding_console
+from benchctl.costs.hardware import hardware_for
 from benchctl.errors import ProfileError, UsageError
 from benchctl.formats import count_of
-
-if TYPE_CHECKING:
-    from benchctl.profile.model import Profile
+from benchctl.profile.files import display_path, grouped_profiles, preset_files
+from benchctl.profile.load import dump_profile, load_profile
+from benchctl.profile.model import Profile
+from benchctl.profile.planning import plan_runs
+from benchctl.report.table import table_of
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="List, show and validate profiles.")
 
@@ -24,12 +30,6 @@ SetOption = Annotated[
 @app.command("list")
 def list_known() -> None:
     """List the profiles and engine presets that can be used by name."""
-    from rich.text import Text
-
-    from benchctl.cli.screen import folding_console
-    from benchctl.profile.files import display_path, grouped_profiles, preset_files
-    from benchctl.report.table import table_of
-
     headings = ("profile", "description", "file")
     groups = grouped_profiles()
     rows: list[tuple[str, ...]] = []
@@ -49,8 +49,6 @@ def show(
     overrides: SetOption = None,
 ) -> None:
     """Print a complete profile as YAML, with inherited values and defaults."""
-    from benchctl.profile.load import dump_profile, load_profile
-
     print(dump_profile(load_profile(name, engine=engine, overrides=overrides or ())), end="")
 
 
@@ -64,9 +62,6 @@ def validate(
     overrides: SetOption = None,
 ) -> None:
     """Check profiles and report every error with its line. Exit code: 2 with errors, else 0."""
-    from benchctl.profile.load import load_profile
-    from benchctl.profile.planning import plan_runs
-
     errors: list[str] = []
     for name in names:
         try:
@@ -81,11 +76,8 @@ def validate(
         raise ProfileError("\n".join(errors))
 
 
-def check_names(profile: "Profile") -> None:
+def check_names(profile: Profile) -> None:
     """Check the names that only the analysis needs, before anything is measured."""
-    from benchctl.analysis.compare.compare import deciding_metrics
-    from benchctl.costs.hardware import hardware_for
-
     for key, look_up in (
         ("primary_metrics", lambda: deciding_metrics(profile.primary_metrics)),
         ("hardware", lambda: hardware_for(profile.hardware)),

@@ -9,27 +9,40 @@
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from benchctl.cli.options.options import RESULTS, FormerOutputDir, chosen_output, complete_results
-from benchctl.cli.screen import print_json
+from benchctl.analysis.compare.compare import CompareOptions
+from benchctl.analysis.experiment.pairing import Side, parse_side
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.cli.commands.compare import page_of_sides
+from benchctl.cli.commands.show import print_digest, print_verification
+from benchctl.cli.options.options import RESULTS, complete_results
+from benchctl.cli.screen import bytes_progress, print_json, wide_console
+from benchctl.cluster.arrival import import_archive
+from benchctl.cluster.pull import Pulled, parse_source
+from benchctl.cluster.pull import pull as pull_directory
+from benchctl.cluster.rsync import Rsync, require_bandwidth
 from benchctl.errors import RecordError, UsageError
-from benchctl.formats import megabytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benchctl.analysis.experiment.pairing import Side
-    from benchctl.cluster.pull import Pulled
-    from benchctl.interop.lenvm.import_directory import ImportResult
-    from benchctl.records.archive import Contents
-    from benchctl.records.directory import ResultDirectory
-    from benchctl.report.catalog import Entry
-    from benchctl.report.export import ReportFiles
+from benchctl.formats import megabytes, shortened, shortened_inside
+from benchctl.interop.lenvm.import_directory import ImportResult, import_lenvm
+from benchctl.interop.lenvm.summary import SUMMARY_NAME
+from benchctl.interop.lenvm.warnings import REPAIRS
+from benchctl.interop.writers.export import write_foreign
+from benchctl.records.archive import Contents, contents_of, write_archive
+from benchctl.records.claims import current_manifest
+from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.files import write_bytes_atomic
+from benchctl.records.integrity import verify_directory
+from benchctl.report.catalog import Entry, list_directories
+from benchctl.report.export import ReportFiles, write_report
+from benchctl.report.table import table_of
+from benchctl.system_errors import as_usage_error
+from benchctl.untrusted.text import visible_line
 
 
 class Form(StrEnum):
@@ -74,7 +87,6 @@ def export(
         Path | None,
         typer.Option("--output", "-o", metavar="OUT", help="Directory to write; by default DIR/export/<format>."),
     ] = None,
-    output_dir: FormerOutputDir = None,
 ) -> None:
     """Write an archive, or each finished run in the format of another tool, one directory for each arm.
 
@@ -82,7 +94,6 @@ def export(
     with secrets, and is the same file whenever and wherever it is written. Damaged files are named on stderr,
     with exit code 4 after the rest is written.
     """
-    output = chosen_output(output, output_dir)
     if (form is None) == (archive is None):
         raise UsageError("give either --archive FILE, for one file, or --format, for the files of another tool")
     if archive is not None:
@@ -94,8 +105,6 @@ def export(
 
 
 def _write_foreign(results: Path, form: Form, output: Path | None) -> None:
-    from benchctl.analysis.summary.analyzed import analyze_directory
-    from benchctl.interop.writers.export import write_foreign
 
     analysis = analyze_directory(results)
     out = output or results / "export" / form.value
@@ -108,12 +117,6 @@ def _write_foreign(results: Path, form: Form, output: Path | None) -> None:
 
 
 def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
-    from benchctl.cli.commands.show import print_digest
-    from benchctl.cli.screen import bytes_progress
-    from benchctl.records.archive import contents_of, write_archive
-    from benchctl.records.claims import current_manifest
-    from benchctl.records.directory import open_results
-    from benchctl.records.integrity import verify_directory
 
     results = open_results(path)
     if current_manifest(results).state == "running" and not allow_running:
@@ -134,8 +137,7 @@ def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
         )
 
 
-def _print_written(results: "ResultDirectory", archive: Path, contents: "Contents") -> None:
-    from benchctl.untrusted.text import visible_line
+def _print_written(results: ResultDirectory, archive: Path, contents: Contents) -> None:
 
     for name in contents.irregular:
         print(f"left out: {visible_line(name)} of {results.path}: no regular file", file=sys.stderr)
@@ -178,11 +180,6 @@ def archive(
 
     Exit code: 0 intact, 4 altered since the measurement, or a damaged archive.
     """
-    from benchctl.cli.commands.show import print_verification
-    from benchctl.cli.options.options import RESULTS
-    from benchctl.cluster.arrival import import_archive
-    from benchctl.records.integrity import verify_directory
-
     path = import_archive(source, output, RESULTS)
     verified = verify_directory(path, is_fresh=True)
     print(f"results in {path}")
@@ -216,15 +213,11 @@ def lenvm(
     are left out and reported. 'benchctl show', 'report' and 'compare' read the result; its lenvm_summary.csv has
     the columns of the project. One block is a screening: comparing it exits with 3.
     """
-    from benchctl.interop.lenvm.import_directory import import_lenvm
-
     argv = ("benchctl", *sys.argv[1:])
     _tell(import_lenvm(source, output, model=model, value_model=value_model, argv=argv))
 
 
-def _tell(result: "ImportResult") -> None:
-    from benchctl.interop.lenvm.summary import SUMMARY_NAME
-    from benchctl.interop.lenvm.warnings import REPAIRS
+def _tell(result: ImportResult) -> None:
 
     faults = [warning for warning in result.warnings if warning.code in REPAIRS]
     limits = [warning for warning in result.warnings if warning.code not in REPAIRS]
@@ -288,11 +281,8 @@ def report(
         raise RecordError("\n".join(files.damage))
 
 
-def _write_report(results: Path, output: Path | None, *, allow_suspect: bool) -> "ReportFiles":
+def _write_report(results: Path, output: Path | None, *, allow_suspect: bool) -> ReportFiles:
     """Write the report of one directory. Raises UsageError where the files cannot be written."""
-    from benchctl.report.export import write_report
-    from benchctl.system_errors import as_usage_error
-
     try:
         return write_report(results, allow_suspect=allow_suspect, directory=output)
     except OSError as error:
@@ -301,18 +291,16 @@ def _write_report(results: Path, output: Path | None, *, allow_suspect: bool) ->
 
 
 def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> None:
-    from benchctl.analysis.compare.compare import CompareOptions
-    from benchctl.analysis.experiment.pairing import parse_side
-    from benchctl.cli.commands.compare import write_page
 
     path = output or Path(f"report-{_slug(parse_side(a))}-vs-{_slug(parse_side(b))}.html")
-    damage = write_page(a, b, CompareOptions(allow_suspect=allow_suspect), path)
+    page, damage = page_of_sides(a, b, CompareOptions(allow_suspect=allow_suspect))
+    write_bytes_atomic(path, page)
     print(path)
     if damage:
         raise RecordError("\n".join(damage))
 
 
-def _slug(side: "Side") -> str:
+def _slug(side: Side) -> str:
     name = side.path.resolve().name + (f"-{side.variant}" if side.variant else "")
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
 
@@ -329,8 +317,6 @@ def list_results(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
 ) -> None:
     """List result directories, newest first, with profile, engine, state and the number of runs."""
-    from benchctl.report.catalog import list_directories
-
     entries = list_directories(root)
     if as_json:
         print_json({"root": str(root), "results": [entry.document() for entry in entries]})
@@ -340,10 +326,7 @@ def list_results(
         print(f"{root} contains no results yet; 'benchctl run' creates them")
 
 
-def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
-    from benchctl.cli.screen import wide_console
-    from benchctl.report.table import table_of
-    from benchctl.untrusted.text import visible_line
+def _print_table(root: Path, entries: Sequence[Entry]) -> None:
 
     rows = [[visible_line(field) for field in _row(root, entry)] for entry in entries]
     if sys.stdout.isatty():
@@ -351,7 +334,7 @@ def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
     wide_console().print(table_of(_COLUMNS, rows, left={*_COLUMNS} - {"runs"}))
 
 
-def _row(root: Path, entry: "Entry") -> "list[str]":
+def _row(root: Path, entry: Entry) -> list[str]:
     name = str(entry.path.relative_to(root)) if entry.path != root else str(root)
     if entry.problem is not None:
         return [name, "", "", "", entry.state or "unreadable", "", entry.problem]
@@ -361,19 +344,17 @@ def _row(root: Path, entry: "Entry") -> "list[str]":
     return [name, *(field or "" for field in fields), f"{entry.num_done}/{entry.num_planned}", remarks]
 
 
-def _blocks(entry: "Entry") -> str | None:
+def _blocks(entry: Entry) -> str | None:
     """Blocks that are done of an experiment in progress."""
     if entry.state not in {"running", "interrupted"} or not entry.num_blocks:
         return None
     return f"{entry.num_blocks_done} of {entry.num_blocks} blocks done"
 
 
-def _fitted(rows: "Sequence[list[str]]", width: int) -> "list[list[str]]":
+def _fitted(rows: Sequence[list[str]], width: int) -> list[list[str]]:
     """The rows with the longest names and remarks shortened until the table has ``width`` columns, if that is
     possible.
     """
-    from benchctl.formats import shortened, shortened_inside
-
     columns = list(zip(_COLUMNS, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     while sum(widths) + _GAP * (len(widths) - 1) > width:
@@ -424,12 +405,6 @@ def pull(
     still being measured. Logs with secrets stay there. Exit code: 0 intact, 2 not reachable or not there, 4 altered
     since the measurement, 130 interrupted; what came is kept.
     """
-    from benchctl.cli.commands.show import print_verification
-    from benchctl.cli.screen import bytes_progress
-    from benchctl.cluster.pull import parse_source
-    from benchctl.cluster.pull import pull as pull_directory
-    from benchctl.cluster.rsync import Rsync, require_bandwidth
-
     remote = parse_source(source)
     chosen: list[Path] = []
     if bandwidth is not None:
@@ -449,7 +424,7 @@ def pull(
         raise typer.Exit(_PULL_ALTERED)
 
 
-def _print_running(pulled: "Pulled") -> None:
+def _print_running(pulled: Pulled) -> None:
     if pulled.is_running or pulled.running:
         running = f"; running: {', '.join(pulled.running)}" if pulled.running else ""
         print(

@@ -3,15 +3,16 @@
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
+from benchctl.analysis.planning.noise_floor import repeated_baseline
+from benchctl.cli.checks import check_gpu, check_machine
 from benchctl.cli.cluster.distributed import check_block_time, check_distribution, with_cluster
+from benchctl.cli.cluster.slurm import measure_block
+from benchctl.cli.commands.compare import parse_threshold
 from benchctl.cli.conduct import (
     check_experiment,
-    check_gpu,
-    check_machine,
     create,
     measure_lengths,
     prepare_experiment,
@@ -55,13 +56,14 @@ from benchctl.cli.options.run import (
     StepTimeModel,
     UntilPrecision,
 )
-from benchctl.cli.output.verdicts import warn
 from benchctl.cli.planned_runs import Manner, measure_and_report, measure_new, print_planned, print_runs_left
+from benchctl.cli.screen import warn
 from benchctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from benchctl.measure.kv_memory import KvPlan
-    from benchctl.profile.model import Profile
+from benchctl.measure.kv_memory import KvPlan
+from benchctl.measure.result_directory import reopen_experiment
+from benchctl.measure.resume.extension import extend_experiment
+from benchctl.profile.load import load_profile
+from benchctl.profile.model import Profile
 
 
 def run(  # the parameters are the command line
@@ -148,13 +150,13 @@ def run(  # the parameters are the command line
 
 
 def _completed(
-    chosen: "Profile",
+    chosen: Profile,
     num_blocks: int | None,
     distribution: Distribution,
     *,
     measures_noise: bool,
     is_plan: bool,
-) -> "tuple[Profile, KvPlan]":
+) -> tuple[Profile, KvPlan]:
     """The profile of a new experiment as this machine measures it, checked, and the plan of its KV cache."""
     chosen = with_cluster(chosen, distribution)
     check_distribution(chosen, distribution, is_plan=is_plan)
@@ -170,7 +172,7 @@ def _completed(
     return chosen, kv_plan
 
 
-def _begin(chosen: "Profile", destination: Destination, kv_plan: "KvPlan", manner: Manner) -> None:
+def _begin(chosen: Profile, destination: Destination, kv_plan: KvPlan, manner: Manner) -> None:
     """Create a new experiment and measure it."""
     distribution = manner.distribution
     tokenizer = tokenizer_of(chosen, may_start_server=distribution.on is not Scheduler.SLURM)
@@ -203,7 +205,6 @@ def _measure_block(
         raise UsageError(
             f"--into {into} measures a block as it was planned: leave out the profile, --on and --prepare"
         )
-    from benchctl.cli.cluster.slurm import measure_block
 
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
         return measure_block(
@@ -220,7 +221,6 @@ def _stopping(until_precision: str | None) -> list[str]:
     """The override that ``--until-precision`` means; the number of looks is the profile's, or four."""
     if until_precision is None:
         return []
-    from benchctl.cli.commands.compare import parse_threshold
 
     return [f"stopping.precision={parse_threshold(until_precision, '--until-precision')!r}"]
 
@@ -231,7 +231,7 @@ def _load(
     overrides: list[str],
     blocks: int | None,
     seed: int | None,
-) -> "Profile | None":
+) -> Profile | None:
     if name is None:
         if engine or overrides or blocks or seed is not None:
             raise UsageError(
@@ -239,23 +239,18 @@ def _load(
                 "'benchctl run ci-smoke'"
             )
         return None
-    from benchctl.profile.load import load_profile
 
     return load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed, is_to_send=True)
 
 
-def _baseline_against_itself(profile: "Profile", num_blocks: int | None) -> "Profile":
-    from benchctl.analysis.planning.noise_floor import repeated_baseline
+def _baseline_against_itself(profile: Profile, num_blocks: int | None) -> Profile:
 
     repeated = repeated_baseline(profile)
     return repeated if num_blocks is None else repeated.model_copy(update={"blocks": num_blocks})
 
 
-def _resume(path: Path, profile: "Profile | None", num_blocks: int | None, manner: Manner) -> None:
+def _resume(path: Path, profile: Profile | None, num_blocks: int | None, manner: Manner) -> None:
     """Measure the runs of ``path`` that are not done, after its plan was extended to ``num_blocks`` where given."""
-    from benchctl.measure.result_directory import reopen_experiment
-    from benchctl.measure.resume.extension import extend_experiment
-
     reopened = reopen_experiment(path, profile)
     extension = None if num_blocks is None else extend_experiment(reopened, num_blocks)
     with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():

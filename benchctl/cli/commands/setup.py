@@ -6,24 +6,32 @@
 
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
+from rich.text import Text
 
+from benchctl.cli.commands.profiles import check_names
 from benchctl.cli.options.options import RESULTS, Overrides, complete_engine
-from benchctl.cli.screen import print_json
-from benchctl.errors import UsageError
+from benchctl.cli.screen import phase_progress, print_json, wide_console
+from benchctl.cluster.slots_check import slots_check
+from benchctl.cluster.slurm.missing import slurm_checks
+from benchctl.engines.engine import engine_for
+from benchctl.engines.environment import engines_directory
+from benchctl.engines.installing.install import install_engine
+from benchctl.engines.installing.recipes import INSTALLABLE, device_here, recipe_for
+from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.formats import count_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from benchctl.measure.doctor.check import Check
-    from benchctl.measure.doctor.engines import NeededEngine
-    from benchctl.profile.init import Change, NewProfile
-    from benchctl.profile.model import Profile
-
+from benchctl.measure.doctor.check import Check, obstacles
+from benchctl.measure.doctor.doctor import Needs, inspect_machine
+from benchctl.measure.doctor.engines import NeededEngine, engine_checks
+from benchctl.profile.init import VALUES, Change, NewProfile, check_name, new_profile
+from benchctl.profile.load import load_profile, parse_profile
+from benchctl.profile.model import Profile
+from benchctl.profile.planning import arms, variant_settings
+from benchctl.report.table import table_of
 
 _QUESTIONS: Final = {
     "flag": "an option or flag of the server",
@@ -102,13 +110,11 @@ def init(
 
 def _answered(
     name: str | None, change: str | None, engine: str | None, model: str | None, values: tuple[str, ...]
-) -> "NewProfile":
+) -> NewProfile:
     """The profile that options and, at a terminal, answers describe.
 
     Raises UsageError that names every option that is missing.
     """
-    from benchctl.profile.init import Change, NewProfile, check_name
-
     if change is not None and change not in _QUESTIONS:
         raise UsageError(f"--change is {change!r}; choose one of {', '.join(_QUESTIONS)}")
     if name is not None:
@@ -133,7 +139,6 @@ def _answered(
 
 
 def _refuse_missing(change: str | None, engine: str | None, model: str | None, values: tuple[str, ...]) -> None:
-    from benchctl.profile.init import VALUES, Change
 
     missing = []
     if change is None:
@@ -158,7 +163,7 @@ def _ask_change() -> str:
     return _ask("Number or word", "1", lambda answer: by_number.get(answer, answer), _QUESTIONS)
 
 
-def _ask(question: str, default: str, meaning: "Callable[[str], str]", choices: "dict[str, str]") -> str:
+def _ask(question: str, default: str, meaning: Callable[[str], str], choices: dict[str, str]) -> str:
     while True:
         answer = meaning(typer.prompt(question, default).strip())
         if answer in choices:
@@ -166,7 +171,7 @@ def _ask(question: str, default: str, meaning: "Callable[[str], str]", choices: 
         print(f"{answer!r} is none of {', '.join(choices)}")
 
 
-def _ask_engine(change: "Change", *, is_asked: bool) -> str:
+def _ask_engine(change: Change, *, is_asked: bool) -> str:
     if change == "server":
         return typer.prompt("Dialect of the servers (openai, vllm, sglang, …)", "openai") if is_asked else "openai"
     engine = installed_engine()
@@ -175,10 +180,6 @@ def _ask_engine(change: "Change", *, is_asked: bool) -> str:
 
 def installed_engine() -> str:
     """The preset of an engine that is installed here, in the order of ``_INSTALLABLE``; else the simulator."""
-    from benchctl.engines.engine import engine_for
-    from benchctl.engines.installing.recipes import device_here
-    from benchctl.errors import EngineUnavailableError
-
     for kind in _INSTALLABLE:
         try:
             engine_for(kind).installation(None)
@@ -188,10 +189,8 @@ def installed_engine() -> str:
     return "sim"
 
 
-def _kind_of(engine: str, change: "Change") -> str:
+def _kind_of(engine: str, change: Change) -> str:
     """The kind of a preset or kind. Raises ProfileError for an unknown name."""
-    from benchctl.profile.load import load_profile
-
     if change == "server":
         return "attach"
     kind: str = load_profile("ci-smoke", engine=engine).engine.kind
@@ -205,8 +204,7 @@ def _model(engine: str, kind: str, *, is_asked: bool) -> str:
     return str(typer.prompt("Model (directory or name)"))
 
 
-def _ask_values(change: "Change", kind: str) -> tuple[str, ...]:
-    from benchctl.profile.init import VALUES
+def _ask_values(change: Change, kind: str) -> tuple[str, ...]:
 
     if change == "build":
         return (typer.prompt("Old build (interpreter or program)"), typer.prompt("New build"))
@@ -216,18 +214,14 @@ def _ask_values(change: "Change", kind: str) -> tuple[str, ...]:
     return (typer.prompt(VALUES[change][0].upper() + VALUES[change][1:], example),)
 
 
-def _write(path: Path, new: "NewProfile") -> None:
+def _write(path: Path, new: NewProfile) -> None:
     """Write the profile once it has proven to be one. Raises ProfileError otherwise, and leaves no file."""
-    from benchctl.cli.commands.profiles import check_names
-    from benchctl.profile.init import new_profile
-    from benchctl.profile.load import parse_profile
-
     text = new_profile(new)
     check_names(parse_profile(f"{text}name: {new.name}\n", str(path)))
     path.write_text(text, encoding="utf-8")
 
 
-def _summary(new: "NewProfile") -> str:
+def _summary(new: NewProfile) -> str:
     if new.change == "server":
         return "two running servers, 6 blocks"
     return f"{_QUESTIONS[new.change].partition(':')[0]} against a baseline, 6 blocks, engine {new.engine}"
@@ -263,11 +257,6 @@ def doctor(
     Each problem is followed by the command that fixes it. Exit code: 0 if everything that is needed is available
     (without options, what the simulator needs), 2 if something needed is missing. Warnings do not change it.
     """
-    from benchctl.cluster.slots_check import slots_check
-    from benchctl.cluster.slurm.missing import slurm_checks
-    from benchctl.measure.doctor.check import obstacles
-    from benchctl.measure.doctor.doctor import Needs, inspect_machine
-
     engines = [_engine(name) for name in engine or ()]
     planned = _profile(profile, engine or [], overrides or [])
     needs = Needs(results=output_dir, engines=engines, gpu=gpu, profile=planned)
@@ -280,13 +269,8 @@ def doctor(
         raise typer.Exit(_MISSING)
 
 
-def _engine(name: str) -> "NeededEngine":
+def _engine(name: str) -> NeededEngine:
     """A preset or kind with the options of a measurement. Raises UsageError for an unknown one."""
-    from benchctl.engines.engine import engine_for
-    from benchctl.measure.doctor.engines import NeededEngine
-    from benchctl.profile.load import load_profile
-    from benchctl.profile.planning import arms, variant_settings
-
     if name == "attach":
         raise UsageError("--engine attach: nothing needs to be installed for a server that someone else runs")
     profile = load_profile(_ANY_PROFILE, engine=name)
@@ -295,10 +279,8 @@ def _engine(name: str) -> "NeededEngine":
     return NeededEngine(kind=profile.engine.kind, options=variant_settings(profile, variant, cell).server)
 
 
-def _profile(name: str | None, engines: list[str], overrides: list[str]) -> "Profile | None":
+def _profile(name: str | None, engines: list[str], overrides: list[str]) -> Profile | None:
     """The profile whose memory is checked, on the first of these engines."""
-    from benchctl.profile.load import load_profile
-
     if name is None:
         if overrides:
             raise UsageError("--set changes a profile: name it with --profile, as in --profile topk-sweep")
@@ -306,7 +288,7 @@ def _profile(name: str | None, engines: list[str], overrides: list[str]) -> "Pro
     return load_profile(name, engine=engines[0] if engines else None, overrides=overrides)
 
 
-def _document(checks: "Sequence[Check]") -> dict[str, Any]:
+def _document(checks: Sequence[Check]) -> dict[str, Any]:
     names = ("topic", "name", "state", "is_needed", "finding", "remedy")
     return {
         "is_ready": not any(check.is_obstacle for check in checks),
@@ -316,11 +298,7 @@ def _document(checks: "Sequence[Check]") -> dict[str, Any]:
     }
 
 
-def _print_table(checks: "Sequence[Check]") -> None:
-    from rich.text import Text
-
-    from benchctl.cli.screen import wide_console
-    from benchctl.report.table import table_of
+def _print_table(checks: Sequence[Check]) -> None:
 
     headings = ("topic", "part", "state", "finding")
     rows: list[tuple[str, ...]] = []
@@ -337,7 +315,7 @@ def _print_table(checks: "Sequence[Check]") -> None:
     console.print(_doctor_summary(checks))
 
 
-def _doctor_summary(checks: "Sequence[Check]") -> str:
+def _doctor_summary(checks: Sequence[Check]) -> str:
     missing = [f"{check.topic} {check.name}" for check in checks if check.is_obstacle]
     if missing:
         return f"not ready: {', '.join(missing)} missing; see the lines that begin with →"
@@ -353,7 +331,6 @@ app = typer.Typer(
 
 
 def _complete_installable(incomplete: str) -> list[str]:
-    from benchctl.engines.installing.recipes import INSTALLABLE
 
     return [kind for kind in INSTALLABLE if kind.startswith(incomplete)]
 
@@ -398,10 +375,6 @@ def install(
     BENCHCTL_ENGINES_DIR names another directory. What is installed in the right version is left as it is, at once.
     Which build of torch pip takes (CPU or CUDA) is set by pip's own variables, such as PIP_EXTRA_INDEX_URL.
     """
-    from benchctl.cli.screen import phase_progress
-    from benchctl.engines.installing.install import install_engine
-    from benchctl.engines.installing.recipes import device_here, recipe_for
-
     of_device = device_here(device)
     for recipe in [recipe_for(kind, of_device) for kind in dict.fromkeys(kinds)]:
         with phase_progress(recipe.kind, is_quiet=quiet) as progress:
@@ -411,10 +384,6 @@ def install(
 @app.command("list")
 def list_engines(as_json: _AsJson = False) -> None:
     """List the engines with version and place of what is installed, and the command that installs the rest."""
-    from benchctl.engines.environment import engines_directory
-    from benchctl.engines.installing.recipes import device_here
-    from benchctl.measure.doctor.engines import engine_checks
-
     checks = engine_checks((), has_gpu=device_here() == "cuda")
     if as_json:
         print_json(
@@ -425,14 +394,12 @@ def list_engines(as_json: _AsJson = False) -> None:
     print(f"directory: {engines_directory()} (set BENCHCTL_ENGINES_DIR for another)")
 
 
-def _engines_document(check: "Check") -> dict[str, Any]:
+def _engines_document(check: Check) -> dict[str, Any]:
     is_installed = not check.is_missing
     return {"name": check.name, "is_installed": is_installed, "finding": check.finding, "remedy": check.remedy}
 
 
-def _engines_print_table(checks: "tuple[Check, ...]") -> None:
-    from benchctl.cli.screen import wide_console
-    from benchctl.report.table import table_of
+def _engines_print_table(checks: tuple[Check, ...]) -> None:
 
     headings = ("engine", "installed", "to install")
     rows = ((check.name, check.finding, check.remedy or "") for check in checks)

@@ -4,20 +4,25 @@ A verification of a result directory on the terminal.
 ``benchctl verify``: check a result directory for alterations since the measurement.
 """
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.cli.options.options import complete_results
-from benchctl.cli.screen import print_json, uncollected
+from benchctl.cli.output.verdicts import print_notes
+from benchctl.cli.screen import print_json, print_tables, uncollected, wide_console
 from benchctl.errors import RecordError
 from benchctl.formats import megabytes
+from benchctl.records.digests import directory_sha256
+from benchctl.records.directory import open_results
+from benchctl.records.integrity import Verification, verify_directory
+from benchctl.report.documents import show_document
+from benchctl.report.tables import experiment, times
+from benchctl.report.tables.models import acceptance_table
 from benchctl.untrusted.text import visible_line
-
-if TYPE_CHECKING:
-    from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-    from benchctl.records.integrity import Verification
 
 
 @uncollected()
@@ -35,12 +40,8 @@ def show(
 
     Damaged files are named on stderr, with exit code 4 after everything readable has been shown.
     """
-    from benchctl.analysis.summary.analyzed import analyze_directory
-
     analysis = analyze_directory(results, allow_suspect=allow_suspect)
     if as_json:
-        from benchctl.report.documents import show_document
-
         print_json(show_document(analysis))
     else:
         _print_tables(analysis)
@@ -48,10 +49,7 @@ def show(
         raise RecordError("\n".join(analysis.damage))
 
 
-def _print_tables(analysis: "AnalyzedExperiment") -> None:
-    from benchctl.cli.screen import print_notes, print_tables, wide_console
-    from benchctl.report.tables import experiment, times
-    from benchctl.report.tables.models import acceptance_table
+def _print_tables(analysis: AnalyzedExperiment) -> None:
 
     console = wide_console()
     console.print(experiment.headline(analysis))
@@ -71,7 +69,7 @@ def _print_tables(analysis: "AnalyzedExperiment") -> None:
     print_notes(console, analysis)
 
 
-def print_verification(results: Path, verified: "Verification") -> None:
+def print_verification(results: Path, verified: Verification) -> None:
     """Print what was altered in ``results``, or that nothing was."""
     for alteration in verified.alterations:
         remark = "" if alteration.decides else " (no number depends on it)"
@@ -96,10 +94,8 @@ def print_verification(results: Path, verified: "Verification") -> None:
         print_digest(verified)
 
 
-def print_digest(verified: "Verification") -> None:
+def print_digest(verified: Verification) -> None:
     """Print the digest by which the directory is cited; nothing for one of an older version without digests."""
-    from benchctl.records.digests import directory_sha256
-
     if verified.digests is not None:
         print(f"digest of the whole directory: sha256 {directory_sha256(verified.digests)}")
 
@@ -119,13 +115,8 @@ def verify(
     Files without a digest are named. Exit code: 0 intact, 4 altered. Directories of older versions have no digests:
     their plan, the order of their runs and their request set are verified.
     """
-    from benchctl.records.directory import open_results
-    from benchctl.records.integrity import verify_directory
-
     verified = verify_directory(open_results(results).path, is_fresh=True)
     if as_json:
-        import json
-
         print(json.dumps(_document(results, verified), indent=1))
     else:
         print_verification(results, verified)
@@ -133,8 +124,7 @@ def verify(
         raise typer.Exit(_ALTERED)
 
 
-def _document(results: Path, verified: "Verification") -> dict[str, Any]:
-    from benchctl.records.digests import directory_sha256
+def _document(results: Path, verified: Verification) -> dict[str, Any]:
 
     digests = verified.digests
     return {

@@ -4,6 +4,7 @@ A sweep of loads as a table, a JSON document and a picture.
 ``benchctl simulate sweep``: the load that a setting carries, by simulation.
 """
 
+import datetime as dt
 import os
 import shlex
 import sys
@@ -11,22 +12,16 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from enum import StrEnum
 from itertools import groupby, product
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
-from benchctl.cli.conduct import (
-    A_RUN_FAILED,
-    A_RUN_IS_SUSPECT,
-    check_experiment,
-    create,
-    keeping,
-    measure,
-    measure_lengths,
-    prepare_experiment,
-)
+from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.cli.checks import A_RUN_FAILED, A_RUN_IS_SUSPECT, keeping
+from benchctl.cli.conduct import check_experiment, create, measure, measure_lengths, prepare_experiment
+from benchctl.cli.options.lists import numbers
 from benchctl.cli.options.options import (
     RESULTS,
     AsJson,
@@ -41,21 +36,30 @@ from benchctl.cli.options.options import (
     Seed,
 )
 from benchctl.cli.output.recorded import print_predictions, simulate_summary, write_predictions
-from benchctl.cli.output.verdicts import print_outcome, warn
+from benchctl.cli.output.verdicts import print_outcome
+from benchctl.cli.screen import print_json, warn, wide_console
 from benchctl.errors import MissingPackageError, UsageError
 from benchctl.formats import short_number
+from benchctl.measure.capacity.objective import parse_objective
+from benchctl.measure.capacity.point import LoadKind
+from benchctl.measure.capacity.prediction import predict_intervals
+from benchctl.measure.capacity.search import Largest
+from benchctl.measure.capacity.sweep import Sweep, run_sweep, sweep_points
+from benchctl.measure.experiment import Outcome
+from benchctl.measure.result_directory import renamed_when_complete
+from benchctl.measure.simulated_run import simulate_run
+from benchctl.measure.simulated_runs import simulated_runs
 from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
+from benchctl.profile.load import load_profile
+from benchctl.profile.model import Profile
+from benchctl.profile.planning import arms, variant_settings
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.files import write_bytes_atomic, write_json_atomic
+from benchctl.records.record import PreparedRequest
+from benchctl.report.documents import show_document
+from benchctl.report.export import write_derived
 from benchctl.report.table import table_of
-
-if TYPE_CHECKING:
-    from benchctl.measure.capacity.point import LoadKind
-    from benchctl.measure.capacity.search import Largest
-    from benchctl.measure.capacity.sweep import Sweep
-    from benchctl.measure.experiment import Outcome
-    from benchctl.profile.model import Profile
-    from benchctl.records.directory import ResultDirectory
-    from benchctl.records.record import PreparedRequest
-
+from benchctl.sim.settings import costs_in_words
 
 app = typer.Typer(add_completion=False, help="Simulate an experiment in virtual time, without servers and HTTP.")
 
@@ -124,15 +128,12 @@ def simulate(  # the parameters are the command line
         simulate_summary(chosen, output_dir, as_json=as_json)
         return
     is_quiet = quiet or as_json
-    from benchctl.measure.simulated_run import simulate_run
 
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=is_quiet, simulate=simulate_run)
     prepared = prepare_experiment(chosen, lengths_from)
     predictions = None
     if draws is not None:  # first, because a model without draws is an error of usage
-        from benchctl.measure.capacity.prediction import predict_intervals
-
         predictions = predict_intervals(chosen, prepared.requests, draws)
     results = create(chosen, prepared, output_dir, label, directory=output, is_simulated=True)
     if not as_json:
@@ -153,10 +154,8 @@ def simulate(  # the parameters are the command line
 
 def simulated_profile(
     name: str | None, engine: str | None, overrides: list[str], blocks: int | None, seed: int | None
-) -> "Profile":
+) -> Profile:
     """The profile that is simulated. Raises UsageError for one of a real engine, whose times nothing here knows."""
-    from benchctl.profile.load import load_profile
-
     if name is None:
         raise UsageError("name a profile with --profile; 'benchctl profiles list' lists them")
     profile = load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed)
@@ -170,15 +169,14 @@ def simulated_profile(
 
 
 def _simulate(
-    results: "ResultDirectory",
-    profile: "Profile",
-    requests: "tuple[PreparedRequest, ...]",
+    results: ResultDirectory,
+    profile: Profile,
+    requests: tuple[PreparedRequest, ...],
     keep: Kept,
     jobs: int | None,
     *,
     is_quiet: bool,
-) -> "Outcome":
-    from benchctl.measure.simulated_runs import simulated_runs
+) -> Outcome:
 
     next_step = f"See them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
     with simulated_runs(
@@ -187,13 +185,8 @@ def _simulate(
         return measure(results, profile, requests, next_step, is_quiet=is_quiet, simulate=simulate_run)
 
 
-def _print_document(path: Path, predicted: "list[Any]") -> None:
+def _print_document(path: Path, predicted: list[Any]) -> None:
     """Print what ``show --json`` prints, with the directory; everything derived is written as well."""
-    from benchctl.analysis.summary.analyzed import analyze_directory
-    from benchctl.cli.screen import print_json
-    from benchctl.report.documents import show_document
-    from benchctl.report.export import write_derived
-
     analysis = analyze_directory(path)
     write_derived(analysis)
     intervals = {"predictions": predicted} if predicted else {}
@@ -206,10 +199,8 @@ _OUTCOMES: Final = {True: "kept", False: "broken", None: "too short to tell"}
 _UNITS: Final = {"rate": "requests/s", "max-concurrency": "slots"}
 
 
-def print_sweep(sweep: "Sweep", profile: "Profile") -> None:
+def print_sweep(sweep: Sweep, profile: Profile) -> None:
     """Print a row for each load, and a sentence for each arm on the largest that keeps all limits."""
-    from benchctl.cli.screen import wide_console
-
     console = wide_console()
     names = _names(sweep, _ALWAYS)
     heads = [
@@ -232,10 +223,8 @@ def print_sweep(sweep: "Sweep", profile: "Profile") -> None:
         warn(warning.message)
 
 
-def sweep_document(sweep: "Sweep", profile: "Profile") -> dict[str, Any]:
+def sweep_document(sweep: Sweep, profile: Profile) -> dict[str, Any]:
     """Everything of a sweep; ``largest`` and ``breaks`` enclose the capacity of an arm."""
-    import msgspec
-
     return {
         "schema_version": 1,
         "profile": profile.name,
@@ -264,16 +253,11 @@ def sweep_document(sweep: "Sweep", profile: "Profile") -> dict[str, Any]:
     }
 
 
-def write_sweep(sweep: "Sweep", profile: "Profile", output_root: "Path") -> "tuple[Path, ...]":
+def write_sweep(sweep: Sweep, profile: Profile, output_root: Path) -> tuple[Path, ...]:
     """Write ``sweep.json``, and where a load was swept ``saturation.png``, into a new directory.
 
     Without the package that draws, a line on stderr says that there is no picture.
     """
-    import datetime as dt
-
-    from benchctl.measure.result_directory import renamed_when_complete
-    from benchctl.records.files import write_bytes_atomic, write_json_atomic
-
     stem = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-sweep"
     names = ["sweep.json"]
     with renamed_when_complete(output_root / profile.name, stem) as (unfinished, finish):
@@ -288,7 +272,7 @@ def write_sweep(sweep: "Sweep", profile: "Profile", output_root: "Path") -> "tup
     return tuple(directory / name for name in names)
 
 
-def _picture(sweep: "Sweep", profile: "Profile") -> bytes:
+def _picture(sweep: Sweep, profile: Profile) -> bytes:
     from benchctl.report.plots.sweep import SaturationLine, draw_saturation
 
     largest = {each.label: each.largest.holds for each in sweep.capacities}
@@ -309,20 +293,18 @@ def _picture(sweep: "Sweep", profile: "Profile") -> bytes:
     return draw_saturation(title, _UNITS[sweep.kind or "rate"], lines, names, limits)
 
 
-def _names(sweep: "Sweep", others: Sequence[str]) -> list[str]:
+def _names(sweep: Sweep, others: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*(objective.metric for objective in sweep.objectives), *others]))
 
 
-def _costs(profile: "Profile") -> str:
-    from benchctl.profile.planning import arms, variant_settings
-    from benchctl.sim.settings import costs_in_words
+def _costs(profile: Profile) -> str:
 
     return " and ".join(
         sorted({costs_in_words(variant_settings(profile, variant, cell)) for variant, cell in arms(profile)})
     )
 
 
-def _sentences(sweep: "Sweep") -> list[str]:
+def _sentences(sweep: Sweep) -> list[str]:
     limits = " and ".join(map(str, sweep.objectives))
     unit = _UNITS[sweep.kind or "rate"]
     lines = [f"{each.label}: {_in_words(each.largest, unit)}" for each in sweep.capacities]
@@ -337,7 +319,7 @@ def _sentences(sweep: "Sweep") -> list[str]:
     return lines
 
 
-def _in_words(largest: "Largest", unit: str) -> str:
+def _in_words(largest: Largest, unit: str) -> str:
     if largest.holds is None:
         return "no load keeps the limits" + (
             "" if largest.breaks is None else f", not even {largest.breaks:.4g} {unit}"
@@ -402,10 +384,6 @@ def sweep(
 
     Ends with 1 if no load of any arm keeps every --slo.
     """
-    from benchctl.cli.screen import print_json
-    from benchctl.measure.capacity.objective import parse_objective
-    from benchctl.measure.capacity.sweep import run_sweep, sweep_points
-
     objectives = [parse_objective(text) for text in slo or []]
     kind, sizes = _loads(rate, max_concurrency, largest)
     if largest is not None and not objectives:
@@ -426,32 +404,25 @@ def sweep(
 
 def _loads(
     rate: str | None, concurrency: str | None, largest: Searched | None
-) -> "tuple[LoadKind | None, list[float]]":
+) -> tuple[LoadKind | None, list[float]]:
     """The swept size of the load, and its values; a search without values begins at 1."""
     if rate is not None and concurrency is not None:
         raise UsageError("--rate is for an open loop and --max-concurrency for a closed one; give one of the two")
     if (concurrency if largest is Searched.RATE else rate if largest is not None else None) is not None:
         raise UsageError(f"--largest {largest} searches another load than the one whose values are given")
-    if rate is not None:
-        return "rate", _numbers(rate, "--rate")
-    if concurrency is not None:
-        return "max-concurrency", _numbers(concurrency, "--max-concurrency", is_whole=True)
-    return (None, []) if largest is None else (largest.value, [1.0])
-
-
-def _numbers(text: str, option: str, *, is_whole: bool = False) -> list[float]:
-    try:
-        numbers = sorted({float(int(part)) if is_whole else float(part) for part in text.split(",")})
-    except ValueError:
-        raise UsageError(f"{option} {text!r}: expected numbers separated by commas, such as 1,2,4") from None
-    if not (numbers[0] > 0 and isfinite(numbers[-1])):
-        raise UsageError(f"{option} {text!r}: each must be above 0")
-    return numbers
+    text = concurrency if rate is None else rate
+    if text is None:
+        return (None, []) if largest is None else (largest.value, [1.0])
+    name: LoadKind = "max-concurrency" if rate is None else "rate"
+    values = sorted(set(numbers(text, f"--{name}", int if rate is None else float)))
+    if values[0] <= 0:
+        raise UsageError(f"--{name} {text!r}: each must be above 0")
+    return name, list(map(float, values))
 
 
 def _profiles(
     name: str | None, engine: str | None, overrides: list[str], blocks: int, seed: int | None
-) -> "list[tuple[tuple[str, ...], Profile]]":
+) -> list[tuple[tuple[str, ...], Profile]]:
     """A profile for each combination of settings, with those that differ between them."""
     choices = [_values(override) for override in overrides]
     profiles = []

@@ -4,16 +4,20 @@ The server that ``benchctl speculation`` computes with, from the command line.
 The answer of ``benchctl speculation``: the law with constant costs, or with the step times of a server.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import typer
 
+from benchctl.analysis.attribution.work import fitted_draft_warnings
+from benchctl.analysis.drafts import MeasuredSpeculation, measured_speculation
+from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.cli.options.lists import numbers
 from benchctl.cli.screen import drawable
 from benchctl.cli.speculation.output import SpeculationAnswer
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.choices import (
     MAX_CONCURRENCY,
@@ -23,16 +27,18 @@ from benchctl.profile.choices import (
     MAX_TOKENS,
     MAX_TOTAL_TOKENS,
 )
-
-if TYPE_CHECKING:
-    from benchctl.analysis.drafts import MeasuredSpeculation
-    from benchctl.records.schema import ResultWarning
-    from benchctl.steptime.source import StepTimeSource
-    from benchctl.steptime.speculation.acceptance import Acceptance, PositionCounts
-    from benchctl.steptime.speculation.law import CostDraws, DraftCost
-    from benchctl.steptime.speculation.server_steps import Backfill, ServerSteps
-    from benchctl.steptime.work import Deployment
-
+from benchctl.records.peaks import resolved_hardware
+from benchctl.records.schema import ResultWarning
+from benchctl.steptime.model_file import read_model
+from benchctl.steptime.serving_times import RequestSize, ServerLimits
+from benchctl.steptime.source import StepTimeSource, fitted_source, roofline_source
+from benchctl.steptime.speculation.acceptance import Acceptance, PositionCounts, counted, of_counters, stated
+from benchctl.steptime.speculation.batch_load import Speculation
+from benchctl.steptime.speculation.draft_length import law_at
+from benchctl.steptime.speculation.law import CostDraws, DraftCost
+from benchctl.steptime.speculation.served import rows_that_fit, serve
+from benchctl.steptime.speculation.server_steps import Backfill, ServerSteps, as_share
+from benchctl.steptime.work import Deployment, one_step
 
 Number = TypeVar("Number", int, float)
 
@@ -139,10 +145,8 @@ PlotOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 
-def read_acceptance(acceptance: str | None, drafts: int | None, accepted: str | None) -> "Acceptance":
+def read_acceptance(acceptance: str | None, drafts: int | None, accepted: str | None) -> Acceptance:
     """The acceptance of --acceptance, or of --drafts and --accepted."""
-    from benchctl.steptime.speculation.acceptance import counted, of_counters, stated
-
     if (drafts is None) != (accepted is None):
         raise UsageError("--drafts and --accepted belong together: an engine counts drafts, and those accepted")
     if (acceptance is None) == (accepted is None):
@@ -155,8 +159,7 @@ def read_acceptance(acceptance: str | None, drafts: int | None, accepted: str | 
     return stated(numbers(text, "--acceptance", float))
 
 
-def _position_counts(text: str) -> "PositionCounts":
-    from benchctl.steptime.speculation.acceptance import PositionCounts
+def _position_counts(text: str) -> PositionCounts:
 
     accepted, _, judged = text.partition("/")
     try:
@@ -164,17 +167,6 @@ def _position_counts(text: str) -> "PositionCounts":
     except ValueError:
         raise UsageError(f"--acceptance {text[:40]!r}: write counts as accepted/judged, such as 80/100") from None
     return PositionCounts(accepted=counts[0], judged=counts[1])
-
-
-def numbers(text: str, option: str, kind: Callable[[str], Number]) -> list[Number]:
-    """Numbers separated by commas, in their order. Raises UsageError for anything else."""
-    try:
-        values = [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{option} {text[:40]!r}: expected numbers separated by commas, such as 1,2,4") from None
-    if not all(isfinite(value) for value in values):
-        raise UsageError(f"{option} {text[:40]!r}: each must be finite")
-    return values
 
 
 def read_draft_tokens(text: str) -> list[int]:
@@ -215,17 +207,15 @@ class DraftOptions:
     model: str | None
     cost: float | None
     """One draft pass as a share of the target's step; None for ``DEFAULT_DRAFT_COST``."""
-    backfill: "Backfill"
+    backfill: Backfill
     backfill_cost: float
 
     def __post_init__(self) -> None:
         if self.cost is not None and self.model is not None:
             raise UsageError("--draft-cost and --draft-model both state the cost of a draft; give one of them")
 
-    def constant(self) -> "DraftCost":
+    def constant(self) -> DraftCost:
         """The stated costs. Raises UsageError for one that is negative or not finite."""
-        from benchctl.steptime.speculation.law import DraftCost
-
         draft = DEFAULT_DRAFT_COST if self.cost is None else self.cost
         return DraftCost(draft=draft, backfill=self.backfill_cost)
 
@@ -241,14 +231,8 @@ class ServerOptions:
     context: int
     """Tokens of a sequence in the cache."""
 
-    def deployment(self, model: str) -> "Deployment":
+    def deployment(self, model: str) -> Deployment:
         """A model on the devices of the server. Raises UsageError without a device."""
-        from benchctl.costs.hardware import hardware_for
-        from benchctl.costs.shapes import shape_for
-        from benchctl.records.peaks import resolved_hardware
-        from benchctl.steptime.model_file import read_model
-        from benchctl.steptime.work import Deployment
-
         hardware = self.hardware
         if hardware is None and self.fitted is not None:
             hardware = read_model(self.fitted).hardware
@@ -260,20 +244,14 @@ class ServerOptions:
             tensor_parallel=self.tensor_parallel,
         )
 
-    def source(self, deployment: "Deployment") -> "StepTimeSource":
+    def source(self, deployment: Deployment) -> StepTimeSource:
         """Step times of a deployment, from the fitted model or the roofline."""
-        from benchctl.steptime.model_file import read_model
-        from benchctl.steptime.source import fitted_source, roofline_source
-
         if self.fitted is not None:
             return fitted_source(read_model(self.fitted), deployment)
         return roofline_source(deployment)
 
-    def draft_warnings(self, num_draft_tokens: int) -> "tuple[ResultWarning, ...]":
+    def draft_warnings(self, num_draft_tokens: int) -> tuple[ResultWarning, ...]:
         """The warning that the fitted model does not know what verifying so many draft tokens takes, or none."""
-        from benchctl.analysis.attribution.work import fitted_draft_warnings
-        from benchctl.steptime.model_file import read_model
-
         if self.fitted is None:
             return ()
         return fitted_draft_warnings(read_model(self.fitted), str(self.fitted), num_draft_tokens)
@@ -283,20 +261,15 @@ class ServerOptions:
 class Server:
     """Step times of target and draft, and their origin in words."""
 
-    steps: "ServerSteps"
+    steps: ServerSteps
     origin: str
-    cost: "DraftCost"
+    cost: DraftCost
     """One draft pass of a single sequence as a share of the target's step, without backfill."""
     memory_rows: int | None
 
 
 def build_server(options: ServerOptions, drafts: DraftOptions) -> Server:
     """The server of the options; a draft without a model costs a share of the target's step."""
-    from benchctl.steptime.speculation.law import DraftCost
-    from benchctl.steptime.speculation.served import rows_that_fit
-    from benchctl.steptime.speculation.server_steps import ServerSteps, as_share
-    from benchctl.steptime.work import one_step
-
     if drafts.backfill_cost:
         raise UsageError("--backfill-cost is a constant; with --model, --backfill prices it by step times")
     target, context = options.deployment(options.model), float(options.context)
@@ -331,7 +304,7 @@ class StatedAcceptance:
     def is_stated(self) -> bool:
         return (self.acceptance, self.drafts, self.accepted) != (None, None, None)
 
-    def read(self) -> "Acceptance":
+    def read(self) -> Acceptance:
         return read_acceptance(self.acceptance, self.drafts, self.accepted)
 
 
@@ -339,11 +312,11 @@ class StatedAcceptance:
 class Question:
     """The drafts that are asked about, whatever they cost."""
 
-    acceptance: "Acceptance"
+    acceptance: Acceptance
     draft_tokens: list[int]
     bonus: bool
     seed: int
-    measured: "MeasuredSpeculation | None"
+    measured: MeasuredSpeculation | None
     """The measurement that the acceptance comes from."""
 
 
@@ -373,7 +346,7 @@ def read_question(
     )
 
 
-def _source(results: Path | None, stated: StatedAcceptance) -> "tuple[MeasuredSpeculation | None, Acceptance]":
+def _source(results: Path | None, stated: StatedAcceptance) -> tuple[MeasuredSpeculation | None, Acceptance]:
     """The measurement of a result directory, if one is named, and the acceptance of drafts."""
     if results is None:
         return None, stated.read()
@@ -381,8 +354,6 @@ def _source(results: Path | None, stated: StatedAcceptance) -> "tuple[MeasuredSp
         raise UsageError(
             "DIR has the acceptance that was measured; leave out --acceptance, --drafts and --accepted"
         )
-    from benchctl.analysis.drafts import measured_speculation
-    from benchctl.analysis.experiment.experiment import load_experiment
 
     measured = measured_speculation(load_experiment(results))
     return measured, measured.acceptance
@@ -390,8 +361,6 @@ def _source(results: Path | None, stated: StatedAcceptance) -> "tuple[MeasuredSp
 
 def answer_with_constants(question: Question, costs: DraftOptions) -> SpeculationAnswer:
     """The law with stated costs, or where none is stated with the measured ones."""
-    from benchctl.steptime.speculation.draft_length import law_at
-
     cost, draws = _constant_cost(question, costs)
     law = law_at(
         question.acceptance,
@@ -404,7 +373,7 @@ def answer_with_constants(question: Question, costs: DraftOptions) -> Speculatio
     return SpeculationAnswer(law=law, served=None, measured=question.measured)
 
 
-def _constant_cost(question: Question, costs: DraftOptions) -> "tuple[DraftCost, CostDraws | None]":
+def _constant_cost(question: Question, costs: DraftOptions) -> tuple[DraftCost, CostDraws | None]:
     """The stated costs, or where none is stated the measured ones with their draws."""
     measured = question.measured
     if costs.cost is None and not costs.backfill_cost and measured is not None and measured.costs is not None:
@@ -416,11 +385,6 @@ def answer_on_server(
     question: Question, options: ServerOptions, costs: DraftOptions, load: LoadOptions
 ) -> SpeculationAnswer:
     """The law with the cost of a draft of one sequence on a server, and this server's load."""
-    from benchctl.steptime.serving_times import RequestSize, ServerLimits
-    from benchctl.steptime.speculation.batch_load import Speculation
-    from benchctl.steptime.speculation.draft_length import law_at
-    from benchctl.steptime.speculation.served import serve
-
     drafts, bonus, seed = question.draft_tokens, question.bonus, question.seed
     server = build_server(options, costs)
     served = serve(

@@ -4,13 +4,15 @@
 """
 
 import datetime as dt
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from benchctl.analysis.step_time.observed import StepSources
 from benchctl.cli.commands.guided_floor import guided
 from benchctl.cli.options.step_time import (
     ConstraintOption,
@@ -32,25 +34,45 @@ from benchctl.cli.options.step_time import (
     read_steps,
 )
 from benchctl.cli.screen import print_json, wide_console
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.formats import count_of, four_digits
+from benchctl.interop.readers.request_times import read_overheads
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
+from benchctl.records.peaks import resolved_hardware
+from benchctl.report.model_documents import (
+    bucket_document,
+    diagnosis_document,
+    evaluations_document,
+    model_document,
+)
+from benchctl.report.tables.models import (
+    accuracy_table,
+    bucket_table,
+    coefficient_table,
+    column_table,
+    diagnosis_lines,
+    evaluation_table,
+    outside_words,
+    run_table,
+    source_lines,
+)
+from benchctl.steptime.diagnosis.buckets import buckets
+from benchctl.steptime.diagnosis.diagnose import Diagnosis
+from benchctl.steptime.diagnosis.diagnose import diagnose as diagnose_model
+from benchctl.steptime.diagnosis.evaluate import Evaluation, compare_structures, hold_out, judge
+from benchctl.steptime.diagnosis.predictions import Predictions, predict_runs
+from benchctl.steptime.fitting.calibrate import calibrate as calibrate_model
+from benchctl.steptime.fitting.design import group_label
+from benchctl.steptime.fitting.fit import FitOptions, fit_model
+from benchctl.steptime.model import StepTimeModel
+from benchctl.steptime.model_file import read_model, write_model
+from benchctl.steptime.work import Deployment, one_step
+from benchctl.workload.next_runs import measured_engine, named_as_measured, profile_text_of_runs
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from rich.console import Console
-
-    from benchctl.analysis.step_time.observed import StepSources
-    from benchctl.steptime.diagnosis.diagnose import Diagnosis
-    from benchctl.steptime.diagnosis.evaluate import Evaluation
-    from benchctl.steptime.diagnosis.predictions import Predictions
-    from benchctl.steptime.fitting.fit import FitOptions
-    from benchctl.steptime.model import StepTimeModel
-
-
-def draw_fitted(path: Path, fitted: "StepTimeModel", steps: "StepSources", evaluation: "Evaluation | None") -> None:
-    from benchctl.steptime.diagnosis.predictions import predict_runs
+def draw_fitted(path: Path, fitted: StepTimeModel, steps: StepSources, evaluation: Evaluation | None) -> None:
 
     if evaluation is not None:
         write_picture(path, evaluation.predictions, picture_title(evaluation))
@@ -59,7 +81,7 @@ def draw_fitted(path: Path, fitted: "StepTimeModel", steps: "StepSources", evalu
         write_picture(path, predict_runs(fitted, steps.observed), title)
 
 
-def picture_title(evaluation: "Evaluation") -> str:
+def picture_title(evaluation: Evaluation) -> str:
     device = evaluation.predictions.runs[0].deployment.hardware.name
     how = (
         f"each {evaluation.by} predicted by a fit to the others" if evaluation.is_held_out else "one model for all"
@@ -67,15 +89,13 @@ def picture_title(evaluation: "Evaluation") -> str:
     return f"Step time on {device}: {evaluation.structure}, {how}"
 
 
-def write_picture(path: Path, predictions: "Predictions", title: str) -> None:
+def write_picture(path: Path, predictions: Predictions, title: str) -> None:
     from benchctl.report.plots.plots import draw_fit
 
     path.write_bytes(draw_fit(predictions, title))
 
 
-def print_fit(fitted: "StepTimeModel", steps: "StepSources", evaluation: "Evaluation | None", by: str) -> None:
-    from benchctl.report.tables.models import accuracy_table, coefficient_table, evaluation_table, source_lines
-    from benchctl.steptime.diagnosis.evaluate import judge
+def print_fit(fitted: StepTimeModel, steps: StepSources, evaluation: Evaluation | None, by: str) -> None:
 
     console = wide_console()
     print_lines(console, source_lines(fitted, steps.skipped))
@@ -102,7 +122,7 @@ def print_files(output: Path | None, picture: Path | None) -> None:
             print(f"{name}: {path}")
 
 
-def print_lines(console: "Console", lines: Iterable[str]) -> None:
+def print_lines(console: Console, lines: Iterable[str]) -> None:
     for line in lines:
         console.print(line)
 
@@ -135,10 +155,6 @@ def fit(
     as_json: JsonOption = False,
 ) -> None:
     """Fit a model to the steps of SOURCES, and judge it on each run or model left out."""
-    from benchctl.report.model_documents import evaluations_document, model_document
-    from benchctl.steptime.fitting.fit import fit_model
-    from benchctl.steptime.model_file import write_model
-
     steps = read_steps(sources, model, hardware, tp, shape)
     options = fit_options(structure, experts, constraint, ridge)
     fitted = fit_model(steps.observed, options, fitted_on=dt.datetime.now(dt.UTC).date().isoformat())
@@ -146,8 +162,6 @@ def fit(
     if evaluation is not None:
         fitted = replace(fitted, provenance=replace(fitted.provenance, held_out=(evaluation.summary(),)))
     if requests is not None:
-        from benchctl.interop.readers.request_times import read_overheads
-
         fitted = replace(fitted, overheads=read_overheads(requests))
     if output is not None:
         write_model(output, fitted)
@@ -182,11 +196,6 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Errors on unseen runs or models, beside those of the published form and of the roofline."""
-    from benchctl.report.model_documents import bucket_document, evaluations_document
-    from benchctl.report.tables.models import bucket_table, evaluation_table
-    from benchctl.steptime.diagnosis.buckets import buckets
-    from benchctl.steptime.diagnosis.evaluate import compare_structures, judge
-
     steps = read_steps(sources, model, hardware, tp, shape)
     if fitted is not None:
         evaluations: tuple[Evaluation, ...] = (judge(_load(fitted), steps.observed, hold_out),)
@@ -229,13 +238,6 @@ def predict(
     as_json: JsonOption = False,
 ) -> None:
     """Time of one step with its 90% interval, and the features that it adds up from."""
-    from benchctl.costs.hardware import hardware_for
-    from benchctl.costs.shapes import shape_for
-    from benchctl.formats import four_digits
-    from benchctl.records.peaks import resolved_hardware
-    from benchctl.report.tables.models import outside_words
-    from benchctl.steptime.work import Deployment, one_step
-
     if prompt_context and not prefill:
         raise UsageError(f"--prompt-context {prompt_context} without a prompt: give its new tokens with --prefill")
     step_time = _load(fitted)
@@ -290,14 +292,6 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Carry MODEL to other hardware with two scalars, from a few steps measured there."""
-    from dataclasses import asdict
-
-    from benchctl.report.model_documents import model_document
-    from benchctl.report.tables.models import accuracy_table
-    from benchctl.steptime.diagnosis.evaluate import judge
-    from benchctl.steptime.fitting.calibrate import calibrate as calibrate_model
-    from benchctl.steptime.model_file import write_model
-
     source = _load(fitted)
     steps = read_steps(sources, model, hardware, tp, shape)
     carried, scales = calibrate_model(source, steps.observed, fitted_on=dt.datetime.now(dt.UTC).date().isoformat())
@@ -336,11 +330,6 @@ def diagnose(
     as_json: JsonOption = False,
 ) -> None:
     """Health of a fit to SOURCES: features, coefficients, errors by bucket, and the runs to add next."""
-    from benchctl.report.model_documents import diagnosis_document
-    from benchctl.report.tables.models import bucket_table, column_table, diagnosis_lines, run_table
-    from benchctl.steptime.diagnosis.diagnose import diagnose as diagnose_model
-    from benchctl.steptime.fitting.fit import fit_model
-
     steps = read_steps(sources, model, hardware, tp, shape)
     options = fit_options(structure, experts, constraint, ridge)
     diagnosis = diagnose_model(
@@ -369,26 +358,21 @@ app.command("guided")(guided)
 
 
 def _write_profile(
-    path: Path, sources: "Sequence[Path]", steps: "StepSources", diagnosis: "Diagnosis", engine: str | None
+    path: Path, sources: Sequence[Path], steps: StepSources, diagnosis: Diagnosis, engine: str | None
 ) -> None:
-    from benchctl.workload.next_runs import measured_engine, named_as_measured, profile_text_of_runs
 
     runs = named_as_measured(diagnosis.runs_to_add, steps.observed)
     text = profile_text_of_runs(runs, engine=engine or measured_engine(sources), seed=len(steps.observed))
     path.write_text(text, encoding="utf-8")
 
 
-def _load(path: Path) -> "StepTimeModel":
-    from benchctl.steptime.model_file import read_model
+def _load(path: Path) -> StepTimeModel:
 
     return read_model(path)
 
 
-def _held_out(steps: "StepSources", options: "FitOptions", by: Any) -> "Evaluation | None":
+def _held_out(steps: StepSources, options: FitOptions, by: Any) -> Evaluation | None:
     """Errors on groups left out; None where there is only one group."""
-    from benchctl.steptime.diagnosis.evaluate import hold_out
-    from benchctl.steptime.fitting.design import group_label
-
     if len({group_label(run, by) for run in steps.observed}) < 2:
         return None
     return hold_out(steps.observed, options, by)

@@ -3,20 +3,26 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from benchctl.cli.options.options import chosen_output
+from benchctl.cli.screen import folding_console
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
+from benchctl.interop.writers.inference_perf import write_inference_perf
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_DEVICES
+from benchctl.records.peaks import resolved_hardware
+from benchctl.report.table import table_of
+from benchctl.steptime.model import StepTimeModel
+from benchctl.steptime.model_file import read_model
+from benchctl.steptime.source import StepTimeSource, fitted_source, roofline_source
+from benchctl.steptime.work import Deployment
 from benchctl.units import MS_PER_S
-
-if TYPE_CHECKING:
-    from benchctl.steptime.model import StepTimeModel
-    from benchctl.steptime.source import StepTimeSource
-    from benchctl.workload.calibration import CalibrationWorkload
-    from benchctl.workload.lint.lint import LintResult
+from benchctl.workload.calibration import WORKLOADS, CalibrationWorkload, calibration_workload
+from benchctl.workload.datasets.dataset import meanings_of_datasets
+from benchctl.workload.lint.lint import LintOptions, LintResult, lint_config
 
 app = typer.Typer(
     add_completion=False,
@@ -29,7 +35,6 @@ _Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="DIR", help="Directory of the files.", show_default=False),
 ]
-_FormerOut = Annotated[Path | None, typer.Option("--out", hidden=True)]
 _Url = Annotated[str, typer.Option("--base-url", metavar="URL", help="Address of the server in the files.")]
 _Files = Annotated[list[Path], typer.Argument(help="Configurations of inference-perf, as YAML.", metavar="FILE...")]
 _Model = Annotated[
@@ -58,11 +63,6 @@ _KvTokens = Annotated[
 @app.command("list")
 def list_workloads() -> None:
     """List the calibration workloads with their profiles, and the datasets that a profile may name."""
-    from benchctl.cli.screen import folding_console
-    from benchctl.report.table import table_of
-    from benchctl.workload.calibration import WORKLOADS
-    from benchctl.workload.datasets.dataset import meanings_of_datasets
-
     headings = ("name", "profile", "requests", "determines")
     rows = ((each.name, each.profile, each.num_requests, each.purpose) for each in WORKLOADS.values())
     console = folding_console()
@@ -75,8 +75,6 @@ def list_workloads() -> None:
 @app.command("show")
 def show(name: Annotated[str, typer.Argument(help="W1 to W5 or V1.")]) -> None:
     """Print the stages of one workload."""
-    from benchctl.workload.calibration import calibration_workload
-
     workload = calibration_workload(name)
     print(f"{workload.name}: {workload.purpose}{'; ' + workload.remark if workload.remark else ''}")
     print(f"run it: benchctl run {workload.profile}")
@@ -91,20 +89,16 @@ def show(name: Annotated[str, typer.Argument(help="W1 to W5 or V1.")]) -> None:
 def export(
     names: _Names = None,
     output: _Output = None,
-    out: _FormerOut = None,
     base_url: _Url = "http://127.0.0.1:8000",
     model_name: Annotated[
         str | None, typer.Option("--model-name", help="Model that requests name; by default the server's own.")
     ] = None,
 ) -> None:
     """Write workloads as configurations of inference-perf."""
-    from benchctl.interop.writers.inference_perf import write_inference_perf
-
-    directory = chosen_output(output, out)
-    if directory is None:
+    if output is None:
         raise UsageError("name the directory of the files with --output")
     for workload in _workloads(names):
-        for path in write_inference_perf(workload, directory, base_url=base_url, model_name=model_name):
+        for path in write_inference_perf(workload, output, base_url=base_url, model_name=model_name):
             print(path)
 
 
@@ -128,8 +122,6 @@ def lint(
     With a model and its hardware it also predicts concurrency by Little's law, and saturation.
     Exit code: 1 with errors, 2 for a file that cannot be read, else 0.
     """
-    from benchctl.workload.lint.lint import LintOptions, lint_config
-
     source = _source(model, hardware, devices, step_time_model, max_num_seqs)
     options = LintOptions(source=source, kv_tokens=kv_tokens, has_prefix_cache=not has_no_prefix_cache)
     results = [lint_config(path, options) for path in files]
@@ -147,7 +139,7 @@ def lint(
         raise typer.Exit(1)
 
 
-def _print_result(result: "LintResult") -> None:
+def _print_result(result: LintResult) -> None:
     for finding in result.findings:
         print(finding)
     for each in result.predicted:
@@ -164,16 +156,11 @@ def _print_result(result: "LintResult") -> None:
 
 def _source(
     model: str | None, hardware: str | None, devices: int, fitted: Path | None, max_num_seqs: int
-) -> "StepTimeSource | None":
+) -> StepTimeSource | None:
     if model is None and hardware is None and fitted is None:
         return None
     if model is None:
         raise UsageError("--model is missing: a prediction of the load needs the model's shape")
-    from benchctl.costs.hardware import hardware_for
-    from benchctl.costs.shapes import shape_for
-    from benchctl.records.peaks import resolved_hardware
-    from benchctl.steptime.source import fitted_source, roofline_source
-    from benchctl.steptime.work import Deployment
 
     step_time = _step_time_model(fitted) if fitted is not None else None
     if (device := hardware or (step_time.hardware if step_time else None)) is None:
@@ -194,13 +181,11 @@ def _source(
     return source
 
 
-def _step_time_model(path: Path) -> "StepTimeModel":
-    from benchctl.steptime.model_file import read_model
+def _step_time_model(path: Path) -> StepTimeModel:
 
     return read_model(path)
 
 
-def _workloads(names: list[str] | None) -> "tuple[CalibrationWorkload, ...]":
-    from benchctl.workload.calibration import WORKLOADS, calibration_workload
+def _workloads(names: list[str] | None) -> tuple[CalibrationWorkload, ...]:
 
     return tuple(calibration_workload(name) for name in names) if names else tuple(WORKLOADS.values())

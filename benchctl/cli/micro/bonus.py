@@ -6,28 +6,27 @@
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
+from benchctl.analysis.bonus.bonus import bonus_design, measured_bonus
 from benchctl.cli.commands.micro import (
-    counts_of,
     measure_micro,
     pass_settings,
+    print_bonus,
     print_micro,
     resume_micro,
     roofline,
     warn_of_failures,
-    words_of,
 )
+from benchctl.cli.options.lists import counts_of, words_of
 from benchctl.cli.options.options import RESULTS, AsJson, Label, Output, OutputDir, Quiet
 from benchctl.cli.screen import print_json, uncollected
 from benchctl.errors import UsageError
-from benchctl.profile.choices import MAX_BLOCKS, MAX_OUTPUTS, MAX_SEED, MAX_THREADS
-
-if TYPE_CHECKING:
-    from benchctl.profile.choices import ForwardPoint
-
+from benchctl.micro.forward_profile import forward_profile, grid_of_points
+from benchctl.profile.choices import MAX_BLOCKS, MAX_OUTPUTS, MAX_SEED, MAX_THREADS, PHASES, ForwardPoint
+from benchctl.report.model_documents import bonus_document
 
 Model = Annotated[
     str,
@@ -117,9 +116,6 @@ def forward(
     measured, 2 a pass that cannot be computed here, 4 a result below the least time of its FLOPs and bytes, 5 a run
     failed. Example: benchctl micro forward --model llama-68m --batch-size 5,10
     """
-    from benchctl.micro.forward_profile import forward_profile, grid_of_points
-    from benchctl.profile.choices import PHASES
-
     if resume is not None:
         print_micro(resume_micro(resume, is_quiet=quiet))
         return
@@ -186,8 +182,6 @@ def bonus(
     Exit code: 0 every row has a verdict, 2 a pass that cannot be computed here, 3 a row is inconclusive, 4 a result
     below the least time of its FLOPs and bytes, 5 a run failed. Example: benchctl micro bonus --batch-size 1,8,64
     """
-    from benchctl.micro.forward_profile import forward_profile
-
     code, path = 0, results
     if path is None:
         settings = pass_settings(
@@ -203,10 +197,8 @@ def bonus(
         raise typer.Exit(code or _INCONCLUSIVE)
 
 
-def _points(batch_size: str, context: str, *, every_count: bool) -> "tuple[ForwardPoint, ...]":
+def _points(batch_size: str, context: str, *, every_count: bool) -> tuple[ForwardPoint, ...]:
     """The passes of every context."""
-    from benchctl.analysis.bonus.bonus import bonus_design
-
     sizes = counts_of(batch_size, "--batch-size")
     designs = [
         bonus_design(sizes, tokens, ("eager",), every_count=every_count)
@@ -217,10 +209,6 @@ def _points(batch_size: str, context: str, *, every_count: bool) -> "tuple[Forwa
 
 def _print_verdict(path: Path, code: int, *, as_json: bool) -> bool:
     """Print what the passes say; true if every row has a verdict. Where runs failed, they may say nothing."""
-    from benchctl.analysis.bonus.bonus import measured_bonus
-    from benchctl.cli.commands.micro import print_bonus
-    from benchctl.report.model_documents import bonus_document
-
     try:
         measured = measured_bonus(path)
     except UsageError:

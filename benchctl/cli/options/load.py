@@ -127,5 +127,5 @@ Goodput = Annotated[
 ]
 LoadLabel = Annotated[str | None, typer.Option("--label", help="Remark for the manifest and result.json.")]
 ResultFile = Annotated[
-    Path | None, typer.Option("--result-file", metavar="FILE", help="Also write result.json to FILE.", hidden=True)
+    Path | None, typer.Option("--result-file", metavar="FILE", help="Also write result.json to FILE.")
 ]

@@ -15,6 +15,8 @@ import typer
 
 from benchctl.errors import UsageError
 from benchctl.profile.choices import MAX_BLOCKS, MAX_SEED
+from benchctl.profile.engine_options import ENGINES
+from benchctl.profile.files import preset_files, profile_files
 
 
 class Scheduler(StrEnum):
@@ -115,16 +117,11 @@ _MANIFEST = "manifest.json"
 
 def complete_profile(incomplete: str) -> list[str]:
     """Names of profiles that begin so; the shell adds files by itself where there are none."""
-    from benchctl.profile.files import profile_files
-
     return _beginning(incomplete, profile_files())
 
 
 def complete_engine(incomplete: str) -> list[str]:
     """Names of engine presets and kinds that begin so."""
-    from benchctl.profile.engine_options import ENGINES
-    from benchctl.profile.files import preset_files
-
     return _beginning(incomplete, sorted({*preset_files(), *ENGINES}))
 
 
@@ -183,8 +180,6 @@ Output = Annotated[
         show_default=False,
     ),
 ]
-FormerOutputDir = Annotated[Path | None, typer.Option("--output-dir", hidden=True)]
-"""The former name of ``--output`` where it named what the command writes."""
 OutputDir = Annotated[Path, typer.Option("--output-dir", help="Parent of new result directories.")]
 Label = Annotated[str | None, typer.Option("--label", help="Remark for the manifest.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="One line per run instead of bars, for CI.")]
@@ -211,10 +206,3 @@ def chosen_profile(name: str | None, option: str | None) -> str | None:
     if name is not None and option is not None and name != option:
         raise UsageError(f"two profiles are named, {name!r} and --profile {option!r}; give one of the two")
     return option if name is None else name
-
-
-def chosen_output(output: Path | None, former: Path | None) -> Path | None:
-    """The destination of a command, by ``--output`` or its former name. Raises UsageError where both are given."""
-    if output is not None and former is not None:
-        raise UsageError(f"--output {output} and its former name both name the destination; give one of the two")
-    return former if output is None else output

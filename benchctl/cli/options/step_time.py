@@ -1,19 +1,18 @@
 """Options that the commands of ``benchctl steptime`` share."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from benchctl.analysis.step_time.observed import StepSources, read_sources
 from benchctl.cli.screen import drawable
 from benchctl.errors import UsageError
+from benchctl.interop.readers.step_table import TableDefaults
 from benchctl.profile.choices import MAX_DEVICES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benchctl.analysis.step_time.observed import StepSources
-    from benchctl.steptime.fitting.fit import FitOptions
+from benchctl.records.peaks import resolved_hardware
+from benchctl.steptime.fitting.fit import FitOptions
 
 SourcesArgument = Annotated[
     list[Path],
@@ -89,11 +88,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 
 def read_steps(
-    sources: "Sequence[Path]", model: str | None, hardware: str | None, tp: int, shapes: list[str] | None
-) -> "StepSources":
-    from benchctl.analysis.step_time.observed import read_sources
-    from benchctl.interop.readers.step_table import TableDefaults
-    from benchctl.records.peaks import resolved_hardware
+    sources: Sequence[Path], model: str | None, hardware: str | None, tp: int, shapes: list[str] | None
+) -> StepSources:
 
     device = None if hardware is None else resolved_hardware(hardware)
     pairs = [text.partition("=") for text in shapes or ()]
@@ -106,8 +102,7 @@ def read_steps(
     return read_sources(sources, defaults)
 
 
-def fit_options(structure: Any, experts: Any, constraint: Any, ridge: float | None) -> "FitOptions":
-    from benchctl.steptime.fitting.fit import FitOptions
+def fit_options(structure: Any, experts: Any, constraint: Any, ridge: float | None) -> FitOptions:
 
     # The published form is fitted as published, as ``evaluate`` has it beside the others.
     return FitOptions(

@@ -3,20 +3,27 @@
 Prediction intervals as a table and as ``predictions.json``.
 """
 
-from typing import TYPE_CHECKING, Any, Final
+import datetime as dt
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
 
-from benchctl.cli.output.verdicts import warn
-from benchctl.cli.screen import print_json, uncollected, wide_console
+import msgspec
+
+from benchctl.cli.screen import print_json, uncollected, warn, wide_console
 from benchctl.formats import percentage, short_number
+from benchctl.measure.capacity.prediction import ArmPrediction
+from benchctl.measure.recorded_run import simulate_recorded
+from benchctl.measure.result_directory import renamed_when_complete
+from benchctl.profile.load import dump_profile
+from benchctl.profile.model import Profile
+from benchctl.profile.planning import plan_runs, variant_settings
+from benchctl.records.directory import arm_label
+from benchctl.records.files import write_bytes_atomic, write_json_atomic
 from benchctl.report.table import Column, Table, table_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from benchctl.measure.capacity.prediction import ArmPrediction
-    from benchctl.profile.model import Profile
-
+from benchctl.sim.settings import costs_in_words
+from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
+from benchctl.workload.recorded import recorded_load
 
 _COLUMNS: Final = (
     "num_requests",
@@ -32,22 +39,8 @@ _COLUMNS: Final = (
 
 
 @uncollected()
-def simulate_summary(profile: "Profile", output_root: "Path", *, as_json: bool) -> None:
+def simulate_summary(profile: Profile, output_root: Path, *, as_json: bool) -> None:
     """Simulate every run of the profile on its trace, one after the other; write ``metrics.json`` and print it."""
-    import datetime as dt
-
-    import msgspec
-
-    from benchctl.measure.recorded_run import simulate_recorded
-    from benchctl.measure.result_directory import renamed_when_complete
-    from benchctl.profile.load import dump_profile
-    from benchctl.profile.planning import plan_runs, variant_settings
-    from benchctl.records.directory import arm_label
-    from benchctl.records.files import write_bytes_atomic, write_json_atomic
-    from benchctl.sim.settings import costs_in_words
-    from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
-    from benchctl.workload.recorded import recorded_load
-
     load = recorded_load(profile)
     runs: list[dict[str, Any]] = []
     for planned in plan_runs(profile).runs:
@@ -81,7 +74,7 @@ def _print_table(runs: list[dict[str, Any]]) -> None:
 _SHOWN: Final = ("wall_s", "output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "step_ms")
 
 
-def print_predictions(predictions: "Sequence[ArmPrediction]") -> None:
+def print_predictions(predictions: Sequence[ArmPrediction]) -> None:
     """Print a row for each arm; nothing without predictions."""
     if not predictions:
         return
@@ -91,18 +84,14 @@ def print_predictions(predictions: "Sequence[ArmPrediction]") -> None:
     wide_console().print(table_of(("arm", *_SHOWN), rows, left=("arm",)))
 
 
-def write_predictions(directory: "Path", predictions: "Sequence[ArmPrediction]") -> list[Any]:
+def write_predictions(directory: Path, predictions: Sequence[ArmPrediction]) -> list[Any]:
     """Write ``predictions.json`` into the result directory; returns its content."""
-    import msgspec
-
-    from benchctl.records.files import write_json_atomic
-
     content: list[Any] = msgspec.to_builtins(predictions)
     write_json_atomic(directory / "predictions.json", {"schema_version": 1, "predictions": content})
     return content
 
 
-def _interval(prediction: "ArmPrediction", name: str) -> str | None:
+def _interval(prediction: ArmPrediction, name: str) -> str | None:
     metric = prediction.metrics.get(name)
     if metric is None:
         return None

@@ -5,26 +5,43 @@ An experiment before its first run: durations, batch, saturation, and the origin
 """
 
 import shlex
-import sys
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, Self
 
+import msgspec
+from rich.text import Text
+
+from benchctl.analysis.compare.compare import blocks_to_settle
+from benchctl.analysis.compare.words import cell_sentence, looks_lines
+from benchctl.analysis.planning.noise_floor import is_repeated_baseline
+from benchctl.analysis.quality.accuracy import accuracy_sentence
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.analysis.summary.summary import RunSummary
+from benchctl.analysis.validity.usable import decisive_warnings
+from benchctl.cli import screen
+from benchctl.cli.screen import TextConsole, verdict_text, warn, wide_console
 from benchctl.formats import count_of, duration, four_digits, percentage
-from benchctl.untrusted.text import visible_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-    from benchctl.analysis.summary.summary import RunSummary
-    from benchctl.measure.experiment import Outcome
-    from benchctl.profile.model import Profile
-    from benchctl.records.record import PreparedRequest
-    from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
-    from benchctl.sim.prediction.plan_prediction import PlanPrediction
-    from benchctl.sim.prediction.prediction import PredictedRun
+from benchctl.measure.durations import AROUND_S, earlier_overhead_s, estimate_durations
+from benchctl.measure.experiment import Outcome
+from benchctl.measure.noise_on_file import keep_noise
+from benchctl.measure.resume.extension import why_not_extended
+from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.profile.model import Profile
+from benchctl.profile.planning import plan_runs
+from benchctl.records.directory import arm_label
+from benchctl.records.record import PreparedRequest
+from benchctl.report.documents import quality_document
+from benchctl.report.export import PAGE_NAME, write_derived
+from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
+from benchctl.report.tables import experiment, times
+from benchctl.report.tables.experiment import bonus_notes, footnote_lines
+from benchctl.sim.prediction.plan_prediction import PlanPrediction, predict_plan
+from benchctl.sim.prediction.prediction import PredictedRun
+from benchctl.untrusted.text import visible_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +57,7 @@ class FollowUp:
     """Sentence that comes before ``more_blocks``."""
 
     @classmethod
-    def of(cls, analysis: "AnalyzedExperiment", verdict: "PageVerdict") -> Self:
-        from benchctl.analysis.compare.compare import blocks_to_settle
-        from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
-        from benchctl.report.export import PAGE_NAME
+    def of(cls, analysis: AnalyzedExperiment, verdict: PageVerdict) -> Self:
 
         path, planned = analysis.results.path, analysis.results.manifest.blocks
         likely = blocks_to_settle(verdict.comparisons) if _can_grow(analysis) else None
@@ -60,8 +74,6 @@ class FollowUp:
 
 def _why_more(likely: int | None, *, is_screening: bool) -> str:
     """The reason for more blocks; ``likely`` is the number that would settle every arm."""
-    from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
-
     if not is_screening:
         return f"inconclusive; about {likely} blocks would settle it if scatter and changes stay as they are"
     least = f"screening; a verdict takes at least {MIN_PAIRED_BLOCKS} blocks"
@@ -70,14 +82,8 @@ def _why_more(likely: int | None, *, is_screening: bool) -> str:
     return f"{least}, and about {likely} if scatter and changes stay as they are"
 
 
-def print_verdicts(analysis: "AnalyzedExperiment", verdict: "PageVerdict") -> None:
+def print_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> None:
     """Print one line for each arm against the baseline, then the page and the commands to go on with."""
-    from rich.text import Text
-
-    from benchctl.analysis.compare.words import looks_lines
-    from benchctl.cli.screen import verdict_text, wide_console
-    from benchctl.untrusted.text import visible_line
-
     if _has_verdicts(analysis, verdict):
         console = wide_console()
         lines = [line for one in verdict.all for line in _verdict_lines(one)]
@@ -96,11 +102,9 @@ def print_verdicts(analysis: "AnalyzedExperiment", verdict: "PageVerdict") -> No
 
 
 def outcome_document(
-    analysis: "AnalyzedExperiment", outcome: "Outcome", verdict: "PageVerdict", exit_code: int
+    analysis: AnalyzedExperiment, outcome: Outcome, verdict: PageVerdict, exit_code: int
 ) -> dict[str, Any]:
     """The output of ``benchctl run --json``; ``verdict`` and the sentences are those of ``compare``."""
-    import msgspec
-
     follow_up = FollowUp.of(analysis, verdict)
     warnings = [*analysis.warnings, *(warning for run in analysis.runs for warning in run.warnings)]
     return {
@@ -125,24 +129,19 @@ def outcome_document(
     }
 
 
-def _has_verdicts(analysis: "AnalyzedExperiment", verdict: "PageVerdict") -> bool:
+def _has_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> bool:
     """True where another arm than the baseline was planned and some run counts."""
     return bool(verdict.all) and any(run.is_usable for run in analysis.runs)
 
 
-def _can_grow(analysis: "AnalyzedExperiment") -> bool:
+def _can_grow(analysis: AnalyzedExperiment) -> bool:
     """True where blocks can be added; an A/A experiment measures noise and has nothing to settle."""
-    from benchctl.analysis.planning.noise_floor import is_repeated_baseline
-    from benchctl.measure.resume.extension import why_not_extended
-
     if analysis.profile is not None and is_repeated_baseline(analysis.profile):
         return False
     return why_not_extended(analysis.results.manifest) is None
 
 
-def _verdict_lines(one: "ComparisonVerdict") -> "Iterator[tuple[str, str]]":
-    from benchctl.analysis.compare.words import cell_sentence
-    from benchctl.analysis.quality.accuracy import accuracy_sentence
+def _verdict_lines(one: ComparisonVerdict) -> Iterator[tuple[str, str]]:
 
     control = " (control)" if one.is_control else ""
     if one.comparison is None:
@@ -154,9 +153,7 @@ def _verdict_lines(one: "ComparisonVerdict") -> "Iterator[tuple[str, str]]":
             yield "", accuracy_sentence(cell.quality)
 
 
-def _verdict_documents(one: "ComparisonVerdict") -> "Iterator[dict[str, Any]]":
-    from benchctl.analysis.compare.words import cell_sentence
-    from benchctl.report.documents import quality_document
+def _verdict_documents(one: ComparisonVerdict) -> Iterator[dict[str, Any]]:
 
     if one.comparison is None:
         yield {"arm": one.b_name, "verdict": one.word, "is_control": one.is_control, "sentence": one.sentence}
@@ -183,7 +180,7 @@ def _verdict_documents(one: "ComparisonVerdict") -> "Iterator[dict[str, Any]]":
         }
 
 
-def print_outcome(path: "Path", outcome: "Outcome") -> "tuple[AnalyzedExperiment, PageVerdict]":
+def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, PageVerdict]:
     """Print what an experiment came to and its verdicts, and warn of suspect runs; returns what was printed."""
     analysis, verdict = _print_results(path)
     counts = {
@@ -203,11 +200,8 @@ def print_outcome(path: "Path", outcome: "Outcome") -> "tuple[AnalyzedExperiment
     return analysis, verdict
 
 
-def print_tables(analysis: "AnalyzedExperiment") -> None:
+def print_tables(analysis: AnalyzedExperiment) -> None:
     """Print cells, their comparison with the baseline, findings and notes."""
-    from benchctl.cli import screen
-    from benchctl.report.tables import experiment, times
-
     console = screen.wide_console()
     tables = (
         experiment.cells_table(analysis),
@@ -219,12 +213,10 @@ def print_tables(analysis: "AnalyzedExperiment") -> None:
         times.launch_table(analysis),
     )
     screen.print_tables(console, tables)
-    screen.print_notes(console, analysis)
+    print_notes(console, analysis)
 
 
-def _print_results(path: "Path") -> "tuple[AnalyzedExperiment, PageVerdict]":
-    from benchctl.analysis.summary.analyzed import analyze_directory
-    from benchctl.report.export import write_derived
+def _print_results(path: Path) -> tuple[AnalyzedExperiment, PageVerdict]:
 
     analysis = analyze_directory(path)
     files = write_derived(analysis)
@@ -238,10 +230,8 @@ def _print_results(path: "Path") -> "tuple[AnalyzedExperiment, PageVerdict]":
     return analysis, files.verdict
 
 
-def store_noise(path: "Path", profile: "Profile") -> None:
+def store_noise(path: Path, profile: Profile) -> None:
     """Store the noise of an A/A experiment and print the result; no effect for other experiments."""
-    from benchctl.measure.noise_on_file import keep_noise
-
     stored = keep_noise(path, profile)
     if stored is not None and stored.path is not None:
         print(f"noise of this machine stored: benchctl noise show {stored.path.parent.name}")
@@ -249,7 +239,7 @@ def store_noise(path: "Path", profile: "Profile") -> None:
         warn(f"the noise was not stored: {stored.reason}")
 
 
-def suspects_lines(analysis: "AnalyzedExperiment") -> list[str]:
+def suspects_lines(analysis: AnalyzedExperiment) -> list[str]:
     """One sentence for suspect runs whose client times are excluded, one for those that are excluded entirely."""
     suspect = [run for run in analysis.runs if run.record.state == "suspect"]
     in_part = [run for run in suspect if run.usability.client_excluded is not None]
@@ -265,17 +255,12 @@ def suspects_lines(analysis: "AnalyzedExperiment") -> list[str]:
     return lines
 
 
-def _runs(suspect: "Sequence[RunSummary]") -> str:
-    from benchctl.analysis.validity.usable import decisive_warnings
+def _runs(suspect: Sequence[RunSummary]) -> str:
 
     codes = Counter(code for run in suspect for code in {w.code for w in decisive_warnings(run.record)})
     why = ", ".join(f"{code} in {count}" for code, count in codes.most_common()) or "no reason recorded"
     number = "1 run is" if len(suspect) == 1 else f"{len(suspect)} runs are"
     return f"{number} suspect ({why})"
-
-
-def warn(message: str) -> None:
-    print(f"warning: {visible_lines(message)}", file=sys.stderr)
 
 
 _WORDS_FROM_S: Final = 100
@@ -292,17 +277,17 @@ class PlanEstimate:
     ``has_starts`` is False where they are those of the load alone, because no server was started here before.
     """
 
-    run_s: "Mapping[str, float]"
+    run_s: Mapping[str, float]
     around_s: float
     basis: str
     has_starts: bool = True
-    prediction: "PlanPrediction | None" = None
+    prediction: PlanPrediction | None = None
 
 
 def estimate_plan(
-    profile: "Profile",
-    requests: "Sequence[PreparedRequest]",
-    model: "Path | None" = None,
+    profile: Profile,
+    requests: Sequence[PreparedRequest],
+    model: Path | None = None,
     *,
     visible: str | None = None,
 ) -> PlanEstimate:
@@ -311,10 +296,6 @@ def estimate_plan(
     ``visible`` names the devices of the servers, where CUDA_VISIBLE_DEVICES is another one for them. Raises
     UsageError for a step-time model that is damaged or of another hardware.
     """
-    from benchctl.measure.durations import AROUND_S, earlier_overhead_s, estimate_durations
-    from benchctl.measure.telemetry.gpu import gpu_inventory
-    from benchctl.sim.prediction.plan_prediction import predict_plan
-
     gpus = [gpu.name for gpu in gpu_inventory(visible)]
     predicted = predict_plan(profile, requests, gpus, model)
     prediction = None if isinstance(predicted, str) else predicted
@@ -338,11 +319,8 @@ def estimate_plan(
     )
 
 
-def duration_text(profile: "Profile", estimate: PlanEstimate) -> str:
+def duration_text(profile: Profile, estimate: PlanEstimate) -> str:
     """``estimated duration 240 s (4 min)``, with what it leaves out; or that it is unknown."""
-    from benchctl.profile.planning import plan_runs
-    from benchctl.records.directory import arm_label
-
     if not estimate.run_s:
         return (
             f"duration unknown: no earlier run of {profile.engine.kind} with {profile.model} on this machine; the "
@@ -371,7 +349,7 @@ def print_prediction(estimate: PlanEstimate) -> None:
         warn(warning.message)
 
 
-def load_lines(runs: "Mapping[str, PredictedRun]") -> "Iterator[str]":
+def load_lines(runs: Mapping[str, PredictedRun]) -> Iterator[str]:
     """One line for each load that arms share, with the arms that it holds for."""
     labels: dict[str, list[str]] = {}
     for label, run in runs.items():
@@ -380,7 +358,7 @@ def load_lines(runs: "Mapping[str, PredictedRun]") -> "Iterator[str]":
         yield f"{', '.join(arms)}: {text}" if len(labels) > 1 else f"load: {text}"
 
 
-def load_text(run: "PredictedRun") -> str:
+def load_text(run: PredictedRun) -> str:
     """The batch, its latencies and its memory; at a rate, how much of the server's capacity is offered."""
     parts = [
         f"{four_digits(run.batch)} rows in a batch on average, {run.largest_batch} at most",
@@ -399,7 +377,7 @@ def load_text(run: "PredictedRun") -> str:
     return "; ".join(parts)
 
 
-def _saturation_text(run: "PredictedRun") -> str:
+def _saturation_text(run: PredictedRun) -> str:
     offered, rate = run.offered, run.offered_rate
     if offered is None or rate is None:
         return ""
@@ -410,3 +388,15 @@ def _saturation_text(run: "PredictedRun") -> str:
     if offered.is_saturated:
         return f"saturated: {share}, so the queue grows while the load lasts"
     return f"{share}, {four_digits(offered.concurrency)} in the server on average"
+
+
+def print_notes(console: TextConsole, analysis: AnalyzedExperiment) -> None:
+    """Print the verdicts on backfill, the findings and the notes of a result directory, each under its title."""
+    backfill = [(title, [f"* {sentence}" for sentence in sentences]) for title, sentences in bonus_notes(analysis)]
+    findings = [f"* {finding.sentence} [{finding.code}]" for finding in analysis.findings]
+    for title, lines in (*backfill, ("What follows", findings), ("Notes", footnote_lines(analysis))):
+        if lines:
+            console.print()
+            console.print(title, style="bold")
+            for line in lines:
+                console.print(visible_line(line))

@@ -2,25 +2,34 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from benchctl.analysis.drafts import MeasuredSpeculation
 from benchctl.cli.screen import print_json, wide_console
-
-if TYPE_CHECKING:
-    from benchctl.analysis.drafts import MeasuredSpeculation
-    from benchctl.records.schema import ResultWarning
-    from benchctl.steptime.speculation.draft_length import SpeculationLaw
-    from benchctl.steptime.speculation.served import ServedSpeculation
+from benchctl.formats import capitalized
+from benchctl.records.schema import ResultWarning
+from benchctl.report.model_documents import speculation_document
+from benchctl.report.tables.models import (
+    acceptance_words,
+    batch_lines,
+    batch_table,
+    law_lines,
+    law_table,
+    measured_lines,
+    measured_table,
+    rate_table,
+)
+from benchctl.steptime.speculation.draft_length import SpeculationLaw
+from benchctl.steptime.speculation.served import ServedSpeculation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationAnswer:
     """The law, with the load of a server and the measurement where they were asked for."""
 
-    law: "SpeculationLaw"
-    served: "ServedSpeculation | None"
-    measured: "MeasuredSpeculation | None"
-    warnings: "tuple[ResultWarning, ...]" = ()
+    law: SpeculationLaw
+    served: ServedSpeculation | None
+    measured: MeasuredSpeculation | None
+    warnings: tuple[ResultWarning, ...] = ()
 
 
 def show_answer(answer: SpeculationAnswer, picture: Path | None, *, as_json: bool) -> None:
@@ -28,8 +37,6 @@ def show_answer(answer: SpeculationAnswer, picture: Path | None, *, as_json: boo
     if picture is not None:
         draw_answer(picture, answer)
     if as_json:
-        from benchctl.report.model_documents import speculation_document
-
         print_json(speculation_document(answer.law, answer.served, answer.measured, answer.warnings))
         return
     print_answer(answer)
@@ -39,8 +46,6 @@ def show_answer(answer: SpeculationAnswer, picture: Path | None, *, as_json: boo
 
 def print_answer(answer: SpeculationAnswer) -> None:
     """Print the measurement, the law and, of a server, its goodput by batch and its latency by rate."""
-    from benchctl.report.tables.models import law_lines, law_table, measured_lines, measured_table
-
     console = wide_console()
     if answer.measured is not None:
         console.print(measured_table(answer.measured))
@@ -56,8 +61,7 @@ def print_answer(answer: SpeculationAnswer) -> None:
         print(f"warning: {warning.message}")
 
 
-def _print_served(served: "ServedSpeculation") -> None:
-    from benchctl.report.tables.models import batch_lines, batch_table, rate_table
+def _print_served(served: ServedSpeculation) -> None:
 
     console = wide_console()
     console.print()
@@ -71,9 +75,7 @@ def _print_served(served: "ServedSpeculation") -> None:
 
 def draw_answer(path: Path, answer: SpeculationAnswer) -> None:
     """Write the picture, whose title names the acceptance and the origin of step times."""
-    from benchctl.formats import capitalized
     from benchctl.report.plots.plots import draw_speculation
-    from benchctl.report.tables.models import acceptance_words
 
     words = capitalized(acceptance_words(answer.law.acceptance))
     title = words if answer.served is None else f"{words}; {answer.served.origin}"
