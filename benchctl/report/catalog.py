@@ -4,7 +4,6 @@ Anything else, and whatever cannot be read, is an entry that says so: a listing 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,34 +19,17 @@ DAMAGED: Final = "damaged"
 """State of a directory with a document that cannot be read, in place of the one that its manifest has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One directory. ``problem`` says why nothing else is readable of it, ``damage`` why a run is not."""
-
-    path: Path
-    created_at: str | None = None
-    profile: str | None = None
-    engine: str | None = None
-    state: str | None = None
-    label: str | None = None
-    num_done: int | None = None
-    num_planned: int | None = None
-    num_blocks_done: int | None = None
-    num_blocks: int | None = None
-    nodes: tuple[str, ...] = ()
-    """Names of the nodes that measured runs, as far as records name them."""
-    problem: str | None = None
-    damage: str | None = None
-    altered: str | None = None
-    """The files that were altered since they were measured."""
-
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        return {name: str(self.path) if name == "path" else getattr(self, name) for name in self.__slots__}
+_NAMES: Final = (
+    *("path", "created_at", "profile", "engine", "state", "label", "num_done", "num_planned", "num_blocks_done"),
+    *("num_blocks", "nodes", "problem", "damage", "altered"),
+)
 
 
-def list_directories(root: Path) -> tuple[Entry, ...]:
+def list_directories(root: Path) -> tuple[dict[str, Any], ...]:
     """Result directories in ``root`` and one level below it, newest first, unreadable ones last.
+
+    What is unknown of one is None; ``nodes`` are those that measured runs, as far as records name them; ``problem``
+    says why nothing else of it can be read, ``damage`` why a run cannot, ``altered`` what is not as measured.
 
     Raises UsageError when ``root`` is not a directory.
     """
@@ -55,13 +37,14 @@ def list_directories(root: Path) -> tuple[Entry, ...]:
         raise UsageError(
             f"{root} is not a directory; name the one that holds results, or measure with 'benchctl run'"
         )
-    entries = [_entry(path) for path in _candidates(root)]
+    unknown = dict.fromkeys(_NAMES) | {"nodes": ()}
+    entries = [unknown | {"path": str(path)} | _entry(path) for path in _candidates(root)]
     readable = sorted(
-        (entry for entry in entries if entry.problem is None),
-        key=lambda entry: (entry.created_at or "", str(entry.path)),
+        (entry for entry in entries if entry["problem"] is None),
+        key=lambda entry: (entry["created_at"] or "", entry["path"]),
         reverse=True,
     )
-    return (*readable, *(entry for entry in entries if entry.problem is not None))
+    return (*readable, *(entry for entry in entries if entry["problem"] is not None))
 
 
 def _candidates(root: Path) -> Iterator[Path]:
@@ -92,20 +75,20 @@ def _directories(path: Path) -> list[Path]:
     return sorted(child for child in children if not child.is_symlink())  # ``latest`` links to one of the others
 
 
-def _entry(path: Path) -> Entry:
+def _entry(path: Path) -> dict[str, Any]:
     try:
         return _entry_of(open_results(path))
     except UsageError:
-        return Entry(path=path, problem="not a result directory")
+        return {"problem": "not a result directory"}
     except OSError as error:
-        return Entry(path=path, problem=f"{path} cannot be read: {error.strerror}; correct its permissions")
+        return {"problem": f"{path} cannot be read: {error.strerror}; correct its permissions"}
     except RecordError as error:
-        return Entry(path=path, state=DAMAGED, problem=str(error))
+        return {"state": DAMAGED, "problem": str(error)}
     except InvalidDataError as error:
-        return Entry(path=path, problem=str(error))
+        return {"problem": str(error)}
 
 
-def _entry_of(results: ResultDirectory) -> Entry:
+def _entry_of(results: ResultDirectory) -> dict[str, Any]:
     manifest = current_manifest(results)
     plan = results.due_plan()
     records = [_read(results.run(planned.run_id)) for planned in plan.runs]
@@ -113,21 +96,21 @@ def _entry_of(results: ResultDirectory) -> Entry:
     done = {record.run_id for record in readable if record.state == "done"}
     damage = next((str(record) for record in records if isinstance(record, RecordError)), None)
     altered = list(dict.fromkeys(alteration.file for alteration in verify_directory(results.path).alterations))
-    return Entry(
-        path=results.path,
-        created_at=manifest.created_at,
-        profile=manifest.profile,
-        engine=manifest.engine,
-        state=manifest.state if damage is None else DAMAGED,
-        label=manifest.label,
-        num_done=sum(record.state == "done" for record in readable),
-        num_planned=len(plan.runs),
-        num_blocks_done=plan.num_blocks_of(done),
-        num_blocks=len({planned.block for planned in plan.runs}),
-        nodes=tuple(sorted({record.node.name for record in readable if record.node is not None})),
-        damage=damage,
-        altered="altered: " + first_of(altered, 2) if altered else None,
-    )
+    return {
+        "path": str(results.path),
+        "created_at": manifest.created_at,
+        "profile": manifest.profile,
+        "engine": manifest.engine,
+        "state": manifest.state if damage is None else DAMAGED,
+        "label": manifest.label,
+        "num_done": sum(record.state == "done" for record in readable),
+        "num_planned": len(plan.runs),
+        "num_blocks_done": plan.num_blocks_of(done),
+        "num_blocks": len({planned.block for planned in plan.runs}),
+        "nodes": tuple(sorted({record.node.name for record in readable if record.node is not None})),
+        "damage": damage,
+        "altered": "altered: " + first_of(altered, 2) if altered else None,
+    }
 
 
 def _read(run: RunDirectory) -> RunRecord | InvalidDataError | None:

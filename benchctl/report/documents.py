@@ -56,7 +56,7 @@ def document_of(comparison: Comparison) -> dict[str, Any]:
         "noise": {name: msgspec.to_builtins(noise) for name, noise in comparison.noise.items()},
         "noise_source": comparison.noise_source or None,
         "cells": [_cell_document(cell) for cell in comparison.cells],
-        "metrics": [_metric_document(cell, m) for cell in comparison.cells for m in cell.metrics],
+        "metrics": [metric_document(cell, m) for cell in comparison.cells for m in cell.metrics],
         "nodes": None if comparison.nodes is None else nodes_document(comparison.nodes),
         "allowed_differences": [
             {"key": d.key, "a": d.a, "b": d.b, "cells": list(d.cells)} for d in comparison.allowed
@@ -163,8 +163,8 @@ def _cell_document(cell: CellComparison) -> dict[str, Any]:
     }
 
 
-def _metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str, Any]:
-    """``order`` has slopes in logarithms of the value: per position in the block, per block."""
+def metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str, Any]:
+    """One metric in one cell; the slopes of ``order``, by position and by block, are of logarithms of the value."""
     estimate, order, judged = metric.estimate, metric.order, None
     if estimate is not None and metric.judged_confidence is not None:
         judged = estimate.interval_at(metric.judged_confidence)

@@ -159,13 +159,13 @@ def abandoned(path):
 
 def test_results_of_a_process_that_is_gone_are_shown_as_interrupted_and_those_of_a_living_one_as_running(tmp_path):
     results = abandoned(tmp_path / "r")
-    assert list_directories(tmp_path)[0].state == "interrupted"
+    assert list_directories(tmp_path)[0]["state"] == "interrupted"
     loaded = load_results(results.path)
     assert loaded.manifest.state == "interrupted"
     assert loaded.runs[-1].record.failure.cause == "interrupted"
     with sole_writer(results.path):
         assert is_claimed(results.path)
-        assert list_directories(tmp_path)[0].state == "running"
+        assert list_directories(tmp_path)[0]["state"] == "running"
         assert load_results(results.path).runs[-1].record.state == "running"
     assert results.manifest().state == "running"
     assert current_manifest(results).state == "interrupted"

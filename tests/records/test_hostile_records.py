@@ -160,13 +160,13 @@ def test_list_shows_damaged_directories_among_the_others(path: Path) -> None:
             copy = path.parent / f"{number:02d}-{document.replace('/', '-')}"
             shutil.copytree(path, copy)
             write_hostile(copy / document, name)
-    entries = {entry.path.name: entry for entry in list_directories(path.parent)}
+    entries = {Path(entry["path"]).name: entry for entry in list_directories(path.parent)}
     assert len(entries) == 1 + 3 * len(HOSTILE)
     honest = entries.pop("r")
-    assert (honest.state, honest.problem, honest.damage) == ("done", None, None)
+    assert (honest["state"], honest["problem"], honest["damage"]) == ("done", None, None)
     for name, entry in entries.items():
-        assert entry.state == "damaged", name
-        assert f"{entry.path}/" in (entry.problem or entry.damage or ""), name
+        assert entry["state"] == "damaged", name
+        assert f"{entry['path']}/" in (entry["problem"] or entry["damage"] or ""), name
 
 
 @pytest.mark.parametrize("document", ["manifest.json", f"{RUN}/run.json"])
@@ -194,8 +194,8 @@ def test_an_unreadable_directory_is_listed_as_such(path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("benchctl.report.catalog.open_results", refuse)  # the tests may run as root
     readable, locked = list_directories(path.parent)
-    assert readable.problem is None
-    assert locked.problem == f"{locked.path} cannot be read: Permission denied; correct its permissions"
+    assert readable["problem"] is None
+    assert locked["problem"] == f"{locked['path']} cannot be read: Permission denied; correct its permissions"
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -38,7 +38,7 @@ from benchctl.records.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.files import write_bytes_atomic
 from benchctl.records.integrity import verify_directory
-from benchctl.report.catalog import Entry, list_directories
+from benchctl.report.catalog import list_directories
 from benchctl.report.export import ReportFiles, write_report
 from benchctl.report.table import table_of
 from benchctl.system_errors import as_usage_error
@@ -319,14 +319,14 @@ def list_results(
     """List result directories, newest first, with profile, engine, state and the number of runs."""
     entries = list_directories(root)
     if as_json:
-        print_json({"root": str(root), "results": [entry.document() for entry in entries]})
+        print_json({"root": str(root), "results": entries})
     elif entries:
         _print_table(root, entries)
     else:
         print(f"{root} contains no results yet; 'benchctl run' creates them")
 
 
-def _print_table(root: Path, entries: Sequence[Entry]) -> None:
+def _print_table(root: Path, entries: Sequence[dict[str, Any]]) -> None:
 
     rows = [[visible_line(field) for field in _row(root, entry)] for entry in entries]
     if sys.stdout.isatty():
@@ -334,21 +334,18 @@ def _print_table(root: Path, entries: Sequence[Entry]) -> None:
     wide_console().print(table_of(_COLUMNS, rows, left={*_COLUMNS} - {"runs"}))
 
 
-def _row(root: Path, entry: Entry) -> list[str]:
-    name = str(entry.path.relative_to(root)) if entry.path != root else str(root)
-    if entry.problem is not None:
-        return [name, "", "", "", entry.state or "unreadable", "", entry.problem]
-    nodes = f"{len(entry.nodes)} nodes" if len(entry.nodes) > 1 else None
-    remarks = " · ".join(filter(None, (_blocks(entry), nodes, entry.label, entry.damage, entry.altered)))
-    fields = (entry.created_at, entry.profile, entry.engine, entry.state)
-    return [name, *(field or "" for field in fields), f"{entry.num_done}/{entry.num_planned}", remarks]
-
-
-def _blocks(entry: Entry) -> str | None:
-    """Blocks that are done of an experiment in progress."""
-    if entry.state not in {"running", "interrupted"} or not entry.num_blocks:
-        return None
-    return f"{entry.num_blocks_done} of {entry.num_blocks} blocks done"
+def _row(root: Path, entry: dict[str, Any]) -> list[str]:
+    """The fields of a directory; the remarks begin with the blocks that are done of an experiment in progress."""
+    path = Path(entry["path"])
+    name = str(path.relative_to(root)) if path != root else str(root)
+    if entry["problem"] is not None:
+        return [name, "", "", "", entry["state"] or "unreadable", "", entry["problem"]]
+    in_progress = entry["state"] in {"running", "interrupted"} and entry["num_blocks"]
+    blocks = f"{entry['num_blocks_done']} of {entry['num_blocks']} blocks done" if in_progress else None
+    nodes = f"{len(entry['nodes'])} nodes" if len(entry["nodes"]) > 1 else None
+    remarks = " · ".join(filter(None, (blocks, nodes, *(entry[name] for name in ("label", "damage", "altered")))))
+    fields = (entry[name] or "" for name in ("created_at", "profile", "engine", "state"))
+    return [name, *fields, f"{entry['num_done']}/{entry['num_planned']}", remarks]
 
 
 def _fitted(rows: Sequence[list[str]], width: int) -> list[list[str]]:

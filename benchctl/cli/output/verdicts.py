@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 from rich.text import Text
@@ -34,7 +34,7 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs
 from benchctl.records.directory import arm_label
 from benchctl.records.record import PreparedRequest
-from benchctl.report.documents import quality_document
+from benchctl.report.documents import metric_document, quality_document
 from benchctl.report.export import PAGE_NAME, write_derived
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
 from benchctl.report.tables import experiment, times
@@ -44,32 +44,23 @@ from benchctl.sim.prediction.prediction import PredictedRun
 from benchctl.untrusted.text import visible_line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowUp:
-    """The page to open and the commands to type next, with every path quoted for a shell."""
+def next_commands(analysis: AnalyzedExperiment, verdict: PageVerdict) -> dict[str, str | None]:
+    """The commands to type next, with every path quoted for a shell; None for one that leads nowhere.
 
-    page: str
-    compare: str | None
-    """None where there is nothing to compare."""
-    more_blocks: str | None
-    """None where nothing is inconclusive, or where more blocks do not help or cannot be added."""
-    reason: str = ""
-    """Sentence that comes before ``more_blocks``."""
+    ``more_blocks`` is None where nothing is inconclusive, or where more blocks do not help or cannot be added.
+    """
+    from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 
-    @classmethod
-    def of(cls, analysis: AnalyzedExperiment, verdict: PageVerdict) -> Self:
-
-        path, planned = analysis.results.path, analysis.results.manifest.blocks
-        likely = blocks_to_settle(verdict.comparisons) if _can_grow(analysis) else None
-        is_screening = all(comparison.is_screening for comparison in verdict.comparisons)
-        num_blocks = MIN_PAIRED_BLOCKS if is_screening and likely is not None else likely
-        more = ["benchctl", "run", "--resume", str(path), "--blocks", str(num_blocks)]
-        return cls(
-            page=shlex.quote(str(path / PAGE_NAME)),
-            compare=shlex.join(["benchctl", "compare", str(path)]) if _has_verdicts(analysis, verdict) else None,
-            more_blocks=shlex.join(more) if num_blocks is not None and num_blocks > planned else None,
-            reason=_why_more(likely, is_screening=is_screening),
-        )
+    path, planned = analysis.results.path, analysis.results.manifest.blocks
+    likely = blocks_to_settle(verdict.comparisons) if _can_grow(analysis) else None
+    is_screening = all(comparison.is_screening for comparison in verdict.comparisons)
+    num_blocks = MIN_PAIRED_BLOCKS if is_screening and likely is not None else likely
+    more = ["benchctl", "run", "--resume", str(path), "--blocks", str(num_blocks)]
+    return {
+        "compare": shlex.join(["benchctl", "compare", str(path)]) if _has_verdicts(analysis, verdict) else None,
+        "more_blocks": shlex.join(more) if num_blocks is not None and num_blocks > planned else None,
+        "reason": _why_more(likely, is_screening=is_screening),
+    }
 
 
 def _why_more(likely: int | None, *, is_screening: bool) -> str:
@@ -93,19 +84,19 @@ def print_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> None:
             console.print(Text(f"{visible_line(name):<{width}}  ").append_text(verdict_text(sentence)))
         for line in dict.fromkeys(line for each in verdict.comparisons for line in looks_lines(each)):
             print(line)
-    follow_up = FollowUp.of(analysis, verdict)
-    print(f"page: {follow_up.page}")
-    if follow_up.compare is not None:
-        print(f"compare: {follow_up.compare}")
-    if follow_up.more_blocks is not None:
-        print(f"{follow_up.reason}: {follow_up.more_blocks}")
+    commands = next_commands(analysis, verdict)
+    print(f"page: {shlex.quote(str(analysis.results.path / PAGE_NAME))}")
+    if commands["compare"] is not None:
+        print(f"compare: {commands['compare']}")
+    if commands["more_blocks"] is not None:
+        print(f"{commands['reason']}: {commands['more_blocks']}")
 
 
 def outcome_document(
     analysis: AnalyzedExperiment, outcome: Outcome, verdict: PageVerdict, exit_code: int
 ) -> dict[str, Any]:
     """The output of ``benchctl run --json``; ``verdict`` and the sentences are those of ``compare``."""
-    follow_up = FollowUp.of(analysis, verdict)
+    commands = next_commands(analysis, verdict)
     warnings = [*analysis.warnings, *(warning for run in analysis.runs for warning in run.warnings)]
     return {
         "directory": str(analysis.results.path),
@@ -123,7 +114,7 @@ def outcome_document(
         "verdict_exit_code": verdict.exit_code,
         "summary": verdict.sentence,
         "verdicts": [document for one in verdict.all for document in _verdict_documents(one)],
-        "commands": {"compare": follow_up.compare, "more_blocks": follow_up.more_blocks},
+        "commands": {name: commands[name] for name in ("compare", "more_blocks")},
         "warnings": msgspec.to_builtins(warnings),
         "damage": list(analysis.damage),
     }
@@ -153,28 +144,24 @@ def _verdict_lines(one: ComparisonVerdict) -> Iterator[tuple[str, str]]:
             yield "", accuracy_sentence(cell.quality)
 
 
+_OF_A_CHANGE: Final = ("verdict", "ratio", "ci_low", "ci_high", "margin_frac", "reason")
+
+
 def _verdict_documents(one: ComparisonVerdict) -> Iterator[dict[str, Any]]:
 
     if one.comparison is None:
         yield {"arm": one.b_name, "verdict": one.word, "is_control": one.is_control, "sentence": one.sentence}
         return
     for cell in one.comparison.cells:
+        documents = [metric_document(cell, metric) for metric in cell.deciding]
         yield {
             "arm": cell.b_label,
             "verdict": cell.verdict,
             "is_control": one.is_control,
             "sentence": cell_sentence(cell),
             "changes": [
-                {
-                    "metric": metric.metric.name,
-                    "verdict": metric.verdict,
-                    "ratio": None if metric.estimate is None else metric.estimate.ratio,
-                    "ci_low": None if metric.estimate is None else metric.estimate.ci_low,
-                    "ci_high": None if metric.estimate is None else metric.estimate.ci_high,
-                    "margin_frac": metric.margins.change_frac,
-                    "reason": metric.reason,
-                }
-                for metric in cell.deciding
+                {"metric": document["name"]} | {name: document[name] for name in _OF_A_CHANGE}
+                for document in documents
             ],
             "quality": quality_document(cell),
         }

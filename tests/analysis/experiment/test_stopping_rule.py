@@ -156,7 +156,7 @@ def test_blocks_that_the_rule_made_unnecessary_are_no_gaps(tmp_path: Path) -> No
     assert not codes & {"excluded-block", "experiment-unfinished", "unmatched"}
     assert comparison.cells[0].num_blocks == 6
     (entry,) = list_directories(tmp_path)
-    assert (entry.num_done, entry.num_planned) == (12, 12)
+    assert (entry["num_done"], entry["num_planned"]) == (12, 12)
     analysis = analyze_directory(tmp_path)
     assert analysis.runs_not_begun == ()
     confidences = {estimate.confidence for row in analysis.sweep for estimate in row.estimates.values()}
