@@ -33,8 +33,8 @@ from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.charts.acceptance import draw_charts
 from benchctl.report.page.foreign import ForeignSides, distribution_charts, file_rows, packed
 from benchctl.report.page.foreign import percentile_values as foreign_percentiles
-from benchctl.report.page.parts.nodes import forest_values
-from benchctl.report.page.parts.parts import (
+from benchctl.report.page.forest import forest_values
+from benchctl.report.page.sections import (
     answer_values,
     bonus_values,
     comparison_values,

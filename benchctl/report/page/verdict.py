@@ -4,7 +4,7 @@ A comparison that cannot be made does not prevent the page: the reason is at its
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from benchctl.analysis.bonus.bonus import MeasuredBonus
@@ -22,42 +22,27 @@ AnalyzedSide: TypeAlias = tuple[AnalyzedExperiment, Side]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonVerdict:
-    """One comparison, or the problem that left none. Exactly one of ``comparison`` and ``problem`` is set.
-
-    ``is_control`` marks a step of a ladder of controls, which does not decide the verdict of the whole.
-    """
+    """One comparison, or the problem that left none. Exactly one of ``comparison`` and ``problem`` is set."""
 
     a_name: str
     b_name: str
+    word: str
+    """The verdict in one word."""
+    sentence: str
+    """What follows the word."""
+    exit_code: int
+    """That of ``benchctl compare`` of the two sides."""
     comparison: Comparison | None = None
     problem: str | None = None
     differences: tuple[str, ...] = ()
     """Settings that differ and were not allowed to."""
     is_control: bool = False
-    problem_word: str = "invalid"
-    problem_exit_code: int = InvalidDataError.exit_code
-
-    @property
-    def word(self) -> str:
-        """The verdict in one word."""
-        return self.comparison.verdict if self.comparison is not None else self.problem_word
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of ``benchctl compare`` of the two sides."""
-        return self.comparison.exit_code if self.comparison is not None else self.problem_exit_code
+    """A step of a ladder of controls, which does not decide the verdict of the whole."""
 
     @property
     def sides(self) -> str:
         """Both sides in words: ``guided against baseline``."""
         return f"{self.b_name} against {self.a_name}"
-
-    @property
-    def sentence(self) -> str:
-        """The verdict sentence without the word that it begins with."""
-        if self.comparison is None:
-            return (self.problem or "").splitlines()[0]
-        return verdict_sentence(self.comparison).removeprefix(f"{self.word}: ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +54,7 @@ class PageVerdict:
     exit_code: int
     deciding: tuple[ComparisonVerdict, ...]
     controls: tuple[ComparisonVerdict, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """Limits that a reader must know before the verdict: unfinished, damaged."""
     is_on_backfill: bool = False
     """The word and the sentence are those on ways of backfill; ``deciding`` then compares modes of a pass."""
@@ -119,7 +104,13 @@ def unpaired_verdict(comparison: Comparison) -> PageVerdict:
 
 def _made(comparison: Comparison, *, is_control: bool = False) -> ComparisonVerdict:
     return ComparisonVerdict(
-        a_name=comparison.a_name, b_name=comparison.b_name, comparison=comparison, is_control=is_control
+        a_name=comparison.a_name,
+        b_name=comparison.b_name,
+        word=comparison.verdict,
+        sentence=verdict_sentence(comparison).removeprefix(f"{comparison.verdict}: "),
+        exit_code=comparison.exit_code,
+        comparison=comparison,
+        is_control=is_control,
     )
 
 
@@ -131,33 +122,41 @@ def _compare(
         comparison = compare_experiments((a_analysis.experiment, a_side), (b_analysis.experiment, b_side), options)
     except (InvalidDataError, UsageError) as error:
         a_name, b_name = a_side.variant or str(a_side), b_side.variant or str(b_side)
+        problem = f"{b_name} against {a_name}: {error}"
         return ComparisonVerdict(
             a_name=a_name,
             b_name=b_name,
-            problem=f"{b_name} against {a_name}: {error}",
+            word="not comparable" if isinstance(error, NotComparableError) else "invalid",
+            sentence=problem.splitlines()[0],
+            exit_code=error.exit_code,
+            problem=problem,
             differences=error.differences if isinstance(error, NotComparableError) else (),
             is_control=is_control,
-            problem_word="not comparable" if isinstance(error, NotComparableError) else "invalid",
-            problem_exit_code=error.exit_code,
         )
     return _made(comparison, is_control=is_control)
 
 
 def _whole(verdicts: Sequence[ComparisonVerdict], baseline: str, notes: tuple[str, ...]) -> PageVerdict:
     deciding = tuple(one for one in verdicts if not one.is_control)
-    controls = tuple(one for one in verdicts if one.is_control)
-    if not deciding:
-        sentence = f"only {baseline} was planned, so there is nothing to compare it with"
-        word, exit_code = "no verdict", 3
-    elif len(deciding) == 1:
+    word, exit_code = "no verdict", EXIT_CODES["inconclusive"]
+    sentence = f"only {baseline} was planned, so there is nothing to compare it with"
+    if len(deciding) == 1:
         word, sentence, exit_code = deciding[0].word, deciding[0].sentence, deciding[0].exit_code
-    else:
-        overall = first_verdict(_overall(one) for one in deciding)
-        names = [one.b_name for one in deciding if _overall(one) == overall]
-        word, exit_code = overall, EXIT_CODES[overall]
+    elif deciding:
+        words: list[OverallVerdict] = [
+            "invalid" if one.comparison is None else one.comparison.verdict for one in deciding
+        ]
+        word = first_verdict(words)
+        names = [one.b_name for one, each in zip(deciding, words, strict=True) if each == word]
         sentence = f"{len(names)} of {len(deciding)} variants against {baseline}: {in_a_row(names)}"
+        exit_code = EXIT_CODES[word]
     return PageVerdict(
-        word=word, sentence=sentence, exit_code=exit_code, deciding=deciding, controls=controls, notes=notes
+        word=word,
+        sentence=sentence,
+        exit_code=exit_code,
+        deciding=deciding,
+        controls=tuple(one for one in verdicts if one.is_control),
+        notes=notes,
     )
 
 
@@ -165,10 +164,6 @@ def _on_backfill(whole: PageVerdict, bonus: MeasuredBonus) -> PageVerdict:
     """The same page with the verdict that was asked for, in the words and with the exit code of ``micro bonus``."""
     word, exit_code = ("decided", 0) if bonus.is_decided else ("inconclusive", EXIT_CODES["inconclusive"])
     return replace(whole, word=word, sentence=bonus_headline(bonus), exit_code=exit_code, is_on_backfill=True)
-
-
-def _overall(one: ComparisonVerdict) -> OverallVerdict:
-    return one.comparison.verdict if one.comparison is not None else "invalid"
 
 
 def _notes(analyses: Iterable[AnalyzedExperiment]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from benchctl.analysis.summary.analyzed import analyze_directory, level_of_block
 from benchctl.report.page.charts.acceptance import draw_charts
 from benchctl.report.page.charts.latencies import MAX_POINTS, quantiles
 from benchctl.report.page.foreign import packed, unpacked
-from benchctl.report.page.parts.parts import percentile_values
+from benchctl.report.page.sections import percentile_values
 
 FACTORS = [{"baseline": 1 + 0.02 * (i % 3), "guided": 1.2 + 0.03 * (i % 4)} for i in range(6)]
 
