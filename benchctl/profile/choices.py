@@ -1,9 +1,6 @@
-"""Datasets and cost models: each name that a profile may use, and the module that implements it.
+"""Values of the keys of a profile: names of data sets and cost models, and quantities with unit and range.
 
-Largest values of quantities that profiles and options of the command line share; see ``quantities``.
-The quantities of a profile: each with its unit and the range beyond which a value is a mistake.
-The forward pass that a run of a micro-benchmark measures, as its settings describe it.
-The base of every part of a profile, and the meanings of its keys.
+Beyond its range a quantity is a mistake. Options of the command line share these ranges.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
-"""Options of speculative decoding: the source of drafts, and what the options of the simulator exclude.
+"""The table of engines, and the options that several share; each engine's own are in ``engines/<kind>/options.py``.
 
-Options that several engines share; each engine's own are in ``engines/<kind>/options.py``.
-The table of engines: one module for each kind, whose ``SPEC`` states the facts that other rooms need.
-Rules of ``env``: the variables by which benchctl tells a server what to do are spelled as options.
+``ENGINES`` names a module for each kind, whose ``SPEC`` states the facts that other rooms need.
 """
 
 import json

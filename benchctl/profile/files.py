@@ -1,7 +1,4 @@
-"""Files of profiles and engine presets, found by name.
-
-The profiles that are found by name, without validating any: fast, and faulty ones are listed too.
-"""
+"""Files of profiles and engine presets by name, without validating any: fast, and faulty ones are listed too."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -128,11 +125,6 @@ class ProfileEntry:
     path: Path
     description: str
 
-    @property
-    def group(self) -> str:
-        """The group in ``GROUPS``, else ``OWN``."""
-        return next((title for title, names in GROUPS.items() if self.name in names), OWN)
-
 
 def list_profiles() -> tuple[ProfileEntry, ...]:
     """The profiles that are found by name, in the order of their names; faulty ones too."""
@@ -143,11 +135,11 @@ def list_profiles() -> tuple[ProfileEntry, ...]:
 
 def grouped_profiles() -> dict[str, tuple[ProfileEntry, ...]]:
     """The profiles that are found by name, in their groups; those that benchctl does not carry come first."""
-    entries = list_profiles()
-    groups = {OWN: tuple(entry for entry in entries if entry.group == OWN)}
+    entries = {entry.name: entry for entry in list_profiles()}
+    carried = {name for names in GROUPS.values() for name in names}
+    groups = {OWN: tuple(entry for name, entry in entries.items() if name not in carried)}
     for title, names in GROUPS.items():
-        members = (entry for entry in entries if entry.name in names)
-        groups[title] = tuple(sorted(members, key=lambda entry: names.index(entry.name)))
+        groups[title] = tuple(entries[name] for name in names if name in entries)
     return {title: members for title, members in groups.items() if members}
 
 

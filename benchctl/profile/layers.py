@@ -122,8 +122,8 @@ class Layers:
             return tree.without("engine")
         substitutes = preset.mapping("models")
         preset = preset.without("models")
-        places = {("engine", *path): place for path, place in preset.places.items()}
-        below = Document({"engine": preset.values}, {(): tree.place(()), **places})
+        locations = {("engine", *path): location for path, location in preset.locations.items()}
+        below = Document({"engine": preset.values}, {(): tree.location(()), **locations})
         return _with_models(own.over(below), substitutes)
 
     def refuse(self, error: LocatedError) -> None:
@@ -178,14 +178,14 @@ class Layers:
         name, files, kinds = tree.get("engine", "preset"), preset_files(), tuple(ENGINES)
         if isinstance(name, str) and name in files:
             return self.file(files[name])
-        place = tree.place(("engine", "preset"))
+        location = tree.location(("engine", "preset"))
         if name in kinds:
-            return Document({"kind": name}, {(): place, ("kind",): place})
+            return Document({"kind": name}, {(): location, ("kind",): location})
         problem = (
             f"{value_text(name)} is neither an engine preset nor a kind of engine; presets are {', '.join(files)}, "
             f"kinds are {', '.join(kinds)}{did_you_mean(name, (*files, *kinds), '; ')}"
         )
-        self.refuse(LocatedError(place, problem))
+        self.refuse(LocatedError(location, problem))
         return None
 
     def _for_guidance(self, tree: Document, *, is_unguided: bool) -> Document:
@@ -237,10 +237,10 @@ def _over(below: Document, above: Document, *, drops_idly: bool = False) -> Docu
 
 def _with_engine_mapping(tree: Document) -> Document:
     """``engine: sim`` as ``engine: {preset: sim}``."""
-    engine, place = tree.values.get("engine"), tree.place(("engine",))
+    engine, location = tree.values.get("engine"), tree.location(("engine",))
     if not isinstance(engine, str):
         return tree
-    return tree.with_value(("engine",), {"preset": engine}).with_value(("engine", "preset"), engine, place)
+    return tree.with_value(("engine",), {"preset": engine}).with_value(("engine", "preset"), engine, location)
 
 
 def _with_models(tree: Document, substitutes: Mapping[str, Any]) -> Document:
@@ -254,12 +254,12 @@ def _with_models(tree: Document, substitutes: Mapping[str, Any]) -> Document:
         return substitutes.get(value, value) if isinstance(value, str) else value
 
     model = tree.values.get("model", _DEFAULT_MODEL)
-    tree = tree.with_value(("model",), substitute(model), tree.place(("model",)))
-    places: list[tuple[str, ...]] = [("sweep", factor) for factor in _MODEL_FACTORS] + [
+    tree = tree.with_value(("model",), substitute(model), tree.location(("model",)))
+    paths: list[tuple[str, ...]] = [("sweep", factor) for factor in _MODEL_FACTORS] + [
         ("engine", "options", "value_model")
     ]
-    places += [("variants", name, "server", "value_model") for name in tree.mapping("variants")]
-    for *section, key in places:
+    paths += [("variants", name, "server", "value_model") for name in tree.mapping("variants")]
+    for *section, key in paths:
         if key in tree.mapping(*section):
             tree = tree.with_value((*section, key), substitute(tree.mapping(*section)[key]))
     return tree

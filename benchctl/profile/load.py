@@ -167,35 +167,35 @@ def _without(values: dict[str, Any], faulty: Iterable[Steps]) -> Profile | None:
 def _errors_of_arm(
     tree: Document, profile: Profile, arm: Arm, *, is_to_send: bool, is_stored: bool
 ) -> Iterator[LocatedError]:
-    """What is wrong with the settings of one run, where it was written.
+    """Every error of the settings of one run, where it was written.
 
     With ``is_to_send`` the variables that its headers name must be set. With ``is_stored``, what older versions let
-    pass is no error.
+    pass makes none.
     """
     variant, cell = arm
     settings, problems = resolved_settings(profile, variant, cell)
     if settings is not None:
         problems = [*header_problems(settings, is_to_send=is_to_send, is_stored=is_stored)]
     for path, problem in problems:
-        yield LocatedError(_place_in_arm(tree, profile, arm, path), problem)
+        yield LocatedError(_location_in_arm(tree, profile, arm, path), problem)
     for factor in () if is_stored else cell:
         # In a file such a value may serve another that extends it.
         path = ("variants", variant, *setting_of(factor))
         value, existing = follow(tree.values, path)
-        if existing == path and tree.place(path).source == "--set":
+        if existing == path and tree.location(path).source == "--set":
             yield tree.error(
                 f"is {value_text(value)}, and sweep.{factor} replaces it in every run; leave out one of the two",
                 *path,
             )
 
 
-def _place_in_arm(tree: Document, profile: Profile, arm: Arm, path: Steps) -> Location:
-    """The place at which a setting of one run was written, or of what is nearest to it."""
+def _location_in_arm(tree: Document, profile: Profile, arm: Arm, path: Steps) -> Location:
+    """The location at which a setting of one run was written, or of what is nearest to it."""
     variant, cell = arm
     for factor, value in cell.items():
         if path[: len(setting_of(factor))] == setting_of(factor):
             values = tree.mapping("sweep").get(factor, [])
-            return tree.place(("sweep", factor, *(i for i, each in enumerate(values) if is_same(each, value))))
+            return tree.location(("sweep", factor, *(i for i, each in enumerate(values) if is_same(each, value))))
     control = profile.variants[variant].control
     owner = control.of if control and variant not in tree.mapping("variants") else variant
     homes: list[Steps] = [("variants", owner, *path), path]
@@ -204,7 +204,7 @@ def _place_in_arm(tree: Document, profile: Profile, arm: Arm, path: Steps) -> Lo
         homes.append(("engine", "options", *path[1:]))
     existing = [home for home in homes if follow(tree.values, home)[1] == home]
     beside = [home for home in homes if follow(tree.values, home[:-1])[1] == home[:-1]]
-    return tree.place(next(iter((*existing, *beside, homes[-1]))))
+    return tree.location(next(iter((*existing, *beside, homes[-1]))))
 
 
 def _with_measured_peaks(profile: Profile, path: Path) -> Profile:

@@ -1,9 +1,4 @@
-"""The guidance of a variant's requests, declared by the table of parameters in ``guided/parameter_table.py``.
-
-The sampling parameters of requests. See ``Profile.sampling``.
-The workload of a profile: dataset, lengths, arrival schedule, warm-up. Lengths are in tokens.
-The keys of a profile: closed pydantic models, in which an unknown key is an error.
-"""
+"""The keys of a profile: closed pydantic models, in which an unknown key is an error. Lengths are in tokens."""
 
 import math
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
-"""Orders of arms in blocks, and how far from balanced they are. Arm 0 is the baseline.
+"""From a profile to ordered runs: arms and their settings, balanced orders of blocks, and how balanced those are.
 
-The imbalance of an experiment's order: of its plan, or of those of its runs that count.
-From a profile to ordered runs: cells, blocks, the order within each, and the settings of each run.
+Orders name arms by position; arm 0 is the baseline.
 """
 
 import json
@@ -151,11 +150,11 @@ def _imbalance(orders: Sequence[Sequence[A | None]], baselines: set[A]) -> Imbal
     predecessors: Counter[tuple[A, A]] = Counter()
     differences: dict[A, list[int]] = defaultdict(list)
     for order in orders:
-        places = [(arm, position) for position, arm in enumerate(order) if arm is not None]
-        positions.update(places)
+        filled = [(arm, position) for position, arm in enumerate(order) if arm is not None]
+        positions.update(filled)
         predecessors.update((a, b) for a, b in pairwise(order) if a is not None and b is not None)
-        of_baselines = [position for arm, position in places if arm in baselines]
-        for arm, position in places:
+        of_baselines = [position for arm, position in filled if arm in baselines]
+        for arm, position in filled:
             differences[arm] += [position - other for other in of_baselines]
     num_arms, length = len(differences), len(orders[0]) if orders else 0
     return Imbalance(

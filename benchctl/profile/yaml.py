@@ -1,4 +1,4 @@
-"""YAML text as plain values with the place of each beside them, and plain values as YAML text.
+"""YAML text as plain values with the location of each beside them, and plain values as YAML text.
 
 Every value of a profile, whatever its key, is bounded: numbers have 64 bits, and texts can be passed on.
 """
@@ -25,7 +25,7 @@ Step: TypeAlias = str | int
 Steps: TypeAlias = tuple[Step, ...]
 """The path of a value in a document."""
 Problem: TypeAlias = tuple[Steps, str]
-"""What is wrong with the value at a path, and its remedy."""
+"""The path of a faulty value, and the problem with its remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class LocatedError:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A mapping of plain values, and the place at which each of them was written, by its path."""
+    """A mapping of plain values, and the location at which each of them was written, by its path."""
 
     values: dict[str, Any]
-    places: Mapping[Steps, Location]
+    locations: Mapping[Steps, Location]
 
     def get(self, *path: str) -> Any:
         """The value at a path; None where there is none."""
@@ -75,39 +75,43 @@ class Document:
         value = self.get(*path)
         return value if isinstance(value, dict) else {}
 
-    def place(self, path: Steps) -> Location:
-        """The place of the value at a path; for one that is missing, below that of the nearest around it."""
-        depth = next(depth for depth in range(len(path), -1, -1) if path[:depth] in self.places)
-        return self.places[path[:depth]].below(*path[depth:])
+    def location(self, path: Steps) -> Location:
+        """The location of the value at a path; for one that is missing, below that of the nearest around it."""
+        depth = next(depth for depth in range(len(path), -1, -1) if path[:depth] in self.locations)
+        return self.locations[path[:depth]].below(*path[depth:])
 
     def error(self, problem: str, *path: Step) -> LocatedError:
         """An error of the value at a path."""
-        return LocatedError(self.place(path), problem)
+        return LocatedError(self.location(path), problem)
 
     def errors(self, problems: Iterable[Problem]) -> list[LocatedError]:
         """These problems where they were written."""
         return [self.error(problem, *path) for path, problem in problems]
 
-    def with_value(self, path: Steps, value: Any, place: Location | None = None) -> "Document":
-        """A copy with one value set, at ``place`` if that is given."""
-        places = self.places if place is None else {**self.places, path: place}
-        return Document(replaced(self.values, path, value), places)
+    def with_value(self, path: Steps, value: Any, location: Location | None = None) -> "Document":
+        """A copy with one value set, at ``location`` if that is given."""
+        locations = self.locations if location is None else {**self.locations, path: location}
+        return Document(replaced(self.values, path, value), locations)
 
     def without(self, *path: str) -> "Document":
         """A copy without the value at a path."""
-        places = {steps: place for steps, place in self.places.items() if steps[: len(path)] != path}
-        return Document(left_out(self.values, path), places)
+        locations = {steps: location for steps, location in self.locations.items() if steps[: len(path)] != path}
+        return Document(left_out(self.values, path), locations)
 
     def part(self, *path: str) -> "Document":
         """The mapping at a path by itself."""
-        places = {steps[len(path) :]: place for steps, place in self.places.items() if steps[: len(path)] == path}
-        return Document(self.mapping(*path), {(): self.place(path), **places})
+        locations = {
+            steps[len(path) :]: location for steps, location in self.locations.items() if steps[: len(path)] == path
+        }
+        return Document(self.mapping(*path), {(): self.location(path), **locations})
 
     def over(self, below: "Document") -> "Document":
         """This document laid over another: mappings merge key by key, any other value replaces what is below it."""
         values = merged(below.values, self.values)
-        places = {**below.places, **self.places}
-        return Document(values, {path: place for path, place in places.items() if follow(values, path)[1] == path})
+        locations = {**below.locations, **self.locations}
+        return Document(
+            values, {path: location for path, location in locations.items() if follow(values, path)[1] == path}
+        )
 
 
 def dotted(path: Steps) -> str:
@@ -175,17 +179,17 @@ def left_out(values: dict[str, Any], path: Steps) -> dict[str, Any]:
 
 def plain_document(values: Mapping[str, Any], source: str) -> Document:
     """A document of plain values that were not read from text."""
-    places: dict[Steps, Location] = {}
+    locations: dict[Steps, Location] = {}
 
     def plain(value: Any, path: Steps) -> Any:
-        places[path] = Location(source, path=path)
+        locations[path] = Location(source, path=path)
         if isinstance(value, Mapping):
             return {str(key): plain(item, (*path, str(key))) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [plain(item, (*path, i)) for i, item in enumerate(value)]
         return value
 
-    return Document(plain(values, ()), places)
+    return Document(plain(values, ()), locations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +282,7 @@ def read_document(text: str, source: str, errors: list[LocatedError], bounds: Bo
         errors.append(LocatedError(Location(source, syntax[1]), f"not readable as YAML: {syntax[0]}"))
         return Document({}, {(): Location(source, 1)})
     if isinstance(root, yaml.MappingNode):
-        return Document(reader.value(root, ()), reader.places | {(): reader.location(root, ())})
+        return Document(reader.value(root, ()), reader.locations | {(): reader.location(root, ())})
     line = root.start_mark.line + 1 if root else 1
     content = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
     problem = f"found {content} where a profile is a mapping; write keys such as 'workload:'"
@@ -348,10 +352,10 @@ _SCALARS: Final[Mapping[str, Callable[[str], str | int | float | bool | None]]] 
 
 
 class _Reader:
-    """Turns composed YAML nodes into values; collects their places, and what the dialect refuses."""
+    """Turns composed YAML nodes into values; collects their locations, and what the dialect refuses."""
 
     def __init__(self, source: str, errors: list[LocatedError]) -> None:
-        self.source, self.errors, self.places = source, errors, dict[Steps, Location]()
+        self.source, self.errors, self.locations = source, errors, dict[Steps, Location]()
 
     def value(self, node: yaml.Node, path: Steps) -> Any:
         kind, is_scalar = node.tag.removeprefix(_STANDARD), isinstance(node, yaml.ScalarNode)
@@ -361,7 +365,7 @@ class _Reader:
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
-            self.places |= {(*path, i): self.location(item, (*path, i)) for i, item in enumerate(node.value)}
+            self.locations |= {(*path, i): self.location(item, (*path, i)) for i, item in enumerate(node.value)}
             return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
         try:
             return _SCALARS[kind](node.value) if kind in _SCALARS else None
@@ -379,11 +383,11 @@ class _Reader:
             if not isinstance(key, str):
                 self._refuse(key_node, path, "a key is a list or a mapping; write plain text before the ':'")
             elif key in values:
-                problem = f"written twice, first in line {self.places[*path, key].line}; remove one of the two"
+                problem = f"written twice, first in line {self.locations[*path, key].line}; remove one of the two"
                 self._refuse(key_node, (*path, key), problem)
             else:
                 # An error of an entry is located at its key, also when its value begins on the next line.
-                self.places[*path, key] = self.location(key_node, (*path, key))
+                self.locations[*path, key] = self.location(key_node, (*path, key))
                 values[key] = self.value(value_node, (*path, key))
         return values
 
