@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, groupby, pairwise
 from statistics import fmean
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -55,13 +55,8 @@ class Bounds:
         return f"{self.low:.3g} to {self.high:.3g} ms"
 
 
-@dataclass(frozen=True, slots=True)
-class _Durations:
-    """Durations of one kind in ns: as recorded, and the shortest and longest possible."""
-
-    recorded: Sequence[float]
-    shortest: Sequence[float]
-    longest: Sequence[float]
+_Durations: TypeAlias = tuple[Sequence[float], Sequence[float], Sequence[float]]
+"""Durations of one kind in ns: as recorded, and the shortest and longest possible."""
 
 
 def run_bounds(run: LoadedRun) -> Mapping[str, Bounds]:
@@ -83,8 +78,8 @@ def metric_bounds(requests: Sequence[RequestRecord], samples: Sequence[ClientSam
     recorded = latencies_ns(completed)
     # the earlier the first token, the longer the others took
     earliest = latencies_ns(_with_earliest_firsts(completed, errors))
-    ttft = _Durations(recorded["ttft"], earliest["ttft"], recorded["ttft"])
-    tpot = _Durations(recorded["tpot"], recorded["tpot"], earliest["tpot"])
+    ttft = (recorded["ttft"], earliest["ttft"], recorded["ttft"])
+    tpot = (recorded["tpot"], recorded["tpot"], earliest["tpot"])
     return {
         **_bounds_of("ttft", ttft, len(completed)),
         **_bounds_of("itl", _itls(completed, errors), len(completed), _itl_means(completed, errors)),
@@ -109,14 +104,13 @@ def _bounds_of(
     latency: str, durations: _Durations, num_independent: int, means: tuple[float, float] | None = None
 ) -> dict[str, Bounds]:
     """The mean and percentiles of a latency that have bounds, by metric name."""
-    sides = (durations.recorded, durations.shortest, durations.longest)
-    if not durations.recorded or durations.shortest == durations.recorded == durations.longest:
+    if not durations[0] or durations[1] == durations[0] == durations[2]:
         return {}
-    recorded, shortest, longest = (percentiles(values, num_independent) for values in sides)
+    recorded, shortest, longest = (percentiles(values, num_independent) for values in durations)
     ends = {
         f"p{percent}_{latency}_ms": (recorded[percent], shortest[percent], longest[percent]) for percent in PERCENTS
     }
-    mean, low, high = map(fmean, sides)
+    mean, low, high = map(fmean, durations)
     low, high = means or (low, high)
     ends[f"{latency}_ms"] = (mean, low, high)
     return {
@@ -135,9 +129,9 @@ def _bounds_of_writes(gaps_ns: Sequence[Sequence[int]]) -> dict[str, Bounds]:
     The gaps of a write, of which all but the first are 0, are taken as recorded and as equal, with the same mean.
     """
     recorded, evened = (sorted(chain.from_iterable(gaps)) for gaps in (gaps_ns, map(_evened, gaps_ns)))
-    sides = [list(map(end, recorded, evened)) for end in (min, max)]
+    sides = (list(map(min, recorded, evened)), list(map(max, recorded, evened)))
     mean_ns = fmean(recorded or [0])
-    return _bounds_of("itl", _Durations(recorded, *sides), len(gaps_ns), (mean_ns, mean_ns))
+    return _bounds_of("itl", (recorded, *sides), len(gaps_ns), (mean_ns, mean_ns))
 
 
 def _evened(gaps_ns: Sequence[int]) -> list[float]:
@@ -160,7 +154,7 @@ def _itls(requests: Sequence[RequestRecord], errors: Sequence[tuple[ChoiceErrors
             error_ns = of_choice or (0,) * len(choice.chunk_ns)
             before += error_ns[:-1]
             after += error_ns[1:]
-    return _Durations(
+    return (
         recorded,
         [max(gap - error, 0) for gap, error in zip(recorded, after, strict=True)],
         [gap + error for gap, error in zip(recorded, before, strict=True)],
