@@ -17,12 +17,14 @@ from benchctl.errors import RecordError, SchemaVersionError
 from benchctl.untrusted.text import visible_value
 
 SCHEMA_VERSION: Final = 3
+_LAST_VERSION: Final = 9_999
+"""Beyond it a version is none."""
 
 
 def check_version(document: Mapping[str, Any], path: Path) -> None:
     """Raise RecordError unless a document names a version of the schema, SchemaVersionError for another one."""
     version = document.get("schema_version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= _LAST_VERSION:
         raise RecordError(
             f"{path}: schema_version is {visible_value(version)}, not a positive whole number; "
             "this is not a file of a benchctl result directory, or it was edited"
