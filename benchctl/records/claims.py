@@ -1,8 +1,7 @@
-"""Leases: files by which one process holds one block of a shared directory, and lets others see that it lives.
+"""Claims on a result directory: a lock of the kernel on an ordinary one, a lease for each block of a shared one.
 
-The claim that this process has on one block: kept alive, checked before every write, given back.
-The claim of a process on the result directory into which it measures, and what is left when it ended
-unawares.
+A lease is a file by which one process holds one block, and lets others see that it lives;
+``docs/design/shared-directories.md`` says how. Runs whose process ended unawares are settled here.
 """
 
 import datetime as dt

@@ -1,7 +1,4 @@
-"""Digests of the runs of one block of a shared directory, written by the owner of the block alone.
-
-Digests of a result directory, by which later readers recognise altered files.
-"""
+"""Digests of a result directory, by which later readers recognise altered files."""
 
 import hashlib
 import os

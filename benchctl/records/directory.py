@@ -1,7 +1,4 @@
-"""The result directory: create it, reopen it, read it.
-
-One submission of blocks to a scheduler: ``submissions/<utc>/submission.json``.
-"""
+"""The result directory: create it, reopen it, read it; the submissions of its blocks to a scheduler."""
 
 import re
 from collections.abc import Iterator

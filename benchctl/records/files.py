@@ -1,8 +1,4 @@
-"""Files inside a result directory: opened without leaving it, with errors that name the file and a remedy.
-
-JSON Lines and JSON files: appended with one flush per record, read with the location of any damage.
-JSON documents of a result directory: decoded and checked; errors name file, field and value.
-"""
+"""Files of a result directory: read with the location of any damage, replaced or appended to in one step."""
 
 import io
 import re

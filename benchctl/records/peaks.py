@@ -1,4 +1,4 @@
-"""What the devices of this machine were measured to reach: ``peaks.json``, and the peaks on file."""
+"""Measured peaks of the devices of this machine: ``peaks.json``, and the peaks on file."""
 
 import platform
 import re

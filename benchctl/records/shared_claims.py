@@ -1,8 +1,4 @@
-"""Signs of life of the owners of blocks, as another process sees them without comparing any two clocks.
-
-Directories whose blocks are claimed one by one, so that several processes of several hosts may write into
-them.
-"""
+"""Claims of single blocks of a shared directory, and signs of life of their owners, without comparing two clocks."""
 
 import fcntl
 import os

@@ -1,8 +1,4 @@
-"""Files of unknown origin: opened without following links out of a directory, and read within bounds.
-
-Files that are written into a directory of unknown origin: never through a link that a stranger put there.
-Files that are found in a directory of unknown origin: each a regular file of it, and found in bounded time.
-"""
+"""Files in a directory of unknown origin: opened, written and found without a link that leads out of it."""
 
 import errno
 import os
