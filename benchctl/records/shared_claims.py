@@ -1,4 +1,4 @@
-"""Claims of single blocks of a shared directory, and signs of life of their owners, without comparing two clocks."""
+"""Claims of single blocks of a shared directory, and signs of life of their owners without comparing clocks."""
 
 import fcntl
 import os
