@@ -8,6 +8,7 @@ from benchctl.analysis.compare.compare import CompareOptions, deciding_metrics
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.cli.commands.compare import PAGE, append, print_comparison
+from benchctl.cli.screen import PICTURE_SUFFIXES
 from benchctl.errors import RecordError, UsageError
 from benchctl.interop.readers.files import is_foreign
 from benchctl.records.directory import open_results
@@ -74,15 +75,15 @@ def _content(analysis: AnalyzedExperiment, verdict: PageVerdict, output: Path, *
         return f"{_markdown(verdict, show_all=show_all)}\n".encode()
     if output.suffix == ".csv":
         return comparisons_csv(comparisons)
-    if output.suffix == ".png":
-        from benchctl.report.plots.sweep import forest_plot
+    if output.suffix in PICTURE_SUFFIXES:
+        from benchctl.report.charts.forest import forest_plot
 
         if len(comparisons) != 1:
             raise UsageError(
                 f"--output {output}: a picture shows one comparison, and these are {len(comparisons)}; name two "
                 "sides, or a file that ends in .html"
             )
-        return forest_plot(*comparisons.values())
+        return forest_plot(next(iter(comparisons.values())), output.suffix)
     return f"{json.dumps(verdict_document(verdict), indent=1, allow_nan=False)}\n".encode()
 
 

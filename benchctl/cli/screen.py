@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +27,7 @@ from rich.style import Style
 from rich.text import Text
 
 from benchctl.cli.streams import drawing, log_line
+from benchctl.errors import UsageError
 from benchctl.formats import duration
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.untrusted.text import visible_line, visible_lines
@@ -361,8 +361,11 @@ def bytes_progress(name: str, total_bytes: int | None) -> Iterator[Callable[[int
         yield bar.update
 
 
+PICTURE_SUFFIXES: Final = (".png", ".svg", ".pdf")
+
+
 def drawable(path: Path | None) -> Path | None:
-    """The path of a picture. Raises MissingPackageError where one is wanted and cannot be drawn."""
-    if path is not None:
-        import_module("benchctl.report.plots")
+    """The path of a picture. Raises UsageError for one of a kind that cannot be drawn."""
+    if path is not None and path.suffix not in PICTURE_SUFFIXES:
+        raise UsageError(f"{path}: name a picture that ends in {', '.join(PICTURE_SUFFIXES)}")
     return path

@@ -66,7 +66,7 @@ def test_completing_imports_nothing_heavy() -> None:
     code = (
         "import sys, benchctl.cli.app; from benchctl.cli.options.options import *; "
         "assert complete_profile('topk') and complete_engine('vllm'); complete_results(''); "
-        "heavy = {'numpy', 'scipy', 'matplotlib', 'httpx', 'aiohttp', 'pydantic', 'psutil', 'msgspec'} "
+        "heavy = {'numpy', 'scipy', 'vl_convert', 'httpx', 'aiohttp', 'pydantic', 'psutil', 'msgspec'} "
         "& set(sys.modules); sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

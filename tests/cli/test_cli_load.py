@@ -414,7 +414,7 @@ def test_a_load_of_a_plain_server_imports_no_aiohttp_no_numpy_and_no_engine_that
     assert done.returncode == 0, done.stderr
     imported = set(done.stderr.splitlines()[-1].split())
     assert {"benchctl.measure.single_load.single_load", "httpx"} <= imported
-    arrays = {"numpy", "scipy", "matplotlib", "pandas"}
+    arrays = {"numpy", "scipy", "vl_convert", "pandas"}
     assert not imported & {*arrays, "aiohttp", "anyio", "httpcore", "prometheus_client", "pynvml", "tqdm"}
     assert not imported & {
         "benchctl.engines.sim.engine",

@@ -19,7 +19,7 @@ from benchctl.analysis.compare.words import verdict_sentence
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.cli.options.options import complete_results
-from benchctl.cli.screen import drawable, uncollected, verdict_text, wide_console
+from benchctl.cli.screen import PICTURE_SUFFIXES, uncollected, verdict_text, wide_console
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.files import write_bytes_atomic
 from benchctl.report.documents.documents import document_of, refusal_document
@@ -155,8 +155,8 @@ _Output = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="Also write the comparison to a file: .json, .md, .csv, .html for the whole page, or .png for a "
-        "picture of ratios and intervals; repeat as needed.",
+        help="Also write the comparison to a file: .json, .md, .csv, .html for the whole page, or .png, "
+        ".svg or .pdf for a picture of ratios and intervals; repeat as needed.",
     ),
 ]
 _GithubSummary = Annotated[
@@ -303,23 +303,19 @@ def parse_threshold(text: str, option: str = "--threshold") -> float:
 
 
 PAGE: Final = ".html"
-SUFFIXES: Final = (".json", ".md", ".csv", ".png", PAGE)
+SUFFIXES: Final = (".json", ".md", ".csv", *PICTURE_SUFFIXES, PAGE)
 _MOST_CHARACTERS: Final = 200
 """A field of a table with a longer label would push the numbers away."""
 _SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 
 
 def checked_outputs(outputs: Sequence[Path]) -> tuple[Path, ...]:
-    """Check the paths before any work. Raises UsageError for an unknown suffix, a missing directory or a picture
-    that cannot be drawn.
-    """
+    """Check the paths before any work. Raises UsageError for an unknown suffix or a missing directory."""
     for path in outputs:
         if path.suffix not in SUFFIXES:
             raise UsageError(f"--output {path}: unknown suffix; name a file that ends in {', '.join(SUFFIXES)}")
         if not path.parent.is_dir():
             raise UsageError(f"--output {path}: {path.parent} is not a directory; create it first")
-        if path.suffix == ".png":
-            drawable(path)
     return tuple(outputs)
 
 
@@ -385,10 +381,10 @@ def _write_files_page(a: str, b: str, options: CompareOptions, path: Path, compa
 
 
 def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:
-    if suffix == ".png":
-        from benchctl.report.plots.sweep import forest_plot
+    if suffix in PICTURE_SUFFIXES:
+        from benchctl.report.charts.forest import forest_plot
 
-        return forest_plot(comparison)
+        return forest_plot(comparison, suffix)
     if suffix == ".csv":
         from benchctl.report.documents.csv_files import comparison_csv
 

@@ -403,14 +403,15 @@ def resume_micro(path: Path, *, is_quiet: bool) -> "MicroOutcome":
 def print_micro(outcome: "MicroOutcome") -> None:
     """Print what an experiment came to; ends the command with its exit code."""
     from benchctl.analysis.summary.analyzed import analyze_directory
-    from benchctl.report.export import write_derived
+    from benchctl.report.export import write_derived, write_pictures
 
     path = shlex.quote(str(outcome.path))
     with keeping(outcome.path):
         analysis = analyze_directory(outcome.path)
-        write_derived(analysis)
+        files = write_derived(analysis)
         print_tables(analysis)
-        print(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}")
+        print(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}", flush=True)
+        write_pictures(analysis, files)
     if code := warn_of_failures(outcome):
         raise typer.Exit(code)
 

@@ -42,7 +42,7 @@ from benchctl.cli.options.options import (
 )
 from benchctl.cli.output.recorded import print_predictions, simulate_summary, write_predictions
 from benchctl.cli.output.verdicts import print_outcome, warn
-from benchctl.errors import MissingPackageError, UsageError
+from benchctl.errors import UsageError
 from benchctl.formats import short_number
 from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
 
@@ -191,12 +191,13 @@ def _print_document(path: Path, predicted: "list[Any]") -> None:
     from benchctl.analysis.summary.analyzed import analyze_directory
     from benchctl.cli.screen import print_json
     from benchctl.report.documents.documents import show_document
-    from benchctl.report.export import write_derived
+    from benchctl.report.export import write_derived, write_pictures
 
     analysis = analyze_directory(path)
-    write_derived(analysis)
+    files = write_derived(analysis)
     intervals = {"predictions": predicted} if predicted else {}
     print_json({"directory": str(path), **show_document(analysis), **intervals})
+    write_pictures(analysis, files)
 
 
 _ALWAYS: Final = ("ttft_ms", "tpot_ms", "output_throughput", "mean_batch_size")
@@ -270,10 +271,7 @@ def sweep_document(sweep: "Sweep", profile: "Profile") -> dict[str, Any]:
 
 
 def write_sweep(sweep: "Sweep", profile: "Profile", output_root: "Path") -> "tuple[Path, ...]":
-    """Write ``sweep.json``, and where a load was swept ``saturation.png``, into a new directory.
-
-    Without the package that draws, a line on stderr says that there is no picture.
-    """
+    """Write ``sweep.json``, and where a load was swept ``saturation.png``, into a new directory."""
     import datetime as dt
 
     from benchctl.measure.result_directory import renamed_when_complete
@@ -284,17 +282,15 @@ def write_sweep(sweep: "Sweep", profile: "Profile", output_root: "Path") -> "tup
     with renamed_when_complete(output_root / profile.name, stem) as (unfinished, finish):
         write_json_atomic(unfinished / "sweep.json", sweep_document(sweep, profile))
         if sweep.kind is not None:
-            try:
-                write_bytes_atomic(unfinished / "saturation.png", _picture(sweep, profile))
-                names.append("saturation.png")
-            except MissingPackageError as error:
-                warn(f"saturation.png is not drawn: {error}")
+            write_bytes_atomic(unfinished / "saturation.png", _picture(sweep, profile))
+            names.append("saturation.png")
         directory = finish()
     return tuple(directory / name for name in names)
 
 
 def _picture(sweep: "Sweep", profile: "Profile") -> bytes:
-    from benchctl.report.plots.sweep import SaturationLine, draw_saturation
+    from benchctl.report.charts.figure import picture_bytes
+    from benchctl.report.charts.saturation import SaturationLine, draw_saturation
 
     largest = {each.label: each.largest.holds for each in sweep.capacities}
     lines = []
@@ -310,8 +306,8 @@ def _picture(sweep: "Sweep", profile: "Profile") -> bytes:
         )
     limits = {objective.metric: objective.limit for objective in sweep.objectives}
     names = list(dict.fromkeys([*(limits or ("ttft_ms",)), "output_throughput"]))
-    title = f"{profile.name}: load and latency, simulated"
-    return draw_saturation(title, _UNITS[sweep.kind or "rate"], lines, names, limits)
+    spec = draw_saturation(_UNITS[sweep.kind or "rate"], lines, names, limits)
+    return picture_bytes(spec, f"{profile.name}: load and latency, simulated")
 
 
 def _names(sweep: "Sweep", others: Sequence[str]) -> list[str]:

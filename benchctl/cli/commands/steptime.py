@@ -68,9 +68,10 @@ def picture_title(evaluation: "Evaluation") -> str:
 
 
 def write_picture(path: Path, predictions: "Predictions", title: str) -> None:
-    from benchctl.report.plots.plots import draw_fit
+    from benchctl.report.charts.figure import picture_bytes
+    from benchctl.report.charts.fit import draw_fit
 
-    path.write_bytes(draw_fit(predictions, title))
+    path.write_bytes(picture_bytes(draw_fit(predictions), title, suffix=path.suffix))
 
 
 def print_fit(fitted: "StepTimeModel", steps: "StepSources", evaluation: "Evaluation | None", by: str) -> None:

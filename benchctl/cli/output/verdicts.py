@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
     from benchctl.records.record import PreparedRequest
+    from benchctl.report.export import ReportFiles
     from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
     from benchctl.sim.prediction.plan_prediction import PlanPrediction
     from benchctl.sim.prediction.prediction import PredictedRun
@@ -185,7 +186,7 @@ def _verdict_documents(one: "ComparisonVerdict") -> "Iterator[dict[str, Any]]":
 
 def print_outcome(path: "Path", outcome: "Outcome") -> "tuple[AnalyzedExperiment, PageVerdict]":
     """Print what an experiment came to and its verdicts, and warn of suspect runs; returns what was printed."""
-    analysis, verdict = _print_results(path)
+    analysis, files = _print_results(path)
     counts = {
         "done": outcome.num_done,
         "suspect": outcome.num_suspect,
@@ -199,8 +200,20 @@ def print_outcome(path: "Path", outcome: "Outcome") -> "tuple[AnalyzedExperiment
         warn(f"{outcome.num_failed} runs failed; repeat them with: benchctl run --resume {shlex.quote(str(path))}")
     for line in suspects_lines(analysis):
         warn(line)
-    print_verdicts(analysis, verdict)
-    return analysis, verdict
+    print_verdicts(analysis, files.verdict)
+    draw(analysis, files)
+    return analysis, files.verdict
+
+
+def draw(analysis: "AnalyzedExperiment", files: "ReportFiles") -> None:
+    """Write the pictures of a report and print where they are."""
+    from benchctl.report.export import write_pictures
+
+    with_pictures = write_pictures(analysis, files)
+    for reason in with_pictures.skipped:
+        print(f"not drawn: {reason}")
+    for path in with_pictures.written[len(files.written) :]:
+        print(f"picture: {path}")
 
 
 def print_tables(analysis: "AnalyzedExperiment") -> None:
@@ -218,7 +231,7 @@ def print_tables(analysis: "AnalyzedExperiment") -> None:
     print_notes(console, analysis)
 
 
-def _print_results(path: "Path") -> "tuple[AnalyzedExperiment, PageVerdict]":
+def _print_results(path: "Path") -> "tuple[AnalyzedExperiment, ReportFiles]":
     from benchctl.analysis.summary.analyzed import analyze_directory
     from benchctl.report.export import write_derived
 
@@ -226,12 +239,7 @@ def _print_results(path: "Path") -> "tuple[AnalyzedExperiment, PageVerdict]":
     files = write_derived(analysis)
     print_tables(analysis)
     print()
-    for reason in files.skipped:
-        print(f"not drawn: {reason}")
-    for picture in files.written:
-        if picture.suffix == ".png":
-            print(f"picture: {picture}")
-    return analysis, files.verdict
+    return analysis, files
 
 
 def store_noise(path: "Path", profile: "Profile") -> None:

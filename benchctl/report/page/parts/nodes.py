@@ -1,6 +1,5 @@
-"""The forest plot as values for small SVG strips in a grid of text.
+"""Results by node as values for strips of SVG and for a table.
 
-Results by node as values for strips of SVG and for a table.
 The tables of forward passes: the time of one pass, and the cost of its launches.
 The verdicts on backfill of bonus tokens: their sentences, and the rows that they rest on.
 """
@@ -14,80 +13,16 @@ from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment, LaunchCost, PassTimes, floor_peaks
 from benchctl.analysis.summary.nodes import MetricByNode
-from benchctl.formats import NOT_AVAILABLE, capitalized, change_in_interval, count_of, page_number, shortened_inside
-from benchctl.report.charts.figure import LogScale
-from benchctl.report.page.charts.acceptance import ForestRow, NodePlot, NodePoint, forest_of, node_plots
-from benchctl.report.page.words import change_term, metric_term, svg_length
+from benchctl.formats import NOT_AVAILABLE, capitalized, page_number
+from benchctl.report.page.forest import node_strips
 from benchctl.report.tables.experiment import (
     HEADINGS,
-    NODE_CHARACTERS,
     foremost,
     metric_rows,
     node_headings,
     node_lines,
     row_cells,
 )
-
-MOST_LABEL_CH: Final = 26
-"""Characters of the names of cells that have room beside the plot; longer ones are broken."""
-
-
-def forest_values(comparison: Comparison) -> dict[str, Any] | None:
-    """The plot of one comparison; None where no deciding metric has a ratio."""
-    plot = forest_of(comparison)
-    if plot is None:
-        return None
-    ticks = [(plot.scale.at(log_ratio), label) for log_ratio, label in plot.scale.ticks()]
-    return {
-        "groups": [
-            {
-                "name": group.metric.name,
-                "meaning": metric_term(group.metric),
-                "words": f"{group.metric.unit}, {group.direction}",
-                "rows": [_forest_row(row, plot.scale) for row in group.rows],
-            }
-            for group in plot.groups
-        ],
-        "ticks": [
-            {
-                "x": svg_length(at),
-                "anchor": "start" if at < 0.04 else "end" if at > 0.96 else "middle",
-                "label": label,
-            }
-            for at, label in ticks
-        ],
-        "no_change": svg_length(plot.scale.at(0)),
-        "bands": plot.bands,
-        "label_ch": min(MOST_LABEL_CH, max(len(row.label) for group in plot.groups for row in group.rows)),
-    }
-
-
-def _forest_row(row: ForestRow, scale: LogScale) -> dict[str, Any]:
-    metric, estimate = row.metric, row.metric.estimate
-    margins = [(scale.at(-margin), scale.at(margin)) for margin in metric.margins.log_bands]
-    return {
-        "label": row.label,
-        "verdict": metric.verdict,
-        "change": row.change,
-        "meaning": change_term(metric),
-        "spoken": f"{metric.metric.name} in {row.label}: {row.change}, {metric.verdict}",
-        "bands": [{"x": svg_length(low), "width": svg_length(high - low)} for low, high in margins],
-        "interval": ends_of(None if estimate is None else estimate.log_interval, scale),
-        "ratio": None if estimate is None else svg_length(scale.at(estimate.log_ratio)),
-    }
-
-
-def ends_of(log_interval: Interval | None, scale: LogScale) -> dict[str, Any] | None:
-    """Both ends, with an arrow where the scale does not hold one."""
-    if log_interval is None:
-        return None
-    low, high = log_interval
-    ends = [
-        {"x": svg_length(scale.at(end)), "is_cut": not scale.holds(end), "turn": turn}
-        for end, turn in ((low, 180), (high, 0))
-    ]
-    return {"low": ends[0]["x"], "high": ends[1]["x"], "ends": ends}
-
 
 _MOST_PLOTTED: Final = 24
 """Nodes of a plot; more are in the table only."""
@@ -98,55 +33,11 @@ def node_values(comparison: Comparison) -> dict[str, Any] | None:
     results = comparison.nodes
     if results is None:
         return None
-    plots, scale = node_plots([metric for metric in foremost(results.metrics) if len(metric.rows) <= _MOST_PLOTTED])
-    values = [_plot_values(plot, scale) for plot in plots]
-    widths = [len(f"{row['label']} {row['note']}") for plot in values for row in plot["rows"]]
-    ticks = [(scale.at(log_ratio), label) for log_ratio, label in scale.ticks()]
     return {
-        "label_ch": min(MOST_LABEL_CH, max(widths, default=0)),
+        **node_strips([metric for metric in foremost(results.metrics) if len(metric.rows) <= _MOST_PLOTTED]),
         "lines": [f"{capitalized(line)}." for line in node_lines([results])],
-        "plots": values,
-        "ticks": [
-            {
-                "x": svg_length(at),
-                "anchor": "start" if at < 0.04 else "end" if at > 0.96 else "middle",
-                "label": label,
-            }
-            for at, label in ticks
-        ],
-        "centre": svg_length(scale.at(0)),
         "headings": node_headings(results.confidence)[2:],
         "bodies": [_body(metric) for metric in results.metrics],
-    }
-
-
-def _plot_values(plot: NodePlot, scale: LogScale) -> dict[str, Any]:
-    metric = plot.metric
-    blocks = [count_of(row.num_blocks, "block") for row in metric.rows]
-    changes = [change_in_interval(row.ratio, row.interval) for row in metric.rows]
-    rows = [
-        _row(point, scale, note, change) for point, note, change in zip(plot.nodes, blocks, changes, strict=True)
-    ]
-    change = change_in_interval(metric.over_blocks.ratio, metric.blocks_interval)
-    number = count_of(metric.over_blocks.num_blocks, "block")
-    rows.append(_row(plot.over_blocks, scale, number, change, is_summary=True))
-    if plot.over_nodes is not None and metric.over_nodes is not None:
-        change = change_in_interval(*metric.over_nodes)
-        rows.append(_row(plot.over_nodes, scale, count_of(len(metric.rows), "node"), change, is_summary=True))
-    return {"label": metric.label, "metric": metric.metric, "rows": rows}
-
-
-def _row(point: NodePoint, scale: LogScale, note: str, change: str, *, is_summary: bool = False) -> dict[str, Any]:
-    label = shortened_inside(point.label, NODE_CHARACTERS)
-    return {
-        "label": label,
-        "note": note,
-        "change": change,
-        "is_summary": is_summary,
-        "differs": point.differs,
-        "spoken": f"{label}, {note}: {change}{', differs from the others' if point.differs else ''}",
-        "interval": ends_of(point.ends, scale),
-        "at": svg_length(scale.at(point.at)),
     }
 
 

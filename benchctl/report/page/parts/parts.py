@@ -52,7 +52,7 @@ from benchctl.formats import (
 )
 from benchctl.records.directory import arm_label
 from benchctl.records.record import PlannedRun
-from benchctl.report.charts.figure import arm_styles
+from benchctl.report.charts.arms import arms_of
 from benchctl.report.page.verdict import PageVerdict
 from benchctl.report.page.words import change_term, metric_term, p_term, value_term, verdict_term
 from benchctl.report.tables.compare import correction_text, is_shown
@@ -480,7 +480,7 @@ Levels = Sequence[PercentileLevel | None]
 
 def percentile_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
     """The table of a directory; None where no percentile is known."""
-    cells = [arm.cell for arm in arm_styles(analysis)]
+    cells = arms_of(analysis)
     return percentile_table(
         [(name, cell.label, percentile_levels(cell, name, CONFIDENCE)) for name in LATENCY_NAMES for cell in cells],
         CONFIDENCE,
