@@ -15,7 +15,7 @@ def draw(ways, goal):
     for side, name in enumerate(SIDES):
         costs = np.median([[state.cost_s for state in way[side][:num_rounds]] for way in ways], axis=0)
         for error in ERRORS:
-            values = [[100 * getattr(state, error) for state in way[side][:num_rounds]] for way in ways]
+            values = np.array([[100 * getattr(state, error) for state in way[side][:num_rounds]] for way in ways])
             for cost, low, middle, high in zip(costs, *np.percentile(values, (10, 50, 90), axis=0), strict=True):
                 points = {"low": float(low), "middle": float(middle), "high": float(high)}
                 rows.append({"side": name, "error": error, "cost": float(cost), **points})
