@@ -355,7 +355,7 @@ def sized(spec: Spec, width_px: int) -> Spec:
 
 def picture_bytes(spec: Spec, title: str, note: str = "", suffix: str = ".png") -> bytes:
     """A file for paper: ``note`` stands below the title. The same specification gives the same bytes."""
-    import vl_convert  # noqa: PLC0415 - 30 MB, which only pictures need
+    import vl_convert  # noqa: PLC0415 - takes a second, and only pictures need it
 
     text = {
         "text": _lines(visible_line(title, _LABEL_CHARACTERS)),

@@ -132,7 +132,7 @@ def forest_spec(forest: Forest | None) -> figure.Spec:
     own: figure.Spec = {"color_by": {"field": "color", "type": "nominal", "scale": None}, **at}
     layers = [
         {
-            **figure.layer("bar", x_by="low", x2_by="high", color_by={"value": GREY}, opacity=0.17, size=24, **at),
+            **figure.layer("bar", x_by="low", x2_by="high", color_by={"value": GREY}, opacity=0.17, size=23, **at),
             "data": {"name": "bands"},
         },
         {
