@@ -1,4 +1,4 @@
-"""What all pictures share: a chart as a Vega-Lite specification of plain data, and how a file is drawn from it.
+"""The pieces of all pictures: a chart as a Vega-Lite specification of plain data, and how a file is drawn from it.
 
 A picture is a list of panels above each other that share the x axis at the bottom. Its specification says nothing
 of its width and of the colours of text and grid: the page gives both, and a file those of paper.
@@ -244,14 +244,14 @@ def by_series(
 
     The series at index i of ``names`` has the same colour in every picture.
     """
-    shown = [(i + first, each) for i, each in enumerate(names) if drawn is None or each in drawn]
-    colors = [series_color(i) for i, _ in shown]
-    encoding = {"color": by_color(name, dict(zip((each for _, each in shown), colors, strict=True)))}
-    if any(i >= len(SERIES) for i, _ in shown):
-        dashes = [DASHES[i // len(SERIES) % len(DASHES)] for i, _ in shown]
+    series = [(i + first, each) for i, each in enumerate(names) if drawn is None or each in drawn]
+    colors = [series_color(i) for i, _ in series]
+    encoding = {"color": by_color(name, dict(zip((each for _, each in series), colors, strict=True)))}
+    if any(i >= len(SERIES) for i, _ in series):
+        dashes = [DASHES[i // len(SERIES) % len(DASHES)] for i, _ in series]
         encoding["strokeDash"] = {
             **encoding["color"],
-            "scale": {"domain": [each for _, each in shown], "range": dashes},
+            "scale": {"domain": [each for _, each in series], "range": dashes},
         }
     return encoding
 
@@ -279,8 +279,10 @@ def picture(
     data in pixels, ``legend`` are the texts of the legend.
     """
     above = {**x, "title": None, "axis": {**x.get("axis", {}), "labels": False}}
-    shown = [{**each, "encoding": {**each["encoding"], "x": x if each is panels[-1] else above}} for each in panels]
-    spec = _whole(shown, {"rows": rows, **datasets}, left, max(map(len, legend), default=20))
+    placed = [
+        {**each, "encoding": {**each["encoding"], "x": x if each is panels[-1] else above}} for each in panels
+    ]
+    spec = _whole(placed, {"rows": rows, **datasets}, left, max(map(len, legend), default=20))
     params = [{"name": choice.name, "value": choice.selected} for choice in choices]
     return {**spec, "params": params, "resolve": {"scale": {"x": "shared", "color": "shared"}}}
 
@@ -294,7 +296,7 @@ def grid(lines: Sequence[Sequence[Spec]], legend: Iterable[str], **datasets: Seq
 
 
 def _whole(panels: Sequence[Spec], datasets: Mapping[str, Sequence[Row]], left: int, characters: int) -> Spec:
-    spec: Spec = _shown(
+    spec: Spec = _visible(
         {
             "data": {"name": "rows"},
             "datasets": {name: [_plain(row) for row in data] for name, data in datasets.items()},
@@ -331,13 +333,13 @@ def rounded(value: float | None, digits: int = 6) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
-def _shown(value: Any) -> Any:
+def _visible(value: Any) -> Any:
     """The value with texts in which everything can be seen."""
     if isinstance(value, str):
         return visible(value, 2 * _LABEL_CHARACTERS)
     if isinstance(value, Mapping):
-        return {key: _shown(part) for key, part in value.items()}
-    return [_shown(part) for part in value] if isinstance(value, list | tuple) else value
+        return {key: _visible(part) for key, part in value.items()}
+    return [_visible(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def sized(spec: Spec, width_px: int) -> Spec:
@@ -379,9 +381,9 @@ def chart_bytes(chart: Chart, suffix: str = ".png") -> bytes:
     """The picture of a drawn chart with its caption. Raises ValueError for one that is skipped."""
     if chart.spec is None:
         raise ValueError(f"chart {chart.id!r} is not drawn: {chart.skipped}")
-    shown = ", ".join(choice.selected_text for choice in chart.shown_choices)
+    selected = ", ".join(choice.selected_text for choice in chart.shown_choices)
     return picture_bytes(
-        chart.spec, chart.title, f"{chart.caption} Shown: {shown}." if shown else chart.caption, suffix
+        chart.spec, chart.title, f"{chart.caption} Shown: {selected}." if selected else chart.caption, suffix
     )
 
 

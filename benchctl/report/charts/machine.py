@@ -114,7 +114,7 @@ def _chart(
         scale = {"domain": devices, "range": dashes}
         encoding["strokeDash"] = {"field": "device", "type": "nominal", "title": None, "scale": scale}
     choices = (figure.block_choice(blocks, next(iter(blocks))), figure.arm_choice(drawn))
-    shown = [title for title in quantities if any(row["quantity"] == title for row in rows)]
+    titles = [title for title in quantities if any(row["quantity"] == title for row in rows)]
     tip = [("arm", "arm"), ("device", "device"), ("time", "at, s", ".4~g"), ("value", "value", ".4~g")]
     panels = [
         figure.panel(
@@ -124,7 +124,7 @@ def _chart(
             where=(figure.OF_BLOCK, figure.OF_ARM, f"datum.quantity === '{title}'"),
             encoding=encoding,
         )
-        for title in shown
+        for title in titles
     ]
     return figure.Chart(
         id=words["id"],

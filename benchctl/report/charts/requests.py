@@ -31,10 +31,10 @@ def draw_requests(source: figure.ChartSource) -> figure.Chart | None:
     if not blocks:
         reason = "no finished run has a request that was sent"
         return figure.Chart(id="request-timeline", title=title, skipped=reason)
-    first_block, shown = next(iter(blocks.items()))
+    first_block, first_runs = next(iter(blocks.items()))
     runs = [run for runs in blocks.values() for run in runs]
     labels = [arm.label for arm in arms if any(run.label == arm.label for run in runs)]
-    is_virtual = any(run.record.clock == "virtual" for run in shown)
+    is_virtual = any(run.record.clock == "virtual" for run in first_runs)
     num_drawn = max(_LEAST_REQUESTS, min(MAX_REQUESTS, _MAX_BARS // len(runs)))
     most = max(len(request_rows(run.run.requests)) for run in runs)
     which = f", {num_drawn} of up to {most:,} at equal distances" if most > num_drawn else ""

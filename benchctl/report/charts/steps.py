@@ -25,12 +25,12 @@ def draw_step_time(source: figure.ChartSource) -> figure.Chart:
     blocks = runs_by_block(arms, runs_with_steps(arms))
     if not blocks:
         return figure.Chart(id="step-time", title=title, skipped=source.analysis.missing_step_times_reason)
-    first, shown = next(iter(blocks.items()))
-    clock = clock_note(clock for run in shown for clock in run.run.columns.clocks)
-    origin = "first send" if all(_first_send_ns(run) is not None for run in shown) else "first step"
+    first, first_runs = next(iter(blocks.items()))
+    clock = clock_note(clock for run in first_runs for clock in run.run.columns.clocks)
+    origin = "first send" if all(_first_send_ns(run) is not None for run in first_runs) else "first step"
     labels = [arm.label for arm in arms]
     drawn = [label for label in labels if any(run.label == label for runs in blocks.values() for run in runs)]
-    has_bands = len(shown) <= _MAX_BANDS
+    has_bands = len(first_runs) <= _MAX_BANDS
     choices = (figure.block_choice(blocks, first), figure.arm_choice(drawn))
     band = figure.layer("area", y_by="low", y2_by="high", opacity=0.2)
     times = (
@@ -146,20 +146,20 @@ def draw_batch_size(source: figure.ChartSource) -> figure.Chart:
     note = clock_note(clock for run in runs for clock in run.run.columns.clocks)
     drawn = [label for label, (of_arm, _) in decodes.items() if len(of_arm)]
     tip = (("arm", "arm"), ("size", "sequences"), ("mean", "mean, ms", ".4~g"), ("steps", "steps"))
-    place: figure.Spec = {"xOffset_by": {"field": "arm", "scale": {"domain": drawn, "paddingOuter": 0.3}}}
+    beside: figure.Spec = {"xOffset_by": {"field": "arm", "scale": {"domain": drawn, "paddingOuter": 0.3}}}
     spec = figure.picture(
         [
             figure.panel(
                 240,
                 figure.axis("time per decode step, ms", zero=True),
                 [
-                    figure.layer("rule", y_by="low", y2_by="high", **place),
-                    figure.layer("line", y_by="mean", strokeWidth=1.5, **place),
+                    figure.layer("rule", y_by="low", y2_by="high", **beside),
+                    figure.layer("line", y_by="mean", strokeWidth=1.5, **beside),
                     figure.layer(
                         "point",
                         y_by="mean",
                         tip=(*tip, ("low", "5%, ms", ".4~g"), ("high", "95%, ms", ".4~g")),
-                        **place,
+                        **beside,
                     ),
                 ],
                 encoding=figure.by_series([arm.label for arm in arms], drawn),

@@ -169,9 +169,9 @@ def _layers(num_lines: int, *, is_ordered: bool) -> list[figure.Spec]:
     estimates, blocks = "datum.kind === 'estimate'", "datum.kind === 'block'"
     interval = (("low", "from", ".4~g"), ("high", "to", ".4~g"))
     tip = (("line", "arm"), ("x", "at"), ("ratio", "ratio", ".4~g"))
-    place: figure.Spec = {} if is_ordered else {"xOffset_by": "line"}
+    beside: figure.Spec = {} if is_ordered else {"xOffset_by": "line"}
     has_bands = is_ordered and num_lines <= _MAX_BANDS
-    reach: figure.Spec = {"y_by": "low", "y2_by": "high", "clip": True, **place}
+    reach: figure.Spec = {"y_by": "low", "y2_by": "high", "clip": True, **beside}
     return [
         figure.layer("area", where=estimates, opacity=0.2, **reach)
         if has_bands
@@ -179,10 +179,10 @@ def _layers(num_lines: int, *, is_ordered: bool) -> list[figure.Spec]:
         *([figure.layer("line", where=estimates, y_by="ratio", strokeWidth=2)] if is_ordered else []),
         figure.layer(
             "point", where=blocks, y_by="ratio", filled=False, size=30, strokeWidth=1,
-            tip=(*tip, ("blocks", "block")), **place,
+            tip=(*tip, ("blocks", "block")), **beside,
         ),
         figure.layer(
-            "point", where=estimates, y_by="ratio", tip=(*tip, *interval, ("blocks", "blocks")), **place
+            "point", where=estimates, y_by="ratio", tip=(*tip, *interval, ("blocks", "blocks")), **beside
         ),
     ]  # fmt: skip
 

@@ -35,8 +35,8 @@ def _column(values: Sequence[Any]) -> dict[str, Any]:
             return _array(np.array(values), max(values, default=0))
         return _array(np.array([np.nan if value is None else value for value in values], dtype=np.float32), None)
     distinct = list({(type(value), value): value for value in values}.values())
-    places = {(type(value), value): i for i, value in enumerate(distinct)}
-    codes = np.array([places[type(value), value] for value in values])
+    numbers = {(type(value), value): i for i, value in enumerate(distinct)}
+    codes = np.array([numbers[type(value), value] for value in values])
     return {"values": distinct, **_array(codes, len(distinct))}
 
 
