@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +26,7 @@ from rich.style import Style
 from rich.text import Text
 
 from benchctl.cli.streams import drawing
+from benchctl.errors import UsageError
 from benchctl.records.files import encodable
 from benchctl.report.table import Table
 from benchctl.untrusted.text import visible_line, visible_lines
@@ -226,10 +226,13 @@ def bytes_progress(name: str, total_bytes: int | None) -> Iterator[Callable[[int
         yield bar.update
 
 
+PICTURE_SUFFIXES: Final = (".png", ".svg", ".pdf")
+
+
 def drawable(path: Path | None) -> Path | None:
-    """The path of a picture. Raises MissingPackageError where one is wanted and cannot be drawn."""
-    if path is not None:
-        import_module("benchctl.report.plots")
+    """The path of a picture. Raises UsageError for one of a kind that cannot be drawn."""
+    if path is not None and path.suffix not in PICTURE_SUFFIXES:
+        raise UsageError(f"{path}: name a picture that ends in {', '.join(PICTURE_SUFFIXES)}")
     return path
 
 

@@ -1,27 +1,25 @@
-"""Write a report: summary and sweep as CSV and JSON, ``result.json`` for each run, the pictures and the page.
+"""Write a report: summary and sweep as CSV and JSON, ``result.json`` for each run, the page and the pictures.
 
 All files are derived from the records and can be written again at any time; each is replaced in one step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
 from benchctl.analysis.summary.summary import SWEEP_COLUMNS
-from benchctl.errors import MissingPackageError
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.digests import record_derived
 from benchctl.records.files import write_bytes_atomic, write_json_atomic
+from benchctl.report.charts.figure import chart_bytes
+from benchctl.report.charts.table import draw_pictures
 from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
 from benchctl.report.page.page import directory_page
 from benchctl.report.page.verdict import PageVerdict, directory_verdict
 from benchctl.report.table import csv_bytes
 from benchctl.untrusted.files import make_folder
-
-if TYPE_CHECKING:
-    from benchctl.report.plots.plots import Plot
 
 PAGE_NAME: Final = "report.html"
 
@@ -32,8 +30,9 @@ class ReportFiles:
     verdict of the page.
     """
 
+    root: Path
     written: tuple[Path, ...]
-    skipped: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
     damage: tuple[str, ...]
     verdict: PageVerdict
 
@@ -46,42 +45,40 @@ def write_report(results_path: Path, *, allow_suspect: bool = False, directory: 
     Raises UsageError when ``results_path`` is not a result directory, SchemaVersionError when it is newer.
     """
     analysis = analyze_directory(results_path, allow_suspect=allow_suspect)
-    return write_derived(analysis, directory)
+    return write_pictures(analysis, write_derived(analysis, directory))
 
 
 def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -> ReportFiles:
-    """Write everything that is derived from an analyzed directory into it, or into ``directory``."""
+    """Write tables, results of runs and the page into the directory that was analyzed, or into ``directory``."""
     root = directory or analysis.results.path
     root.mkdir(parents=True, exist_ok=True)
     written = [*_write_tables(analysis, root), *_write_run_results(analysis, root)]
-    plots, skipped = _draw_plots(analysis)
-    pictures = root / "plots"
-    for plot in plots:
-        if plot.png is not None:
-            make_folder(pictures, within=root)
-            write_bytes_atomic(pictures / plot.name, plot.png, within=root)
-            written.append(pictures / plot.name)
     page, verdict = root / PAGE_NAME, directory_verdict(analysis)
     write_bytes_atomic(page, directory_page(analysis, verdict=verdict).encode(), within=root)
     written.append(page)
     if root == analysis.results.path:
         record_derived(root, written)
     return ReportFiles(
+        root=root,
         written=tuple(written),
-        skipped=skipped,
         damage=analysis.damage,
         verdict=verdict,
     )
 
 
-def _draw_plots(analysis: AnalyzedExperiment) -> "tuple[tuple[Plot, ...], tuple[str, ...]]":
-    """The pictures, and the reason for each that is not drawn: a single one if the package is missing."""
-    try:
-        from benchctl.report.plots.sweep import draw_plots  # noqa: PLC0415 - matplotlib, which may be missing
-    except MissingPackageError as error:
-        return (), (f"plots/*.png: {error}",)
-    plots = draw_plots(analysis)
-    return plots, tuple(f"{plot.name}: {plot.skipped}" for plot in plots if plot.skipped is not None)
+def write_pictures(analysis: AnalyzedExperiment, files: ReportFiles) -> ReportFiles:
+    """Draw the pictures beside the files of a report; the first takes a second or two, so they come last."""
+    folder, written, skipped = files.root / "plots", list(files.written), []
+    for name, chart in draw_pictures(analysis).items():
+        if chart.skipped is not None:
+            skipped.append(f"{name}: {chart.skipped}")
+            continue
+        make_folder(folder, within=files.root)
+        write_bytes_atomic(folder / name, chart_bytes(chart), within=files.root)
+        written.append(folder / name)
+    if files.root == analysis.results.path:
+        record_derived(files.root, written)
+    return replace(files, written=tuple(written), skipped=tuple(skipped))
 
 
 def _write_tables(analysis: AnalyzedExperiment, root: Path) -> list[Path]:

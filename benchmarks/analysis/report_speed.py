@@ -4,7 +4,7 @@
 
 The directory is made up: a baseline and guided cells in blocks, with as many steps for each run. Times to open are
 those of headless Chromium from the start of the navigation, best of --repeats; the limit is a page that holds
-nothing but plotly.js. "verdict" is the first frame with the verdict in it, "first charts" is when every chart that
+nothing but vega.js. "verdict" is the first frame with the verdict in it, "first charts" is when every chart that
 lies in the first window, if any, has been drawn, and "all charts" the same for the whole page.
 """
 
@@ -27,7 +27,7 @@ from support.results import builders
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.report.page.page import directory_page
 
-PLOTLY = files("benchctl.report.page") / "vendor" / "plotly-basic.min.js"
+VEGA = files("benchctl.report.page") / "vendor" / "vega.js"
 NUM_BLOCKS = 8
 MOST_BYTES = 4_000_000
 MOST_OPEN_S = 3.0
@@ -45,7 +45,7 @@ OBSERVER = """
 """
 DRAWN = """(first) => Array.from(document.querySelectorAll('[data-chart]'))
     .filter((c) => !first || c.getBoundingClientRect().top < innerHeight)
-    .every((c) => c.querySelector('svg.main-svg'))"""
+    .every((c) => c.querySelector('svg.marks'))"""
 
 
 def long_run(path, num_steps, factor):
@@ -97,10 +97,10 @@ def opened(browser, path):
 
 
 def limit_opened(browser, path):
-    """Seconds until a page that holds only plotly.js has run it."""
+    """Seconds until a page that holds only vega.js has run it."""
     page = browser.new_page()
     page.goto(path.as_uri(), wait_until="commit")
-    page.wait_for_function("typeof Plotly !== 'undefined'")
+    page.wait_for_function("typeof vegaEmbed !== 'undefined'")
     seconds = page.evaluate("performance.now()") / 1000
     page.close()
     return seconds
@@ -115,14 +115,14 @@ def measured(directory, options):
     build_s = time.perf_counter() - start_s - read_s
     page, limit = directory / "report.html", directory / "limit.html"
     page.write_text(text)
-    limit.write_text(f"<!doctype html><h1>limit</h1><script>{PLOTLY.read_text(encoding='utf-8')}</script>")
+    limit.write_text(f"<!doctype html><h1>limit</h1><script>{VEGA.read_text(encoding='utf-8')}</script>")
     row = {
         "runs": num_runs,
         "steps": num_runs * options.steps,
         "read s": read_s,
         "build s": build_s,
         "bytes": page.stat().st_size,
-        "plotly.js bytes": limit.stat().st_size,
+        "vega.js bytes": limit.stat().st_size,
     }
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
@@ -131,7 +131,7 @@ def measured(directory, options):
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         times = [opened(browser, page) for _ in range(options.repeats)]
         row |= {name: min(found[name] for found in times) for name in times[0]}
-        row["plotly.js alone s"] = min(limit_opened(browser, limit) for _ in range(options.repeats))
+        row["vega.js alone s"] = min(limit_opened(browser, limit) for _ in range(options.repeats))
         browser.close()
     return row
 
@@ -150,10 +150,10 @@ def main():
             f"{value:>14,.2f}" if isinstance(value, float) else f"{value:>14,}" if isinstance(value, int) else value
         )
         print(f"{name:<20} {shown}")
-    print(f"{'size / plotly.js':<20} {row['bytes'] / row['plotly.js bytes']:>14.2f}   (limit {MOST_BYTES:,} bytes)")
+    print(f"{'size / vega.js':<20} {row['bytes'] / row['vega.js bytes']:>14.2f}   (limit {MOST_BYTES:,} bytes)")
     if "first charts s" in row:
-        ratio = row["first charts s"] / row["plotly.js alone s"]
-        print(f"{'open / plotly.js':<20} {ratio:>14.2f}   (limit {MOST_OPEN_S:g} s)")
+        ratio = row["first charts s"] / row["vega.js alone s"]
+        print(f"{'open / vega.js':<20} {ratio:>14.2f}   (limit {MOST_OPEN_S:g} s)")
     if options.json:
         options.json.write_text(json.dumps(row, indent=1) + "\n")
     within = row["bytes"] < MOST_BYTES and row.get("first charts s", 0.0) < MOST_OPEN_S

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchctl.report.charts.figure import BLUE, SLATE, VERMILION
-from benchctl.report.plots.plots import legend_beside, new_figure, png_bytes, tidy
+from benchctl.report.charts import figure
 from benchctl.workload.datasets.files import data_directory
 from benchctl.workload.datasets.published.sharegpt import is_usable
 from benchmarks.common.table import show
@@ -167,37 +166,61 @@ def errors_table(point):
 
 def picture(points, prompts, orders):
     """The change of P99 TTFT over the size of the cache, and P99 TPOT as stated, beside the published points."""
-    title = f"llm-mock's experiments: {len(orders)} orders of arrival, beside one published run per point"
-    figure = new_figure(8.5, title)
-    changes, tpots = figure.subplots(2, 1, sharex=True)
-    x = np.arange(len(CACHE_SIZES))
     without = ttfts(points[10, 0])
     low, high = 100 * (np.quantile(without / np.median(without), (RANGE[0], RANGE[-1])) - 1)
-    changes.axhspan(low, high, color=SLATE, alpha=0.1, label="order of arrival alone,\n5 to 95 %, batch 10")
-    for batch, color in zip(BATCH_SIZES, (BLUE, VERMILION), strict=True):
+    rows = []
+
+    def add(panel, line, values, lows=(), highs=()):
+        for i, (size, value) in enumerate(zip(CACHE_SIZES, values, strict=True)):
+            ends = {"low": float(lows[i]), "high": float(highs[i])} if len(lows) else {"low": None, "high": None}
+            rows.append({"panel": panel, "line": line, "size": str(size), "value": float(value), **ends})
+
+    for batch in BATCH_SIZES:
         ratios = [ttfts(points[batch, size]) / ttfts(points[batch, 0]) for size in CACHE_SIZES]
         lows, middles, highs = np.array([100 * (np.quantile(ratio, RANGE) - 1) for ratio in ratios]).T
-        changes.fill_between(x, lows, highs, color=color, alpha=0.2)
-        changes.plot(x, middles, color=color, marker="o", label=f"batch {batch}, same order")
+        add("change", f"batch {batch}, same order", middles, lows, highs)
         published = 100 * (np.array(PUBLISHED_TTFT_S[batch]) / PUBLISHED_TTFT_S[batch][0] - 1)
-        changes.plot(x, published, color=color, marker="X", linestyle="--", label=f"batch {batch}, published")
+        add("change", f"batch {batch}, published", published)
     hit = runs_of(prompts, [PUBLISHED_HIT_TOKENS[-1]] * len(prompts), 10, orders)
-    by_formula = 100 * (np.median(ttfts(hit) / without) - 1)
-    label = "1.66 tokens of each prompt,\nthe published hit length"
-    changes.plot(x[-1], by_formula, color=SLATE, marker="D", linestyle="none", label=label)
-    for name, style in (("stated_p99_tpot_ms", "-"), ("p99_tpot_ms", ":")):
-        values = [quantiles(points[10, size], name)[1] for size in CACHE_SIZES]
-        label = "as its client states it" if style == "-" else "without TTFT, in tokens\nof the engine"
-        tpots.plot(x, values, color=BLUE, marker="o", linestyle=style, label=f"batch 10, {label}")
-    tpots.plot(x, PUBLISHED_TPOT_MS[10], color=BLUE, marker="X", linestyle="--", label="batch 10, published")
-    tpots.set_ylim(bottom=0)
-    for axes, label in ((changes, "change of P99 TTFT\nagainst no cache, %"), (tpots, "P99 TPOT, ms")):
-        axes.set_ylabel(label)
-        tidy(axes, grid="both")
-        legend_beside(axes)
-    tpots.set_xticks(x, labels=[str(size) for size in CACHE_SIZES])
-    tpots.set_xlabel("CACHE_SIZE, tokens")
-    return png_bytes(figure)
+    by_formula = 100 * float(np.median(ttfts(hit) / without) - 1)
+    published_hit = {"panel": "change", "line": "1.66 tokens of each prompt, the published hit length"}
+    rows.append({**published_hit, "size": str(CACHE_SIZES[-1]), "value": by_formula, "low": None, "high": None})
+    names = {
+        "stated_p99_tpot_ms": "as its client states it",
+        "p99_tpot_ms": "without TTFT, in tokens of the engine",
+    }
+    for name, words in names.items():
+        add("tpot", f"batch 10, {words}", [quantiles(points[10, size], name)[1] for size in CACHE_SIZES])
+    add("tpot", "batch 10, TPOT published", PUBLISHED_TPOT_MS[10])
+    lines = list(dict.fromkeys(row["line"] for row in rows))
+    panels = [
+        figure.panel(
+            240,
+            figure.axis(title, zero=True),
+            [
+                *([figure.grey_band(float(low), float(high))] if panel == "change" else []),
+                figure.layer("area", y_by="low", y2_by="high", opacity=0.2, where="isValid(datum.low)"),
+                figure.layer("line", y_by="value"),
+                figure.layer("point", y_by="value"),
+            ],
+            where=[f"datum.panel === '{panel}'"],
+            encoding=figure.by_series(lines, name="line"),
+        )
+        for panel, title in (
+            ("change", "change of P99 TTFT against no cache, %; grey: order of arrival alone, 5 to 95 %, batch 10"),
+            ("tpot", "P99 TPOT, ms"),
+        )
+    ]
+    sizes = [str(size) for size in CACHE_SIZES]
+    x = {
+        "field": "size",
+        "type": "ordinal",
+        "title": "CACHE_SIZE, tokens",
+        "sort": sizes,
+        "axis": {"labelAngle": 0},
+    }
+    title = f"llm-mock's experiments: {len(orders)} orders of arrival, beside one published run per point"
+    return figure.picture_bytes(figure.picture(panels, rows, x, legend=lines), title)
 
 
 def main():

@@ -2,36 +2,42 @@
 
 import numpy as np
 
-from benchctl.report.charts.figure import BLUE, VERMILION
-from benchctl.report.plots.plots import legend_beside, new_figure, png_bytes, tidy
+from benchctl.report.charts import figure
 
-SIDES = (("measured", BLUE, "o"), ("predicted", VERMILION, "."))
+SIDES = ("measured", "predicted")
 
 
-def draw_curve(running, memory, curve, label, color):
-    running.step(curve.t_s, curve.running, where="post", label=label, color=color, linewidth=1.2)
-    memory.step(curve.t_s, 100 * curve.kv_frac, where="post", label=label, color=color, linewidth=1.2)
+def rows_of(panel, x, y):
+    return [{"panel": panel, "x": float(a), "y": float(b)} for a, b in zip(x, y, strict=True)]
 
 
 def draw(name, measured, predicted):
     """PNG of running requests, key-value memory, TTFT and E2EL; each side is its times and its curve."""
-    figure = new_figure(10.5, f"{name}: a real run and its prediction from measured layers")
-    running, memory, waits, ends = figure.subplots(4, 1)
-    for (label, color, dot), (times, curve) in zip(SIDES, (measured, predicted), strict=True):
-        if curve is not None:
-            draw_curve(running, memory, curve, label, color)
-        waits.plot(times.queued_s, times.ttft_ms() / 1e3, dot, label=label, color=color, markersize=4, mfc="none")
+    rows = []
+    for side, (times, curve) in zip(SIDES, (measured, predicted), strict=True):
         e2el_s = np.sort(times.e2el_ms()) / 1e3
-        ends.step(e2el_s, np.arange(1, len(e2el_s) + 1) / len(e2el_s), where="post", label=label, color=color)
-    for axes, x_label, y_label in (
-        (running, "time, s", "running requests"),
-        (memory, "time, s", "key-value memory, %"),
-        (waits, "time of queueing, s", "TTFT, s"),
-        (ends, "E2EL, s", "share of requests"),
+        points = [
+            *(rows_of("running requests", curve.t_s, curve.running) if curve is not None else ()),
+            *(rows_of("key-value memory, %", curve.t_s, 100 * curve.kv_frac) if curve is not None else ()),
+            *rows_of("TTFT, s", times.queued_s, times.ttft_ms() / 1e3),
+            *rows_of("share of requests", e2el_s, np.arange(1, len(e2el_s) + 1) / len(e2el_s)),
+        ]
+        rows += [{"side": side, **point} for point in points]
+    panels = []
+    for title, x_title in (
+        ("running requests", "time, s"),
+        ("key-value memory, %", "time, s"),
+        ("TTFT, s", "time of queueing, s"),
+        ("share of requests", "E2EL, s"),
     ):
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
-        axes.set_ylim(bottom=0)
-        tidy(axes, grid="both")
-        legend_beside(axes)
-    return png_bytes(figure)
+        mark = (
+            figure.layer("point", y_by="y", filled=False, size=20)
+            if title == "TTFT, s"
+            else figure.layer("line", y_by="y", interpolate="step-after", strokeWidth=1.2)
+        )
+        encoding = {**figure.by_series(SIDES, name="side"), "x": figure.axis(x_title, "x")}
+        y = figure.axis(title, zero=True)
+        where = [f"datum.panel === '{title}'"]
+        panels.append([figure.panel(180, y, [mark], where=where, encoding=encoding, width=780)])
+    spec = figure.grid(panels, SIDES, rows=rows)
+    return figure.picture_bytes(spec, f"{name}: a real run and its prediction from measured layers")

@@ -27,8 +27,7 @@ from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.statistics.estimate import BlockDesign, RatioEstimate, estimate_paired
 from benchctl.records.loaded import LoadedRun, load_results
-from benchctl.report.charts.figure import BLUE, GREY, VERMILION
-from benchctl.report.plots.plots import new_figure, png_bytes, tidy
+from benchctl.report.charts import figure
 
 METRIC: Final = "step_ms"
 """Every answer has its full length, so that step time is the cost; the simulator's is exact on any machine."""
@@ -187,27 +186,34 @@ def print_blocks(blocks: Blocks) -> None:
 
 
 def draw(single: Mapping[int, tuple[float, float]], blocks: Blocks) -> bytes:
-    figure = new_figure(4.2, "Does the cost of guidance depend on k? It depends on the design")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for data, color, label in ((PUBLISHED_S, GREY, "published"), (single, VERMILION, "simulator")):
+    rows = []
+    for line, data in (("published", PUBLISHED_S), ("simulator", single)):
         ratios = [data[k][1] / data[k][0] for k in GUIDED]
-        relative = [ratio / geometric_mean(ratios) for ratio in ratios]
-        left.plot(GUIDED, relative, marker="o", color=color, label=label, linewidth=1.5)
-    left.set_title("one unpaired baseline for each k", fontsize=10)
-    left.set_ylabel("ratio to baseline,\nrelative to its mean over k = 2 to 5")
-    left.legend(frameon=False, loc="upper left")
-    estimates = [against_mean(blocks, k) for k in GUIDED]
-    middle = [estimate.ratio for estimate in estimates]
-    below = [estimate.ratio - (estimate.ci_low or math.nan) for estimate in estimates]
-    above = [(estimate.ci_high or math.nan) - estimate.ratio for estimate in estimates]
-    right.errorbar(GUIDED, middle, [below, above], marker="o", color=BLUE, capsize=4, linewidth=1.5)
-    right.set_title(f"{len(blocks.values[0])} blocks, 95 % interval (simulator)", fontsize=10)
-    for axes in (left, right):
-        axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-        axes.set_xticks(GUIDED)
-        axes.set_xlabel("k, candidates for each token")
-        tidy(axes, grid="y")
-    return png_bytes(figure)
+        mean = geometric_mean(ratios)
+        rows += [{"line": line, "k": k, "ratio": ratio / mean} for k, ratio in zip(GUIDED, ratios, strict=True)]
+    for k in GUIDED:
+        estimate = against_mean(blocks, k)
+        row = {"line": "blocks", "k": k, "ratio": estimate.ratio, "low": estimate.ci_low, "high": estimate.ci_high}
+        rows.append(row)
+    panels = []
+    for title, test, colors in (
+        ("one unpaired baseline for each k", "!==", {"published": figure.GREY, "simulator": figure.VERMILION}),
+        (f"{len(blocks.values[0])} blocks, 95 % interval (simulator)", "===", {"blocks": figure.BLUE}),
+    ):
+        layers = [
+            figure.level(1.0),
+            figure.layer("rule", y_by="low", y2_by="high", where="isValid(datum.low)"),
+            figure.layer("line", y_by="ratio"),
+            figure.layer("point", y_by="ratio"),
+        ]
+        x = figure.axis("k, candidates for each token", "k", values=list(GUIDED), format="d")
+        lows, highs = ([row.get(name) or row["ratio"] for row in rows] for name in ("low", "high"))
+        y = figure.axis("ratio to baseline, relative to its mean over k = 2 to 5", domain=(min(lows), max(highs)))
+        encoding = {"color": figure.by_color("line", colors), "x": x}
+        where = [f"datum.line {test} 'blocks'"]
+        panels.append(figure.panel(260, y, layers, where=where, encoding=encoding, width=360, title=title))
+    title = "Does the cost of guidance depend on k? It depends on the design"
+    return figure.picture_bytes(figure.grid([panels], ["published", "simulator"], rows=rows), title)
 
 
 def main() -> int:

@@ -33,13 +33,18 @@ for cell in comparison.cells:
 
 # %% Everything is plain data: any library can go on from here
 if len(sys.argv) > 2:
-    import matplotlib as mpl
+    from pathlib import Path
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    import vl_convert
 
-    cells = [str(row.cell) for row in experiment.sweep]
-    plt.bar(cells, [float(row.values["wall_ratio"] or 0) for row in experiment.sweep])
-    plt.ylabel("wall time, ratio to the baseline")
-    plt.savefig(sys.argv[2])
+    bars = [{"cell": str(row.cell), "ratio": float(row.values["wall_ratio"] or 0)} for row in experiment.sweep]
+    spec = {
+        "data": {"values": bars},
+        "mark": "bar",
+        "encoding": {
+            "x": {"field": "cell", "type": "nominal"},
+            "y": {"field": "ratio", "type": "quantitative", "title": "wall time, ratio to the baseline"},
+        },
+    }
+    Path(sys.argv[2]).write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
     print(f"picture: {sys.argv[2]}")

@@ -408,7 +408,7 @@ def test_a_load_of_a_plain_server_imports_no_numpy_before_its_end_and_no_engine_
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("imported ")]
     imported = set(line.split())
     assert {"benchctl.measure.single_load.single_load", "httpx"} <= imported
-    arrays = {"numpy", "scipy", "matplotlib", "pandas"}
+    arrays = {"numpy", "scipy", "vl_convert", "pandas"}
     assert not imported & {*arrays, "aiohttp", "anyio", "httpcore", "prometheus_client", "pynvml", "tqdm"}
     assert not imported & {
         "benchctl.engines.sim.engine",

@@ -13,7 +13,7 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
-from benchctl.report.plots.sweep import forest_plot
+from benchctl.report.charts.forest import forest_plot
 
 BLOCKS = tuple({"baseline": 1 + 0.002 * i, "guided": 1.02 - 0.002 * i} for i in range(6))
 FOREIGN = Path(__file__).parents[1] / "interop" / "foreign"
@@ -36,7 +36,7 @@ def height(png):
 
 
 def test_each_suffix_gives_its_form_and_the_screen_stays_what_it_was(results, tmp_path):
-    files = [tmp_path / f"c{suffix}" for suffix in (".json", ".md", ".csv", ".png")]
+    files = [tmp_path / f"c{suffix}" for suffix in (".json", ".md", ".csv", ".png", ".svg", ".pdf")]
     found = call(results, *(word for file in files for word in ("--output", file)))
     assert (found.exit_code, found.stdout) == (1, call(results).stdout)
     assert json.loads(files[0].read_text()) == json.loads(call(results, "--json").stdout)
@@ -52,6 +52,8 @@ def test_each_suffix_gives_its_form_and_the_screen_stays_what_it_was(results, tm
     )
     assert float(step["ci_low"]) < float(step["ratio"]) < float(step["ci_high"])
     assert height(files[3].read_bytes()) > 300
+    assert files[4].read_text().startswith("<svg")
+    assert files[5].read_bytes().startswith(b"%PDF")
 
 
 def test_a_page_judges_by_what_the_comparison_was_told(results, tmp_path):

@@ -60,8 +60,7 @@ def load_modules() -> None:
     for room in ("analysis", "records", "report", "interop", "measure", "profile"):
         package = import_module(f"benchctl.{room}")
         for module in walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.startswith("benchctl.report.plots"):
-                import_module(module.name)
+            import_module(module.name)
 
 
 def _warm_up(directory: Path) -> None:
@@ -70,7 +69,6 @@ def _warm_up(directory: Path) -> None:
     from benchctl.report.page.page import directory_page
 
     directory_page(analyze_directory(directory))
-    import_module("benchctl.report.plots.sweep")  # matplotlib, which searches for fonts when it is first imported
     gc.collect()
     gc.freeze()
 

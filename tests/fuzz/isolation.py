@@ -11,7 +11,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 import psutil
@@ -22,8 +21,6 @@ machine the time on the clock says little."""
 _WALL_LIMITS: Final = 6
 _LOOK_S: Final = 0.5
 _MEMORY_BYTES: Final = 4 << 30
-_NO_PLOTS: Final = ModuleType("benchctl.report.plots.sweep")
-_NO_PLOTS.draw_plots = lambda analysis: ()  # type: ignore[attr-defined]
 
 
 def in_children(count: int, run: Callable[[int], str | None], limit_s: float = LIMIT_S) -> dict[int, str]:
@@ -111,7 +108,7 @@ def command_codes(
         _become_child()
         os.chdir(cwd)
         if not has_plots:
-            sys.modules["benchctl.report.plots.sweep"] = _NO_PLOTS
+            sys.modules["benchctl.report.export"].draw_pictures = lambda _: {}  # type: ignore[attr-defined]
         _run_commands(commands, writer)
     os.close(writer)
     codes: list[int | None] = []

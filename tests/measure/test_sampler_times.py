@@ -22,8 +22,8 @@ from benchctl.cli.screen import wide_console
 from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.charts.figure import Chart
+from benchctl.report.charts.table import draw_charts
 from benchctl.report.export import write_report
-from benchctl.report.page.charts.acceptance import draw_charts
 from benchctl.report.tables.experiment import breakdown_table
 
 GUIDED_MS = 0.25 + 12 + 36 + 5
@@ -68,10 +68,10 @@ def test_the_chart_of_sections_shows_the_sampler_and_says_so(analysis: AnalyzedE
     assert found.skipped is None
     assert found.title == "Time in the sampler by section"
     assert "Not of whole steps: the step log times the sampler alone." in found.caption
-    assert found.figure["layout"]["xaxis"]["title"]["text"] == "time in the sampler per step, ms"
+    assert found.spec["vconcat"][0]["encoding"]["x"]["title"] == "time in the sampler per step, ms"
     load_ms = 2500 / analysis.runs[1].number("num_steps")
-    lengths_ms = [sum(values) for values in zip(*(trace["x"] for trace in found.figure["data"]), strict=True)]
-    assert lengths_ms == pytest.approx([0.25, GUIDED_MS + load_ms])
+    lengths_ms = [row["end"] for row in found.spec["datasets"]["ends"]]
+    assert lengths_ms == pytest.approx([0.25, GUIDED_MS + load_ms], rel=1e-5)
 
 
 def test_charts_of_whole_steps_are_left_out_with_the_reason(analysis: AnalyzedExperiment, path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_page_of_an_import_shows_the_sampler_under_its_own_name(path: Path) 
     with chromium() as browser, opened(browser, path / "report.html", DESKTOP) as page:
         look_at_all(page)
         section = page.locator("#sections")
-        section.locator("svg.main-svg").first.wait_for()
+        section.locator("svg.marks").first.wait_for()
         assert section.locator("h3").inner_text() == "Time in the sampler by section"
         assert "time in the sampler per step, ms" in " ".join(section.locator("svg").all_text_contents())
         assert ALONE in page.locator("#step-time").inner_text()

@@ -296,17 +296,17 @@ def test_the_show_bench_reads_many_runs_twice_and_says_what_both_take(tmp_path):
     assert all(row["wall s"] > 0 and row["peak MiB"] > 10 for row in found["rows"])
 
 
-def test_the_report_bench_builds_a_page_and_says_what_it_costs_beside_plotly_alone(tmp_path):
+def test_the_report_bench_builds_a_page_and_says_what_it_costs_beside_vega_alone(tmp_path):
     small = ["--runs", 16, "--steps", 50, "--repeats", 1, "--json", tmp_path / "report.json"]
     said = run_script("analysis.report_speed", *small)
     found = json.loads((tmp_path / "report.json").read_text())
     assert (found["runs"], found["steps"]) == (16, 800)
-    assert found["plotly.js bytes"] > 1_000_000
+    assert found["vega.js bytes"] > 500_000
     assert 500_000 < found["bytes"] < 2_000_000
-    assert "size / plotly.js" in said
+    assert "size / vega.js" in said
     if "failed" not in found:
         assert 0 < found["verdict s"] <= found["first charts s"] <= found["all charts s"]
-        assert "open / plotly.js" in said
+        assert "open / vega.js" in said
 
 
 def test_the_verdict_bench_says_the_same_every_time_and_demands_something_of_every_section():

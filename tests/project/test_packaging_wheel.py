@@ -41,7 +41,7 @@ def test_a_wheel_carries_style_script_and_templates_of_the_page(wheel: Path) -> 
     templates = files_below(ROOT / "benchctl/report/page", {".html"})
     assert "templates/page.html" in templates
     with ZipFile(wheel) as archive:
-        for name in ("page.css", "page.js", "vendor/plotly-basic.min.js", *sorted(templates)):
+        for name in ("page.css", "page.js", "vendor/vega.js", "vendor/vega.LICENSE", *sorted(templates)):
             place = f"benchctl/report/page/{name}"
             assert archive.read(place) == (ROOT / place).read_bytes()
 

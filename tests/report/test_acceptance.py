@@ -12,7 +12,7 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.app import app
-from benchctl.report.page.charts.acceptance import draw_charts
+from benchctl.report.charts.table import draw_charts
 
 ACCEPTED = ((3, 2, 0, 3, 1, 3), (2, 3, 3, 0, 3, 1), (1, 3, 2, 3, 0, 3))
 ARM = "guided top_k=5"
@@ -67,10 +67,11 @@ def test_the_factors_of_the_wall_time_multiply_to_it_exactly(path):
 
 def test_a_chart_shows_both_kinds_of_acceptance_and_is_left_out_without_drafts(path, tmp_path):
     charts = {chart.id: chart for chart in draw_charts(analyze_directory(path))}
-    above, below = charts["acceptance"].figure["data"]
-    assert above["y"] == pytest.approx([15 / 18, 12 / 18, 9 / 18], rel=1e-5)
-    assert below["y"] == pytest.approx([15 / 18, 12 / 15, 9 / 12], rel=1e-5)
-    assert above["x"] == below["x"] == [1, 2, 3]
+    rows = charts["acceptance"].spec["datasets"]["rows"]
+    above, below = ([row for row in rows if row["panel"] == panel] for panel in (0, 1))
+    assert [row["share"] for row in above] == pytest.approx([15 / 18, 12 / 18, 9 / 18], rel=1e-5)
+    assert [row["share"] for row in below] == pytest.approx([15 / 18, 12 / 15, 9 / 12], rel=1e-5)
+    assert [row["position"] for row in above] == [row["position"] for row in below] == [1, 2, 3]
     plain = write_results(tmp_path / "r").path
     assert "acceptance" not in {chart.id for chart in draw_charts(analyze_directory(plain))}
     assert "Acceptance of draft tokens" not in printed("show", plain)

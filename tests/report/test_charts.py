@@ -1,6 +1,8 @@
-"""Charts as they are prepared for picture and page: the same rows, scale, intervals and words in both."""
+"""Forest plots, sweeps and stacked bars as they are prepared for picture and page."""
 
+import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from support.results import builders
@@ -10,17 +12,9 @@ from benchctl.analysis.compare.words import change_text
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.summary.analyzed import analyze_directory
-from benchctl.report.charts.figure import LogScale, scale_of
-from benchctl.report.charts.ratios import (
-    SweepPoint,
-    interval_label,
-    reach_of,
-    sweep_lines,
-    swept_factor,
-    swept_rows,
-)
-from benchctl.report.charts.steps import UNNAMED, section_bars
-from benchctl.report.page.charts.acceptance import forest_of
+from benchctl.report.charts.forest import LogScale, forest_of, forest_plot, forest_spec, scale_of
+from benchctl.report.charts.sections import UNNAMED, section_parts
+from benchctl.report.charts.sweep import interval_label, reach_of, swept_factor
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(4)]
 CELLS = [{"top_k": 10}, {"top_k": 2}]
@@ -52,36 +46,35 @@ def test_an_interval_of_two_blocks_does_not_squeeze_the_points():
 def test_a_forest_has_every_deciding_metric_of_every_cell_and_a_scale_that_holds_their_ratios(directory):
     comparison = compare_sides(Side(directory, "baseline"), Side(directory, "guided"), CompareOptions())
     forest = forest_of(comparison)
-    rows = {(group.metric.name, row.label): row for group in forest.groups for row in group.rows}
+    rows = {(name, label): metric for name, group in forest.groups.items() for label, metric in group}
     deciding = {(metric.metric.name, cell.label): metric for cell in comparison.cells for metric in cell.deciding}
-    assert rows.keys() == deciding.keys()
-    assert all(row.change == change_text(deciding[key]) for key, row in rows.items())
+    assert rows == deciding
+    drawn = forest_spec(forest)["datasets"]
+    words = [row["words"] for row in drawn["rows"] if "words" in row]
+    assert words == [f"{change_text(metric)}  {metric.verdict}" for metric in rows.values()]
+    assert len(drawn["bands"]) == sum(len(metric.margins.log_bands) for metric in rows.values())
+    assert forest_plot(comparison, ".svg").startswith(b"<svg")
     assert all(forest.scale.holds(metric.estimate.log_ratio) for metric in deciding.values())
 
 
-def test_a_sweep_is_a_line_in_the_order_of_its_factor_with_the_ratio_of_every_block(directory):
-    rows = swept_rows(analyze_directory(directory), ["wall"])
-    (line,) = sweep_lines(rows, swept_factor(rows))
-    assert (line.x, line.is_ordered) == ((2.0, 10.0), True)
-    assert [[block for block, _ in point.blocks] for point in line.points("wall")] == [[0, 1, 2, 3]] * 2
-    assert line.points("unknown") == ()
+def test_the_numeric_factor_with_the_most_values_is_the_axis_of_a_sweep(directory):
+    assert swept_factor([row for row in analyze_directory(directory).sweep if row.cell]) == "top_k"
 
 
 def test_a_sweep_says_over_how_many_blocks_its_interval_is_and_where_it_is_cut():
-    narrow, wide = estimate_paired([1.0, 1.01]), estimate_paired([1.0, 1.4, 1.2])
+    narrow, wide = estimate_paired([0.0, 0.01]), estimate_paired([0.0, 0.3, 0.1])
     assert interval_label([narrow, narrow]) == "95% interval over 2 blocks"
     assert interval_label([narrow, wide]) == "95% interval over 2 to 3 blocks"
-    points = [SweepPoint(x=1.0, estimate=wide, blocks=((0, 1.0), (1, 1.4), (2, 1.2)))]
-    reach = reach_of(points)
-    assert reach.is_cut
-    assert reach.low < 1.0
-    assert 1.4 < reach.high < wide.ci_high
+    wide = estimate_paired([0.0, math.log(1.4)])
+    ratios = SimpleNamespace(block_ratios={0: 1.0, 1: 1.4})
+    low, high, is_cut = reach_of([SimpleNamespace(estimates={"wall": wide}, ratios={"wall": ratios})], "wall")
+    assert is_cut
+    assert low < 1.0
+    assert 1.4 < high < wide.ci_high
 
 
 def test_the_sections_of_a_bar_add_up_to_its_mean_step(directory):
-    cells = analyze_directory(directory).cells
-    bars = section_bars(cells)
-    sums = [sum(part.values_ms[i] for part in bars.parts) for i in range(len(bars.labels))]
-    assert sums == pytest.approx([cell.breakdown().step.mean_ns / 1e6 for cell in cells])
-    assert bars.longest_ms == pytest.approx(max(sums))
-    assert [part.name for part in bars.parts].count(UNNAMED) <= 1
+    for cell in analyze_directory(directory).cells:
+        parts = section_parts(cell.breakdown())
+        assert sum(parts.values()) == pytest.approx(cell.breakdown().step.mean_ns / 1e6)
+        assert list(parts)[-1] == UNNAMED

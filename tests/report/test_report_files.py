@@ -10,8 +10,10 @@ from support.results import builders
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.errors import SchemaVersionError, UsageError
 from benchctl.records.record import RequestError
+from benchctl.report.charts.figure import picture_bytes
+from benchctl.report.charts.sections import stacked_bars
+from benchctl.report.charts.table import draw_pictures
 from benchctl.report.export import write_report
-from benchctl.report.plots.plots import Part, stacked_bars
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -33,12 +35,12 @@ def test_a_report_writes_tables_documents_run_results_and_every_picture(tmp_path
         "sweep_summary.csv",
         "summary.json",
         "sweep_summary.json",
+        "report.html",
         "per_step_breakdown.png",
         "lvm_apply_breakdown.png",
         "flops_breakdown.png",
         "topk_sweep.png",
         "step_time_over_time.png",
-        "report.html",
     ]
     assert files.skipped == files.damage == ()
     assert all(path.is_file() for path in files.written)
@@ -200,7 +202,7 @@ def test_the_sweep_picture_is_named_after_its_factors(tmp_path, cells, picture, 
     assert not files.skipped
 
 
-def test_each_swept_variant_has_its_own_picture(tmp_path):
+def test_the_picture_of_a_sweep_has_a_line_for_each_variant(tmp_path):
     results = builders.write_results(tmp_path, cells=[{"top_k": 2}, {"top_k": 3}])
     changed = {"variant": "second", "block": 0}
     planned = [(run, run.block == 2 and run.variant == "guided") for run in results.plan().runs]
@@ -209,7 +211,8 @@ def test_each_swept_variant_has_its_own_picture(tmp_path):
             builders.edit_run(results, run.run_id, **changed)
     runs = tuple(msgspec.structs.replace(run, **changed) if is_second else run for run, is_second in planned)
     results.write_plan(msgspec.structs.replace(results.plan(), runs=runs))
-    assert {"topk_sweep_guided.png", "topk_sweep_second.png"} <= set(names(write_report(tmp_path)))
+    sweep = draw_pictures(analyze_directory(tmp_path))["topk_sweep.png"]
+    assert {row["line"] for row in sweep.spec["datasets"]["rows"]} == {"guided", "second"}
 
 
 def test_a_log_of_greedy_steps_is_drawn_without_the_parts_of_guidance(tmp_path):
@@ -265,5 +268,5 @@ def test_a_damaged_run_document_is_reported_and_the_other_runs_are_read(tmp_path
 
 
 def test_bars_of_nothing_are_still_a_picture():
-    png = stacked_bars("title", "x", ["a"], [Part(label="part", color="#000000", values=[None])])
+    png = picture_bytes(stacked_bars([("a", {"part": 0.0})], "x"), "title")
     assert png_size(png)[0] >= 1000

@@ -43,12 +43,13 @@ from benchctl.cli.options.compare import (
     StepTimeModel,
     Threshold,
 )
-from benchctl.cli.screen import drawable, uncollected, verdict_text, wide_console
+from benchctl.cli.screen import PICTURE_SUFFIXES, uncollected, verdict_text, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.interop.readers.files import is_foreign
 from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
 from benchctl.records.noise import MetricNoise
+from benchctl.report.charts.forest import forest_plot
 from benchctl.report.documents import (
     comparison_csv,
     comparisons_csv,
@@ -127,7 +128,7 @@ def compare(
         ".json": lambda: _json_text(document_of(comparison)),
         ".md": lambda: f"{markdown_of(comparison, show_all=show_all)}\n",
         ".csv": partial(comparison_csv, comparison),
-        ".png": partial(_picture, [comparison]),
+        **{suffix: partial(_picture, [comparison], suffix) for suffix in PICTURE_SUFFIXES},
         PAGE: lambda: page_of_sides(a, b, options, comparison, loaded)[0],
     }
     if _tell(contents, outputs, summary, form):
@@ -151,15 +152,13 @@ def _json_text(document: object) -> str:
     return f"{json.dumps(document, indent=1, allow_nan=False)}\n"
 
 
-def _picture(comparisons: Sequence[Comparison]) -> bytes:
-    from benchctl.report.plots.sweep import forest_plot  # matplotlib
-
+def _picture(comparisons: Sequence[Comparison], suffix: str) -> bytes:
     if len(comparisons) != 1:
         raise UsageError(
             f"a picture shows one comparison, and these are {len(comparisons)}; name two sides, or a file that "
             "ends in .html"
         )
-    return forest_plot(comparisons[0])
+    return forest_plot(comparisons[0], suffix)
 
 
 def _compare_or_write_refusal(
@@ -207,21 +206,17 @@ def parse_threshold(text: str, option: str = "--threshold") -> float:
 
 
 PAGE: Final = ".html"
-SUFFIXES: Final = (".json", ".md", ".csv", ".png", PAGE)
+SUFFIXES: Final = (".json", ".md", ".csv", *PICTURE_SUFFIXES, PAGE)
 _SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 
 
 def checked_outputs(outputs: Sequence[Path]) -> tuple[Path, ...]:
-    """Check the paths before any work. Raises UsageError for an unknown suffix, a missing directory or a picture
-    that cannot be drawn.
-    """
+    """Check the paths before any work. Raises UsageError for an unknown suffix or a missing directory."""
     for path in outputs:
         if path.suffix not in SUFFIXES:
             raise UsageError(f"--output {path}: unknown suffix; name a file that ends in {', '.join(SUFFIXES)}")
         if not path.parent.is_dir():
             raise UsageError(f"--output {path}: {path.parent} is not a directory; create it first")
-        if path.suffix == ".png":
-            drawable(path)
     return tuple(outputs)
 
 
@@ -338,7 +333,7 @@ def compare_directory(
         ".json": lambda: _json_text(verdict_document(verdict)),
         ".md": lambda: f"{_markdown_of_all(verdict, show_all=show_all)}\n",
         ".csv": partial(comparisons_csv, comparisons),
-        ".png": lambda: _picture(list(comparisons.values())),
+        **{suffix: partial(_picture, list(comparisons.values()), suffix) for suffix in PICTURE_SUFFIXES},
         PAGE: partial(directory_page, analysis, verdict=verdict, is_inside=False),
     }
     if _tell(contents, outputs, summary, form):

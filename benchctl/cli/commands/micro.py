@@ -48,7 +48,7 @@ from benchctl.records.peaks import (
     store_peaks,
     stored_peaks,
 )
-from benchctl.report.export import write_derived
+from benchctl.report.export import write_derived, write_pictures
 from benchctl.report.table import table_of
 from benchctl.report.tables.times import bonus_table
 
@@ -357,9 +357,10 @@ def print_micro(outcome: MicroOutcome) -> None:
     path = shlex.quote(str(outcome.path))
     with keeping(outcome.path):
         analysis = analyze_directory(outcome.path)
-        write_derived(analysis)
+        files = write_derived(analysis)
         print_tables(analysis)
-        print(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}")
+        print(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}", flush=True)
+        write_pictures(analysis, files)
     if code := warn_of_failures(outcome):
         raise typer.Exit(code)
 

@@ -38,7 +38,7 @@ from benchctl.cli.options.options import (
 from benchctl.cli.output.recorded import print_predictions, simulate_summary, write_predictions
 from benchctl.cli.output.verdicts import print_outcome
 from benchctl.cli.screen import print_json, warn, wide_console
-from benchctl.errors import MissingPackageError, UsageError
+from benchctl.errors import UsageError
 from benchctl.formats import short_number
 from benchctl.measure.capacity.objective import parse_objective
 from benchctl.measure.capacity.point import LoadKind
@@ -56,8 +56,10 @@ from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import write_bytes_atomic, write_json_atomic
 from benchctl.records.record import PreparedRequest
+from benchctl.report.charts.figure import picture_bytes
+from benchctl.report.charts.saturation import SaturationLine, draw_saturation
 from benchctl.report.documents import show_document
-from benchctl.report.export import write_derived
+from benchctl.report.export import write_derived, write_pictures
 from benchctl.report.table import table_of
 from benchctl.sim.settings import costs_in_words
 
@@ -188,9 +190,10 @@ def _simulate(
 def _print_document(path: Path, predicted: list[Any]) -> None:
     """Print what ``show --json`` prints, with the directory; everything derived is written as well."""
     analysis = analyze_directory(path)
-    write_derived(analysis)
+    files = write_derived(analysis)
     intervals = {"predictions": predicted} if predicted else {}
     print_json({"directory": str(path), **show_document(analysis), **intervals})
+    write_pictures(analysis, files)
 
 
 _ALWAYS: Final = ("ttft_ms", "tpot_ms", "output_throughput", "mean_batch_size")
@@ -254,27 +257,19 @@ def sweep_document(sweep: Sweep, profile: Profile) -> dict[str, Any]:
 
 
 def write_sweep(sweep: Sweep, profile: Profile, output_root: Path) -> tuple[Path, ...]:
-    """Write ``sweep.json``, and where a load was swept ``saturation.png``, into a new directory.
-
-    Without the package that draws, a line on stderr says that there is no picture.
-    """
+    """Write ``sweep.json``, and where a load was swept ``saturation.png``, into a new directory."""
     stem = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-sweep"
     names = ["sweep.json"]
     with renamed_when_complete(output_root / profile.name, stem) as (unfinished, finish):
         write_json_atomic(unfinished / "sweep.json", sweep_document(sweep, profile))
         if sweep.kind is not None:
-            try:
-                write_bytes_atomic(unfinished / "saturation.png", _picture(sweep, profile))
-                names.append("saturation.png")
-            except MissingPackageError as error:
-                warn(f"saturation.png is not drawn: {error}")
+            write_bytes_atomic(unfinished / "saturation.png", _picture(sweep, profile))
+            names.append("saturation.png")
         directory = finish()
     return tuple(directory / name for name in names)
 
 
 def _picture(sweep: Sweep, profile: Profile) -> bytes:
-    from benchctl.report.plots.sweep import SaturationLine, draw_saturation
-
     largest = {each.label: each.largest.holds for each in sweep.capacities}
     lines = []
     for label, group in groupby(sweep.points, key=lambda each: each.point.label):
@@ -289,8 +284,8 @@ def _picture(sweep: Sweep, profile: Profile) -> bytes:
         )
     limits = {objective.metric: objective.limit for objective in sweep.objectives}
     names = list(dict.fromkeys([*(limits or ("ttft_ms",)), "output_throughput"]))
-    title = f"{profile.name}: load and latency, simulated"
-    return draw_saturation(title, _UNITS[sweep.kind or "rate"], lines, names, limits)
+    spec = draw_saturation(_UNITS[sweep.kind or "rate"], lines, names, limits)
+    return picture_bytes(spec, f"{profile.name}: load and latency, simulated")
 
 
 def _names(sweep: Sweep, others: Sequence[str]) -> list[str]:

@@ -41,6 +41,8 @@ from benchctl.formats import count_of, four_digits
 from benchctl.interop.readers.request_times import read_overheads
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
 from benchctl.records.peaks import resolved_hardware
+from benchctl.report.charts.figure import picture_bytes
+from benchctl.report.charts.fit import draw_fit
 from benchctl.report.model_documents import (
     bucket_document,
     diagnosis_document,
@@ -90,9 +92,8 @@ def picture_title(evaluation: Evaluation) -> str:
 
 
 def write_picture(path: Path, predictions: Predictions, title: str) -> None:
-    from benchctl.report.plots.plots import draw_fit
-
-    path.write_bytes(draw_fit(predictions, title))
+    """Write the predictions of a fit as a picture."""
+    path.write_bytes(picture_bytes(draw_fit(predictions), title, suffix=path.suffix))
 
 
 def print_fit(fitted: StepTimeModel, steps: StepSources, evaluation: Evaluation | None, by: str) -> None:

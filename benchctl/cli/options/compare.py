@@ -117,8 +117,8 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help="Also write the comparison to a file: .json, .md, .csv, .html for the whole page, or .png for a "
-        "picture of ratios and intervals; repeat as needed.",
+        help="Also write the comparison to a file: .json, .md, .csv, .html for the whole page, or .png, "
+        ".svg or .pdf for a picture of ratios and intervals; repeat as needed.",
     ),
 ]
 GithubSummary = Annotated[

@@ -35,7 +35,7 @@ from benchctl.profile.planning import plan_runs
 from benchctl.records.directory import arm_label
 from benchctl.records.record import PreparedRequest
 from benchctl.report.documents import metric_document, quality_document
-from benchctl.report.export import PAGE_NAME, write_derived
+from benchctl.report.export import PAGE_NAME, ReportFiles, write_derived, write_pictures
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
 from benchctl.report.tables import experiment, times
 from benchctl.report.tables.experiment import bonus_notes, footnote_lines
@@ -169,7 +169,7 @@ def _verdict_documents(one: ComparisonVerdict) -> Iterator[dict[str, Any]]:
 
 def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, PageVerdict]:
     """Print what an experiment came to and its verdicts, and warn of suspect runs; returns what was printed."""
-    analysis, verdict = _print_results(path)
+    analysis, files = _print_results(path)
     counts = {
         "done": outcome.num_done,
         "suspect": outcome.num_suspect,
@@ -183,8 +183,18 @@ def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, Pag
         warn(f"{outcome.num_failed} runs failed; repeat them with: benchctl run --resume {shlex.quote(str(path))}")
     for line in suspects_lines(analysis):
         warn(line)
-    print_verdicts(analysis, verdict)
-    return analysis, verdict
+    print_verdicts(analysis, files.verdict)
+    draw(analysis, files)
+    return analysis, files.verdict
+
+
+def draw(analysis: AnalyzedExperiment, files: ReportFiles) -> None:
+    """Write the pictures of a report and print where they are."""
+    with_pictures = write_pictures(analysis, files)
+    for reason in with_pictures.skipped:
+        print(f"not drawn: {reason}")
+    for path in with_pictures.written[len(files.written) :]:
+        print(f"picture: {path}")
 
 
 def print_tables(analysis: AnalyzedExperiment) -> None:
@@ -203,18 +213,12 @@ def print_tables(analysis: AnalyzedExperiment) -> None:
     print_notes(console, analysis)
 
 
-def _print_results(path: Path) -> tuple[AnalyzedExperiment, PageVerdict]:
-
+def _print_results(path: Path) -> tuple[AnalyzedExperiment, ReportFiles]:
     analysis = analyze_directory(path)
     files = write_derived(analysis)
     print_tables(analysis)
     print()
-    for reason in files.skipped:
-        print(f"not drawn: {reason}")
-    for picture in files.written:
-        if picture.suffix == ".png":
-            print(f"picture: {picture}")
-    return analysis, files.verdict
+    return analysis, files
 
 
 def store_noise(path: Path, profile: Profile) -> None:

@@ -7,6 +7,8 @@ from benchctl.analysis.drafts import MeasuredSpeculation
 from benchctl.cli.screen import print_json, wide_console
 from benchctl.formats import capitalized
 from benchctl.records.schema import ResultWarning
+from benchctl.report.charts.figure import picture_bytes
+from benchctl.report.charts.speculation import draw_speculation
 from benchctl.report.model_documents import speculation_document
 from benchctl.report.tables.models import (
     acceptance_words,
@@ -34,14 +36,14 @@ class SpeculationAnswer:
 
 def show_answer(answer: SpeculationAnswer, picture: Path | None, *, as_json: bool) -> None:
     """Print the answer as tables or as one JSON document, and write the picture where one is asked for."""
-    if picture is not None:
-        draw_answer(picture, answer)
     if as_json:
         print_json(speculation_document(answer.law, answer.served, answer.measured, answer.warnings))
-        return
-    print_answer(answer)
+    else:
+        print_answer(answer)
     if picture is not None:
-        print(f"picture: {picture}")
+        draw_answer(picture, answer)
+        if not as_json:
+            print(f"picture: {picture}")
 
 
 def print_answer(answer: SpeculationAnswer) -> None:
@@ -75,8 +77,7 @@ def _print_served(served: ServedSpeculation) -> None:
 
 def draw_answer(path: Path, answer: SpeculationAnswer) -> None:
     """Write the picture, whose title names the acceptance and the origin of step times."""
-    from benchctl.report.plots.plots import draw_speculation
-
     words = capitalized(acceptance_words(answer.law.acceptance))
     title = words if answer.served is None else f"{words}; {answer.served.origin}"
-    path.write_bytes(draw_speculation(title, answer.law, answer.served, answer.measured))
+    spec = draw_speculation(answer.law, answer.served, answer.measured)
+    path.write_bytes(picture_bytes(spec, title, suffix=path.suffix))

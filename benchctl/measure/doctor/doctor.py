@@ -5,7 +5,6 @@
 Nothing is changed or downloaded, and programs are started only to read their version.
 """
 
-import importlib.metadata
 import platform
 import sys
 from collections.abc import Sequence
@@ -30,10 +29,6 @@ from benchctl.workload.datasets.files import data_directory, file_state
 
 _check = partial(Check, topic="software")
 _SHORT_SHA: Final = 12
-_OPTIONAL: Final = {
-    "pictures": ("PNG pictures need", "matplotlib"),
-}
-"""What needs a package that an installation without extras lacks, by the name of its check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +72,6 @@ def _software() -> tuple[Check, ...]:
             finding=__version__ + (f", commit {commit}" if commit else ""),
             facts={"version": __version__, "commit": commit},
         ),
-        *(_optional_package(name, user, package) for name, (user, package) in _OPTIONAL.items()),
-    )
-
-
-def _optional_package(name: str, user: str, package: str) -> Check:
-    is_missing = not any(importlib.metadata.distributions(name=package))
-    return _check(
-        name=name,
-        finding=f"{user} {package if is_missing else 'no other package'}",
-        remedy=f"{sys.executable} -m pip install {package}" if is_missing else None,
-        is_missing=is_missing,
     )
 
 

@@ -1,4 +1,4 @@
-"""Preparation of the charts that exist as a picture and on the page: runs, lines, labels, intervals and scales.
+"""Charts of results: one module for each, which gives a Vega-Lite specification as plain data with its words.
 
-Nothing here draws: ``report/plots`` makes PNG files of these values, ``report/page`` SVG and Plotly figures.
+``figure`` has what they share, ``table`` lists them.
 """

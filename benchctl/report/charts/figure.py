@@ -1,33 +1,56 @@
-"""Charts of the report page: Plotly figures as plain data, with the words that belong to them.
+"""The pieces of all pictures: a chart as a Vega-Lite specification of plain data, and how a file is drawn from it.
 
-Colours and dashes of every chart.
-The arms and runs that charts draw, each arm in the same colour everywhere.
-The logarithmic scale of the forest plot, on which twice and half are equally far from no change.
+A picture is a list of panels above each other that share the x axis at the bottom. Its specification says nothing
+of its width and of the colours of text and grid: the page gives both, and a file those of paper.
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchctl.analysis.attribution.breakdown import CLOCK_NOTE
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.analysis.summary.summary import CellSummary, RunSummary
 from benchctl.records.noise import MetricNoise
-from benchctl.records.schema import Clock
+from benchctl.untrusted.text import visible, visible_line
 
-_BAND_OPACITY: Final = 0.2
-_BUTTON_GREY: Final = "#7b818a"
-"""Colour of a chart's buttons, readable on light and on dark; Plotly's own would be a grey box on a clear chart."""
-_PHONE_PX: Final = 300
-_LEGEND_SYMBOL_PX: Final = 45
-_LEGEND_ROW_PX: Final = 21
+Spec = dict[str, Any]
+Row = Mapping[str, Any]
+
+BLUE: Final = "#0072B2"
+SKY: Final = "#56B4E9"
+GREEN: Final = "#009E73"
+YELLOW: Final = "#F0E442"
+ORANGE: Final = "#E69F00"
+VERMILION: Final = "#D55E00"
+PURPLE: Final = "#CC79A7"
+SLATE: Final = "#555555"
+GREY: Final = "#888888"
+"""For whatever belongs to no series: as far from white as from black."""
+SERIES: Final = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
+"""The colours that stand out on white and on near-black alike: without the black and yellow of the palette."""
+DASHES: Final = ([1, 0], [6, 3], [2, 2], [6, 2, 2, 2])
+MAX_SERIES: Final = len(SERIES) * len(DASHES)
+"""More lines than this cannot be told apart."""
+
+_WIDTH_PX: Final = 900
+_SCALE: Final = 1.5
+_RIGHT_PX: Final = 16
+_SYMBOL_PX: Final = 40
 _CHARACTER_PX: Final = 7
-_TITLE_CHARACTERS: Final = 34
-
-Trace = dict[str, Any]
+_LABEL_CHARACTERS: Final = 200
+_LINE_CHARACTERS: Final = 150
+_AROUND_PANEL_PX: Final = 50
+_LIGHT: Final = {"background": "white", "font": "Arial, sans-serif", "axis": {"gridColor": "#e5e5e5"}}
+_CONFIG: Final[Spec] = {
+    "view": {"stroke": None},
+    "axis": {"titleFontWeight": "normal", "tickSize": 4, "domain": False, "labelFontSize": 11, "titleFontSize": 12},
+    "line": {"strokeWidth": 1.8},
+    "rule": {"strokeWidth": 1.5},
+    "point": {"size": 55, "filled": True, "opacity": 1},
+    "title": {"anchor": "start", "fontSize": 12, "fontWeight": "bold", "offset": 8},
+}
+"""Size and place; all colours are those of the page or of paper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +66,13 @@ class ChartSource:
     noise: Mapping[str, MetricNoise] = field(default_factory=dict)
 
 
+ALL: Final = "*"
+"""The option of a choice that leaves nothing out."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A selector above a chart: it shows the traces and annotations whose ``meta`` names the selected option.
-
-    Those whose ``meta`` does not have ``name`` are always shown; the option ``ALL`` shows every one.
-    """
+    """A selector above a chart, whose value is the parameter ``name`` of its specification."""
 
     name: str
     label: str
@@ -58,34 +82,23 @@ class Choice:
 
     @property
     def selected_text(self) -> str:
-        return dict(self.options)[self.selected]
-
-
-ALL: Final = "*"
-"""The option of a choice that leaves nothing out."""
+        return dict(self.options).get(self.selected, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One chart of the page, or the reason why it is not drawn.
-
-    Exactly one of ``figure`` and ``skipped`` is None.
-    """
+    """One chart, or the reason why it is not drawn. Exactly one of ``spec`` and ``skipped`` is None."""
 
     id: str
     """Unique on the page and fit for an HTML id: lower case and hyphens."""
     title: str
-    caption: str
+    caption: str = ""
     """One plain sentence: what is seen, in which unit, with which interval."""
-    definition: str
+    definition: str = ""
     """How the numbers are measured or computed."""
-    figure: Mapping[str, Any] | None
-    """``{"data": [...], "layout": {...}}`` for ``Plotly.newPlot``; only numbers, text, None, lists and dicts."""
-    skipped: str | None
-    height: int
-    """Pixels; the width is the page's."""
+    spec: Spec | None = None
+    skipped: str | None = None
     choices: tuple[Choice, ...] = ()
-    """Empty where there is nothing to select."""
     has_log_switch: bool = False
     """The x axis can be made logarithmic."""
     section: str = "measurements"
@@ -94,212 +107,129 @@ class Chart:
     """It shows the machine and not the work: it is folded."""
 
     def __post_init__(self) -> None:
-        if (self.figure is None) == (self.skipped is None):
-            raise ValueError(f"chart {self.id!r} needs either a figure or a reason why it has none")
+        if (self.spec is None) == (self.skipped is None):
+            raise ValueError(f"chart {self.id!r} needs either a specification or a reason why it has none")
 
+    @property
+    def height(self) -> int:
+        """Pixels that the page keeps free for it, without those of the legend."""
+        return sum(panel["height"] + _AROUND_PANEL_PX for panel in (self.spec or {"vconcat": []})["vconcat"])
 
-def translucent(hex_color: str, opacity: float = _BAND_OPACITY) -> str:
-    """``#rrggbb`` as a CSS colour that lets the grid and other bands through."""
-    red, green, blue = (int(hex_color[at : at + 2], 16) for at in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{opacity:g})"
-
-
-def layout(height: int, **axes_and_more: Any) -> dict[str, Any]:
-    """The layout that all charts share: transparent, the legend at the bottom, room for labels made by Plotly."""
-    return {
-        "height": height,
-        "autosize": True,
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": _BUTTON_GREY, "activecolor": _BUTTON_GREY},
-        "hovermode": "closest",
-        "legend": {
-            "orientation": "h",
-            "traceorder": "normal",
-            "x": 0,
-            "xanchor": "left",
-            "yref": "container",
-            "y": 0,
-            "yanchor": "bottom",
-        },
-        **axes_and_more,
-    }
-
-
-def legend_px(labels: Iterable[str]) -> int:
-    """Height of the legend on a phone, in pixels; on a wide screen the data has what is left of it."""
-    rows, used_px = 0, _PHONE_PX
-    for label in labels:
-        entry_px = _LEGEND_SYMBOL_PX + _CHARACTER_PX * len(label)
-        is_new_row = used_px + entry_px > _PHONE_PX
-        rows, used_px = (rows + 1, entry_px) if is_new_row else (rows, used_px + entry_px)
-    return _LEGEND_ROW_PX * rows
-
-
-def axis(title: str, **more: Any) -> dict[str, Any]:
-    """An axis with its title, which ends with the unit; margins grow with its labels."""
-    return {"title": {"text": title, "standoff": 8}, "automargin": True, "zeroline": False, **more}
-
-
-def wrapped(label: str, width: int) -> str:
-    """A label in lines of about ``width`` characters, broken after spaces and equals signs only."""
-    lines = [""]
-    for piece in re.findall(r"[^ =]+[ =]?|[ =]", label):
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
-            lines.append("")
-        lines[-1] += piece
-    return "<br>".join(line.rstrip() for line in lines)
-
-
-def panels(
-    x_axis: Mapping[str, Any],
-    y_axes: Sequence[Mapping[str, Any]],
-    *,
-    shares: Sequence[float] | None = None,
-    gap_frac: float = 0.06,
-) -> dict[str, Any]:
-    """Axes of panels above each other that share the x axis at the bottom; the first y axis is the top one.
-
-    ``shares`` are their relative heights, equal by default; ``gap_frac`` is the share of the whole height between
-    two. The traces of panel i belong to ``panel_axis(i)``.
-    """
-    heights = list(shares or [1.0] * len(y_axes))
-    scale = (1 - gap_frac * (len(y_axes) - 1)) / sum(heights)
-    axes: dict[str, Any] = {"xaxis": {**x_axis, "anchor": panel_axis(len(y_axes) - 1)}}
-    top = 1.0
-    for i, (y_axis, height) in enumerate(zip(y_axes, heights, strict=True)):
-        bottom = max(0.0, top - height * scale)
-        domain = [round(bottom, 4), round(top, 4)]
-        axes["yaxis" if i == 0 else f"yaxis{i + 1}"] = {**y_axis, "domain": domain, "anchor": "x"}
-        top = bottom - gap_frac
-    return axes
-
-
-def panel_axis(index: int) -> str:
-    """The name that a trace of the panel at ``index`` uses for its y axis."""
-    return "y" if index == 0 else f"y{index + 1}"
-
-
-def panel_titles(titles: Sequence[str]) -> list[dict[str, Any]]:
-    """Annotations: a title of one or two lines on top of each panel, at its left edge.
-
-    They are not in ``<b>``, which plotly.js turns into a ``style`` attribute: the policy of the page refuses it.
-    """
-    return [
-        {
-            "text": wrapped(title, _TITLE_CHARACTERS),
-            "font": {"weight": 700},
-            "align": "left",
-            "showarrow": False,
-            "xref": "paper",
-            "x": 0,
-            "xanchor": "left",
-            "yref": f"{panel_axis(i)} domain",
-            "y": 1,
-            "yanchor": "bottom",
-        }
-        for i, title in enumerate(titles)
-    ]
+    @property
+    def shown_choices(self) -> tuple[Choice, ...]:
+        """Those with something to choose."""
+        return tuple(choice for choice in self.choices if len(choice.options) > 1)
 
 
 def block_choice(blocks: Iterable[int], selected: int) -> Choice:
-    """The selector of a block."""
+    """The selector of a block; ``OF_BLOCK`` keeps its rows."""
     options = tuple((str(block), f"block {block}") for block in sorted(set(blocks)))
     return Choice(name="block", label="Block", options=options, selected=str(selected))
 
 
 def arm_choice(labels: Sequence[str]) -> Choice:
-    """The selector of one arm or all of them."""
-    return Choice(
-        name="arm", label="Arm", options=((ALL, "all arms"), *((label, label) for label in labels)), selected=ALL
-    )
+    """The selector of one arm or all of them; ``OF_ARM`` keeps its rows."""
+    options = ((ALL, "all arms"), *((label, label) for label in labels))
+    return Choice(name="arm", label="Arm", options=options if len(labels) > 1 else options[:1], selected=ALL)
 
 
-def rounded(values: Iterable[float | None], digits: int = 6) -> list[float | None]:
-    """Values at ``digits`` significant digits, which a picture cannot tell from more; None where not finite."""
-    return [None if v is None or not math.isfinite(v) else float(f"{v:.{digits}g}") for v in values]
+OF_BLOCK: Final = "datum.block === block"
+OF_ARM: Final = f"arm === '{ALL}' || datum.arm === arm"
 
 
-def band(x: Sequence[Any], low: Sequence[Any], high: Sequence[Any], hex_color: str, **more: Any) -> Trace:
-    """The area between ``low`` and ``high`` as one closed outline; points where either is None are left out."""
-    points = [(at, a, b) for at, a, b in zip(x, low, high, strict=True) if a is not None and b is not None]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [at for at, _, _ in points] + [at for at, _, _ in reversed(points)],
-        "y": [b for _, _, b in points] + [a for _, a, _ in reversed(points)],
-        "fill": "toself",
-        "fillcolor": translucent(hex_color),
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        **more,
-    }
-
-
-def error_bars(
-    values: Sequence[float | None], low: Sequence[float | None], high: Sequence[float | None], hex_color: str
-) -> Trace:
-    """Bars from ``low`` to ``high``, as Plotly takes them: distances from the values."""
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [
-            None if value is None or h is None else max(0.0, h - value)
-            for value, h in zip(values, high, strict=True)
-        ],
-        "arrayminus": [
-            None if value is None or lo is None else max(0.0, value - lo)
-            for value, lo in zip(values, low, strict=True)
-        ],
-        "color": hex_color,
-        "thickness": 1.5,
-        "width": 4,
-    }
-
-
-def drawn(
-    chart_id: str,
-    title: str,
-    data: Sequence[Trace],
-    layout: Mapping[str, Any],
+def axis(
+    title: str | None,
+    field: str | None = None,
     *,
-    caption: str,
-    definition: str,
-    choices: Sequence[Choice] = (),
-) -> Chart:
-    """A chart with its figure; it is as high as its layout. Choices of one option are left out."""
-    return Chart(
-        id=chart_id,
-        title=title,
-        caption=caption,
-        definition=definition,
-        figure={"data": list(data), "layout": dict(layout)},
-        skipped=None,
-        height=layout["height"],
-        choices=tuple(choice for choice in choices if len(choice.options) > 1),
-    )
+    zero: bool = False,
+    domain: Sequence[Any] | None = None,
+    **more: Any,
+) -> Spec:
+    """A channel of numbers; the title ends with the unit. ``more`` are properties of its axis.
+
+    The y axis of a panel names no field: its layers do.
+    """
+    scale: Spec = {"zero": zero, "nice": domain is None}
+    return {
+        **({} if field is None else {"field": field}),
+        "type": "quantitative",
+        "title": title,
+        "scale": scale if domain is None else {**scale, "domain": list(domain)},
+        "axis": {"tickCount": 6, **more},
+    }
 
 
-def no_chart(chart_id: str, title: str, reason: str) -> Chart:
-    """A chart that cannot be drawn, with the reason."""
-    return Chart(id=chart_id, title=title, caption="", definition="", figure=None, skipped=reason, height=0)
+_WIDE: Final = 8.0
+"""A quotient of the largest and the smallest value from which an axis is logarithmic."""
+_MAX_OWN_TICKS: Final = 8
 
 
-BLUE: Final = "#0072B2"
-SKY: Final = "#56B4E9"
-GREEN: Final = "#009E73"
-YELLOW: Final = "#F0E442"
-ORANGE: Final = "#E69F00"
-VERMILION: Final = "#D55E00"
-PURPLE: Final = "#CC79A7"
-SLATE: Final = "#555555"
-GREY: Final = "#888888"
-"""For whatever belongs to no series: as far from white as from black."""
-SERIES: Final = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
-"""The colours that stand out on white and on near-black alike: without the black and yellow of the palette."""
-DASHES: Final = ("solid", "dash", "dot", "dashdot")
+def is_wide(values: Sequence[float], least: float = _WIDE) -> bool:
+    """Values that are readable on a logarithmic axis only."""
+    return bool(values) and min(values) > 0 and max(values) >= least * min(values)
+
+
+def log_axis(title: str, values: Sequence[float], field: str | None = None) -> Spec:
+    """A logarithmic channel for ``values``, labelled at each if they are few, else at 1, 2 and 5 of each decade."""
+    distinct = sorted(set(values))
+    decades = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
+    ticks = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
+    inside = [tick for tick in ticks if min(values) <= tick * 1.001 and tick <= max(values) * 1.001]
+    inside = distinct if 2 < len(distinct) <= _MAX_OWN_TICKS else inside
+    channel = axis(title, field, values=inside, format=",~g")
+    return {**channel, "scale": {"type": "log", "nice": False}}
+
+
+def panel(height: int, y: Spec, layers: Sequence[Spec], *, where: Sequence[str] = (), **more: Any) -> Spec:
+    """One panel: ``y`` without a field, which each layer names. Rows are those of the data for which all of
+    ``where`` holds; ``encoding`` in ``more`` is that of all layers.
+    """
+    encoding = {**more.pop("encoding", {}), "y": y}
+    filters = [{"filter": test} for test in where]
+    return {"height": height, "transform": filters, "encoding": encoding, "layer": list(layers), **more}
+
+
+def layer(mark: str, *, where: str | None = None, tip: Sequence[tuple[str, ...]] = (), **properties: Any) -> Spec:
+    """A layer of marks; properties that end in ``_by`` are channels of its encoding, a text names their field.
+
+    ``tip`` has field, title and format of what is told of a mark under the pointer.
+    """
+    channels = {name.removesuffix("_by"): value for name, value in properties.items() if name.endswith("_by")}
+    encoding = {name: {"field": value} if isinstance(value, str) else value for name, value in channels.items()}
+    if tip:
+        encoding["tooltip"] = [
+            {"field": name, "title": title, **({"format": form[0], "type": "quantitative"} if form else {})}
+            for name, title, *form in tip
+        ]
+    rest = {name: value for name, value in properties.items() if not name.endswith("_by")}
+    result: Spec = {"mark": {"type": mark, **rest}, "encoding": encoding}
+    return result if where is None else {**result, "transform": [{"filter": where}]}
+
+
+def level(value: float, color: str = GREY, **properties: Any) -> Spec:
+    """A dashed line over the width of a panel, such as the baseline's."""
+    encoding = {"x": {"value": 0}, "x2": {"value": "width"}, "y": {"datum": value}, "color": {"value": color}}
+    return {
+        "data": {"values": [{}]},
+        "mark": {"type": "rule", "strokeDash": [5, 3], **properties},
+        "encoding": {**encoding, "strokeDash": None, "shape": None, "xOffset": None},
+    }
+
+
+def grey_band(low: float, high: float) -> Spec:
+    """The area between two levels over the width of a panel."""
+    return {
+        "data": {"values": [{}]},
+        "mark": {"type": "rect", "opacity": 0.22},
+        "encoding": {
+            "x": {"value": 0},
+            "x2": {"value": "width"},
+            "y": {"datum": low},
+            "y2": {"datum": high},
+            "color": {"value": GREY},
+            "strokeDash": None,
+        },
+    }
 
 
 def series_color(index: int) -> str:
@@ -307,123 +237,160 @@ def series_color(index: int) -> str:
     return SERIES[index % len(SERIES)]
 
 
-def series_dash(index: int) -> str:
-    """Line style of the series at ``index``: another one each time the colours start over."""
-    return DASHES[index // len(SERIES) % len(DASHES)]
+def by_series(
+    names: Sequence[str], drawn: Sequence[str] | None = None, *, name: str = "arm", first: int = 0
+) -> Spec:
+    """Colour, and dash where the colours start over, of each series; those that are ``drawn`` have a legend.
 
-
-MAX_ARMS: Final = len(SERIES) * len(DASHES)
-"""More lines than this cannot be told apart."""
-MAX_RUNS_BY_BLOCK: Final = 72
-"""Charts of single runs hold no more than this, in whole blocks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmStyle:
-    """An arm with its colour and dash."""
-
-    cell: CellSummary
-    color: str
-    dash: str
-
-    @property
-    def label(self) -> str:
-        return self.cell.label
-
-
-def arm_styles(analysis: AnalyzedExperiment) -> tuple[ArmStyle, ...]:
-    """Every arm with a usable run, the baseline first, at most as many as can be told apart."""
-    cells = [cell for cell in analysis.cells if cell.runs][:MAX_ARMS]
-    return tuple(ArmStyle(cell=cell, color=series_color(i), dash=series_dash(i)) for i, cell in enumerate(cells))
-
-
-def runs_of_one_block(arms: Sequence[ArmStyle], runs: Sequence[RunSummary]) -> list[tuple[ArmStyle, RunSummary]]:
-    """One of ``runs`` for each arm, all from the block that most of them belong to (the first such block)."""
-    blocks = [run.record.block for run in runs]
-    block = max(sorted(set(blocks)), key=blocks.count, default=None)
-    by_label = {run.label: run for run in runs if run.record.block == block}
-    return [(arm, by_label[arm.label]) for arm in arms if arm.label in by_label]
-
-
-def runs_by_block(
-    arms: Sequence[ArmStyle], runs: Sequence[RunSummary], max_runs: int = MAX_RUNS_BY_BLOCK
-) -> dict[int, list[tuple[ArmStyle, RunSummary]]]:
-    """One of ``runs`` for each arm in each block; the block that most belong to comes first, empty without runs.
-
-    Where these are more than ``max_runs``, the other blocks are chosen at equal distances.
+    The series at index i of ``names`` has the same colour in every picture.
     """
-    first = runs_of_one_block(arms, runs)
-    if not first:
-        return {}
-    first_block = first[0][1].record.block
-    others = sorted({run.record.block for run in runs} - {first_block})
-    room = max(0, max_runs // len(arms) - 1)
-    chosen = others if len(others) <= room else [others[i * len(others) // room] for i in range(room)]
-    blocks = {first_block: first}
-    for block in chosen:
-        by_label = {run.label: run for run in runs if run.record.block == block}
-        blocks[block] = [(arm, by_label[arm.label]) for arm in arms if arm.label in by_label]
-    return blocks
+    series = [(i + first, each) for i, each in enumerate(names) if drawn is None or each in drawn]
+    colors = [series_color(i) for i, _ in series]
+    encoding = {"color": by_color(name, dict(zip((each for _, each in series), colors, strict=True)))}
+    if any(i >= len(SERIES) for i, _ in series):
+        dashes = [DASHES[i // len(SERIES) % len(DASHES)] for i, _ in series]
+        encoding["strokeDash"] = {
+            **encoding["color"],
+            "scale": {"domain": [each for _, each in series], "range": dashes},
+        }
+    return encoding
 
 
-def runs_with_steps(arms: Sequence[ArmStyle]) -> list[RunSummary]:
-    """The usable runs of these arms whose step log has steps after the warm-up and times whole steps."""
-    runs = [run for arm in arms for run in arm.cell.runs if run.record.times_whole_steps]
-    return [run for run in runs if len(run.run.columns)]
+def by_color(name: str, colors: Mapping[str, str]) -> Spec:
+    """A channel of colours by the text in the field ``name``."""
+    legend = {"symbolOpacity": 1} if len(colors) > 1 else None
+    scale = {"domain": list(colors), "range": list(colors.values())}
+    return {"field": name, "type": "nominal", "title": None, "scale": scale, "legend": legend}
 
 
-def clock_note(clocks: Iterable[Clock]) -> str:
-    """The clock of step times in a few words: ``device time``."""
-    return ", ".join(CLOCK_NOTE[clock].split(",")[0] for clock in sorted(set(clocks)))
+def picture(
+    panels: Sequence[Spec],
+    rows: Sequence[Row],
+    x: Spec,
+    *,
+    choices: Sequence[Choice] = (),
+    legend: Iterable[str] = (),
+    left: int = 52,
+    **datasets: Sequence[Row],
+) -> Spec:
+    """A specification of Vega-Lite. ``x`` is the channel of all panels.
 
-
-_LEAST_LOG: Final = math.log(1.02)
-_PAD_FRAC: Final = 0.04
-_TICK_GAP_FRAC: Final = 0.13
-_NICE_PERCENT: Final = (
-    *(100, -50, 50, 300, 900, -75, -90, 500, 200, 25, -25, 20, -20, 10, -10, 5, -5, 3, -3, 2, -2, 1, -1),
-    *(0.5, -0.5, 0.2, -0.2, 0.1, -0.1, 0.05, -0.05, 0.02, -0.02, 0.01, -0.01),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class LogScale:
-    """From ``low`` to ``high``, both logarithms of ratios."""
-
-    low: float
-    high: float
-
-    def at(self, log_ratio: float) -> float:
-        """Share of the width at which a value is drawn, 0 to 1; values beyond the ends are drawn at the ends."""
-        share = (log_ratio - self.low) / (self.high - self.low)
-        return min(1.0, max(0.0, share))
-
-    def holds(self, log_ratio: float) -> bool:
-        return self.low <= log_ratio <= self.high
-
-    def ticks(self) -> tuple[tuple[float, str], ...]:
-        """Logarithm and label of each tick, from left to right: no change, and round percentages."""
-        labels = {0.0: "0"}
-        for percent in _NICE_PERCENT:
-            log_ratio = math.log1p(percent / 100)
-            gap = min(abs(self.at(log_ratio) - self.at(other)) for other in labels)
-            if self.holds(log_ratio) and gap >= _TICK_GAP_FRAC:
-                labels[log_ratio] = f"{percent:+g}%".replace("-", "\N{MINUS SIGN}")
-        return tuple(sorted(labels.items()))
-
-
-def scale_of(points: Sequence[float], ends: Iterable[float], always: Iterable[float]) -> LogScale:
-    """A scale that shows every point and ``always``, and as much of the intervals as does not squeeze these.
-
-    An interval over two blocks may reach from nothing to everything: it is cut where it extends further from the
-    points than these are apart.
+    ``rows`` is the data of those that name none of ``datasets``. ``left`` is the room for labels at the left of the
+    data in pixels, ``legend`` are the texts of the legend.
     """
-    required = [0.0, *points, *always]
-    low, high = min(required), max(required)
-    room = max(high - low, _LEAST_LOG)
-    for end in ends:
-        low, high = min(low, max(end, min(required) - room)), max(high, min(end, max(required) + room))
-    if high - low < _LEAST_LOG:
-        low, high = low - _LEAST_LOG / 2, high + _LEAST_LOG / 2
-    pad = _PAD_FRAC * (high - low)
-    return LogScale(low - pad, high + pad)
+    above = {**x, "title": None, "axis": {**x.get("axis", {}), "labels": False}}
+    placed = [
+        {**each, "encoding": {**each["encoding"], "x": x if each is panels[-1] else above}} for each in panels
+    ]
+    spec = _whole(placed, {"rows": rows, **datasets}, left, max(map(len, legend), default=20))
+    params = [{"name": choice.name, "value": choice.selected} for choice in choices]
+    return {**spec, "params": params, "resolve": {"scale": {"x": "shared", "color": "shared"}}}
+
+
+def grid(lines: Sequence[Sequence[Spec]], legend: Iterable[str], **datasets: Sequence[Row]) -> Spec:
+    """Panels side by side, each with an x axis, a width and a legend of its own."""
+    resolve = {"scale": {"color": "independent"}}
+    rows = [{"hconcat": list(line), "spacing": 30, "resolve": resolve} for line in lines]
+    spec = _whole(rows, datasets, 56, 2 * max(map(len, legend), default=20))
+    return {**spec, "resolve": resolve, "align": "none"}
+
+
+def _whole(panels: Sequence[Spec], datasets: Mapping[str, Sequence[Row]], left: int, characters: int) -> Spec:
+    spec: Spec = _visible(
+        {
+            "data": {"name": "rows"},
+            "datasets": {name: [_plain(row) for row in data] for name, data in datasets.items()},
+            "vconcat": list(panels),
+            "spacing": 12,
+            "config": {**_CONFIG, "axisY": _axis_of(left)},
+            "usermeta": {"left": left, "label": characters},
+        }
+    )
+    return spec
+
+
+def _axis_of(left: int) -> Spec:
+    """The title of a y axis stands above it, at the left edge of the picture."""
+    return {
+        "titleAngle": 0,
+        "titleAlign": "left",
+        "titleBaseline": "bottom",
+        "titleX": -left,
+        "titleY": -7,
+        "minExtent": left,
+        "maxExtent": left,
+        "labelLimit": left - 6,
+        "tickCount": 5,
+    }
+
+
+def _plain(row: Row) -> Spec:
+    return {name: rounded(value) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def rounded(value: float | None, digits: int = 6) -> float | None:
+    """A value at ``digits`` significant digits, which a picture cannot tell from more; None where not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
+
+
+def _visible(value: Any) -> Any:
+    """The value with texts in which everything can be seen."""
+    if isinstance(value, str):
+        return visible(value, 2 * _LABEL_CHARACTERS)
+    if isinstance(value, Mapping):
+        return {key: _visible(part) for key, part in value.items()}
+    return [_visible(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def sized(spec: Spec, width_px: int) -> Spec:
+    """The specification for a picture of this width; ``page.js`` has the same rule."""
+    meta = spec["usermeta"]
+    columns = max(1, width_px // (_SYMBOL_PX + _CHARACTER_PX * meta["label"]))
+    legend = {"orient": "bottom", "columns": columns, "labelLimit": width_px - _SYMBOL_PX, "titleLimit": 0}
+    inner = width_px - meta["left"] - _RIGHT_PX
+    return {
+        **spec,
+        "config": {**spec["config"], "legend": legend},
+        "vconcat": [{"width": inner, **panel} if "layer" in panel else panel for panel in spec["vconcat"]],
+    }
+
+
+def picture_bytes(spec: Spec, title: str, note: str = "", suffix: str = ".png") -> bytes:
+    """A file for paper: ``note`` stands below the title. The same specification gives the same bytes."""
+    import vl_convert  # noqa: PLC0415 - takes a second, and only pictures need it
+
+    text = {
+        "text": _lines(visible_line(title, _LABEL_CHARACTERS)),
+        "subtitle": _lines(visible_line(note, 4 * _LABEL_CHARACTERS)),
+        "anchor": "start",
+        "fontSize": 15,
+        "subtitleFontSize": 11.5,
+        "subtitlePadding": 5,
+        "offset": 14,
+        "subtitleColor": SLATE,
+    }
+    full = {**sized(spec, _WIDTH_PX), "title": text, "padding": 12}
+    if suffix == ".svg":
+        return vl_convert.vegalite_to_svg(full, config=_LIGHT).encode()
+    if suffix == ".pdf":
+        return bytes(vl_convert.vegalite_to_pdf(full, config=_LIGHT))
+    return bytes(vl_convert.vegalite_to_png(full, scale=_SCALE, config=_LIGHT))
+
+
+def chart_bytes(chart: Chart, suffix: str = ".png") -> bytes:
+    """The picture of a drawn chart with its caption. Raises ValueError for one that is skipped."""
+    if chart.spec is None:
+        raise ValueError(f"chart {chart.id!r} is not drawn: {chart.skipped}")
+    selected = ", ".join(choice.selected_text for choice in chart.shown_choices)
+    return picture_bytes(
+        chart.spec, chart.title, f"{chart.caption} Shown: {selected}." if selected else chart.caption, suffix
+    )
+
+
+def _lines(text: str) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) >= _LINE_CHARACTERS:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines

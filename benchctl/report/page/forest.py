@@ -2,10 +2,11 @@
 
 from typing import Any, Final
 
+from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import Comparison
+from benchctl.analysis.compare.words import change_text
 from benchctl.analysis.statistics.intervals import Interval
-from benchctl.report.charts.figure import LogScale
-from benchctl.report.page.charts.acceptance import ForestRow, forest_of
+from benchctl.report.charts.forest import BETTER, LogScale, forest_of
 from benchctl.report.page.words import change_term, metric_term, svg_length
 
 MOST_LABEL_CH: Final = 26
@@ -17,47 +18,48 @@ def forest_values(comparison: Comparison) -> dict[str, Any] | None:
     plot = forest_of(comparison)
     if plot is None:
         return None
-    ticks = [(plot.scale.at(log_ratio), label) for log_ratio, label in plot.scale.ticks()]
+    groups = [
+        {
+            "name": name,
+            "meaning": metric_term(rows[0][1].metric),
+            "words": f"{rows[0][1].metric.unit}, {BETTER[rows[0][1].metric.direction]}",
+            "rows": [_forest_row(label, metric, plot.scale) for label, metric in rows],
+        }
+        for name, rows in plot.groups.items()
+    ]
     return {
-        "groups": [
-            {
-                "name": group.metric.name,
-                "meaning": metric_term(group.metric),
-                "words": f"{group.metric.unit}, {group.direction}",
-                "rows": [_forest_row(row, plot.scale) for row in group.rows],
-            }
-            for group in plot.groups
-        ],
-        "ticks": [
-            {
-                "x": svg_length(at),
-                "anchor": "start" if at < 0.04 else "end" if at > 0.96 else "middle",
-                "label": label,
-            }
-            for at, label in ticks
-        ],
+        "groups": groups,
+        "ticks": _ticks(plot.scale),
         "no_change": svg_length(plot.scale.at(0)),
         "bands": plot.bands,
-        "label_ch": min(MOST_LABEL_CH, max(len(row.label) for group in plot.groups for row in group.rows)),
+        "label_ch": min(MOST_LABEL_CH, max(len(label) for rows in plot.groups.values() for label, _ in rows)),
     }
 
 
-def _forest_row(row: ForestRow, scale: LogScale) -> dict[str, Any]:
-    metric, estimate = row.metric, row.metric.estimate
+def _ticks(scale: LogScale) -> list[dict[str, str]]:
+    ticks = [(scale.at(log_ratio), label) for log_ratio, label in scale.ticks()]
+    return [
+        {"x": svg_length(at), "anchor": "start" if at < 0.04 else "end" if at > 0.96 else "middle", "label": label}
+        for at, label in ticks
+    ]
+
+
+def _forest_row(label: str, metric: MetricComparison, scale: LogScale) -> dict[str, Any]:
+    estimate, change = metric.estimate, change_text(metric)
     margins = [(scale.at(-margin), scale.at(margin)) for margin in metric.margins.log_bands]
     return {
-        "label": row.label,
+        "label": label,
         "verdict": metric.verdict,
-        "change": row.change,
+        "change": change,
         "meaning": change_term(metric),
-        "spoken": f"{metric.metric.name} in {row.label}: {row.change}, {metric.verdict}",
+        "spoken": f"{metric.metric.name} in {label}: {change}, {metric.verdict}",
         "bands": [{"x": svg_length(low), "width": svg_length(high - low)} for low, high in margins],
-        "interval": ends_of(None if estimate is None else estimate.log_interval, scale),
+        "interval": _ends_of(None if estimate is None else estimate.log_interval, scale),
         "ratio": None if estimate is None else svg_length(scale.at(estimate.log_ratio)),
     }
 
 
-def ends_of(log_interval: Interval | None, scale: LogScale) -> dict[str, Any] | None:
+def _ends_of(log_interval: Interval | None, scale: LogScale) -> dict[str, Any] | None:
     """Both ends, with an arrow where the scale does not hold one."""
     if log_interval is None:
         return None

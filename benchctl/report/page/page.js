@@ -33,16 +33,14 @@
   }
 
   // Charts
-  // plotly.js is unpacked at once, so that it is there when a print begins, and run when the first chart needs it.
+  // Vega is unpacked at once, so that it is there when a print begins, and run when the first chart needs it.
+  const bytesOf = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   let library = null;
   const unpack = async () => {
-    const packed = Uint8Array.from(atob(byId("plotly-source").textContent.trim()), (letter) => letter.charCodeAt(0));
+    const packed = bytesOf(byId("vega-source").textContent.trim());
     const code = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     const text = await new Response(code).text();
     library = document.createElement("script");
-    // plotly.js adds the styles of maps, which this page has none of, unless an element has their id. The policy of
-    // the page would refuse them.
-    library.id = "9f215cf04c5486422605d13261cb87401f4e7763b6296af81e98efbc0130da53";
     library.textContent = text;
   };
   const unpacked = unpack();
@@ -51,67 +49,99 @@
       place.textContent = "This browser cannot unpack what draws the charts; their numbers are in the data of the page.";
     }
   });
-  const wakePlotly = () => {
-    if (!library.isConnected) document.head.append(library);
+  const ARRAYS = { u1: Uint8Array, u2: Uint16Array, i4: Int32Array, f4: Float32Array };
+  const column = ({ values, dtype, bdata }) => {
+    const numbers = Array.from(new ARRAYS[dtype](bytesOf(bdata).buffer));
+    return values ? numbers.map((code) => values[code]) : numbers.map((each) => (Number.isNaN(each) ? null : each));
+  };
+  const rowsOf = (columns) => {
+    const pairs = Object.entries(columns).map(([name, packed]) => [name, column(packed)]);
+    const length = pairs.length ? pairs[0][1].length : 0;
+    return Array.from({ length }, (_, i) => Object.fromEntries(pairs.map(([name, values]) => [name, values[i]])));
   };
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  const themed = (layout, { height, isLog }) => {
-    const [ink, quiet, rule, paper] = ["--ink", "--quiet", "--rule", "--paper"].map(colour);
-    const full = structuredClone(layout);
-    full.height = height;
-    full.font = { ...full.font, family: getComputedStyle(document.body).fontFamily, color: ink, size: 12.5 };
-    full.hoverlabel = { ...full.hoverlabel, bgcolor: paper, bordercolor: rule, font: { color: ink } };
-    if (matchMedia("(pointer: coarse)").matches) full.dragmode = false;
-    full.xaxis ??= {};
-    full.yaxis ??= {};
-    if (isLog) full.xaxis.type = "log";
-    for (const [name, axis] of Object.entries(full)) {
-      if (!/^[xy]axis\d*$/.test(name)) continue;
-      axis.gridcolor = rule;
-      axis.linecolor = rule;
-      axis.zerolinecolor = rule;
-      axis.tickfont = { ...axis.tickfont, color: quiet };
+  const themed = () => {
+    const [ink, quiet, rule] = ["--ink", "--quiet", "--rule"].map(colour);
+    return {
+      background: "transparent",
+      font: getComputedStyle(document.body).fontFamily,
+      axis: { gridColor: rule, tickColor: rule, labelColor: quiet, titleColor: ink },
+      legend: { labelColor: ink, titleColor: ink, labelFontSize: 12 },
+      title: { color: ink },
+      text: { color: ink },
+    };
+  };
+  // As "sized" in charts/figure.py, which draws the same specification as a file.
+  const sized = (spec, width) => {
+    const { left, label } = spec.usermeta;
+    const columns = Math.max(1, Math.floor(width / (40 + 7 * label)));
+    const inner = Math.max(80, width - left - 16);
+    return {
+      ...spec,
+      config: { ...spec.config, legend: { orient: "bottom", columns, labelLimit: width - 40, titleLimit: 0 } },
+      vconcat: spec.vconcat.map((panel) => ({ ...panel, width: inner })),
+    };
+  };
+  const specOf = ({ spec, selected, isLog, width }) => {
+    const full = sized(structuredClone(spec), width);
+    full.params = full.params.map((param) => ({ ...param, value: selected[param.name] ?? param.value }));
+    if (isLog) {
+      for (const panel of full.vconcat) {
+        const { x } = panel.encoding;
+        x.scale = { type: "log", nice: false };
+        panel.transform.push({ filter: `datum.${x.field} > 0` });
+      }
     }
     return full;
   };
   const settings = {
-    responsive: true,
-    displaylogo: false,
-    showTips: false,
-    modeBarButtons: [["toImage", "resetScale2d"]],
-  };
-  // What is selected decides by the "meta" of traces and annotations which of them are shown.
-  const isShown = (selected) => ({ meta = {} }) =>
-    Object.entries(selected).every(([name, value]) => value === "*" || !(name in meta) || meta[name] === value);
-  const withoutMeta = ({ meta, ...rest }) => rest;
-  const chosen = ({ figure, selected, ...state }) => {
-    const layout = themed(figure.layout, state);
-    if (layout.annotations) layout.annotations = layout.annotations.filter(isShown(selected)).map(withoutMeta);
-    return [structuredClone(figure.data.filter(isShown(selected)).map(withoutMeta)), layout];
+    ast: true,
+    logLevel: 1,
+    renderer: "svg",
+    mode: "vega-lite",
+    defaultStyle: false,
+    actions: { export: true, source: false, compiled: false, editor: false },
+    i18n: { SVG_ACTION: "SVG", PNG_ACTION: "PNG" },
+    tooltip: { disableDefaultStyle: true },
   };
   const selectors = (id) => all("[data-choice]").filter((select) => select.dataset.of === id);
+  const redraw = async (place, width = place.clientWidth) => {
+    const state = drawn.get(place);
+    const turn = (state.turn = (state.turn ?? 0) + 1);
+    state.width = width;
+    const holder = document.createElement("div");
+    place.append(holder);
+    const options = { ...settings, config: themed(), downloadFileName: place.dataset.chart };
+    const { view } = await vegaEmbed(holder, specOf(state), options);
+    if (turn !== state.turn) {
+      view.finalize();
+      holder.remove();
+      return;
+    }
+    state.view?.finalize();
+    state.view = view;
+    place.replaceChildren(holder);
+  };
   const draw = (place) => {
     if (drawn.has(place)) return;
     if (!library) {
       unpacked.then(() => draw(place), () => {});
       return;
     }
-    wakePlotly();
-    const { figure, id } = data().charts.find((chart) => chart.id === place.dataset.chart);
-    const state = {
-      figure,
-      height: Number(place.dataset.height),
+    if (!library.isConnected) document.head.append(library);
+    const { spec, id } = data().charts.find((chart) => chart.id === place.dataset.chart);
+    const datasets = Object.fromEntries(Object.entries(spec.datasets).map(([name, each]) => [name, rowsOf(each)]));
+    drawn.set(place, {
+      spec: { ...spec, datasets },
       selected: Object.fromEntries(selectors(id).map((select) => [select.dataset.choice, select.value])),
       isLog: all("[data-log]").some((button) => button.dataset.log === id && button.ariaPressed === "true"),
-    };
-    drawn.set(place, state);
+    });
     place.replaceChildren();
-    const saved = { toImageButtonOptions: { format: "svg", filename: id } };
-    Plotly.newPlot(place, ...chosen(state), { ...settings, ...saved });
+    redraw(place);
   };
   const drawAll = () => all("[data-chart]").forEach(draw);
-  const redraw = (place) => Plotly.react(place, ...chosen(drawn.get(place)));
-  const recolour = () => [...drawn.keys()].forEach(redraw);
+  const redrawAll = (width) => Promise.all([...drawn.keys()].map((place) => redraw(place, width)));
+  const recolour = () => { redrawAll(); };
   const placeOf = (id) => all("[data-chart]").find((place) => place.dataset.chart === id);
   const watch = new IntersectionObserver((seen) => {
     for (const { isIntersecting, target } of seen) {
@@ -120,7 +150,16 @@
       draw(target);
     }
   }, { rootMargin: "400px" });
-  all("[data-chart]").forEach((place) => watch.observe(place));
+  const resized = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      const state = drawn.get(target);
+      if (state && target.clientWidth && !isPrint.matches && Math.abs(target.clientWidth - state.width) > 1) redraw(target);
+    }
+  });
+  for (const place of all("[data-chart]")) {
+    watch.observe(place);
+    resized.observe(place);
+  }
 
   for (const select of all("[data-choice]")) {
     select.addEventListener("change", () => {
@@ -155,14 +194,12 @@
     unfolded = all("details.fold:not([open])");
     for (const fold of unfolded) fold.open = true;
     drawAll();
-    recolour();
-    for (const place of drawn.keys()) Plotly.relayout(place, { width: PRINT_WIDTH_PX, autosize: false });
+    redrawAll(PRINT_WIDTH_PX);
   };
   const afterPrint = () => {
     for (const fold of unfolded) fold.open = false;
     unfolded = [];
     recolour();
-    for (const place of drawn.keys()) Plotly.relayout(place, { width: null, autosize: true });
   };
   addEventListener("beforeprint", forPrint);
   addEventListener("afterprint", afterPrint);

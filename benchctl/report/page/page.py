@@ -28,12 +28,13 @@ from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.formats import capitalized, minus, minus_in_numbers, percentage
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.charts.figure import Chart
+from benchctl.report.charts.table import draw_charts
 from benchctl.report.documents import comparison_document
 from benchctl.report.model_documents import verdicts_document
-from benchctl.report.page.charts.acceptance import draw_charts
-from benchctl.report.page.foreign import ForeignSides, distribution_charts, file_rows, packed
+from benchctl.report.page.foreign import ForeignSides, distribution_charts, file_rows
 from benchctl.report.page.foreign import percentile_values as foreign_percentiles
 from benchctl.report.page.forest import forest_values
+from benchctl.report.page.packed import packed
 from benchctl.report.page.sections import (
     answer_values,
     bonus_values,
@@ -80,10 +81,10 @@ def data_document(
                 "title": chart.title,
                 "definition": chart.definition,
                 "choices": [{"name": choice.name, "selected": choice.selected} for choice in chart.choices],
-                "figure": packed(chart.figure),
+                "spec": {**chart.spec, "datasets": packed(chart.spec["datasets"])},
             }
             for chart in charts
-            if chart.figure is not None
+            if chart.spec is not None
         ],
         "definitions": {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()},
     }
@@ -105,15 +106,15 @@ def _directory(analysis: AnalyzedExperiment) -> dict[str, Any]:
 def content_policy(*, scripts: Iterable[str], styles: Iterable[str]) -> str:
     """The policy under which the given inline scripts and styles are the only ones of a document.
 
-    Pictures may be ``data:`` addresses: the empty icon. The empty style is that of plotly.js, which adds an empty
-    element and fills it by rules of the object model, as it sets all its ``style`` attributes; a policy judges only
-    those in the text. So neither ``unsafe-inline`` nor ``unsafe-eval`` is needed.
+    Pictures may be ``data:`` addresses: the empty icon. Vega sets its styles by the object model, and a policy
+    judges only those in the text; expressions of a specification are interpreted (``ast``). So neither
+    ``unsafe-inline`` nor ``unsafe-eval`` is needed.
     """
     return "; ".join(
         (
             "default-src 'none'",
             f"script-src {_hashes(scripts)}",
-            f"style-src {_hashes((*styles, ''))}",
+            f"style-src {_hashes(styles)}",
             "img-src data:",
             "base-uri 'none'",
             "form-action 'none'",
@@ -186,15 +187,15 @@ def resource(name: str) -> str:
 
 
 @cache
-def plotly() -> str:
-    """plotly.js as it is run."""
-    return resource("vendor/plotly-basic.min.js")
+def vega() -> str:
+    """Vega, Vega-Lite and Vega-Embed as they are run."""
+    return resource("vendor/vega.js")
 
 
 @cache
-def packed_plotly() -> Markup:
-    """plotly.js, compressed by gzip and written in base64: 0.5 MB instead of 1.2; the page unpacks it."""
-    code = base64.b64encode(gzip.compress(plotly().encode(), mtime=0)).decode()
+def packed_vega() -> Markup:
+    """The same, compressed by gzip and written in base64: 0.4 MB instead of 0.9; the page unpacks it."""
+    code = base64.b64encode(gzip.compress(vega().encode(), mtime=0)).decode()
     return Markup(code)  # noqa: S704 - base64 has no markup
 
 
@@ -222,11 +223,11 @@ def render(
     values = {
         "version": __version__,
         "title": title,
-        "policy": content_policy(scripts=(script, plotly()), styles=(css, sizes)),
+        "policy": content_policy(scripts=(script, vega()), styles=(css, sizes)),
         "css": css,
         "sizes": sizes,
         "script": script,
-        "plotly": packed_plotly(),
+        "vega": packed_vega(),
         "data": inert_json(data_document(verdict, analyses, charts)),
         "verdict": verdict,
         "comparisons": comparisons,
@@ -234,7 +235,7 @@ def render(
         "backfills": [values for analysis in analyses if (values := bonus_values(analysis)) is not None],
         "passes": [values for analysis in analyses if (values := passes_values(analysis)) is not None],
         "charts": [chart for chart in charts if chart.section == "measurements"],
-        "latency_charts": [chart for chart in charts if chart.section == "latency" and chart.figure is not None],
+        "latency_charts": [chart for chart in charts if chart.section == "latency" and chart.spec is not None],
         "percentiles": _percentiles(analyses, verdict, foreign),
         "files": [] if foreign is None else file_rows(foreign),
         "directories": [
@@ -250,7 +251,7 @@ def render(
 
 def _sizes(charts: Sequence[Chart], comparisons: Sequence[Mapping[str, Any]]) -> str:
     """The rules for sizes that depend on the results. The policy of the page allows no ``style`` attributes."""
-    heights = sorted({chart.height for chart in charts if chart.figure is not None})
+    heights = sorted({chart.height for chart in charts if chart.spec is not None})
     labels = sorted({each["forest"]["label_ch"] for each in comparisons if each["forest"] is not None})
     return "\n".join(
         (

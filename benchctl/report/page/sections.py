@@ -34,7 +34,7 @@ from benchctl.analysis.validity.machines import Machine, gpu_names, machines_of
 from benchctl.errors import RecordError
 from benchctl.formats import capitalized, count_of, first_of, gib, minus_in_numbers, percentage, range_of
 from benchctl.records.directory import arm_label
-from benchctl.report.charts.figure import arm_styles
+from benchctl.report.charts.arms import arms_of
 from benchctl.report.page.verdict import PageVerdict
 from benchctl.report.page.words import change_term, metric_term, p_term, value_term, verdict_term
 from benchctl.report.table import Table
@@ -424,7 +424,7 @@ def node_values(comparison: Comparison) -> dict[str, Any] | None:
 
 def percentile_values(analysis: AnalyzedExperiment) -> Table | None:
     """The table of a directory; None where no percentile is known."""
-    cells = [arm.cell for arm in arm_styles(analysis)]
+    cells = arms_of(analysis)
     rows = (
         (name, cell.label, percentile_levels(cell, name, CONFIDENCE)) for name in LATENCY_NAMES for cell in cells
     )

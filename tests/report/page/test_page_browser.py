@@ -42,7 +42,7 @@ def drawn_charts(page):
     """Of every chart that has a figure, the number of marks in it."""
     return page.evaluate(
         "Array.from(document.querySelectorAll('[data-chart]')).filter((c) => c.checkVisibility()).map((c) => "
-        "c.querySelectorAll('svg.main-svg path, svg.main-svg .point').length)"
+        "c.querySelectorAll('svg.marks path, svg.marks line').length)"
     )
 
 
@@ -62,10 +62,10 @@ def test_the_verdict_is_in_view_at_once_and_nothing_is_wider_than_the_window(bro
 @pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
 def test_every_chart_is_drawn_when_it_comes_into_view_and_none_before(browser, path, size):
     with opened(browser, path, size) as page:
-        assert page.evaluate("typeof Plotly") == "undefined"
+        assert page.evaluate("typeof vegaEmbed") == "undefined"
         page.locator(".charts details.fold > summary").click()
         look_at_all(page)
-        page.wait_for_function("document.querySelectorAll('[data-chart] svg.main-svg').length > 0")
+        page.wait_for_function("document.querySelectorAll('[data-chart] svg.marks').length > 0")
         page.wait_for_timeout(200)
         marks = drawn_charts(page)
         assert len(marks) >= 6
@@ -133,7 +133,7 @@ def test_paper_is_light_has_every_chart_and_no_buttons(browser, path):
         assert min(drawn_charts(page)) > 0
         assert page.locator(".controls:visible").count() == 0
         widths = page.evaluate(
-            "Array.from(document.querySelectorAll('[data-chart] svg.main-svg'), (s) => s.clientWidth)"
+            "Array.from(document.querySelectorAll('[data-chart] svg.marks'), (s) => s.clientWidth)"
         )
         assert max(widths) <= 720
         content = page.pdf(format="A4")
@@ -186,7 +186,7 @@ def test_what_somebody_plants_in_the_file_does_not_run_and_asks_nobody(browser, 
         "document.body.append(late)"
     )
     look_at_all(page)
-    page.wait_for_function("document.querySelectorAll('[data-chart] svg.main-svg').length > 0")
+    page.wait_for_function("document.querySelectorAll('[data-chart] svg.marks').length > 0")
     style = page.evaluate(
         "(({ color, fontSize }) => [color, fontSize])(getComputedStyle(document.getElementById('styled')))"
     )
@@ -208,13 +208,15 @@ def test_a_chart_under_the_pointer_and_saved_as_a_picture_keeps_to_the_policy_of
         for i in range(charts.count()):
             chart = charts.nth(i)
             chart.scroll_into_view_if_needed()
-            chart.locator("svg.main-svg").first.wait_for()
+            chart.locator("svg.marks").first.wait_for()
             box = chart.bounding_box()
             for x in (0.2, 0.5, 0.8):
                 page.mouse.move(box["x"] + x * box["width"], box["y"] + box["height"] / 2)
                 page.wait_for_timeout(60)
+        page.locator("[data-chart=sections] .mark-rect.role-mark path").nth(1).hover(force=True)
+        page.locator("#vg-tooltip-element.visible td.key").first.wait_for()
         with page.expect_download() as download:
-            chart.locator("[data-title*='Download']").first.click()
+            chart.get_by_role("link", name="SVG").click()
         assert b"<svg" in download.value.path().read_bytes()
         page.get_by_role("button", name="Dark").click()
 
@@ -232,7 +234,7 @@ def test_pages_of_two_directories_of_files_of_other_tools_and_of_passes_keep_to_
     for name, path in pages.items():
         with opened(browser, path) as page:
             look_at_all(page)
-            page.wait_for_function("document.querySelectorAll('[data-chart] svg.main-svg').length > 0")
+            page.wait_for_function("document.querySelectorAll('[data-chart] svg.marks').length > 0")
             assert page.locator("meta[http-equiv=Content-Security-Policy]").count() == 1, name
 
 

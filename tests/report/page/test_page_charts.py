@@ -1,4 +1,4 @@
-"""The charts of the report page: valid figures whose numbers are those of the analysis, or a reason for none."""
+"""The charts of the report page: specifications whose numbers are those of the analysis, or a reason for none."""
 
 import json
 import math
@@ -15,8 +15,9 @@ from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.records.noise import MetricNoise
 from benchctl.records.record import RequestError
 from benchctl.records.schema import GpuInfo, GpuSample, HostSample
-from benchctl.report.charts.figure import SERIES, Chart, legend_px, no_chart, rounded, wrapped
-from benchctl.report.page.charts.acceptance import draw_charts
+from benchctl.report.charts.figure import SERIES, Chart, chart_bytes, picture_bytes, rounded
+from benchctl.report.charts.sections import wrapped
+from benchctl.report.charts.table import draw_charts
 
 EXAMPLE = Path(__file__).parent.parent.parent.parent / "results" / "example"
 SWEEP = tuple({"top_k": k} for k in (1, 2, 5))
@@ -37,8 +38,26 @@ def charts_of(path, **more):
     return {chart.id: chart for chart in draw_charts(analyze_directory(path), **more)}
 
 
-def traces_of(chart, **having):
-    return [t for t in chart.figure["data"] if all(t.get(name) == value for name, value in having.items())]
+def rows_of(chart, **having):
+    rows = chart.spec["datasets"]["rows"]
+    return [row for row in rows if all(row[name] == value for name, value in having.items())]
+
+
+def values_of(chart, name, **having):
+    return [row[name] for row in rows_of(chart, **having)]
+
+
+def titles_of(chart):
+    return [panel["encoding"]["y"]["title"] for panel in chart.spec["vconcat"]]
+
+
+def x_axis_of(chart):
+    return chart.spec["vconcat"][-1]["encoding"]["x"]
+
+
+def layers_of(chart, mark):
+    layers = [layer for panel in chart.spec["vconcat"] for layer in panel["layer"]]
+    return [layer for layer in layers if layer["mark"]["type"] == mark]
 
 
 def half_the_batch(results):
@@ -90,45 +109,61 @@ def test_every_chart_of_a_whole_directory_is_drawn(swept):
 
 
 @pytest.mark.parametrize("chart_id", IDS)
-def test_a_figure_is_of_traces_in_the_bundle_and_json_can_hold_it(swept, chart_id):
-    figure = charts_of(swept.path)[chart_id].figure
-    assert {trace["type"] for trace in figure["data"]} <= {"scatter", "bar"}
-    assert json.loads(json.dumps(figure, allow_nan=False)) == figure
+def test_a_specification_is_valid_to_vega_lite_and_json_can_hold_it(swept, chart_id, capfd):
+    chart = charts_of(swept.path)[chart_id]
+    assert json.loads(json.dumps(chart.spec, allow_nan=False)) == chart.spec
+    drawn = chart_bytes(chart, ".svg").decode()
+    assert drawn.startswith("<svg")
+    assert drawn.count("<path") > 10
+    assert chart.title in drawn
 
 
 @pytest.mark.parametrize("chart_id", IDS)
-def test_every_trace_has_as_many_x_as_y(swept, chart_id):
-    for trace in charts_of(swept.path)[chart_id].figure["data"]:
-        beside = [
-            len(trace[name]) for name in ("y", "customdata", "base", "text") if isinstance(trace.get(name), list)
-        ]
-        assert set(beside) == {len(trace["x"])}, trace.get("name")
+def test_every_channel_names_a_field_of_its_rows(swept, chart_id):
+    spec = charts_of(swept.path)[chart_id].spec
+    for panel in spec["vconcat"]:
+        for layer in panel["layer"]:
+            if "values" in layer.get("data", {}):
+                continue
+            rows = spec["datasets"][layer.get("data", spec["data"])["name"]]
+            inherited = {
+                name: channel for name, channel in panel["encoding"].items() if name not in layer["encoding"]
+            }
+            channels = {**inherited, **layer["encoding"]}
+            if "data" in layer:
+                channels.pop("color", None)
+            fields = {
+                channel["field"]
+                for channel in channels.values()
+                if isinstance(channel, dict) and "field" in channel
+            }
+            assert fields <= set().union(*rows), layer
 
 
 @pytest.mark.parametrize("chart_id", IDS)
 def test_every_axis_says_what_it_shows(swept, chart_id):
-    layout = charts_of(swept.path)[chart_id].figure["layout"]
-    axes = {name: axis["title"]["text"] for name, axis in layout.items() if name.startswith(("xaxis", "yaxis"))}
-    if chart_id == "sections":
-        assert axes.pop("yaxis") == ""  # its labels are names of arms
-    assert all(axes.values()), axes
+    chart = charts_of(swept.path)[chart_id]
+    assert x_axis_of(chart)["title"]
+    if chart_id != "sections":  # its labels are names of arms
+        assert all(titles_of(chart))
 
 
 def test_no_chart_sets_what_belongs_to_the_theme_of_the_page(swept):
     for chart in charts_of(swept.path).values():
-        layout = chart.figure["layout"]
-        assert layout["paper_bgcolor"] == layout["plot_bgcolor"] == "rgba(0,0,0,0)"
-        assert not {"template", "font", "width", "colorway", "title"} & set(layout)
-        assert not any("gridcolor" in axis for axis in layout.values() if isinstance(axis, dict))
+        config = json.dumps(chart.spec["config"])
+        assert "olor" not in config
+        assert '"font"' not in config
+        assert not {"background", "width", "title"} & set(chart.spec)
+        assert not any("width" in panel for panel in chart.spec["vconcat"])
 
 
 def test_an_arm_has_the_same_colour_in_every_chart(swept):
     seen = {}
-    for chart_id in ("block-values", "step-time", "step-time-by-batch-size", "host-cpu"):
-        for trace in charts_of(swept.path)[chart_id].figure["data"]:
-            if trace.get("name"):
-                marker = trace.get("line", trace.get("marker")).get("color") or trace["marker"]["color"]
-                seen.setdefault(trace["name"], set()).add(marker)
+    for chart_id in ("block-values", "step-time", "step-time-by-batch-size", "host-cpu", "latencies"):
+        for panel in charts_of(swept.path)[chart_id].spec["vconcat"]:
+            scale = panel["encoding"]["color"]["scale"]
+            for arm, color in zip(scale["domain"], scale["range"], strict=True):
+                seen.setdefault(arm, set()).add(color)
     assert len(seen) == 4  # arms
     assert seen["baseline"] == {SERIES[0]}
     assert all(len(colors) == 1 for colors in seen.values())
@@ -138,9 +173,12 @@ def test_the_example_of_a_simulator_gives_charts_that_agree_with_its_summary():
     analysis = analyze_directory(EXAMPLE)
     charts = {chart.id: chart for chart in draw_charts(analysis)}
     for cell in analysis.cells:
-        bars = traces_of(charts["sections"], type="bar")
-        place = next(i for i, label in enumerate(bars[0]["y"]) if label.replace("<br>", " ") == cell.label)
-        assert math.fsum(bar["x"][place] for bar in bars) == pytest.approx(cell.centre("step_ms"), rel=1e-6)
+        parts = values_of(charts["sections"], "value", bar=wrapped(cell.label))
+        assert math.fsum(parts) == pytest.approx(cell.centre("step_ms"), rel=1e-5)
+        ends = [
+            row["end"] for row in charts["sections"].spec["datasets"]["ends"] if row["bar"] == wrapped(cell.label)
+        ]
+        assert ends == [pytest.approx(math.fsum(parts), rel=1e-5)]
     assert charts["step-time-by-batch-size"].skipped == "every decode step has 4 sequences: see step_ms"
 
 
@@ -148,39 +186,38 @@ def test_the_steps_of_all_batch_sizes_add_up_to_those_of_the_arm(swept):
     analysis = analyze_directory(swept.path)
     charts = {chart.id: chart for chart in draw_charts(analysis)}
     for cell in analysis.cells:
-        decode = traces_of(charts["step-time-by-batch-size"], name=cell.label)[0]
+        rows = rows_of(charts["step-time-by-batch-size"], arm=cell.label)
         in_phase = [run.run.columns.in_phase("decode") for run in cell.runs]
-        assert sum(row[0] for row in decode["customdata"]) == sum(int(mask.sum()) for mask in in_phase)
+        assert sum(row["steps"] for row in rows) == sum(int(mask.sum()) for mask in in_phase)
         total = sum(run.run.columns.dur_ns[mask].sum() / 1e6 for run, mask in zip(cell.runs, in_phase, strict=True))
-        means = zip(decode["y"], decode["customdata"], strict=True)
-        assert math.fsum(y * row[0] for y, row in means) == pytest.approx(total, rel=1e-6)
+        assert math.fsum(row["mean"] * row["steps"] for row in rows) == pytest.approx(total, rel=1e-5)
 
 
 def test_the_course_of_a_run_keeps_the_mean_and_the_number_of_its_steps():
     analysis = analyze_directory(EXAMPLE)
     chart = next(chart for chart in draw_charts(analysis) if chart.id == "step-time")
+    assert list(dict.fromkeys(values_of(chart, "block"))) == ["0", "1", "2", "3", "4", "5"]
     for cell in analysis.cells:
-        lines = {t["meta"]["block"]: t for t in traces_of(chart, name=cell.label) if "customdata" in t}
-        assert list(lines) == ["0", "1", "2", "3", "4", "5"]
         for run in cell.runs:
-            line = lines[str(run.record.block)]
-            count = sum(row[3] for row in line["customdata"])
+            rows = rows_of(chart, arm=cell.label, block=str(run.record.block))
+            count = sum(row["steps"] for row in rows)
             assert count == run.number("num_steps")
-            mean = math.fsum(row[2] * row[3] for row in line["customdata"]) / count
-            assert mean == pytest.approx(run.number("step_ms"), rel=1e-6)
-            rows = zip(line["customdata"], line["y"], strict=True)
-            assert all(row[0] <= median <= row[1] for row, median in rows)
+            mean = math.fsum(row["mean"] * row["steps"] for row in rows) / count
+            assert mean == pytest.approx(run.number("step_ms"), rel=1e-5)
+            assert all(row["low"] <= row["median"] <= row["high"] for row in rows)
 
 
 def test_the_raw_value_of_every_run_stands_in_its_block(swept):
     analysis = analyze_directory(swept.path)
     chart = next(chart for chart in draw_charts(analysis) if chart.id == "block-values")
-    panels = {"step_ms": "y", "tpot_ms": "y2", "wall_s": "y3"}
-    for name, panel in panels.items():
+    for name in ("step_ms", "tpot_ms", "wall_s"):
         for cell in analysis.cells:
-            (trace,) = traces_of(chart, name=cell.label, yaxis=panel)
-            shown = {row[2]: (row[0], row[1]) for row in trace["customdata"]}
-            assert shown == {run.record.run_id: (run.record.block, run.number(name)) for run in cell.runs}
+            rows = rows_of(chart, arm=cell.label, metric=name)
+            shown = {row["run"]: (row["block"], row["value"]) for row in rows}
+            assert shown == {
+                run.record.run_id: (run.record.block, pytest.approx(run.number(name), rel=1e-5))
+                for run in cell.runs
+            }
 
 
 def test_a_block_that_stands_out_is_open_and_one_that_is_left_out_is_crossed(tmp_path):
@@ -191,14 +228,18 @@ def test_a_block_that_stands_out_is_open_and_one_that_is_left_out_is_crossed(tmp
     sides = [parse_side(f"{results.path}:{variant}") for variant in ("baseline", "guided")]
     cells = compare_sides(*sides, CompareOptions()).cells
     chart = charts_of(results.path, cells=cells)["block-values"]
-    (guided,) = traces_of(chart, name="guided top_k=5", yaxis="y")
-    symbols = dict(zip([row[0] for row in guided["customdata"]], guided["marker"]["symbol"], strict=True))
-    assert symbols[4] == "circle-open"
-    assert symbols[8] == "x-thin-open"
-    assert {symbols[block] for block in (0, 1, 2, 3, 5, 6, 7)} == {"circle"}
-    assert "left out: suspect" in guided["customdata"][8][2]
-    joint = traces_of(chart, yaxis="y", hoverinfo="skip")[0]
-    assert not any(x is not None and x > 7.5 for x in joint["x"])  # nothing is joined to what does not count
+    rows = {row["block"]: row for row in rows_of(chart, arm="guided top_k=5", metric="step_ms")}
+    assert {block: row["kind"] for block, row in rows.items() if row["kind"] != "counted"} == {
+        4: "outlier",
+        8: "left out",
+    }
+    assert "left out: suspect" in rows[8]["note"]
+    joints, points = (layers_of(chart, mark)[0] for mark in ("line", "point"))
+    assert joints["transform"] == [
+        {"filter": "datum.kind !== 'left out'"}
+    ]  # nothing is joined to what does not count
+    assert points["encoding"]["fillOpacity"]["value"] == 0
+    assert points["encoding"]["shape"]["scale"]["domain"] == ["counted", "outlier", "left out"]
 
 
 def test_arms_that_lie_far_apart_are_shown_in_per_cent_of_their_own_mean(tmp_path):
@@ -206,69 +247,72 @@ def test_arms_that_lie_far_apart_are_shown_in_per_cent_of_their_own_mean(tmp_pat
     far = write_results(
         tmp_path / "far", block_factors=[{"baseline": f["baseline"], "guided": 9 * f["guided"]} for f in SPREAD]
     )
-    assert "per cent" not in charts_of(near.path)["block-values"].caption
+    chart = charts_of(near.path)["block-values"]
+    assert "per cent" not in chart.caption
+    assert {layer["encoding"]["y"]["field"] for layer in layers_of(chart, "point")} == {"value"}
     chart = charts_of(far.path)["block-values"]
     assert "per cent" in chart.caption
-    (guided,) = traces_of(chart, name="guided top_k=5", yaxis="y")
+    assert {layer["encoding"]["y"]["field"] for layer in layers_of(chart, "point")} == {"percent"}
     mean = (9 * 9 * 1.2 * 9) ** (1 / 3) / 9
-    assert guided["y"] == pytest.approx([100 * (f / mean - 1) for f in (1.0, 1.2, 1.0)], abs=1e-3)
+    shown = values_of(chart, "percent", arm="guided top_k=5", metric="step_ms")
+    assert shown == pytest.approx([100 * (f / mean - 1) for f in (1.0, 1.2, 1.0)], abs=1e-3)
 
 
 def test_the_sweep_shows_the_ratio_interval_and_blocks_of_every_cell(swept):
     analysis = analyze_directory(swept.path)
     chart = next(chart for chart in draw_charts(analysis) if chart.id == "sweep")
-    (line,) = traces_of(chart, name="guided", yaxis="y", mode="lines+markers")
+    rows = rows_of(chart, line="guided", quantity="wall", kind="estimate")
     estimates = [row.estimates["wall"] for row in analysis.sweep]
-    assert line["x"] == [1.0, 2.0, 5.0]
-    assert line["y"] == pytest.approx([estimate.ratio for estimate in estimates], rel=1e-5)
-    for row, estimate in zip(line["customdata"], estimates, strict=True):
-        assert row == [pytest.approx(estimate.ci_low, rel=1e-5), pytest.approx(estimate.ci_high, rel=1e-5), 3]
-    (single,) = traces_of(chart, name="guided", yaxis="y", mode="markers")
-    assert len(single["x"]) == 9
+    assert [row["x"] for row in rows] == [1.0, 2.0, 5.0]
+    for name, values in (("ratio", "ratio"), ("low", "ci_low"), ("high", "ci_high"), ("blocks", "num_blocks")):
+        assert [row[name] for row in rows] == pytest.approx([getattr(e, values) for e in estimates], rel=1e-5)
+    assert len(rows_of(chart, line="guided", quantity="wall", kind="block")) == 9
+
+
+def bands_of(chart):
+    """Ends of the grey bands around 1."""
+    encodings = [layer["encoding"] for layer in layers_of(chart, "rect")]
+    return [(encoding["y"]["datum"], encoding["y2"]["datum"]) for encoding in encodings]
 
 
 def test_the_grey_band_is_the_noise_floor_where_one_is_known(swept):
     floor = MetricNoise(log_sd=0.01, num_blocks=8, floor_frac=0.05)
     known = charts_of(swept.path, noise={"wall_s": floor, "step_ms": floor})["sweep"]
-    bands = [shape for shape in known.figure["layout"]["shapes"] if shape["type"] == "rect"]
-    assert [(band["y0"], band["y1"]) for band in bands] == [pytest.approx((1 / 1.05, 1.05))] * 2
+    assert bands_of(known) == [pytest.approx((1 / 1.05, 1.05))] * 2
     assert "A/A" in known.caption
     own = charts_of(swept.path)["sweep"]
     logs = [math.log(factor["baseline"]) for factor in SPREAD]
-    band = next(shape for shape in own.figure["layout"]["shapes"] if shape["type"] == "rect")
-    assert math.log(band["y1"]) == pytest.approx(np.std(logs, ddof=1), rel=1e-6)
+    assert math.log(bands_of(own)[0][1]) == pytest.approx(np.std(logs, ddof=1), rel=1e-6)
 
 
 def test_several_factors_give_a_line_for_each_value_of_the_others(tmp_path):
     cells = [{"top_k": k, "value_model": m} for k in (2, 5, 40) for m in ("small", "large")]
     chart = charts_of(write_results(tmp_path / "r", cells=cells).path)["sweep"]
-    lines = traces_of(chart, yaxis="y", mode="lines+markers")
-    assert {line["name"]: line["x"] for line in lines} == {
-        "guided value_model=small": [2.0, 5.0, 40.0],
-        "guided value_model=large": [2.0, 5.0, 40.0],
-    }
-    assert chart.figure["layout"]["xaxis"]["type"] == "log"
+    for model in ("small", "large"):
+        line = f"guided value_model={model}"
+        assert values_of(chart, "x", line=line, quantity="wall", kind="estimate") == [2.0, 5.0, 40.0]
+    assert x_axis_of(chart)["scale"]["type"] == "log"
 
 
 def test_factors_that_are_words_stand_side_by_side_and_are_not_joined(tmp_path):
     cells = [{"value_model": m} for m in ("small", "large")]
     chart = charts_of(write_results(tmp_path / "r", cells=cells).path)["sweep"]
-    assert chart.figure["layout"]["xaxis"]["type"] == "category"
-    assert not traces_of(chart, mode="lines+markers")
-    assert "error_y" in traces_of(chart, name="guided", yaxis="y", showlegend=True)[0]
+    assert x_axis_of(chart)["type"] == "nominal"
+    assert sorted(x_axis_of(chart)["sort"]) == ["large", "small"]
+    assert not layers_of(chart, "line")
+    assert any(layer["encoding"]["y"] == {"field": "low"} for layer in layers_of(chart, "rule"))
 
 
 def test_gpu_and_host_are_shown_between_first_send_and_last_output_only(swept):
     charts = charts_of(swept.path)
     for chart_id in ("gpu", "host-cpu"):
-        for trace in charts[chart_id].figure["data"]:
-            assert min(trace["x"]) >= 0
-            assert max(trace["x"]) < 0.2
-    names = {trace["name"] for trace in charts["gpu"].figure["data"]}
-    assert {"baseline, GPU 0", "baseline, GPU 1"} <= names
-    titles = [axis["title"]["text"] for name, axis in charts["gpu"].figure["layout"].items() if "yaxis" in name]
-    assert titles == ["power,<br>W", "SM clock,<br>MHz", "utilisation,<br>%"]  # no panel for what nobody reported
-    assert set(traces_of(charts["host-cpu"], yaxis="y")[0]["y"]) == {1.5}
+        times = values_of(charts[chart_id], "time")
+        assert min(times) >= 0
+        assert max(times) < 0.2
+    assert set(values_of(charts["gpu"], "device", arm="baseline")) == {"GPU 0", "GPU 1"}
+    # no panel for what nobody reported
+    assert titles_of(charts["gpu"]) == ["power, W", "SM clock, MHz", "utilisation, %"]
+    assert set(values_of(charts["host-cpu"], "value", quantity="server CPU, cores")) == {1.5}
 
 
 def test_a_request_that_failed_is_crossed_in_the_timeline(tmp_path):
@@ -282,18 +326,17 @@ def test_a_request_that_failed_is_crossed_in_the_timeline(tmp_path):
 
     edit_requests(results, results.plan().runs[0].run_id, fail)
     chart = charts_of(results.path)["request-timeline"]
-    (cross,) = traces_of(chart, mode="markers")
-    assert (cross["y"], cross["text"], cross["yaxis"]) == ([3], ["r00002: reset"], "y")
-    waits, decodes, *_ = traces_of(chart, type="bar", yaxis="y")
-    assert len(waits["x"]) == 6
-    assert decodes["y"] == [1, 2, 4, 5, 6]
-    assert decodes["base"][0] == pytest.approx(waits["base"][0] + waits["x"][0])
+    rows = rows_of(chart, block="0", is_first=True)
+    assert [(row["row"], row["id"], row["error"]) for row in rows if row["error"]] == [(3, "r00002", "reset")]
+    assert [row["row"] for row in rows if row["first"] is not None] == [1, 2, 4, 5, 6]
+    assert all(row["waited"] == row["first"] for row in rows if row["first"] is not None)
+    assert layers_of(chart, "point")[0]["transform"] == [{"filter": "isValid(datum.error)"}]
 
 
 def test_of_many_requests_two_hundred_are_shown_and_the_caption_says_so(tmp_path):
     results = write_results(tmp_path / "r", num_requests=450, output_tokens=2, n=1)
     chart = charts_of(results.path)["request-timeline"]
-    rows = traces_of(chart, type="bar", yaxis="y")[0]["y"]
+    rows = values_of(chart, "row", block="0", is_first=True)
     assert (len(rows), rows[0], rows[-1]) == (200, 1, 450)
     assert len(set(rows)) == 200
     assert "200 of up to 450" in chart.caption
@@ -330,23 +373,26 @@ def test_steps_that_only_prefill_are_not_in_the_chart_by_batch_size(tmp_path):
     )
 
 
-def test_a_chart_has_either_a_figure_or_a_reason():
-    with pytest.raises(ValueError, match="either a figure or a reason"):
-        Chart(id="x", title="X", caption="", definition="", figure=None, skipped=None, height=1)
-    assert no_chart("x", "X", "nothing to see").skipped == "nothing to see"
+def test_a_chart_has_either_a_specification_or_a_reason():
+    with pytest.raises(ValueError, match="either a specification or a reason"):
+        Chart(id="x", title="X")
+    with pytest.raises(ValueError, match="is not drawn: nothing to see"):
+        chart_bytes(Chart(id="x", title="X", skipped="nothing to see"))
 
 
 def test_numbers_that_no_json_can_hold_become_gaps():
-    assert rounded([1.23456789, math.nan, math.inf, None], 3) == [1.23, None, None, None]
+    assert [rounded(value, 3) for value in (1.23456789, math.nan, math.inf, None)] == [1.23, None, None, None]
 
 
-def test_a_legend_of_many_arms_asks_for_more_room():
-    assert legend_px([]) == 0
-    assert legend_px(["a", "b"]) < legend_px(["a long label of an arm"] * 6)
+def test_a_picture_is_the_same_each_time_and_of_the_kind_that_is_asked_for(swept):
+    chart = charts_of(swept.path)["sweep"]
+    for suffix, beginning in ((".png", b"\x89PNG\r\n"), (".svg", b"<svg"), (".pdf", b"%PDF")):
+        assert picture_bytes(chart.spec, "title", suffix=suffix).startswith(beginning)
+    assert chart_bytes(chart) == chart_bytes(chart)
 
 
 def test_long_labels_break_between_words_and_never_inside_one():
-    assert wrapped("baseline", 16) == "baseline"
-    long = wrapped("guided top_k=2, value_model=qwen2.5-0.5b", 16)
-    assert long == "guided top_k=2,<br>value_model=<br>qwen2.5-0.5b"
-    assert wrapped("a_word_of_more_than_sixteen_letters", 16) == "a_word_of_more_than_sixteen_letters"
+    assert wrapped("baseline") == "baseline"
+    long = wrapped("guided top_k=2, value_model=qwen2.5-0.5b")
+    assert long == "guided top_k=2,\nvalue_model=qwen2.5-0.5b"
+    assert wrapped("a_word_of_more_than_twenty_two_letters") == "a_word_of_more_than_twenty_two_letters"

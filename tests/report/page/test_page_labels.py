@@ -5,18 +5,14 @@ from support.browser import chromium, look_at_all, needs_browser, opened
 from support.results import builders
 
 from benchctl.analysis.summary.analyzed import analyze_directory
-from benchctl.report.page.foreign import packed
+from benchctl.report.charts.figure import picture_bytes
+from benchctl.report.charts.sections import stacked_bars
+from benchctl.report.charts.table import sweep_name
 from benchctl.report.page.page import directory_page
 
 LABEL = '<a href="https://evil.example">go</a><b>&lt;c\x1b[31m\u202e'
 SHOWN = '<a href="https://evil.example">go</a><b>&lt;c\\x1b[31m\\u202e'
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
-
-
-def test_every_text_of_a_figure_is_a_text_but_for_line_breaks_and_what_selects() -> None:
-    figure = {"name": LABEL, "hovertemplate": "%{y}<br>a<extra></extra>", "meta": {"arm": LABEL}, "y": [LABEL] * 20}
-    label = '&lt;a href="https://evil.example">go&lt;/a>&lt;b>&amp;lt;c\\x1b[31m\\u202e'
-    assert packed(figure) == {**figure, "name": label, "y": [label] * 20}
 
 
 @pytest.mark.browser
@@ -30,13 +26,11 @@ def test_a_browser_draws_labels_as_they_are(tmp_path) -> None:
     path.write_text(directory_page(analyze_directory(tmp_path)), encoding="utf-8")
     with chromium() as browser, opened(browser, path) as page:
         look_at_all(page)
-        page.wait_for_function("document.querySelectorAll('[data-chart] svg.main-svg').length > 0")
+        page.wait_for_function("document.querySelectorAll('[data-chart] svg.marks').length > 0")
         page.wait_for_timeout(300)
-        texts = page.evaluate("Array.from(document.querySelectorAll('svg.main-svg text'), (e) => e.textContent)")
-        assert any(SHOWN in "".join(text.split("\n")) for text in texts)
-        assert page.locator("svg.main-svg a").count() == 0
-        point = page.locator(".legend .traces").filter(has_text="go").first
-        assert "bold" not in (point.locator("text").get_attribute("style") or "")
+        texts = page.evaluate("Array.from(document.querySelectorAll('svg.marks text'), (e) => e.textContent)")
+        assert any(SHOWN in text for text in texts)
+        assert page.locator("svg.marks a").count() == 0
         options = page.locator("select[data-choice=arm] option").all_text_contents()
         assert any(SHOWN in option for option in options)
 
@@ -63,20 +57,16 @@ def test_block_values_saved_from_the_page_hold_no_formula(tmp_path) -> None:
     assert rows[1].split(",")[-1][0].isdecimal()
 
 
-def test_a_picture_shows_formulas_and_controls_as_text_and_a_long_label_leaves_room(recwarn) -> None:
-    pytest.importorskip("matplotlib")
-    from benchctl.report.plots.plots import Part, plain, stacked_bars
-
-    hostile = ["$\\frac$", "$", "a_$b$_c", "\x1b[31m\x07\u202e", "\ud800", "x" * 10_000]
-    parts = [Part(label=label, color="#0072B2", values=[1.0] * len(hostile)) for label in hostile]
-    png = stacked_bars("$\\frac{1}$\x1b", "$x$", hostile, parts)
-    assert png.startswith(b"\x89PNG")
-    assert [str(each.message) for each in recwarn] == []
-    assert plain("$\\frac$\x1b") == r"\$\frac\$\x1b"
+def test_a_picture_shows_markup_and_controls_as_text_and_a_long_label_leaves_room() -> None:
+    hostile = ["<b>$\\frac$", "datum.x", "\x1b[31m\x07\u202e", "\ud800", "x" * 10_000]
+    spec = stacked_bars([(label, {label: 1.0}) for label in hostile], "<i>x")
+    svg = picture_bytes(spec, "<title>\x1b", suffix=".svg").decode()
+    assert "&lt;b&gt;$\\frac$" in svg
+    assert "\\x1b[31m\\x07\\u202e" in svg
+    assert "<b>" not in svg
+    assert "x" * 400 not in svg
+    assert picture_bytes(spec, "<title>\x1b").startswith(b"\x89PNG")
 
 
 def test_the_name_of_a_picture_is_one_part_of_a_path() -> None:
-    pytest.importorskip("matplotlib")
-    from benchctl.report.plots.sweep import file_name
-
-    assert file_name(["a/../../b.c", "d"], "_x/../y") == "a_______b_c_d_sweep_x____y.png"
+    assert sweep_name(["a/../../b.c", "d"]) == "a_______b_c_d_sweep.png"

@@ -15,9 +15,9 @@ from benchctl.analysis.metrics.latency import percentiles
 from benchctl.analysis.metrics.run import unavailable_reason
 from benchctl.analysis.statistics.estimate import level_interval
 from benchctl.analysis.summary.analyzed import analyze_directory, level_of_blocks, percentile_levels, run_latencies
-from benchctl.report.page.charts.acceptance import draw_charts
-from benchctl.report.page.charts.latencies import MAX_POINTS, quantiles
-from benchctl.report.page.foreign import packed, unpacked
+from benchctl.report.charts.latencies import MAX_POINTS, quantiles
+from benchctl.report.charts.table import draw_charts
+from benchctl.report.page.packed import packed, unpacked
 from benchctl.report.page.sections import percentile_values
 
 FACTORS = [{"baseline": 1 + 0.02 * (i % 3), "guided": 1.2 + 0.03 * (i % 4)} for i in range(6)]
@@ -34,8 +34,8 @@ def _analysis(tmp_path_factory):
 def test_a_percentile_read_from_a_line_is_that_of_the_values(values, percent):
     ordered = np.sort(np.array(values))
     line = quantiles(ordered, MAX_POINTS)
-    assert len(line) == min(len(values), MAX_POINTS)
-    read = np.interp(percent / 100, np.linspace(0, 1, len(line)), line) if len(line) > 1 else line[0]
+    assert len(line) == min(max(2, len(values)), MAX_POINTS)
+    read = np.interp(percent / 100, np.linspace(0, 1, len(line)), line)
     exact = percentiles(values, 10**6, (percent,))[percent]
     rank = percent / 100 * (len(line) - 1)
     low, high = line[math.floor(rank)], line[math.ceil(rank)]
@@ -45,20 +45,21 @@ def test_a_percentile_read_from_a_line_is_that_of_the_values(values, percent):
 
 def test_the_lines_of_an_arm_hold_every_request_of_its_blocks(analysis):
     chart = next(chart for chart in draw_charts(analysis) if chart.id == "latencies")
+    rows = chart.spec["datasets"]["rows"]
     for cell in analysis.cells:
         for latency in ("ttft", "tpot", "e2el"):
-            lines = [t for t in chart.figure["data"] if t["meta"] == {"latency": latency, "arm": cell.label}]
-            blocks, (arm,) = lines[:-1], lines[-1:]
-            assert [line["name"] for line in blocks] == [f"{cell.label}, block {b}" for b in range(6)]
-            assert arm["name"] == cell.label
-            assert arm["line"]["width"] > blocks[0]["line"]["width"]
-            for line, run in zip(blocks, cell.runs, strict=True):
+            lines = {}
+            for row in rows:
+                if (row["latency"], row["arm"]) == (latency, cell.label):
+                    lines.setdefault(row["of"], []).append(row["ms"])
+            assert list(lines) == [*(f"block {b}" for b in range(6)), ""]
+            for line, run in zip(lines.values(), cell.runs, strict=False):
                 values = run_latencies(run)[latency]
-                assert line["x"][0] == pytest.approx(values.min(), rel=1e-5)
-                assert line["x"][-1] == pytest.approx(values.max(), rel=1e-5)
+                assert line[0] == pytest.approx(values.min(), rel=1e-5)
+                assert line[-1] == pytest.approx(values.max(), rel=1e-5)
             pooled = np.concatenate([run_latencies(run)[latency] for run in cell.runs])
-            assert len(arm["x"]) == min(MAX_POINTS, len(pooled))
-            assert arm["x"][-1] == pytest.approx(pooled.max(), rel=1e-5)
+            assert len(lines[""]) == min(MAX_POINTS, len(pooled))
+            assert lines[""][-1] == pytest.approx(pooled.max(), rel=1e-5)
 
 
 def test_the_latencies_of_a_run_have_the_means_of_its_metrics(analysis):
@@ -134,19 +135,18 @@ def test_requests_that_were_not_answered_are_in_no_distribution(tmp_path):
     assert len(after) == len(before) - 1
 
 
-@given(
-    st.one_of(
-        st.lists(st.integers(0, 255), min_size=16, max_size=40),
-        st.lists(st.integers(-(2**31), 2**31 - 1), min_size=16, max_size=40),
-        st.lists(st.lists(st.integers(0, 60_000), min_size=3, max_size=3), min_size=16, max_size=40),
-    )
-)
-def test_packed_integers_are_the_same_when_unpacked(values):
-    assert unpacked(packed({"x": values})["x"]) == values
+TEXTS = st.text(max_size=3) | st.booleans() | st.none()
 
 
-def test_fractions_keep_seven_digits_and_gaps_and_texts_stay_as_they_are():
+@given(st.lists(st.tuples(st.integers(0, 2**31 - 1), TEXTS), min_size=1, max_size=40))
+def test_packed_rows_are_the_same_when_unpacked(rows):
+    rows = [{"number": number, "word": word} for number, word in rows]
+    assert unpacked(packed({"rows": rows})["rows"]) == rows
+
+
+def test_fractions_keep_seven_digits_and_gaps_stay_gaps():
     values = [1 / 3 * 10**k for k in range(-8, 12)]
-    assert unpacked(packed(values)) == pytest.approx(values, rel=1e-7)
-    for kept in ([0.5] * 15, [None] + [0.5] * 20, ["a"] * 20, [[1, 2], [3]] * 10, [2**40] * 20, [True] * 20):
-        assert packed(kept) == kept
+    rows = [{"x": value, "gap": None if i % 2 else value} for i, value in enumerate(values)]
+    shown = unpacked(packed({"rows": rows})["rows"])
+    assert [row["x"] for row in shown] == pytest.approx(values, rel=1e-7)
+    assert [row["gap"] is None for row in shown] == [bool(i % 2) for i in range(len(values))]

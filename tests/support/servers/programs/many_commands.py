@@ -17,7 +17,6 @@ for _module in (
     "benchctl.cli.commands.compare",
     "benchctl.measure.experiment",
     "benchctl.report.export",
-    "benchctl.report.plots.sweep",
 ):
     importlib.import_module(_module)
 

@@ -1,1 +1,0 @@
-"""Pictures as PNG files, drawn with matplotlib."""
