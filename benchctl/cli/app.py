@@ -13,7 +13,7 @@ class Entry(NamedTuple):
     """A command, or a group of commands, as ``benchctl --help`` lists it."""
 
     panel: str
-    place: str
+    target: str
     """Module below ``benchctl.cli``, and the name in it of a function, or of a Typer application for a group."""
     help: str
     """The first sentence of its own help."""
@@ -144,7 +144,7 @@ class LazyGroup(TyperGroup):
 
 def load_command(name: str) -> Any:
     """The command of that name, or the group, with its arguments and options."""
-    module, _, attribute = COMMANDS[name].place.partition(":")
+    module, _, attribute = COMMANDS[name].target.partition(":")
     command = getattr(import_module(f"benchctl.cli.{module}"), attribute)
     if not isinstance(command, typer.Typer):
         function, command = command, typer.Typer(add_completion=False)

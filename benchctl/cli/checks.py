@@ -1,4 +1,4 @@
-"""What a command checks before it measures, how it ends after, and what the system refuses in between."""
+"""Checks before a measurement, the exit codes after it, and refusals of the system in between."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

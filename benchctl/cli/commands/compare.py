@@ -137,7 +137,7 @@ def compare(
 
 
 def _tell(contents: Contents, outputs: Sequence[Path], summary: Path | None, form: str) -> bool:
-    """Write all outputs, and print what is no table; True where the table is to be printed."""
+    """Write all outputs, and print JSON or Markdown; True where the caller prints the table instead."""
     for path in outputs:
         content = contents[path.suffix]()
         write_bytes_atomic(path, content.encode() if isinstance(content, str) else content)
