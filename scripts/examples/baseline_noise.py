@@ -21,11 +21,9 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Final
 
-from benchctl.analysis.compare.compare import correct_for_multiple_tests
-from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metrics
-from benchctl.analysis.compare.result import CellComparison
+from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metric, judge_together
 from benchctl.analysis.metrics.run import run_metrics
-from benchctl.analysis.statistics.estimate import BlockDesign, RatioEstimate, estimate_paired
+from benchctl.analysis.statistics.estimate import BlockDesign, RatioEstimate, estimate_paired, side_ratio
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.charts import figure
 
@@ -121,17 +119,17 @@ def slopes_of_noise(num_blocks: int) -> float:
 def pairwise(blocks: Blocks) -> dict[str, MetricComparison]:
     """Every guided arm against every other, judged as ``benchctl compare`` judges, all tests together."""
     rules = Rules(margin_frac=MARGIN_FRAC, confidence=0.95, is_paired=True, noise={})
-    cells = []
-    for a, b in combinations(GUIDED, 2):
+    pairs = list(combinations(GUIDED, 2))
+    compared = []
+    for a, b in pairs:
         positions = tuple(
             later - earlier for earlier, later in zip(blocks.positions[a], blocks.positions[b], strict=True)
         )
-        sides = [[{METRIC: one} for one in blocks.values[k]] for k in (a, b)]
-        design = BlockDesign(tuple(range(len(positions))), positions)
-        metrics = compare_metrics(*sides, {METRIC: "deciding"}, rules, design)
-        names = {"label": f"k={b} / k={a}", "a_label": f"k={a}", "b_label": f"k={b}"}
-        cells.append(CellComparison(**names, num_blocks=len(positions), metrics=metrics, errors=()))
-    return {cell.label: cell.metrics[0] for cell in correct_for_multiple_tests(cells, 0.95)}
+        sides = blocks.values[a], blocks.values[b]
+        ratio = side_ratio(*sides, BlockDesign(tuple(range(len(positions))), positions), None)
+        compared.append([compare_metric(METRIC, "deciding", sides, rules, lambda ratio=ratio: ratio)])
+    judged = judge_together(compared, 0.95)
+    return {f"k={b} / k={a}": metrics[0] for (a, b), metrics in zip(pairs, judged, strict=True)}
 
 
 def against_mean(blocks: Blocks, k: int) -> RatioEstimate:
