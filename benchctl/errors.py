@@ -36,10 +36,6 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 
-class DeprecatedWordWarning(FutureWarning):
-    """A profile uses an older word, which a later version of benchctl will refuse."""
-
-
 class BenchctlError(Exception):
     """Root of every error that benchctl raises on purpose."""
 

@@ -270,14 +270,11 @@ _EXPERIMENT_FILES: Final = (
     _File("nodes_summary.csv", "Every cell by node, where blocks ran on more than one; written by reports."),
     _File("plots/*.png, report.html", "Pictures and the page; written by reports."),
     _File("derived.json", "Digests of the files that the last report wrote."),
-    _File(".verified.json", "Digests of earlier verifications, so that unchanged files are not hashed again."),
 )
 _RUN_FILES: Final = (
     _File("run.json", "The run: its server, times, state and warnings.", RunRecord),
     _File("requests.jsonl", "One line for each request, warm-up and load, as the client saw it.", RequestRecord),
-    _File("requests.safetensors", "A copy of long requests that is read quickly; may be deleted."),
     _File("steps.jsonl", "One line for each step, normalised over engines.", StepRecord),
-    _File("steps.safetensors", "A copy of a long step log that is read quickly; may be deleted."),
     _File("steps.raw.jsonl", "The engine's own log of its steps, untouched."),
     _File("client.jsonl", "Health of the load generator, ten times per second of the load.", ClientSample),
     _File("gpu.jsonl", "Samples of each visible GPU.", GpuSample),
@@ -293,8 +290,8 @@ _RESULT_INTRODUCTION: Final = """\
 # Result directory
 
 The files that `benchctl run` writes to `results/<profile>/<utc>-<hash8>/`, from the record types in
-`benchctl/records`. The format is version {version} (`schema_version`). An older directory is upgraded in memory
-when it is opened; a newer one is refused.
+`benchctl/records`. The format is version {version} (`schema_version`). A directory of another version is
+refused.
 
 * JSON documents are replaced atomically. JSON Lines (`.jsonl`) are appended, one flush per record.
 * A field that is absent has its default; without a default it is unknown, never 0.

@@ -15,7 +15,6 @@ from typing import NoReturn, TextIO
 
 from benchctl.cli.failures import INTERRUPTED, note_interrupt, report_failure
 from benchctl.cli.streams import drop_output, steady_streams, widen_help
-from benchctl.errors import DeprecatedWordWarning
 
 _NEW_OBJECTS = 200_000
 """New objects until the collector searches for cycles. The hundreds of modules that a command imports leave hardly
@@ -43,7 +42,6 @@ def _run() -> int:
     try:
         steady_streams()
         widen_help()
-        warnings.showwarning = _show_warning
         threading.excepthook = _report_failure_of_thread
         from benchctl.cli.app import app
 
@@ -76,18 +74,3 @@ def _report_failure_of_thread(failed: threading.ExceptHookArgs) -> None:
     """Report what ended a thread as what ends a command is; the command goes on."""
     if failed.exc_value is not None:
         report_failure(failed.exc_value)
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Print a warning about the user's files in one line; any other as Python does."""
-    if issubclass(category, DeprecatedWordWarning):
-        print(f"benchctl: warning: {message}", file=sys.stderr)
-    else:
-        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)

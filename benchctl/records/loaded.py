@@ -166,11 +166,6 @@ class LoadedResults:
     runs: tuple[LoadedRun, ...]
     """Runs that were begun, in plan order."""
 
-    @property
-    def source(self) -> Path:
-        """The path that the user knows."""
-        return self.path
-
 
 def load_results(path: Path) -> LoadedResults:
     """Read a whole result directory; see ``load_run`` for damaged lines."""

@@ -429,7 +429,7 @@ def show_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
     hardware, sweep = analysis.experiment.hardware, sweep_document(analysis)
     names = ("name", "peak_flops_per_s", "bandwidth_bytes_per_s", "source", "measured_at")
     return summary_document(analysis) | {
-        "path": str(analysis.results.source),
+        "path": str(analysis.results.path),
         "manifest": msgspec.to_builtins(analysis.results.manifest),
         "peaks": None if hardware is None else {name: getattr(hardware, name) for name in names},
         "not_begun": [planned.run_id for planned in analysis.runs_not_begun],

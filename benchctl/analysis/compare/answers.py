@@ -81,7 +81,7 @@ def _why_past_end(sides: tuple[Experiment, Experiment]) -> str | None:
         None
         if forced is None
         else (
-            f"{forced.source} was measured with stop: forced, where answers run on past their end; "
+            f"{forced.path} was measured with stop: forced, where answers run on past their end; "
             "measure with stop: natural or replay-natural"
         )
     )

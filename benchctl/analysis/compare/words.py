@@ -167,7 +167,7 @@ def _describe_outliers(metric: MetricComparison) -> str:
 
 
 def _experiment_warnings(results: LoadedResults) -> Iterable[ResultWarning]:
-    where, state = str(results.source), results.manifest.state
+    where, state = str(results.path), results.manifest.state
     if state != "done":
         message = f"the experiment is {state}; 'benchctl run --resume {where}' continues it"
         yield ResultWarning(code="experiment-unfinished", message=message, where=where)

@@ -139,7 +139,7 @@ class Experiment:
     @property
     def source(self) -> Path:
         """The path that the user knows."""
-        return self.results.source
+        return self.results.path
 
     @property
     def profile(self) -> Profile:

@@ -229,7 +229,7 @@ def unmatched_arms(a: LoadedResults, b: LoadedResults, pairs: Sequence[ArmPair])
         for planned in results.plan.runs:
             key = planned.variant, cell_key(planned.cell)
             if planned.variant in variants and key not in matched:
-                labels.append(f"{arm_label(planned.variant, planned.cell)} of {results.source}")
+                labels.append(f"{arm_label(planned.variant, planned.cell)} of {results.path}")
     return tuple(dict.fromkeys(labels))
 
 

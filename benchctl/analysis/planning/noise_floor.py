@@ -37,7 +37,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
     profile, results = experiment.profile, experiment.results
     if not is_repeated_baseline(profile):
         raise NotComparableError(
-            f"{results.source} is not an A/A experiment: its variants differ in servers or requests. "
+            f"{results.path} is not an A/A experiment: its variants differ in servers or requests. "
             "'benchctl run NAME --aa' measures one"
         )
     baseline = Side(results.path, results.manifest.baseline)
@@ -46,7 +46,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
     fewest = min(len(pair.blocks) for pair in pairs)
     if fewest < MIN_PAIRED_BLOCKS:
         raise UsageError(
-            f"{results.source} has {fewest} usable blocks: a noise floor needs at least {MIN_PAIRED_BLOCKS}. "
+            f"{results.path} has {fewest} usable blocks: a noise floor needs at least {MIN_PAIRED_BLOCKS}. "
             "Measure it again with more --blocks"
         )
     machine = _only_machine(results)
@@ -55,7 +55,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
     return NoiseFloor(
         schema_version=SCHEMA_VERSION,
         measured_at=results.manifest.created_at,
-        source=str(results.source.resolve()),
+        source=str(results.path.resolve()),
         host=machine.hostname,
         gpus=gpu_names([machine]),
         engine=profile.engine.kind,
@@ -77,7 +77,7 @@ def _only_machine(results: LoadedResults) -> Machine:
     machines = machines_of(results)
     if len(machines) > 1 and results.manifest.engine != "sim":
         raise NotComparableError(
-            f"{results.source} was measured on {machines_text(machines)}: a noise floor is that of one machine. "
+            f"{results.path} was measured on {machines_text(machines)}: a noise floor is that of one machine. "
             "Measure the A/A experiment on one"
         )
     return machines[0]

@@ -261,7 +261,7 @@ class AnalyzedExperiment:
 
     def sweep_values(self) -> tuple[Mapping[str, Value], ...]:
         """The rows of ``sweep_summary.csv``: every cell that was compared, then those that no server can run."""
-        beyond = (infeasible_values(cell, str(self.results.source)) for cell in self.infeasible)
+        beyond = (infeasible_values(cell, str(self.results.path)) for cell in self.infeasible)
         return (*(row.values for row in self.sweep), *beyond)
 
 
@@ -285,7 +285,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
     pairs = baseline_pairs(experiment)
     cells = summarise_cells(runs, experiment, pairs, confidence)
-    source = str(results.source)
+    source = str(results.path)
     rows = tuple(
         sweep_row(paired, confidence=confidence, results_dir=source, floor=step_floor(paired, confidence))
         for paired in pairs

@@ -50,7 +50,7 @@ def other_machine_warning(noise: NoiseFloor, results: LoadedResults) -> ResultWa
         f"the noise floor is that of {noise.host}, and the runs were measured on {machines_text(machines)}: it is "
         f"left out; {_REMEDY}, on that machine"
     )
-    return ResultWarning(code="noise-of-another-machine", message=message, where=str(results.source))
+    return ResultWarning(code="noise-of-another-machine", message=message, where=str(results.path))
 
 
 def other_server_warning(key: NoiseKey, on_file: Sequence[NoiseFloor], command: str | None) -> ResultWarning | None:

@@ -35,7 +35,7 @@ def write_foreign(analysis: AnalyzedExperiment, form: Format, out: Path) -> tupl
     arrival = None if analysis.profile is None else analysis.profile.workload.arrival
     usable = [run for run in analysis.runs if run.is_usable]
     if not usable:
-        problem = f"{analysis.results.source}: no run is finished and whole; 'benchctl show' says why"
+        problem = f"{analysis.results.path}: no run is finished and whole; 'benchctl show' says why"
         raise RecordError("\n".join([*analysis.damage, problem]))
     root = analysis.results.path
     within = root if out.is_relative_to(root) else None
