@@ -5,11 +5,11 @@ From Python: ``benchctl.load_results``, ``benchctl.compare``, ``benchctl.load_pr
 
 To read the code, open these files in this order:
 
-1. ``records/request.py``, ``step.py``, ``run.py`` and ``directory.py``: a result directory. Everything before it
+1. ``records/record.py``, ``schema.py`` and ``directory.py``: a result directory. Everything before it
    measures, everything after it reads.
-2. ``profile/model.py`` and ``profile/planning/plan.py``: what an experiment is, and the order of its runs.
+2. ``profile/model.py`` and ``profile/planning.py``: what an experiment is, and the order of its runs.
 3. ``measure/run.py``: one run, from a fresh server to its last record.
-4. ``analysis/metrics/table.py`` and ``analysis/metrics/run_metrics.py``: every derived number and its formula.
+4. ``analysis/metrics/table.py`` and ``analysis/metrics/run.py``: every derived number and its formula.
 5. ``analysis/compare/compare.py``: the verdict.
 
 Imports go downwards only; ``docs/architecture.md`` is the map.

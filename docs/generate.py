@@ -421,7 +421,7 @@ def warnings_reference() -> str:
 def _warning_lines() -> Iterator[str]:
     yield "# Warnings, checks and findings"
     yield ""
-    yield "<!-- Generated from benchctl/records/warning_table.py; do not edit. -->"
+    yield "<!-- Generated from benchctl/records/warnings.py; do not edit. -->"
     yield ""
     yield "Each warning has a code, which is stable, and a message, which names the numbers. Severities:"
     yield ""
