@@ -169,7 +169,7 @@ def _server_options(new: NewProfile) -> str:
             continue
         name, setting = _assignment(value)
         if name not in options:
-            hint = did_you_mean(name, options) or "docs/reference/profile.md lists them"
+            hint = did_you_mean(name, options) or f"it has {', '.join(options)}"
             flag = (
                 "; a flag of the server itself is written --value='--flag value'" if "extra_args" in options else ""
             )

@@ -13,7 +13,7 @@ from benchctl.analysis.summary.summary import SWEEP_COLUMNS
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.digests import record_derived
 from benchctl.records.files import write_bytes_atomic, write_json_atomic
-from benchctl.report.charts.figure import chart_bytes
+from benchctl.report.charts.figure import chart_bytes, why_not_drawn
 from benchctl.report.charts.table import draw_pictures
 from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
 from benchctl.report.page.page import directory_page
@@ -68,6 +68,8 @@ def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -
 
 def write_pictures(analysis: AnalyzedExperiment, files: ReportFiles) -> ReportFiles:
     """Draw the pictures beside the files of a report; the first takes a second or two, so they come last."""
+    if (reason := why_not_drawn()) is not None:
+        return replace(files, skipped=(f"plots/: {reason}",))
     folder, written, skipped = files.root / "plots", list(files.written), []
     for name, chart in draw_pictures(analysis).items():
         if chart.skipped is not None:

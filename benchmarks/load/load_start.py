@@ -29,7 +29,7 @@ MOST_SHOWN = 12
 
 def command(url: str, arguments: Sequence[str], directory: Path) -> list[str]:
     argv = ["-m", "benchctl", "load", url, "--model", "paced", "--dialect", "openai", *arguments]
-    return [*argv, "--output-dir", str(directory / "result")]
+    return [*argv, "--output", str(directory / "result")]
 
 
 def measured(tick_ms: float, arguments: Sequence[str], root: Path, rounds: int, *, is_large: bool) -> list[Cost]:

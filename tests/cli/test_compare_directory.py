@@ -9,6 +9,7 @@ import pytest
 from support.cli import benchctl, only_result
 
 from benchctl.cli.commands.compare import SUFFIXES
+from benchctl.cli.screen import PICTURE_SUFFIXES
 
 SMALL = ["--set", "workload.num_prompts=2", "--set", "workload.output_len=16", "--set", "gates=[]"]
 
@@ -49,7 +50,7 @@ def test_the_table_names_every_comparison_and_controls_decide_nothing(path: Path
 
 
 def test_every_form_of_output_holds_every_comparison(path: Path, tmp_path: Path) -> None:
-    files = {suffix: tmp_path / f"c{suffix}" for suffix in SUFFIXES if suffix != ".png"}
+    files = {suffix: tmp_path / f"c{suffix}" for suffix in SUFFIXES if suffix not in PICTURE_SUFFIXES}
     done = benchctl("compare", path, *(word for file in files.values() for word in ("-o", file)))
     assert done.returncode == 1, done.stderr
     assert len(json.loads(files[".json"].read_text())["comparisons"]) == 4

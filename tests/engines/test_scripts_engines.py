@@ -176,8 +176,8 @@ if {fails}: sys.exit("ERROR: there is no room left")
 COMMAND = """\
 import sys
 import benchctl.engines.installing.recipes as recipes
-from benchctl.cli.output import phases
-phases._LINE_INTERVAL_S = {interval_s}
+from benchctl.cli import screen
+screen._LINE_INTERVAL_S = {interval_s}
 toy = recipes.Recipe(kind="toy", device="cpu", pins=("toy==1.0",), cost="a moment", proof="import pip")
 recipes.recipe_for = lambda kind, device: toy
 from benchctl.cli import main

@@ -95,8 +95,8 @@ def test_rows_without_a_verdict_end_the_command_with_3(tmp_path):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--batch-size", "0", "--batch-size is '0'"),
-        ("--context", "x", "--context is 'x'"),
+        ("--batch-size", "0", "--batch-size '0': each must be from 1 up"),
+        ("--context", "x", "--context 'x': expected numbers separated by commas"),
         ("--mode", "graph", "graph"),
     ],
 )

@@ -149,8 +149,7 @@ def test_a_directory_is_compared_with_its_own_peaks_whatever_is_on_file(store, t
     experiment = load_experiment(results_with(tmp_path / "r", cpu_peaks()))
     assert experiment.hardware == hardware_of(cpu_peaks())
     flops, _ = experiment.flops(experiment.results.runs[0])
-    shown = benchctl("show", experiment.path, cwd=tmp_path).stdout
-    assert "0.8000 TFLOP/s of amd-epyc-2-threads (peaks measured 2026-11-22 19:05 UTC)" in shown
+    assert experiment.hardware.title == "amd-epyc-2-threads (peaks measured 2026-11-22 19:05 UTC)"
     assert flops.utilization_frac(flops.published) == pytest.approx(flops.published.total / flops.wall_s / 0.8e12)
 
 

@@ -40,7 +40,7 @@ def parse_objective(text: str) -> Objective:
         raise UsageError(f"--slo {text!r}: expected METRIC=LIMIT, such as p99_ttft_ms=200")
     if name not in METRICS:
         reordered = [metric for metric in METRICS if sorted(metric.split("_")) == sorted(name.split("_"))]
-        hint = did_you_mean(name, reordered or METRICS) or "docs/reference/metrics.md lists them"
+        hint = did_you_mean(name, reordered or METRICS) or f"known are {', '.join(METRICS)}"
         raise UsageError(f"--slo {text!r}: no metric is called {name!r}; {hint}")
     if METRICS[name].direction == "none":
         raise UsageError(f"--slo {text!r}: neither more nor less of {name} is better; choose another metric")

@@ -11,7 +11,9 @@ from typing import Any, Final
 
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
+from benchctl.errors import UsageError
 from benchctl.records.noise import MetricNoise
+from benchctl.system_errors import address_space_shortfall
 from benchctl.untrusted.text import visible, visible_line
 
 Spec = dict[str, Any]
@@ -33,6 +35,8 @@ DASHES: Final = ([1, 0], [6, 3], [2, 2], [6, 2, 2, 2])
 MAX_SERIES: Final = len(SERIES) * len(DASHES)
 """More lines than this cannot be told apart."""
 
+_ADDRESS_SPACE_BYTES: Final = 70_000_000_000
+"""What vl_convert reserves when it draws; it uses 80 MB of it."""
 _WIDTH_PX: Final = 900
 _SCALE: Final = 1.5
 _RIGHT_PX: Final = 16
@@ -355,8 +359,18 @@ def sized(spec: Spec, width_px: int) -> Spec:
     }
 
 
+def why_not_drawn() -> str | None:
+    """Why no picture can be drawn here: the engine of vl_convert waits for ever for address space that it lacks."""
+    return address_space_shortfall(_ADDRESS_SPACE_BYTES)
+
+
 def picture_bytes(spec: Spec, title: str, note: str = "", suffix: str = ".png") -> bytes:
-    """A file for paper: ``note`` stands below the title. The same specification gives the same bytes."""
+    """A file for paper: ``note`` stands below the title. The same specification gives the same bytes.
+
+    Raises UsageError where the limit of address space leaves no room for drawing.
+    """
+    if (reason := why_not_drawn()) is not None:
+        raise UsageError(f"no picture can be drawn: {reason}")
     import vl_convert  # noqa: PLC0415 - takes a second, and only pictures need it
 
     text = {

@@ -121,7 +121,7 @@ def load_arguments(asked: Asked, directory: Path) -> list[str]:
         argv += ["--max-concurrency", str(asked.concurrency)]
     if asked.rate_per_s is not None:
         argv += ["--request-rate", f"{asked.rate_per_s:g}"]
-    return [*argv, "--output-dir", str(directory / "benchctl")]
+    return [*argv, "--output", str(directory / "benchctl")]
 
 
 def seen_by_benchctl(directory: Path) -> dict[str, list[Seen]]:

@@ -68,7 +68,7 @@ def test_a_profile_says_the_rule_and_each_look_has_its_share_of_alpha() -> None:
     ("overrides", "blocks", "words"),
     [
         (["stopping.precision=0.01"], 5, "the first look is after 6 blocks"),
-        (["stopping.precision=0.01", "variants.guided=null", "sweep=null"], 8, "nothing to look at"),
+        (["stopping.precision=0.01", "variants.guided=null", "sweep.top_k=null"], 8, "nothing to look at"),
         (["stopping.precision=1.5"], 8, "stopping.precision"),
         (["stopping.looks=3"], 8, "precision"),
     ],
