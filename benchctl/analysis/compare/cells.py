@@ -1,4 +1,4 @@
-"""What one pair of arms has beside its metrics: results by node, its answers, and its time divided into parts."""
+"""A pair of arms beside its metrics: results by node, its answers, and its time divided into parts."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
