@@ -9,12 +9,17 @@ import os
 import signal
 import sys
 import threading
-import warnings
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
-from benchctl.cli.failures import INTERRUPTED, note_interrupt, report_failure
-from benchctl.cli.streams import drop_output, steady_streams, widen_help
+from benchctl.cli.failures import (
+    INTERRUPTED,
+    drop_output,
+    note_interrupt,
+    report_failure,
+    steady_streams,
+    widen_help,
+)
 
 _NEW_OBJECTS = 200_000
 """New objects until the collector searches for cycles. The hundreds of modules that a command imports leave hardly

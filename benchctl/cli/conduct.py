@@ -19,13 +19,12 @@ import typer
 from tqdm import tqdm
 
 from benchctl.analysis.experiment.ladder import widest_interval
-from benchctl.analysis.planning.stopping_rule import stopping_rule
-from benchctl.analysis.power import estimate_power, power_lines
+from benchctl.analysis.planning import estimate_power, power_lines, stopping_rule
 from benchctl.cli.checks import A_RUN_FAILED
 from benchctl.cli.commands.profiles import check_names
+from benchctl.cli.failures import drawing, log_line
 from benchctl.cli.output.verdicts import duration_text, estimate_plan, print_prediction
 from benchctl.cli.screen import has_room_for_bars, warn, wide_console
-from benchctl.cli.streams import drawing, log_line
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.formats import count_of, duration, percentage

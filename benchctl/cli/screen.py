@@ -25,7 +25,7 @@ from rich.console import Console, HighlighterType, JustifyMethod, OverflowMethod
 from rich.style import Style
 from rich.text import Text
 
-from benchctl.cli.streams import drawing
+from benchctl.cli.failures import drawing
 from benchctl.errors import UsageError
 from benchctl.records.files import encodable
 from benchctl.report.table import Table

@@ -13,8 +13,7 @@ import msgspec
 
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.measure.kv_option import COMPUTED, KV_OPTION, with_kv_bytes
-from benchctl.profile.identity import profile_sha256
-from benchctl.profile.load import dump_profile, stored_profile
+from benchctl.profile.load import dump_profile, profile_sha256, stored_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs
 from benchctl.records.digests import begin_digests, digest_of, digests_as_written

@@ -1,9 +1,6 @@
-"""Read and write profiles.
+"""Profiles read, written, and identified by one SHA-256 that a new field of the profile does not change."""
 
-A profile is read in ``layers``: the files it extends, itself, its engine preset, the command line. The
-result is validated as a whole, the settings of every arm are resolved, and every error is reported with its line.
-"""
-
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -17,6 +14,7 @@ from benchctl.profile.checks import (
     unfit_engine,
     values_without_cell,
 )
+from benchctl.profile.choices import Section
 from benchctl.profile.cluster import ClusterSettings
 from benchctl.profile.engine_options import options_class
 from benchctl.profile.errors import profile_error, validate
@@ -37,6 +35,7 @@ from benchctl.profile.yaml import (
     plain_value_problems,
     value_text,
 )
+from benchctl.records.files import encode
 from benchctl.records.peaks import MEASURED, resolved_hardware
 
 _HARDWARE: Final = "hardware"
@@ -246,3 +245,37 @@ def _complete_engine(engine: EngineSettings) -> EngineSettings:
     if options is None or problems:
         return engine
     return engine.model_copy(update={"options": options.model_dump(mode="json")})
+
+
+NOT_MEASURED: Final = frozenset({"cluster", "description", "needs_gpu", "step_time_model"})
+"""Fields that change nothing of what is measured."""
+
+
+def profile_sha256(profile: Profile) -> str:
+    """SHA-256 of every value that is not the default of its field, as canonical JSON.
+
+    The order of keys does not matter, but for variants and factors, whose order is that of the plan.
+    """
+    options = options_class(profile.engine.kind).model_construct(**profile.engine.options)
+    document = _not_default(profile)
+    document["engine"]["options"] = _not_default(options)
+    ordered = {key: list(document.get(key, {}).items()) for key in ("variants", "sweep")}
+    return hashlib.sha256(encode({**document, **ordered})).hexdigest()
+
+
+def _not_default(section: Section) -> dict[str, Any]:
+    """The values of a section, and of those below it, that differ from their defaults."""
+    values = dict[str, Any]()
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if name in NOT_MEASURED:
+            continue
+        if isinstance(value, Section):
+            nested = _not_default(value)
+            if nested or not isinstance(field.default, Section):
+                values[name] = nested
+        elif isinstance(section, Profile) and name == "variants":
+            values[name] = {key: _not_default(variant) for key, variant in value.items()}
+        elif field.is_required() or encode(value) != encode(field.default):
+            values[name] = value
+    return values

@@ -12,14 +12,7 @@ from benchctl.costs.hardware import Hardware, device_or_none, hardware_for
 from benchctl.errors import RecordError, UsageError
 from benchctl.records.files import read_document, record_of, write_json_atomic
 from benchctl.records.schema import Amount, Count, Record, ResultWarning, Size
-from benchctl.records.stores import (
-    StoredFile,
-    file_measurement,
-    key_name,
-    path_of,
-    store_directory,
-    stored_files,
-)
+from benchctl.records.stores import StoredFile, file_measurement, key_name, path_of, store_directory, stored_files
 from benchctl.units import GIGA, TERA
 from benchctl.untrusted.files import is_there
 

@@ -10,14 +10,13 @@ import msgspec
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.estimate import Contribution, StepFloor
 from benchctl.analysis.attribution.text import floor_line, model_line, sentence, wall_line
+from benchctl.analysis.compare.cells import NodeResults
 from benchctl.analysis.compare.metric import MetricComparison
-from benchctl.analysis.compare.nodes import NodeResults
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import reasons_of, verdict_sentence
 from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.quality.accuracy import divergence_sentence, quality_lines
-from benchctl.analysis.quality.divergence import Divergence
+from benchctl.analysis.quality.accuracy import Divergence, divergence_sentence, quality_lines
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.statistics.intervals import Slope
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment

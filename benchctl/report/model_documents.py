@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from benchctl.analysis.bonus.bonus import BackfillComparison, Cost, MeasuredBonus
-from benchctl.analysis.bonus.sentences import verdict_sentences
+from benchctl.analysis.bonus import BackfillComparison, Cost, MeasuredBonus, verdict_sentences
 from benchctl.analysis.drafts import MeasuredSpeculation
 from benchctl.records.schema import ResultWarning
 from benchctl.steptime.diagnosis.diagnose import Diagnosis

@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from benchctl.analysis.bonus.bonus import bonus_design
+from benchctl.analysis.bonus import bonus_design
 from benchmarks.common.table import show
 from benchmarks.verdict.planted_passes import Planted, events_of, verdicts
 from benchmarks.verdict.shares import COVERS_AT_LEAST, SELDOM, Row, row

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.bonus.bonus import (
+from benchctl.analysis.bonus import (
     BackfillComparison,
     BackfillVerdict,
     BonusDesign,

@@ -14,12 +14,12 @@ import pytest
 from support.cli import benchctl
 
 from benchctl.cli.conduct import experiment_progress
-from benchctl.cli.streams import log_line
+from benchctl.cli.failures import log_line
 from benchctl.records.record import PlannedRun, RunFailure, RunRecord
 from benchctl.untrusted.text import escaped
 
 ROOT = Path(__file__).parents[2]
-PRINTING = "from benchctl.cli.streams import drawing, steady_streams; import sys; steady_streams(); "
+PRINTING = "from benchctl.cli.failures import drawing, steady_streams; import sys; steady_streams(); "
 HOSTILE = r"a\x1b]0;title\x07\x9b31m\u202e\ud800\x7fb"
 SHOWN = r"a\x1b]0;title\x07\x9b31m\u202e\ud800\x7fb"
 

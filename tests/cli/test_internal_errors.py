@@ -154,7 +154,7 @@ def failing_import(name: str, what: str) -> str:
         ("benchctl.cli.app", ["list"]),
         ("typer", ["--help"]),
         ("benchctl.cli.failures", ["--version"]),
-        ("benchctl.report.catalog", ["list"]),
+        ("benchctl.report.export", ["list"]),
         ("msgspec", ["list"]),
     ],
 )
@@ -169,7 +169,7 @@ def test_an_installation_without_a_module_is_70_and_no_traceback(
 
 
 def test_a_traceback_is_printed_where_the_variable_asks_for_it(tmp_path: Path) -> None:
-    planted = failing_import("benchctl.report.catalog", "KeyError('planted')")
+    planted = failing_import("benchctl.report.export", "KeyError('planted')")
     quiet = ended(tmp_path, "list", planted=planted)
     loud = ended(tmp_path, "list", planted=planted, BENCHCTL_TRACEBACK="1")
     assert (quiet.returncode, loud.returncode) == (70, 70)
@@ -192,7 +192,7 @@ def test_an_interrupt_that_a_library_makes_an_error_of_its_own_is_still_one(tmp_
         "        signal.raise_signal(signal.SIGINT)\n"
         "    except KeyboardInterrupt as error:\n"
         "        return ValueError(f'cannot build: {error!r}')\n"
-    ) + failing_import("benchctl.report.catalog", "interrupted()")
+    ) + failing_import("benchctl.report.export", "interrupted()")
     done = ended(tmp_path, "list", planted=planted)
     assert (done.returncode, done.stderr) == (130, "")
 

@@ -17,7 +17,7 @@ from benchctl.records.files import read_document
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.report.catalog import list_directories
+from benchctl.report.export import list_directories
 from benchctl.system_errors import address_space_shortfall, as_usage_error, system_failure
 
 REFUSALS = [

@@ -8,7 +8,7 @@ from support.bonus_directory import BOTH, LAUNCHES_US, LISTENER, ROW_US, launch_
 from support.cli import benchctl
 from support.fake_passes import FakeWorkers
 
-from benchctl.analysis.bonus.bonus import backfill_point, bonus_design, measured_bonus
+from benchctl.analysis.bonus import backfill_point, bonus_design, measured_bonus
 from benchctl.errors import UsageError
 from benchctl.measure.result_directory import Origin
 from benchctl.micro.experiment import measure_forward

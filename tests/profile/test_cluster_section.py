@@ -5,8 +5,7 @@ import pytest
 from benchctl.errors import ProfileError
 from benchctl.measure.gpu_need import gpus_of_block
 from benchctl.profile.cluster import ClusterSettings, scheduler_seconds
-from benchctl.profile.identity import profile_sha256
-from benchctl.profile.load import dump_profile, load_profile, parse_profile
+from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_sha256
 from benchctl.profile.model import Profile
 
 

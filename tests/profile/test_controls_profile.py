@@ -3,8 +3,7 @@
 import pytest
 
 from benchctl.errors import ProfileError
-from benchctl.profile.identity import profile_sha256
-from benchctl.profile.load import dump_profile, load_profile, parse_profile
+from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_sha256
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.profile.settings import ladder_of
 

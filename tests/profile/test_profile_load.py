@@ -11,8 +11,7 @@ from support.results.builders import PROFILE_YAML
 
 from benchctl.errors import ProfileError
 from benchctl.profile.files import builtin_profiles, list_profiles
-from benchctl.profile.identity import profile_sha256
-from benchctl.profile.load import dump_profile, load_profile, parse_profile
+from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_sha256
 from benchctl.profile.model import LengthRange
 from benchctl.profile.yaml import dump_document, read_document
 

@@ -4,8 +4,7 @@ import pytest
 
 from benchctl.analysis.validity.comparable import declared_settings
 from benchctl.errors import ProfileError
-from benchctl.profile.identity import profile_sha256
-from benchctl.profile.load import dump_profile, load_profile, parse_profile
+from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_sha256
 from benchctl.profile.planning import arms, variant_settings
 
 PENALTY = "request.extra_body.repetition_penalty"

@@ -21,7 +21,7 @@ from benchctl.records.noise import read_noise
 from benchctl.records.peaks import machine_peaks, read_peaks, write_peaks
 from benchctl.records.schema import StepRecord
 from benchctl.records.stores import stored_durations
-from benchctl.report.catalog import list_directories
+from benchctl.report.export import list_directories
 
 RUN = "runs/000-b0-baseline"
 DOCUMENTS = {
@@ -192,7 +192,7 @@ def test_an_unreadable_directory_is_listed_as_such(path: Path, monkeypatch: pyte
             raise PermissionError(13, "Permission denied", str(directory))
         return ResultDirectory(directory)
 
-    monkeypatch.setattr("benchctl.report.catalog.open_results", refuse)  # the tests may run as root
+    monkeypatch.setattr("benchctl.report.export.open_results", refuse)  # the tests may run as root
     readable, locked = list_directories(path.parent)
     assert readable["problem"] is None
     assert locked["problem"] == f"{locked['path']} cannot be read: Permission denied; correct its permissions"

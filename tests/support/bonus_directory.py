@@ -4,7 +4,7 @@ from pathlib import Path
 
 from support.fake_passes import FakeWorkers
 
-from benchctl.analysis.bonus.bonus import bonus_design
+from benchctl.analysis.bonus import bonus_design
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.result_directory import Origin

@@ -8,17 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchctl.analysis.compare.answers import compare_answers
-from benchctl.analysis.compare.attribution import decompose_pair
-from benchctl.analysis.compare.metric import (
-    MetricComparison,
-    Role,
-    Rules,
-    compare_metric,
-    judge_together,
-    roles_of,
-)
-from benchctl.analysis.compare.nodes import results_by_node
+from benchctl.analysis.compare.cells import compare_answers, decompose_pair, results_by_node
+from benchctl.analysis.compare.metric import MetricComparison, Role, Rules, compare_metric, judge_together, roles_of
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import (
     measurement_warnings,

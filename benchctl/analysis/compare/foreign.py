@@ -6,12 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchctl.analysis.compare.compare import (
-    CompareOptions,
-    compare_sides,
-    deciding_metrics,
-    metric_errors,
-)
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides, deciding_metrics, metric_errors
 from benchctl.analysis.compare.metric import MetricComparison, Role, Rules, compare_metric, judge_together, roles_of
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import statistical_warnings

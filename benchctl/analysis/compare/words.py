@@ -5,12 +5,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
+from benchctl.analysis.compare.cells import NodeResults, node_sentence
 from benchctl.analysis.compare.metric import MetricComparison
-from benchctl.analysis.compare.nodes import NodeResults, node_sentence
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.experiment.pairing import ArmPair, unmatched_arms, unrecorded_text
-from benchctl.analysis.quality.accuracy import accuracy_sentence
-from benchctl.analysis.quality.divergence import Divergence
+from benchctl.analysis.quality.accuracy import Divergence, accuracy_sentence
 from benchctl.analysis.statistics.decide import Margins, Share, fisher_one_sided
 from benchctl.analysis.validity.checks import prefix_warnings
 from benchctl.analysis.validity.comparable import Difference

@@ -22,7 +22,7 @@ from benchctl.analysis.summary.columns import CLIENT_COLUMNS, TIME_COLUMNS, Valu
 from benchctl.analysis.validity.answers import Check, unreported_prompt_warnings
 from benchctl.analysis.validity.checks import expected_of, failed_checks, reconcile
 from benchctl.analysis.validity.machines import Site, chooses_devices, scattered_blocks, site_of
-from benchctl.analysis.validity.side_by_side import side_by_side_warning
+from benchctl.analysis.validity.noise import side_by_side_warning
 from benchctl.analysis.validity.usable import Usability, redaction_warnings, usability_of
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.costs.shapes import shape_for

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Final, Literal, TypeAlias, get_args
 
 from benchctl.analysis.metrics.latency import is_completed, measured
-from benchctl.analysis.statistics.paired_shares import pass_at
+from benchctl.analysis.statistics.intervals import pass_at
 from benchctl.errors import MissingPackageError, UsageError
 from benchctl.profile.files import did_you_mean
 from benchctl.records.finish_reasons import is_cut, may_be_whole

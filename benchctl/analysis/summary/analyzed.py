@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchctl.analysis.attribution.splits import logarithmic_mean
-from benchctl.analysis.bonus.bonus import MeasuredBonus, bonus_of
-from benchctl.analysis.compare.attribution import step_floor
-from benchctl.analysis.compare.nodes import NodeResults, nodes_of_variants
+from benchctl.analysis.bonus import MeasuredBonus, bonus_of
+from benchctl.analysis.compare.cells import NodeResults, nodes_of_variants, step_floor
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders, num_looks_of
 from benchctl.analysis.experiment.pairing import ArmPair, baseline_pairs

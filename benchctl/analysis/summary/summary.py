@@ -22,13 +22,7 @@ from benchctl.analysis.metrics.speculation import ArmDrafts, arm_drafts
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio, scatter_of
 from benchctl.analysis.statistics.position_effect import adjusted_level
-from benchctl.analysis.summary.columns import (
-    CLIENT_COLUMNS,
-    LABEL_COLUMNS,
-    SUMMARY_COLUMNS,
-    Value,
-    number_of,
-)
+from benchctl.analysis.summary.columns import CLIENT_COLUMNS, LABEL_COLUMNS, SUMMARY_COLUMNS, Value, number_of
 from benchctl.analysis.validity.usable import Usability
 from benchctl.profile.model import VariantSettings
 from benchctl.records.directory import arm_label, arm_order, cell_name

@@ -20,10 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from benchctl.cli.checks import A_RUN_FAILED, A_RUN_IS_SUSPECT
-from benchctl.cli.failures import INTERRUPTED
+from benchctl.cli.failures import INTERRUPTED, drawing
 from benchctl.cli.options.options import complete_results
 from benchctl.cli.screen import TextConsole, json_line, print_json
-from benchctl.cli.streams import drawing
 from benchctl.cluster.block_progress import STATES, BlockProgress
 from benchctl.cluster.progress import Problem, Progress, progress_document
 from benchctl.cluster.watcher import Watcher

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from tqdm import tqdm
 
+from benchctl.cli.failures import drawing
 from benchctl.cli.screen import folding_console
-from benchctl.cli.streams import drawing
 from benchctl.errors import DatasetError
 from benchctl.formats import megabytes
 from benchctl.report.table import table_of

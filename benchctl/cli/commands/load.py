@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 
 from benchctl.analysis.load_figures import parse_limits
 from benchctl.cli.checks import check_machine, keeping
+from benchctl.cli.failures import drawing
 from benchctl.cli.options.load import (
     OUTPUT_TOKENS,
     ApiKeyEnv,
@@ -57,7 +58,6 @@ from benchctl.cli.options.load import (
 )
 from benchctl.cli.options.options import RESULTS
 from benchctl.cli.screen import has_room_for_bars, print_json, warn, wide_console
-from benchctl.cli.streams import drawing
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.errors import UsageError
 from benchctl.measure.result_directory import Origin

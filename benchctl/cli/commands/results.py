@@ -38,8 +38,7 @@ from benchctl.records.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.files import write_bytes_atomic
 from benchctl.records.integrity import verify_directory
-from benchctl.report.catalog import list_directories
-from benchctl.report.export import ReportFiles, write_report
+from benchctl.report.export import ReportFiles, list_directories, write_report
 from benchctl.report.table import table_of
 from benchctl.system_errors import as_usage_error
 from benchctl.untrusted.text import visible_line

@@ -21,7 +21,6 @@ import typer
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.checks import A_RUN_FAILED, A_RUN_IS_SUSPECT, keeping
 from benchctl.cli.conduct import check_experiment, create, measure, measure_lengths, prepare_experiment
-from benchctl.cli.options.lists import numbers
 from benchctl.cli.options.options import (
     RESULTS,
     AsJson,
@@ -34,6 +33,7 @@ from benchctl.cli.options.options import (
     ProfileName,
     Quiet,
     Seed,
+    numbers,
 )
 from benchctl.cli.output.recorded import print_predictions, simulate_summary, write_predictions
 from benchctl.cli.output.verdicts import print_outcome
@@ -57,7 +57,7 @@ from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import write_bytes_atomic, write_json_atomic
 from benchctl.records.record import PreparedRequest
 from benchctl.report.charts.figure import picture_bytes
-from benchctl.report.charts.saturation import SaturationLine, draw_saturation
+from benchctl.report.charts.models import SaturationLine, draw_saturation
 from benchctl.report.documents import show_document
 from benchctl.report.export import write_derived, write_pictures
 from benchctl.report.table import table_of

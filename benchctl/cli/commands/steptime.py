@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchctl.analysis.step_time.observed import StepSources
 from benchctl.cli.commands.guided_floor import guided
-from benchctl.cli.options.step_time import (
+from benchctl.cli.options.options import (
     ConstraintOption,
     ExpertsOption,
     FittedArgument,
@@ -42,7 +42,7 @@ from benchctl.interop.readers.request_times import read_overheads
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
 from benchctl.records.peaks import resolved_hardware
 from benchctl.report.charts.figure import picture_bytes
-from benchctl.report.charts.fit import draw_fit
+from benchctl.report.charts.models import draw_fit
 from benchctl.report.model_documents import (
     bucket_document,
     diagnosis_document,

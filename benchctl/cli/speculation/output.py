@@ -8,7 +8,7 @@ from benchctl.cli.screen import print_json, wide_console
 from benchctl.formats import capitalized
 from benchctl.records.schema import ResultWarning
 from benchctl.report.charts.figure import picture_bytes
-from benchctl.report.charts.speculation import draw_speculation
+from benchctl.report.charts.models import draw_speculation
 from benchctl.report.model_documents import speculation_document
 from benchctl.report.tables.models import (
     acceptance_words,

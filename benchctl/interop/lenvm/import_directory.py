@@ -32,8 +32,7 @@ from benchctl.interop.lenvm.summary import SUMMARY_NAME, lenvm_rows, rows_csv
 from benchctl.interop.lenvm.warnings import directory_warnings
 from benchctl.interop.readers.lenvm_averages import windows_of
 from benchctl.interop.readers.lenvm_timing import ALL
-from benchctl.profile.identity import profile_sha256
-from benchctl.profile.load import dump_profile
+from benchctl.profile.load import dump_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.digests import digests_of_run, record_run

@@ -7,12 +7,10 @@ from typing import Final
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.records.noise import MetricNoise
-from benchctl.report.charts.acceptance import draw_acceptance
-from benchctl.report.charts.blocks import draw_block_values
+from benchctl.report.charts.arms import draw_acceptance, draw_block_values
 from benchctl.report.charts.figure import Chart, ChartSource
-from benchctl.report.charts.latencies import draw_latencies
 from benchctl.report.charts.machine import draw_gpu, draw_host
-from benchctl.report.charts.requests import draw_requests
+from benchctl.report.charts.requests import draw_latencies, draw_requests
 from benchctl.report.charts.sections import NO_SECTIONS, draw_flops, draw_guidance, draw_sections
 from benchctl.report.charts.steps import draw_batch_size, draw_step_time
 from benchctl.report.charts.sweep import WITH_FLOPS, draw_sweep, varied_factors

@@ -18,7 +18,7 @@ from benchctl.analysis.summary.analyzed import (
 from benchctl.formats import NOT_AVAILABLE, page_number
 from benchctl.interop.readers.run import ForeignRun
 from benchctl.report.charts.figure import Chart
-from benchctl.report.charts.latencies import draw_distributions
+from benchctl.report.charts.requests import draw_distributions
 from benchctl.report.tables.times import percentile_table
 
 

@@ -33,8 +33,6 @@ from benchctl.report.documents import comparison_document
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.foreign import ForeignSides, distribution_charts, file_rows
 from benchctl.report.page.foreign import percentile_values as foreign_percentiles
-from benchctl.report.page.forest import forest_values
-from benchctl.report.page.packed import packed
 from benchctl.report.page.sections import (
     answer_values,
     bonus_values,
@@ -56,10 +54,12 @@ from benchctl.report.page.verdict import (
 )
 from benchctl.report.page.waterfall import (
     Waterfall,
+    forest_values,
     from_decomposition,
     from_ladder,
     from_model,
     from_sections,
+    packed,
     waterfall_values,
 )
 from benchctl.report.page.words import SHAPES, SIGNS, definition_values, kind_of

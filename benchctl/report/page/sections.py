@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from benchctl.analysis.bonus.sentences import context_in_words, modes_in_words, verdict_sentences
+from benchctl.analysis.bonus import context_in_words, modes_in_words, verdict_sentences
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import (

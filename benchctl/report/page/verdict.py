@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from benchctl.analysis.bonus.bonus import MeasuredBonus
-from benchctl.analysis.bonus.sentences import bonus_headline
+from benchctl.analysis.bonus import MeasuredBonus, bonus_headline
 from benchctl.analysis.compare.compare import CompareOptions, compare_experiments
 from benchctl.analysis.compare.result import EXIT_CODES, Comparison, OverallVerdict, first_verdict
 from benchctl.analysis.compare.words import verdict_sentence

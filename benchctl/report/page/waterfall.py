@@ -1,21 +1,26 @@
-"""The waterfall: from the time of the baseline to that of the other side, step by step, adding up exactly.
-
-Four kinds: the steps of a ladder of controls, the factors of the wall time, the sections of a step, and the work of
-a step by a step-time model.
+"""Values for the SVG of the page: the waterfall that adds up exactly, the forest plot, and rows of charts as
+columns.
 """
 
+import base64
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.text import factor_text, floor_line, sentence, source_text, wall_line
-from benchctl.analysis.compare.result import CellComparison
-from benchctl.analysis.compare.words import speed_line
+from benchctl.analysis.compare.metric import MetricComparison
+from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.compare.words import change_text, speed_line
 from benchctl.analysis.experiment.ladder import Ladder
+from benchctl.analysis.statistics.intervals import Interval
 from benchctl.formats import capitalized, minus, page_number, signed_page_number
-from benchctl.report.page.words import svg_length
+from benchctl.report.charts.forest import BETTER, LogScale, forest_of
+from benchctl.report.page.words import change_term, metric_term, svg_length
 from benchctl.units import MS_PER_S
 
 _THINNEST_BAR: Final = 0.002
@@ -236,3 +241,106 @@ def _amount(fall: Fall, unit: str) -> str:
         return f"{signed_page_number(fall.added)} {unit}"
     decimals = max(0, 1 - math.floor(math.log10(fall.half_width)))
     return minus(f"{fall.added:+.{decimals}f} ± {fall.half_width:.{decimals}f} {unit}")
+
+
+MOST_LABEL_CH: Final = 26
+"""Characters of the names of cells that have room beside the plot; longer ones are broken."""
+
+
+def forest_values(comparison: Comparison) -> dict[str, Any] | None:
+    """The plot of one comparison; None where no deciding metric has a ratio."""
+    plot = forest_of(comparison)
+    if plot is None:
+        return None
+    groups = [
+        {
+            "name": name,
+            "meaning": metric_term(rows[0][1].metric),
+            "words": f"{rows[0][1].metric.unit}, {BETTER[rows[0][1].metric.direction]}",
+            "rows": [_forest_row(label, metric, plot.scale) for label, metric in rows],
+        }
+        for name, rows in plot.groups.items()
+    ]
+    return {
+        "groups": groups,
+        "ticks": _ticks(plot.scale),
+        "no_change": svg_length(plot.scale.at(0)),
+        "bands": plot.bands,
+        "label_ch": min(MOST_LABEL_CH, max(len(label) for rows in plot.groups.values() for label, _ in rows)),
+    }
+
+
+def _ticks(scale: LogScale) -> list[dict[str, str]]:
+    ticks = [(scale.at(log_ratio), label) for log_ratio, label in scale.ticks()]
+    return [
+        {"x": svg_length(at), "anchor": "start" if at < 0.04 else "end" if at > 0.96 else "middle", "label": label}
+        for at, label in ticks
+    ]
+
+
+def _forest_row(label: str, metric: MetricComparison, scale: LogScale) -> dict[str, Any]:
+    estimate, change = metric.estimate, change_text(metric)
+    margins = [(scale.at(-margin), scale.at(margin)) for margin in metric.margins.log_bands]
+    return {
+        "label": label,
+        "verdict": metric.verdict,
+        "change": change,
+        "meaning": change_term(metric),
+        "spoken": f"{metric.metric.name} in {label}: {change}, {metric.verdict}",
+        "bands": [{"x": svg_length(low), "width": svg_length(high - low)} for low, high in margins],
+        "interval": _ends_of(None if estimate is None else estimate.log_interval, scale),
+        "ratio": None if estimate is None else svg_length(scale.at(estimate.log_ratio)),
+    }
+
+
+def _ends_of(log_interval: Interval | None, scale: LogScale) -> dict[str, Any] | None:
+    """Both ends, with an arrow where the scale does not hold one."""
+    if log_interval is None:
+        return None
+    low, high = log_interval
+    ends = [
+        {"x": svg_length(scale.at(end)), "is_cut": not scale.holds(end), "turn": turn}
+        for end, turn in ((low, 180), (high, 0))
+    ]
+    return {"low": ends[0]["x"], "high": ends[1]["x"], "ends": ends}
+
+
+_CODES: Final = (("u1", 2**8), ("u2", 2**16), ("i4", 2**31))
+
+
+def packed(datasets: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Every data set by its columns."""
+    result = {}
+    for name, rows in datasets.items():
+        columns = dict.fromkeys(column for row in rows for column in row)
+        result[name] = {column: _column([row.get(column) for row in rows]) for column in columns}
+    return result
+
+
+def unpacked(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows again."""
+    lists = {name: _values(column) for name, column in columns.items()}
+    return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+def _column(values: Sequence[Any]) -> dict[str, Any]:
+    if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
+        if all(isinstance(value, int) and 0 <= value < 2**31 for value in values):
+            return _array(np.array(values), max(values, default=0))
+        return _array(np.array([np.nan if value is None else value for value in values], dtype=np.float32), None)
+    distinct = list({(type(value), value): value for value in values}.values())
+    numbers = {(type(value), value): i for i, value in enumerate(distinct)}
+    codes = np.array([numbers[type(value), value] for value in values])
+    return {"values": distinct, **_array(codes, len(distinct))}
+
+
+def _array(array: NDArray[Any], most: int | None) -> dict[str, str]:
+    dtype = "f4" if most is None else next(code for code, end in _CODES if most < end)
+    return {"dtype": dtype, "bdata": base64.b64encode(array.astype(f"<{dtype}").tobytes()).decode()}
+
+
+def _values(column: Mapping[str, Any]) -> list[Any]:
+    numbers = np.frombuffer(base64.b64decode(column["bdata"]), dtype=f"<{column['dtype']}").tolist()
+    if "values" in column:
+        return [column["values"][code] for code in numbers]
+    return [None if number != number else number for number in numbers]  # noqa: PLR0124 - NaN

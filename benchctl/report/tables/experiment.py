@@ -9,8 +9,8 @@ from typing import Any, Final
 from benchctl.analysis.attribution.breakdown import Breakdown, Section
 from benchctl.analysis.attribution.estimate import StepFloor
 from benchctl.analysis.attribution.text import factor_interval
-from benchctl.analysis.bonus.sentences import context_in_words, verdict_sentences
-from benchctl.analysis.compare.nodes import MetricByNode, NodeResults
+from benchctl.analysis.bonus import context_in_words, verdict_sentences
+from benchctl.analysis.compare.cells import MetricByNode, NodeResults
 from benchctl.analysis.compare.words import WarningKind, warning_kind
 from benchctl.analysis.experiment.ladder import Difference
 from benchctl.analysis.metrics.bounds import marked

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from benchctl.analysis.bonus.bonus import BackfillVerdict, Cost
+from benchctl.analysis.bonus import BackfillVerdict, Cost
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.analysis.summary.analyzed import LATENCY_NAMES, AnalyzedExperiment, PercentileLevel, floor_peaks

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from benchctl.analysis.bonus.bonus import bonus_design, decode_point, judge_backfill
-from benchctl.analysis.bonus.sentences import verdict_sentences
+from benchctl.analysis.bonus import bonus_design, decode_point, judge_backfill, verdict_sentences
 from benchmarks.verdict.planted_passes import Planted
 
 CONTEXT = 256

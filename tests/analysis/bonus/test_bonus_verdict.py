@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchctl.analysis.bonus.bonus import (
+from benchctl.analysis.bonus import (
     backfill_point,
     bonus_design,
     cheaper_from,

@@ -1,6 +1,6 @@
 """Nodes of runs, by what their records say."""
 
-from benchctl.analysis.compare.nodes import node_of_run
+from benchctl.analysis.compare.cells import node_of_run
 from benchctl.records.record import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION, NodeInfo
 

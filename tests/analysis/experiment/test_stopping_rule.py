@@ -13,14 +13,14 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.ladder import num_looks_of, take_look, widest_interval
 from benchctl.analysis.experiment.pairing import Side
-from benchctl.analysis.planning.stopping_rule import look_blocks, stopping_rule
+from benchctl.analysis.planning import look_blocks, stopping_rule
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import StoppingRecord
-from benchctl.report.catalog import list_directories
+from benchctl.report.export import list_directories
 from benchctl.report.tables.experiment import headline, runs_table
 
 RULE = StoppingRecord(precision_frac=0.02, confidence=0.9875, look_blocks=(6, 8, 10, 12))

@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 from support.results.answered_questions import write_answers
 from support.results.builders import edit_requests
 
-from benchctl.analysis.quality.accuracy import divergence_sentence
-from benchctl.analysis.quality.divergence import DivergenceComparison, compare_divergence, compare_texts
+from benchctl.analysis.quality.accuracy import (
+    DivergenceComparison,
+    compare_divergence,
+    compare_texts,
+    divergence_sentence,
+)
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord

@@ -21,7 +21,7 @@ from benchctl.analysis.quality.accuracy import (
     quality_verdict,
 )
 from benchctl.analysis.quality.judge import grade, judge_named
-from benchctl.analysis.statistics.paired_shares import newcombe_interval
+from benchctl.analysis.statistics.intervals import newcombe_interval
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
 from benchctl.records.record import RequestError

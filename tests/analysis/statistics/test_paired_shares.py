@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from benchctl.analysis.statistics.paired_shares import (
+from benchctl.analysis.statistics.intervals import (
     mean_interval,
     minimum_detectable_difference,
     newcombe_interval,

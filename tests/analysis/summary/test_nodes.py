@@ -8,8 +8,8 @@ from support import cli
 from support.results.builders import edit_run
 from support.results.nodes import write_on_nodes
 
+from benchctl.analysis.compare.cells import p_of_equal_nodes
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
-from benchctl.analysis.compare.nodes import p_of_equal_nodes
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.summary.analyzed import analyze_directory

@@ -14,15 +14,7 @@ import pytest
 
 from benchctl.errors import ClaimedError, LostClaimError
 from benchctl.records import claims as held_module
-from benchctl.records.claims import (
-    CLAIMS,
-    LEASE_BYTES,
-    HeldBlock,
-    Owner,
-    create_lease,
-    lease_path,
-    newest_leases,
-)
+from benchctl.records.claims import CLAIMS, LEASE_BYTES, HeldBlock, Owner, create_lease, lease_path, newest_leases
 from benchctl.records.shared_claims import LeaseWatch, try_claim
 
 LEASE_S = 12.0

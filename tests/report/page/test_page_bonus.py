@@ -10,8 +10,7 @@ from support.bonus_directory import LISTENER, launch_bound, measured
 from support.cli import benchctl
 from support.fake_passes import FakeWorkers
 
-from benchctl.analysis.bonus.bonus import measured_bonus
-from benchctl.analysis.bonus.sentences import verdict_sentences
+from benchctl.analysis.bonus import measured_bonus, verdict_sentences
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.measure.result_directory import Origin
 from benchctl.micro.experiment import measure_forward

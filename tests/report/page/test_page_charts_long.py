@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchctl.records.columns import StepColumns
 from benchctl.report.charts.machine import MAX_POINTS, thinned
 from benchctl.report.charts.steps import MAX_STRETCHES, batch_size_rows, bins_of, course_of
-from benchctl.report.page.packed import packed
+from benchctl.report.page.waterfall import packed
 
 
 def columns(dur_ns, num_seqs=None, gaps_ns=0):

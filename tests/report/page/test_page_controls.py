@@ -9,8 +9,8 @@ from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opene
 from support.results import builders
 
 from benchctl.analysis.summary.analyzed import analyze_directory
-from benchctl.report.page.packed import unpacked
 from benchctl.report.page.page import directory_page
+from benchctl.report.page.waterfall import unpacked
 
 pytestmark = [pytest.mark.browser, needs_browser]
 EXAMPLE = Path(__file__).parents[3] / "results" / "example"

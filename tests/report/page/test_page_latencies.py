@@ -15,10 +15,10 @@ from benchctl.analysis.metrics.latency import percentiles
 from benchctl.analysis.metrics.run import unavailable_reason
 from benchctl.analysis.statistics.estimate import level_interval
 from benchctl.analysis.summary.analyzed import analyze_directory, level_of_blocks, percentile_levels, run_latencies
-from benchctl.report.charts.latencies import MAX_POINTS, quantiles
+from benchctl.report.charts.requests import MAX_POINTS, quantiles
 from benchctl.report.charts.table import draw_charts
-from benchctl.report.page.packed import packed, unpacked
 from benchctl.report.page.sections import percentile_values
+from benchctl.report.page.waterfall import packed, unpacked
 
 FACTORS = [{"baseline": 1 + 0.02 * (i % 3), "guided": 1.2 + 0.03 * (i % 4)} for i in range(6)]
 
