@@ -420,8 +420,8 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
     "Neighbours on the same host": {
         "neighbours-unchecked": _warning(
             "Blocks ran at the same time on one node, and may have disturbed each other.",
-            "Compare two A/A experiments, one with --parallel 1 and one with --parallel N, or give each block a whole "
-            "node.",
+            "Compare two A/A experiments, one with --parallel 1 and one with --parallel N, or give each block a "
+            "whole node.",
         ),
     },
     "Altered files": {
