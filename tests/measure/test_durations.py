@@ -149,4 +149,4 @@ def test_a_plan_without_earlier_runs_says_so_and_with_them_names_how_many(record
     print_plan(vllm, REQUESTS, None)
     said = capsys.readouterr().out
     assert "estimated duration 303 s (5 min), from 1 earlier run on this machine" in said
-    assert said.count(" 30.0 ") == 10
+    assert said.count(" 30.0\n") == 10

@@ -1,6 +1,7 @@
 """A run in virtual time beside the same run over HTTP: equal steps, tokens and texts."""
 
 import pytest
+from support.steps import records_of
 
 from benchctl.analysis.validity.checks import expected, reconcile
 from benchctl.measure.run import RunContext, measure_run
@@ -128,7 +129,7 @@ def test_client_usage_steps_and_counters_agree_on_every_draft_and_token(tmp_path
 def test_all_times_of_a_simulated_run_are_on_one_clock(tmp_path):
     simulated, _ = run(tmp_path, profile_of())
     load = [request for request in simulated.requests if not request.is_warmup]
-    steps = [step for step in simulated.steps if not step.is_warmup]
+    steps = [step for step in records_of(simulated) if not step.is_warmup]
     record = simulated.record
     assert (record.clock, record.time_scale, record.argv) == ("virtual", 1.0, ())
     assert record.times.first_send_ns == steps[0].start_ns == min(request.sent_ns for request in load)
