@@ -360,7 +360,7 @@ def sized(spec: Spec, width_px: int) -> Spec:
 
 
 def why_not_drawn() -> str | None:
-    """Why no picture can be drawn here: the engine of vl_convert waits for ever for address space that it lacks."""
+    """The reason that no picture can be drawn here, which is a limit of address space below what drawing reserves."""
     return address_space_shortfall(_ADDRESS_SPACE_BYTES)
 
 
