@@ -360,7 +360,7 @@ def sized(spec: Spec, width_px: int) -> Spec:
 
 
 def why_not_drawn() -> str | None:
-    """The reason that no picture can be drawn here, which is a limit of address space below what drawing reserves."""
+    """The reason that no picture can be drawn here: a limit of address space below what drawing reserves."""
     return address_space_shortfall(_ADDRESS_SPACE_BYTES)
 
 
