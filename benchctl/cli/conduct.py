@@ -19,7 +19,8 @@ import typer
 from tqdm import tqdm
 
 from benchctl.analysis.experiment.ladder import widest_interval
-from benchctl.analysis.planning import estimate_power, power_lines, stopping_rule
+from benchctl.analysis.planning.stopping_rule import stopping_rule
+from benchctl.analysis.power import estimate_power, power_lines
 from benchctl.cli.checks import A_RUN_FAILED
 from benchctl.cli.commands.profiles import check_names
 from benchctl.cli.failures import drawing, log_line

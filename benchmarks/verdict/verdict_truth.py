@@ -19,7 +19,7 @@ from benchctl.analysis.attribution.breakdown import RunTimeBreakdown
 from benchctl.analysis.attribution.estimate import PairDesign
 from benchctl.analysis.attribution.splits import WallSplit, split_wall
 from benchctl.analysis.compare.metric import MetricComparison
-from benchctl.analysis.planning import ALPHA, look_blocks
+from benchctl.analysis.planning.stopping_rule import ALPHA, look_blocks
 from benchctl.analysis.statistics.decide import decision_alpha, holm_levels, margins_of, verdict_of
 from benchctl.analysis.statistics.estimate import BlockDesign, estimate_paired, log_ratios, metric_ratio
 from benchctl.records.record import StopMode

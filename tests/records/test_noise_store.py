@@ -11,7 +11,8 @@ from support.results.builders import PROFILE_YAML, edit_manifest, edit_run, writ
 from typer.testing import CliRunner
 
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.planning import estimate_power, noise_of_experiment, power_lines
+from benchctl.analysis.planning.noise_floor import noise_of_experiment
+from benchctl.analysis.power import estimate_power, power_lines
 from benchctl.analysis.statistics.decide import minimum_detectable_effect
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.validity.noise import age_days, noise_warnings, version_warning
@@ -135,7 +136,7 @@ def noise_of_machine(model: str, store: Path) -> NoiseFloor:
     """Noise of this machine for sim-exact, stored."""
     import platform
 
-    from benchctl.analysis.planning import engine_sha256
+    from benchctl.analysis.planning.noise_floor import engine_sha256
     from benchctl.measure.telemetry.gpu import gpu_inventory
 
     profile = load_profile("topk-sweep", engine="sim-exact")

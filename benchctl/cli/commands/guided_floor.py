@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from benchctl.cli.options.options import JsonOption, numbers
+from benchctl.cli.options.lists import numbers
+from benchctl.cli.options.step_time import JsonOption
 from benchctl.cli.screen import print_json, wide_console
 from benchctl.costs.guided_floor import GuidedFloor, Scoring, guided_floor
 from benchctl.costs.hardware import Hardware, hardware_for

@@ -20,7 +20,7 @@ from benchctl.analysis.bonus import MeasuredBonus, context_in_words, modes_in_wo
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.checks import keeping
 from benchctl.cli.conduct import experiment_progress
-from benchctl.cli.options.options import numbers, words_of
+from benchctl.cli.options.lists import numbers, words_of
 from benchctl.cli.output.verdicts import print_tables
 from benchctl.cli.screen import print_json, warn, wide_console
 from benchctl.costs.hardware import hardware_or_none

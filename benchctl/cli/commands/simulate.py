@@ -21,6 +21,7 @@ import typer
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.checks import A_RUN_FAILED, A_RUN_IS_SUSPECT, keeping
 from benchctl.cli.conduct import check_experiment, create, measure, measure_lengths, prepare_experiment
+from benchctl.cli.options.lists import numbers
 from benchctl.cli.options.options import (
     RESULTS,
     AsJson,
@@ -33,7 +34,6 @@ from benchctl.cli.options.options import (
     ProfileName,
     Quiet,
     Seed,
-    numbers,
 )
 from benchctl.cli.output.recorded import print_predictions, simulate_summary, write_predictions
 from benchctl.cli.output.verdicts import print_outcome

@@ -13,7 +13,7 @@ import typer
 from benchctl.analysis.attribution.work import fitted_draft_warnings
 from benchctl.analysis.drafts import MeasuredSpeculation, measured_speculation
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.cli.options.options import numbers
+from benchctl.cli.options.lists import numbers
 from benchctl.cli.screen import drawable
 from benchctl.cli.speculation.output import SpeculationAnswer
 from benchctl.costs.hardware import hardware_for

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchctl.analysis.step_time.observed import StepSources
 from benchctl.cli.commands.guided_floor import guided
-from benchctl.cli.options.options import (
+from benchctl.cli.options.step_time import (
     ConstraintOption,
     ExpertsOption,
     FittedArgument,

@@ -20,7 +20,8 @@ from benchctl.cli.commands.micro import (
     roofline,
     warn_of_failures,
 )
-from benchctl.cli.options.options import RESULTS, AsJson, Label, Output, OutputDir, Quiet, counts_of, words_of
+from benchctl.cli.options.lists import counts_of, words_of
+from benchctl.cli.options.options import RESULTS, AsJson, Label, Output, OutputDir, Quiet
 from benchctl.cli.screen import print_json, uncollected
 from benchctl.errors import UsageError
 from benchctl.micro.forward_profile import forward_profile, grid_of_points

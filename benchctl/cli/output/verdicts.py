@@ -16,7 +16,7 @@ from rich.text import Text
 
 from benchctl.analysis.compare.compare import blocks_to_settle
 from benchctl.analysis.compare.words import cell_sentence, looks_lines
-from benchctl.analysis.planning import is_repeated_baseline
+from benchctl.analysis.planning.noise_floor import is_repeated_baseline
 from benchctl.analysis.quality.accuracy import accuracy_sentence
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
@@ -49,8 +49,6 @@ def next_commands(analysis: AnalyzedExperiment, verdict: PageVerdict) -> dict[st
 
     ``more_blocks`` is None where nothing is inconclusive, or where more blocks do not help or cannot be added.
     """
-    from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
-
     path, planned = analysis.results.path, analysis.results.manifest.blocks
     likely = blocks_to_settle(verdict.comparisons) if _can_grow(analysis) else None
     is_screening = all(comparison.is_screening for comparison in verdict.comparisons)

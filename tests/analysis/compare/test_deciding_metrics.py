@@ -17,7 +17,7 @@ from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.ladder import take_look
 from benchctl.analysis.experiment.pairing import deciding_in_plan, parse_side, recorded_metrics
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.planning import estimate_power, power_lines
+from benchctl.analysis.power import estimate_power, power_lines
 from benchctl.engines.engine import engine_for
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
