@@ -45,7 +45,6 @@ def units(out, engines):
     inputs = out / "inputs"
     write_inputs(inputs)
     shutil.copytree(CHECKOUT / "results/example", out / "directories/example")
-    shutil.copytree(CHECKOUT / "tests/fixtures/example-schema-1", out / "directories/schema-1")
     nodes.write_on_nodes(out / "directories/nodes", ["a", "b", "c", "d", "a", "b", "c", "d"], {"c": 0.03})
     few = ("--blocks", str(BLOCKS), "--quiet")
     commands = {
