@@ -20,8 +20,7 @@ from benchctl.analysis.quality.accuracy import Divergence, divergence_sentence, 
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.statistics.intervals import Slope
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.analysis.summary.flops_bridge import flops_bridge
-from benchctl.analysis.summary.summary import CellSummary, SweepRow
+from benchctl.analysis.summary.summary import CellSummary, SweepRow, flops_bridge
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import InvalidDataError, NotComparableError
 from benchctl.interop.writers.vllm import bounds_document
@@ -449,7 +448,7 @@ def _cell(cell: CellSummary) -> dict[str, Any]:
             for column, spread in cell.spreads.items()
         },
         "drafts": drafts_document(cell.drafts()),
-        "flops_bridge": None if (bridge := flops_bridge(cell)) is None else msgspec.to_builtins(bridge),
+        "flops_bridge": flops_bridge(cell),
     }
 
 
@@ -464,6 +463,6 @@ def _sweep_row(row: SweepRow) -> dict[str, Any]:
         },
         "blocks": [
             {"block": block, **{quantity: ratio.block_ratios.get(block) for quantity, ratio in row.ratios.items()}}
-            for block in row.blocks
+            for block in row.pair.blocks
         ],
     }

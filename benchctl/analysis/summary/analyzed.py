@@ -27,13 +27,11 @@ from benchctl.analysis.statistics.estimate import level_interval
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.analysis.summary.columns import Value
 from benchctl.analysis.summary.summary import (
+    SWEEP_COLUMNS,
     CellSummary,
     RunSummary,
     SweepRow,
-    infeasible_values,
     summarise_cells,
-    summarise_runs,
-    sweep_row,
 )
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.analysis.validity.usable import integrity_warnings
@@ -42,7 +40,7 @@ from benchctl.errors import RecordError
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.model import Profile
 from benchctl.records.claims import current_manifest
-from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.directory import ResultDirectory, cell_name, open_results
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_run, settled_runs
 from benchctl.records.record import Manifest, Plan, PlannedRun
 from benchctl.records.schema import SCHEMA_VERSION, ResultWarning
@@ -260,7 +258,17 @@ class AnalyzedExperiment:
 
     def sweep_values(self) -> tuple[Mapping[str, Value], ...]:
         """The rows of ``sweep_summary.csv``: every cell that was compared, then those that no server can run."""
-        beyond = (infeasible_values(cell, str(self.results.path)) for cell in self.infeasible)
+        beyond: Iterator[dict[str, Value]] = (
+            dict.fromkeys(SWEEP_COLUMNS)
+            | {
+                "results_dir": str(self.results.path),
+                "variant": cell.variant,
+                "cell": cell_name(cell.cell),
+                "n_blocks": 0,
+                "infeasible": cell.infeasible,
+            }
+            for cell in self.infeasible
+        )
         return (*(row.values for row in self.sweep), *beyond)
 
 
@@ -280,15 +288,11 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     """Analyse an experiment that is loaded already."""
     results = experiment.results
     manifest, directory = results.manifest, ResultDirectory(results.path)
-    runs = summarise_runs(experiment)
+    runs = tuple(RunSummary(run, experiment) for run in results.runs)
     confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
     pairs = baseline_pairs(experiment)
     cells = summarise_cells(runs, experiment, pairs, confidence)
-    source = str(results.path)
-    rows = tuple(
-        sweep_row(paired, confidence=confidence, results_dir=source, floor=step_floor(paired, confidence))
-        for paired in pairs
-    )
+    rows = tuple(SweepRow(paired, confidence, step_floor(paired, confidence)) for paired in pairs)
     return AnalyzedExperiment(
         experiment=experiment,
         runs=runs,

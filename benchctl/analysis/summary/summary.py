@@ -7,9 +7,9 @@ and FLOPs, and the part that FLOPs do not explain.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property
 from statistics import fmean, stdev
-from typing import Final
+from typing import Any, Final
 
 from benchctl.analysis.attribution.breakdown import Breakdown, StepTally, mean_breakdown, tally_steps
 from benchctl.analysis.attribution.estimate import StepFloor
@@ -25,7 +25,7 @@ from benchctl.analysis.statistics.position_effect import adjusted_level
 from benchctl.analysis.summary.columns import CLIENT_COLUMNS, LABEL_COLUMNS, SUMMARY_COLUMNS, Value, number_of
 from benchctl.analysis.validity.usable import Usability
 from benchctl.profile.model import VariantSettings
-from benchctl.records.directory import arm_label, arm_order, cell_name
+from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RunRecord
 from benchctl.records.schema import Cell, ResultWarning
@@ -36,26 +36,57 @@ INFEASIBLE_CAUSES: Final = frozenset({"out-of-memory", "infeasible"})
 """Causes of failure that mark the whole cell; ``infeasible`` are blocks that were skipped after the first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RunSummary:
-    """One run and its row: a value for every column of ``SUMMARY_COLUMNS``, None if it is unknown."""
+    """One run with what its experiment derives from it."""
 
     run: LoadedRun
-    usability: Usability
-    settings: VariantSettings | None
-    flops: RunFlops | None
-    values: Mapping[str, Value]
-    bounds: Mapping[str, Bounds]
-    """Columns that are known between bounds only."""
-    tally: StepTally
-    """Of its steps after the warm-up."""
-    step_scale: float
-    """Factor that adjusts its step times to the middle of its block."""
-    warnings: tuple[ResultWarning, ...]
+    experiment: Experiment
 
     @property
     def record(self) -> RunRecord:
         return self.run.record
+
+    @cached_property
+    def usability(self) -> Usability:
+        return self.experiment.usability(self.run)
+
+    @property
+    def settings(self) -> VariantSettings | None:
+        return self.experiment.settings(self.record)
+
+    @property
+    def flops(self) -> RunFlops | None:
+        return self.experiment.flops(self.run)[0]
+
+    @property
+    def values(self) -> Mapping[str, Value]:
+        """Its row: a value for every column of ``SUMMARY_COLUMNS``, None if it is unknown."""
+        return self.experiment.row(self.run)
+
+    @property
+    def bounds(self) -> Mapping[str, Bounds]:
+        """Columns that are known between bounds only."""
+        return self.experiment.bounds(self.run)
+
+    @cached_property
+    def tally(self) -> StepTally:
+        """Sections of its steps after the warm-up."""
+        return tally_steps(self.run.columns, covers_steps=self.record.times_whole_steps)
+
+    @cached_property
+    def warnings(self) -> tuple[ResultWarning, ...]:
+        """Those on record, and those that its records give rise to now."""
+        run, experiment = self.run, self.experiment
+        # The warning is about late reads; a simulator that fell behind says so itself.
+        is_reported = self.record.clock == "virtual" or any(each.code == TIMES_BOUNDED for each in run.warnings)
+        return (
+            *run.warnings,
+            *(() if is_reported else bounds_warnings(self.bounds)),
+            *experiment.contradictions(run),
+            *experiment.prompt_warnings(run),
+            *experiment.flops(run)[1],
+        )
 
     @property
     def is_usable(self) -> bool:
@@ -85,8 +116,7 @@ class RunSummary:
 
     def counted(self, column: str) -> float | None:
         """The value of a numeric column; None if it has bounds or rests on client times that do not count."""
-        is_excluded = self.usability.client_excluded is not None and column in CLIENT_COLUMNS
-        return None if is_excluded or column in self.bounds else self.number(column)
+        return self.experiment.counted(self.run, column, of_few=True)
 
     def reason_excluded(self, column: str) -> str | None:
         """The reason why the value of a column does not count; None if it does."""
@@ -148,64 +178,32 @@ class CellSummary:
         None without steps.
         """
         level_ms = self.centre("step_ms")
-        arithmetic_ms = [time_ms * run.step_scale for run in self.runs if (time_ms := run.number("step_ms"))]
-        to_level = level_ms / fmean(arithmetic_ms) if level_ms and arithmetic_ms else 1.0
-        return mean_breakdown((run.tally, run.step_scale * to_level) for run in self.runs)
-
-
-def summarise_runs(experiment: Experiment) -> tuple[RunSummary, ...]:
-    """The row of every run that was begun, in plan order."""
-    return tuple(_summarise(run, experiment) for run in experiment.results.runs)
-
-
-def _summarise(run: LoadedRun, experiment: Experiment) -> RunSummary:
-    settings = experiment.settings(run.record)
-    flops, warnings = experiment.flops(run)
-    bounds = experiment.bounds(run)
-    # The warning is about late reads; a simulator that fell behind says so itself.
-    is_reported = run.record.clock == "virtual" or any(warning.code == TIMES_BOUNDED for warning in run.warnings)
-    return RunSummary(
-        run=run,
-        usability=experiment.usability(run),
-        settings=settings,
-        flops=flops,
-        bounds=bounds,
-        values=experiment.row(run),
-        tally=tally_steps(run.columns, covers_steps=run.record.times_whole_steps),
-        step_scale=experiment.position_scale(run, "step_ms"),
-        warnings=(
-            *run.warnings,
-            *(() if is_reported else bounds_warnings(bounds)),
-            *experiment.contradictions(run),
-            *experiment.prompt_warnings(run),
-            *warnings,
-        ),
-    )
+        scales = [run.experiment.position_scale(run.run, "step_ms") for run in self.runs]
+        times_ms = [run.number("step_ms") for run in self.runs]
+        at_middle_ms = [time_ms * scale for time_ms, scale in zip(times_ms, scales, strict=True) if time_ms]
+        to_level = level_ms / fmean(at_middle_ms) if level_ms and at_middle_ms else 1.0
+        return mean_breakdown((run.tally, scale * to_level) for run, scale in zip(self.runs, scales, strict=True))
 
 
 def summarise_cells(
     runs: Iterable[RunSummary], experiment: Experiment, pairs: Sequence[ArmPair] = (), confidence: float = 0.95
 ) -> tuple[CellSummary, ...]:
-    """Each variant and cell over its blocks: the baseline first, then by variant and factor values.
+    """Each arm with a run, over its blocks: the baseline first, then by variant and factor values.
 
     Arms that are compared with the baseline in ``pairs`` have the centres whose quotient is the ratio; the baseline
     has those of the only arm that is compared with it.
     """
-    baseline = experiment.results.manifest.baseline
-    ordered = sorted(
-        runs, key=lambda run: (arm_order(run.record.variant, run.record.cell, baseline), run.record.block)
-    )
-    groups: dict[str, list[RunSummary]] = {}
-    for run in ordered:
-        groups.setdefault(run.label, []).append(run)
+    runs_of: dict[str, list[RunSummary]] = {}
+    for run in sorted(runs, key=lambda run: run.record.block):
+        runs_of.setdefault(run.label, []).append(run)
     cells = []
-    for label, group in groups.items():
-        usable = tuple(run for run in group if run.is_usable)
-        own = next((paired for paired in pairs if paired.b.label == label), None)
-        of_baseline = [paired for paired in pairs if paired.a.label == label]
+    for arm in experiment.arms:
+        begun = runs_of.get(arm.label, [])
+        usable = tuple(run for run in begun if run.is_usable)
+        own = next((paired for paired in pairs if paired.b.label == arm.label), None)
+        of_baseline = [paired for paired in pairs if paired.a.label == arm.label]
         paired = of_baseline[0] if own is None and len(of_baseline) == 1 else own
-        first = group[0].record
-        causes = {run.record.failure.cause for run in group if run.record.failure is not None}
+        causes = {run.record.failure.cause for run in begun if run.record.failure is not None}
         spreads = {
             column: _spread_of(column, usable, experiment, paired, confidence)
             for column in SUMMARY_COLUMNS
@@ -213,15 +211,15 @@ def summarise_cells(
         }
         cells.append(
             CellSummary(
-                variant=first.variant,
-                cell=first.cell,
+                variant=arm.variant,
+                cell=arm.cell,
                 runs=usable,
-                num_unusable=len(group) - len(usable),
+                num_unusable=len(begun) - len(usable),
                 spreads=spreads,
                 infeasible="out of memory" if causes & INFEASIBLE_CAUSES and not usable else None,
             )
         )
-    return tuple(cells)
+    return tuple(cell for cell in cells if runs_of.get(cell.label))
 
 
 def _spread_of(
@@ -256,7 +254,7 @@ def _spread_of(
     )
 
 
-_PUBLISHED: Final = {
+_SIDES: Final = {
     "wall": ("base_wall_s", "lvm_wall_s", "wall_ratio"),
     "tok_per_s": ("base_tok_per_s", "lvm_tok_per_s", "tok_per_s_ratio"),
     "pflops": ("base_pflops", "lvm_pflops", "flops_ratio"),
@@ -269,8 +267,13 @@ _SECTION_MEANS: Final = {
     "lvm_build_pending_ms_mean": "t_lvm_build_pending_ms_mean",
     "lvm_apply_guidance_ms_mean": "t_lvm_apply_guidance_ms_mean",
 }
-_RATIO_COLUMNS: Final = tuple(chain.from_iterable(_PUBLISHED.values()))
-LENVM_SWEEP_COLUMNS: Final = ("k", "results_dir", *_RATIO_COLUMNS, *_SECTION_MEANS, "utilization_gap")
+LENVM_SWEEP_COLUMNS: Final = (
+    "k",
+    "results_dir",
+    *(column for columns in _SIDES.values() for column in columns),
+    *_SECTION_MEANS,
+    "utilization_gap",
+)
 OWN_SWEEP_COLUMNS: Final = (
     "variant",
     "cell",
@@ -305,23 +308,34 @@ MIN_EXPLAINED_LOG_RATIO: Final = math.log(1.02)
 """Smallest slowdown (two percent) whose causes are divided."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class SweepRow:
-    """One cell of one variant against the baseline; ``values`` has every column of ``SWEEP_COLUMNS``."""
+    """One arm against the baseline, in at least one block."""
 
-    variant: str
-    cell: Cell
-    blocks: tuple[int, ...]
-    """Blocks in which both runs are usable; at least one."""
-    ratios: Mapping[str, SideRatio]
-    """The ratio of each quantity that some block has on both sides."""
-    values: Mapping[str, Value]
-    floor: StepFloor | str | None = None
+    pair: ArmPair
+    confidence: float
+    floor: StepFloor | str | None
     """The ratio of the steps at the peaks of the device, or the reason why it is unknown; None without guidance."""
 
     @property
+    def variant(self) -> str:
+        return self.pair.b.variant
+
+    @property
+    def cell(self) -> Cell:
+        return self.pair.b.cell
+
+    @property
     def label(self) -> str:
-        return arm_label(self.variant, self.cell)
+        return self.pair.b.label
+
+    @cached_property
+    def ratios(self) -> Mapping[str, SideRatio]:
+        """The ratio of each quantity that some block has on both sides."""
+        compared = {
+            name: self.pair.ratio(column, self.confidence, of_few=True) for name, column in _COMPARED.items()
+        }
+        return {name: ratio for name, ratio in compared.items() if ratio is not None}
 
     @property
     def estimates(self) -> Mapping[str, RatioEstimate]:
@@ -331,62 +345,40 @@ class SweepRow:
     def number(self, column: str) -> float | None:
         return number_of(self.values[column])
 
-
-def sweep_row(
-    paired: ArmPair, *, confidence: float, results_dir: str, floor: StepFloor | str | None = None
-) -> SweepRow:
-    """An arm that shares at least one block with the baseline."""
-    experiment, arm, runs = paired.sides[1], paired.b, paired.b_runs
-    compared = {name: paired.ratio(column, confidence, of_few=True) for name, column in _COMPARED.items()}
-    ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
-    estimates = {name: ratio.estimate for name, ratio in ratios.items()}
-    ratio_of = {name: estimate.ratio for name, estimate in estimates.items()}
-    settings, wall = experiment.settings(arm), estimates.get("wall")
-    wall_ratio, flops, observed = (ratio_of.get(name) for name in ("wall", "pflops", "pflops_observed"))
-    values: dict[str, Value] = {
-        "k": None if settings is None else settings.sampling.top_k,
-        "results_dir": results_dir,
-        **_published_columns(ratios),
-        **{
-            name: mean_of_known([number_of(experiment.row(run)[column]) for run in runs])
-            for name, column in _SECTION_MEANS.items()
-        },
-        "utilization_gap": quotient(wall_ratio, flops),
-        "variant": arm.variant,
-        "cell": cell_name(arm.cell),
-        "n_blocks": len(runs),
-        "wall_ratio_ci_low": None if wall is None else wall.ci_low,
-        "wall_ratio_ci_high": None if wall is None else wall.ci_high,
-        "num_steps_ratio": ratio_of.get("num_steps"),
-        "step_ms_ratio": ratio_of.get("step_ms"),
-        "flops_ratio_observed": observed,
-        "utilization_gap_observed": quotient(wall_ratio, observed),
-        "unexplained_frac": unexplained_frac(wall, flops),
-        "unexplained_frac_observed": unexplained_frac(wall, observed),
-        "step_floor_ratio": floor.ratio if isinstance(floor, StepFloor) else None,
-        "step_times_floor": floor.times_floor if isinstance(floor, StepFloor) else None,
-        "infeasible": None,
-    }
-    return SweepRow(
-        variant=arm.variant,
-        cell=arm.cell,
-        blocks=paired.blocks,
-        ratios=ratios,
-        values={column: values[column] for column in SWEEP_COLUMNS},
-        floor=floor,
-    )
-
-
-def infeasible_values(cell: CellSummary, results_dir: str) -> dict[str, Value]:
-    """The columns of an infeasible cell: its name and the reason, without numbers."""
-    values: dict[str, Value] = {
-        "results_dir": results_dir,
-        "variant": cell.variant,
-        "cell": cell_name(cell.cell),
-        "n_blocks": 0,
-        "infeasible": cell.infeasible,
-    }
-    return {column: values.get(column) for column in SWEEP_COLUMNS}
+    @cached_property
+    def values(self) -> Mapping[str, Value]:
+        """Every column of ``SWEEP_COLUMNS``."""
+        experiment, runs, estimates = self.pair.sides[1], self.pair.b_runs, self.estimates
+        ratio_of = {name: estimate.ratio for name, estimate in estimates.items()}
+        settings, wall = experiment.settings(self.pair.b), estimates.get("wall")
+        wall_ratio, flops, observed = (ratio_of.get(name) for name in ("wall", "pflops", "pflops_observed"))
+        of_sides: dict[str, Value] = {}
+        for quantity in _SIDES.keys() & self.ratios.keys():
+            ratio = self.ratios[quantity]
+            of_sides |= zip(_SIDES[quantity], (ratio.a, ratio.b, ratio.estimate.ratio), strict=True)
+        return dict.fromkeys(SWEEP_COLUMNS) | {
+            "k": None if settings is None else settings.sampling.top_k,
+            "results_dir": str(experiment.path),
+            **of_sides,
+            **{
+                name: mean_of_known([number_of(experiment.row(run)[column]) for run in runs])
+                for name, column in _SECTION_MEANS.items()
+            },
+            "utilization_gap": quotient(wall_ratio, flops),
+            "variant": self.variant,
+            "cell": cell_name(self.cell),
+            "n_blocks": len(runs),
+            "wall_ratio_ci_low": None if wall is None else wall.ci_low,
+            "wall_ratio_ci_high": None if wall is None else wall.ci_high,
+            "num_steps_ratio": ratio_of.get("num_steps"),
+            "step_ms_ratio": ratio_of.get("step_ms"),
+            "flops_ratio_observed": observed,
+            "utilization_gap_observed": quotient(wall_ratio, observed),
+            "unexplained_frac": unexplained_frac(wall, flops),
+            "unexplained_frac_observed": unexplained_frac(wall, observed),
+            "step_floor_ratio": self.floor.ratio if isinstance(self.floor, StepFloor) else None,
+            "step_times_floor": self.floor.times_floor if isinstance(self.floor, StepFloor) else None,
+        }
 
 
 def unexplained_frac(wall: RatioEstimate | None, flops_ratio: float | None) -> float | None:
@@ -403,10 +395,28 @@ def unexplained_frac(wall: RatioEstimate | None, flops_ratio: float | None) -> f
     return 1 - math.log(flops_ratio) / wall.log_ratio
 
 
-def _published_columns(ratios: Mapping[str, SideRatio]) -> dict[str, Value]:
-    columns: dict[str, Value] = dict.fromkeys(_RATIO_COLUMNS)
-    for quantity in _PUBLISHED.keys() & ratios.keys():
-        of_sides = ratios[quantity]
-        numbers = (of_sides.a, of_sides.b, of_sides.estimate.ratio)
-        columns |= zip(_PUBLISHED[quantity], numbers, strict=True)
-    return columns
+def flops_bridge(cell: CellSummary) -> dict[str, Any] | None:
+    """The corrections from the published to the observed FLOPs of a cell, means per run, which add up.
+
+    ``utilization_frac`` is the mean share of the device's peak at which the observed ones were computed; None where
+    peak or time of a run are unknown. The whole is None if a run lacks published or observed FLOPs.
+    """
+    runs = [run.flops for run in cell.runs if run.flops is not None and run.flops.observed is not None]
+    published = [flops.published.total for flops in runs if flops.published is not None]
+    observed = [flops.observed.total for flops in runs if flops.observed is not None]
+    if not runs or len(published) != len(runs):
+        return None
+    corrections = [correction for flops in runs for correction in flops.corrections]
+    meanings = {correction.code: correction.meaning for correction in corrections}
+    shares = [flops.utilization_frac(flops.observed) for flops in runs]
+    known_shares = [share for share in shares if share is not None]
+    sums = {code: sum(c.flops for c in corrections if c.code == code) for code in meanings}
+    return {
+        "label": cell.label,
+        "published_flops": fmean(published),
+        "steps": [  # a correction that a run does not need counts as 0
+            {"code": code, "meaning": meanings[code], "flops": flops / len(runs)} for code, flops in sums.items()
+        ],
+        "observed_flops": fmean(observed),
+        "utilization_frac": fmean(known_shares) if len(known_shares) == len(runs) else None,
+    }

@@ -6,7 +6,7 @@ import pytest
 from support.results.builders import write_results
 
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
-from benchctl.analysis.summary.flops_bridge import flops_bridge
+from benchctl.analysis.summary.summary import flops_bridge
 from benchctl.report.documents import summary_document
 
 
@@ -22,19 +22,19 @@ def test_the_corrections_lead_from_the_published_to_the_observed_total(analysis:
     assert list(bridges) == ["baseline", "guided top_k=1", "guided top_k=5"]
     for bridge in bridges.values():
         assert bridge is not None
-        total = bridge.published_flops + sum(step.flops for step in bridge.steps)
-        assert total == pytest.approx(bridge.observed_flops, rel=1e-12)
+        total = bridge["published_flops"] + sum(step["flops"] for step in bridge["steps"])
+        assert total == pytest.approx(bridge["observed_flops"], rel=1e-12)
 
 
 def test_the_greedy_path_is_charged_a_value_model_that_never_ran(analysis: AnalyzedExperiment) -> None:
     _, greedy, guided = (flops_bridge(cell) for cell in analysis.cells)
     assert greedy is not None
     assert guided is not None
-    prices = {step.code: step.flops for step in greedy.steps}
+    prices = {step["code"]: step["flops"] for step in greedy["steps"]}
     assert prices["candidates"] < 0
     assert prices["value-extend"] < 0
     assert prices["value-prefill"] < 0
-    assert guided.observed_flops > greedy.observed_flops
+    assert guided["observed_flops"] > greedy["observed_flops"]
 
 
 def test_a_guided_cell_without_step_log_has_no_bridge(tmp_path: Path) -> None:

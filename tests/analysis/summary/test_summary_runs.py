@@ -12,19 +12,23 @@ from support.results import builders
 from benchctl.analysis.experiment.experiment import experiment_of, load_experiment
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
-from benchctl.analysis.summary.summary import summarise_cells, summarise_runs
+from benchctl.analysis.summary.summary import RunSummary, summarise_cells
 from benchctl.records.directory import arm_label, arm_order
 from benchctl.records.loaded import load_results
 from benchctl.report.table import csv_bytes
 
 
+def runs_of(experiment):
+    return tuple(RunSummary(run, experiment) for run in experiment.results.runs)
+
+
 def summarise(path):
-    return summarise_runs(load_experiment(path))
+    return runs_of(load_experiment(path))
 
 
 def cells_of(path):
     experiment = load_experiment(path)
-    return summarise_cells(summarise_runs(experiment), experiment)
+    return summarise_cells(runs_of(experiment), experiment)
 
 
 def test_each_quantity_has_one_column_and_every_metric_is_one():
@@ -121,7 +125,7 @@ def test_a_profile_that_cannot_be_read_leaves_flops_unknown_and_says_why(tmp_pat
     experiment = experiment_of(results)
     assert [warning.code for warning in experiment.warnings] == ["profile-unreadable"]
     assert "settings and FLOPs of the runs are unknown" in experiment.warnings[0].message
-    run = summarise_runs(experiment)[1]
+    run = runs_of(experiment)[1]
     assert run.settings is None
     assert run.values["top_k"] is run.values["theoretical_pflops_total"] is None
     assert run.values["step_ms"] == pytest.approx(15.5)

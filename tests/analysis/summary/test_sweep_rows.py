@@ -12,7 +12,7 @@ from support.results import builders
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.summary.analyzed import analyze_directory
-from benchctl.analysis.summary.summary import LENVM_SWEEP_COLUMNS, SWEEP_COLUMNS, summarise_runs, unexplained_frac
+from benchctl.analysis.summary.summary import LENVM_SWEEP_COLUMNS, SWEEP_COLUMNS, RunSummary, unexplained_frac
 
 NOISY = ({"baseline": 0.8, "guided": 1.0}, {"baseline": 1.0, "guided": 1.1}, {"baseline": 1.5, "guided": 1.2})
 PUBLISHED = [
@@ -81,8 +81,9 @@ def test_each_ratio_is_the_quotient_of_its_two_columns(tmp_path):
 
 def test_flops_that_are_equal_in_all_blocks_stay_exact(tmp_path):
     builders.write_results(tmp_path, block_factors=NOISY)
-    runs = summarise_runs(load_experiment(tmp_path))
-    assert sweep(tmp_path)[0].values["base_pflops"] == runs[0].values["theoretical_pflops_total"]
+    experiment = load_experiment(tmp_path)
+    first = RunSummary(experiment.results.runs[0], experiment)
+    assert sweep(tmp_path)[0].values["base_pflops"] == first.values["theoretical_pflops_total"]
 
 
 def test_a_block_without_a_usable_baseline_takes_no_part(tmp_path):
@@ -90,7 +91,7 @@ def test_a_block_without_a_usable_baseline_takes_no_part(tmp_path):
     first = results.runs()[0]
     first.write(msgspec.structs.replace(first.read(), state="failed"))
     (row,) = sweep(tmp_path)
-    assert row.blocks == (1, 2)
+    assert row.pair.blocks == (1, 2)
     assert row.number("wall_ratio") == pytest.approx(1.55 * math.sqrt(1.1 * 1.2 / 1.5))
 
 
