@@ -361,7 +361,7 @@ def bonus_of(experiment: Experiment) -> MeasuredBonus | None:
     records = [run.record for run in experiment.results.runs]
     config = next((record.effective_config for record in records if record.effective_config), {})
     return MeasuredBonus(
-        path=experiment.source,
+        path=experiment.path,
         model=experiment.profile.model,
         device=str(config.get("server.device_name", "an unknown device")),
         dtype=str(config.get("server.dtype", "an unknown type")),

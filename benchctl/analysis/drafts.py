@@ -304,7 +304,7 @@ def measured_speculation(experiment: Experiment) -> MeasuredSpeculation:
     drafting = [arm for arm in experiment.arms if drafts[arm.label].num_draft_tokens]
     if not drafting:
         raise UsageError(
-            f"{experiment.source}: no usable run counts accepted drafts by position; measure with speculation and "
+            f"{experiment.path}: no usable run counts accepted drafts by position; measure with speculation and "
             "a step log, or state counts with --drafts and --accepted"
         )
     acceptance = counted(pooled([drafts[arm.label] for arm in drafting]))

@@ -294,13 +294,12 @@ def step_floor(paired: ArmPair, confidence: float) -> StepFloor | str | None:
 
 
 def _pair_design(paired: ArmPair, confidence: float) -> PairDesign:
-    slopes = paired.sides[0].position_slopes if paired.is_ordered else {}
-    kinds = {kind: name for kind, name in _SCALED.items() if name in slopes}
+    slopes = {kind: paired.sides[0].position_slope(name) for kind, name in _SCALED.items() if paired.is_ordered}
     return PairDesign(
         is_paired=paired.pairing != "unpaired",
         confidence=confidence,
         positions=paired.design.positions,
-        informations={kind: slopes[name].information for kind, name in kinds.items()},
+        informations={kind: slope.information for kind, slope in slopes.items() if slope is not None},
         has_own_wall=paired.is_ordered and not paired.sides[0].is_pooled,
     )
 
@@ -317,7 +316,7 @@ def _break_down_runs(
         breakdown = side.run_time(run)
         if isinstance(model, SourcedModel):
             breakdown = replace(breakdown, modelled=modelled_run(side, run, model))
-        if not paired.is_ordered or not side.position_slopes:
+        if not paired.is_ordered:
             return breakdown
         wall = side.position_scale(run, "wall_s") if side.is_pooled else 1.0
         return breakdown.scaled(wall=wall, step=side.position_scale(run, "step_ms"))

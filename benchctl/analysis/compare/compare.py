@@ -340,7 +340,7 @@ def noise_of(a: Experiment, b: Experiment) -> tuple[dict[str, MetricNoise], str,
     noise_by_metric: dict[str, MetricNoise] = {}
     for name, noise in chain.from_iterable(floor.metrics.items() for _, floor in fitting):
         noise_by_metric[name] = max(noise_by_metric.get(name, noise), noise, key=lambda each: each.floor_frac)
-    sources = (f"{one.source / NOISE_FILE}, measured in {of.source} on {of.host}" for one, of in fitting)
+    sources = (f"{one.path / NOISE_FILE}, measured in {of.source} on {of.host}" for one, of in fitting)
     return noise_by_metric, visible_line("; ".join(sources)), tuple(filter(None, misfits))
 
 

@@ -76,7 +76,7 @@ def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
     notes += [_CHOICES] if any(len(request.choices) > 1 for request in requests) else []
     return ForeignRun(
         source="benchctl",
-        where=f"{experiment.source}/runs/{run.record.run_id}",
+        where=f"{experiment.path}/runs/{run.record.run_id}",
         metrics=drop_unknown(metrics),
         settings={
             "model_id": None if model is None else str(model),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,7 +15,7 @@ from benchctl.analysis.attribution.work import peaks_of, work_model
 from benchctl.analysis.metrics.bounds import Bounds, run_bounds
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.speculation import drafter_of
-from benchctl.analysis.metrics.table import METRICS, POSITION_ADJUSTED
+from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, Estimator, PooledSlope, SideRatio
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
 from benchctl.analysis.summary.columns import CLIENT_COLUMNS, TIME_COLUMNS, Value, number_of, summary_row
@@ -46,8 +46,6 @@ class Arm:
     cell: Cell
     runs: dict[int, LoadedRun]
     """Usable runs."""
-    positions: dict[int, int]
-    """Planned positions of the usable runs."""
     excluded: dict[int, str]
     """Reasons why the other runs are not usable."""
     client_excluded: dict[int, str]
@@ -72,30 +70,9 @@ def cell_key(cell: Cell) -> str:
     return cell_name(dict(sorted(cell.items())))
 
 
-def group_by_arm(results: LoadedResults, usability_of: Callable[[LoadedRun], Usability]) -> tuple[Arm, ...]:
-    """Every arm of the plan: the baseline first, then by variant and factor values."""
-    begun = {run.record.run_id: run for run in results.runs}
-    arms: dict[tuple[str, str], Arm] = {}
-    for planned in results.plan.runs:
-        fresh = Arm(
-            variant=planned.variant, cell=planned.cell, runs={}, positions={}, excluded={}, client_excluded={}
-        )
-        arm = arms.setdefault(fresh.key, fresh)
-        run = begun.get(planned.run_id)
-        if run is None:
-            arm.excluded[planned.block] = f"{planned.run_id}: not begun"
-            continue
-        usability = usability_of(run)
-        if usability.excluded is not None:
-            arm.excluded[planned.block] = f"{planned.run_id}: {usability.excluded}"
-            continue
-        arm.runs[planned.block] = run
-        arm.positions[planned.block] = planned.position
-        if usability.client_excluded is not None:
-            label = "" if usability.label is None else f" ({usability.label})"
-            arm.client_excluded[planned.block] = f"{planned.run_id}: {usability.client_excluded}{label}"
-    baseline = results.manifest.baseline
-    return tuple(sorted(arms.values(), key=lambda arm: arm_order(arm.variant, arm.cell, baseline)))
+def key_of(run: LoadedRun) -> RunKey:
+    """Block and arm of a run."""
+    return run.record.block, arm_label(run.record.variant, run.record.cell)
 
 
 Metrics = Mapping[str, float | None]
@@ -137,11 +114,6 @@ class Experiment:
         return self.results.path
 
     @property
-    def source(self) -> Path:
-        """The path that the user knows."""
-        return self.results.path
-
-    @property
     def profile(self) -> Profile:
         """The stored profile. Raises RecordError where it cannot be read."""
         if self.profile_or_none is None:
@@ -166,16 +138,13 @@ class Experiment:
 
     def settings(self, record: RunRecord | PlannedRun | Arm) -> VariantSettings | None:
         """Settings of an arm, or of that of a run; None where the profile does not have them."""
-        settings_of_arms = self._derived.setdefault("settings", {})
-        label, profile = arm_label(record.variant, record.cell), self.profile_or_none
+        profile = self.profile_or_none
         if profile is None or record.variant not in profile.variants:
             return None
-        if label not in settings_of_arms:
-            try:
-                settings_of_arms[label] = variant_settings(profile, record.variant, record.cell)
-            except UsageError:
-                settings_of_arms[label] = None
-        return cast("VariantSettings | None", settings_of_arms[label])
+        try:
+            return variant_settings(profile, record.variant, record.cell)
+        except UsageError:
+            return None
 
     def hardware_of(self, record: RunRecord | PlannedRun | Arm) -> Hardware | None:
         """The device of a run or an arm: the one that its server simulates, else that of the machine."""
@@ -311,20 +280,35 @@ class Experiment:
     @cached_property
     def arms(self) -> tuple[Arm, ...]:
         """Every arm of the plan: the baseline first, then by variant and factor values."""
-        return group_by_arm(self.results, self.usability)
+        begun = {run.record.run_id: run for run in self.results.runs}
+        arms: dict[tuple[str, str], Arm] = {}
+        for planned in self.results.plan.runs:
+            fresh = Arm(variant=planned.variant, cell=planned.cell, runs={}, excluded={}, client_excluded={})
+            arm, run = arms.setdefault(fresh.key, fresh), begun.get(planned.run_id)
+            if run is None:
+                arm.excluded[planned.block] = f"{planned.run_id}: not begun"
+                continue
+            usability = self.usability(run)
+            if usability.excluded is not None:
+                arm.excluded[planned.block] = f"{planned.run_id}: {usability.excluded}"
+                continue
+            arm.runs[planned.block] = run
+            if usability.client_excluded is not None:
+                label = "" if usability.label is None else f" ({usability.label})"
+                arm.client_excluded[planned.block] = f"{planned.run_id}: {usability.client_excluded}{label}"
+        baseline = self.results.manifest.baseline
+        return tuple(sorted(arms.values(), key=lambda arm: arm_order(arm.variant, arm.cell, baseline)))
 
     @cached_property
     def counted_runs(self) -> Mapping[RunKey, LoadedRun]:
         """The runs that count, by block and arm, in plan order."""
-        runs = {(block, arm.label): run for arm in self.arms for block, run in arm.runs.items()}
-        planned = [(run.block, arm_label(run.variant, run.cell)) for run in self.results.plan.runs]
-        return {key: runs[key] for key in planned if key in runs}
+        runs = {run.record.run_id: (key_of(run), run) for arm in self.arms for run in arm.runs.values()}
+        return dict(runs[planned.run_id] for planned in self.results.plan.runs if planned.run_id in runs)
 
     @cached_property
     def position_effects(self) -> PositionEffects:
         """Planned positions of the runs that count."""
-        positions = {(block, arm.label): arm.positions[block] for arm in self.arms for block in arm.positions}
-        return PositionEffects({key: positions[key] for key in self.counted_runs})
+        return PositionEffects({key: run.record.position for key, run in self.counted_runs.items()})
 
     @cached_property
     def is_pooled(self) -> bool:
@@ -351,12 +335,6 @@ class Experiment:
     def _slopes(self) -> dict[tuple[str, bool], PooledSlope | None]:
         return {}
 
-    @cached_property
-    def position_slopes(self) -> Mapping[str, PooledSlope]:
-        """Effect of one position later on the logarithm of each metric, where it can be estimated."""
-        slopes = {name: self.position_slope(name) for name in POSITION_ADJUSTED}
-        return {name: slope for name, slope in slopes.items() if slope is not None}
-
     def position_scale(self, run: LoadedRun, metric: str) -> float:
         """Factor that moves a time of a run to the middle of its block: exp(-β offset), with the β of ``metric``.
 
@@ -367,14 +345,8 @@ class Experiment:
 
     def offset(self, run: LoadedRun) -> float:
         """Planned position of a run minus the middle of its block; 0 for one that does not count."""
-        position = self._planned_positions.get(run.record.run_id)
-        if position is None or not self.usability(run).is_usable:
-            return 0.0
-        return position - self.position_effects.centre
-
-    @cached_property
-    def _planned_positions(self) -> Mapping[str, int]:
-        return {planned.run_id: planned.position for planned in self.results.plan.runs}
+        position = self.position_effects.positions.get(key_of(run))
+        return 0.0 if position is None else position - self.position_effects.centre
 
 
 def load_experiment(path: Path, *, allow_suspect: bool = False) -> Experiment:
@@ -385,25 +357,23 @@ def load_experiment(path: Path, *, allow_suspect: bool = False) -> Experiment:
 def experiment_of(results: LoadedResults, *, allow_suspect: bool = False) -> Experiment:
     """The experiment of a loaded directory, with a warning where its profile cannot be read."""
     source = str(results.path / "profile.yaml")
+    profile = hardware = problem = None
     try:
         profile = parse_profile(results.profile_yaml, source)
     except (ProfileError, UsageError) as error:
-        message = f"settings and FLOPs of the runs are unknown, because the profile cannot be read: {error}"
-        unreadable = ResultWarning(code="profile-unreadable", message=message, where=source)
-        return Experiment(
-            results=results,
-            profile_or_none=None,
-            profile_problem=str(error),
-            warnings=(unreadable,),
-            allow_suspect=allow_suspect,
-        )
-    measured, peak_warnings = _measured_peaks(results.path)
-    hardware, warnings = peaks_of(profile, results, measured)
+        problem = str(error)
+        message = f"settings and FLOPs of the runs are unknown, because the profile cannot be read: {problem}"
+        warnings = [ResultWarning(code="profile-unreadable", message=message, where=source)]
+    else:
+        measured, peak_warnings = _measured_peaks(results.path)
+        hardware, device_warnings = peaks_of(profile, results, measured)
+        warnings = [*peak_warnings, *device_warnings, *redaction_warnings(results)]
     return Experiment(
         results=results,
         profile_or_none=profile,
+        profile_problem=problem,
         hardware=hardware,
-        warnings=(*peak_warnings, *warnings, *redaction_warnings(results)),
+        warnings=tuple(warnings),
         allow_suspect=allow_suspect,
     )
 

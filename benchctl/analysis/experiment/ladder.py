@@ -74,35 +74,30 @@ def _ladder(
     experiment: Experiment, profile: Profile, steps: Sequence[str], cell: Cell, confidence: float
 ) -> Ladder | None:
     by_label = {arm.label: arm for arm in experiment.arms}
-    labels = [
-        arm_label(
-            step,
-            {}
-            if step == profile.baseline and not profile.sweep_baseline
-            else factors_of(profile.variants[step].swept, cell),
-        )
-        for step in steps
-    ]
-    of_steps = [by_label[label] for label in labels if label in by_label]
-    blocks = set.intersection(*(set(arm.runs) for arm in of_steps)) if len(of_steps) == len(labels) else set()
+    labels = []
+    for step in steps:
+        is_same_in_all_cells = step == profile.baseline and not profile.sweep_baseline
+        factors = {} if is_same_in_all_cells else factors_of(profile.variants[step].swept, cell)
+        labels.append(arm_label(step, factors))
+    if not by_label.keys() >= set(labels):
+        return None
+    blocks = set.intersection(*(set(by_label[label].runs) for label in labels))
     if not blocks:
         return None
-    ladder_arms = [arm.restrict_to(blocks) for arm in of_steps]
-    levels = {name: _levels(experiment, ladder_arms, name, confidence) for name in LADDER_METRICS}
+    rungs = [by_label[label].restrict_to(blocks) for label in labels]
+    levels = {name: _levels(experiment, rungs, name, confidence) for name in LADDER_METRICS}
     prices = []
-    for low, high in (*pairwise(range(len(ladder_arms))), (0, len(ladder_arms) - 1)):
-        lower, upper = ladder_arms[low], ladder_arms[high]
+    for low, high in (*pairwise(range(len(rungs))), (0, len(rungs) - 1)):
+        lower, upper = rungs[low], rungs[high]
         differences = {}
         for name in LADDER_METRICS:
             before, after = levels[name][low], levels[name][high]
             ratio = _ratio_of(experiment, lower, upper, name, confidence)
             if before is not None and after is not None and ratio is not None:
                 half = ratio.estimate.half_width
-                differences[name] = Difference(
-                    mean=after - before,
-                    num_blocks=ratio.estimate.num_blocks,
-                    half_width=None if half is None else half * logarithmic_mean(before, after),
-                )
+                half_width = None if half is None else half * logarithmic_mean(before, after)
+                num_blocks = ratio.estimate.num_blocks
+                differences[name] = Difference(mean=after - before, num_blocks=num_blocks, half_width=half_width)
         what = describe_difference(experiment.settings(lower), experiment.settings(upper))
         prices.append(Price(what=what, lower=lower.label, upper=upper.label, differences=differences))
     *steps_up, whole = prices
@@ -114,13 +109,13 @@ def _ladder(
     )
 
 
-def _levels(experiment: Experiment, steps: Sequence[Arm], name: str, confidence: float) -> tuple[float | None, ...]:
+def _levels(experiment: Experiment, rungs: Sequence[Arm], name: str, confidence: float) -> tuple[float | None, ...]:
     """The level of every step; None where some block does not know the quantity."""
-    ratios = [_ratio_of(experiment, steps[0], step, name, confidence) for step in steps[1:]]
-    if any(ratio is None or ratio.estimate.num_blocks < len(steps[0].runs) for ratio in ratios):
-        return (None,) * len(steps)
-    levels = [ratio for ratio in ratios if ratio is not None]
-    return (levels[0].a, *(ratio.b for ratio in levels)) if levels else (None,) * len(steps)
+    ratios = [_ratio_of(experiment, rungs[0], rung, name, confidence) for rung in rungs[1:]]
+    whole = [ratio for ratio in ratios if ratio is not None and ratio.estimate.num_blocks == len(rungs[0].runs)]
+    if not whole or len(whole) < len(ratios):
+        return (None,) * len(rungs)
+    return (whole[0].a, *(ratio.b for ratio in whole))
 
 
 def _ratio_of(experiment: Experiment, a: Arm, b: Arm, name: str, confidence: float) -> SideRatio | None:
@@ -132,26 +127,18 @@ def describe_difference(lower: VariantSettings | None, upper: VariantSettings | 
     """The difference between two neighbours of a ladder, in words."""
     if lower is None or upper is None:
         return "unknown"
-    names = []
-    if _without_value_model(lower) != _without_value_model(upper):
-        names.append("flags")
-    if lower.server.guides_with != upper.server.guides_with:
-        names.append("idle code")
-    if lower.sampling != upper.sampling:
-        names.append("sampling")
-    if lower.request != upper.request:
-        names.append("fields of requests")
-    if lower.guidance is None and upper.guidance is not None:
-        names.append("value-model compute")
-    elif lower.guidance != upper.guidance:
-        names.append("changed tokens")
-    if lower.model != upper.model:
-        names.append("model")
-    return " + ".join(names) or "nothing"
-
-
-def _without_value_model(settings: VariantSettings) -> dict[str, object]:
-    return settings.server.model_dump(exclude=set(settings.server.VALUE_MODEL_OPTIONS))
+    flags = [each.server.model_dump(exclude=set(each.server.VALUE_MODEL_OPTIONS)) for each in (lower, upper)]
+    begins_to_guide = lower.guidance is None and upper.guidance is not None
+    is_changed = {
+        "flags": flags[0] != flags[1],
+        "idle code": lower.server.guides_with != upper.server.guides_with,
+        "sampling": lower.sampling != upper.sampling,
+        "fields of requests": lower.request != upper.request,
+        "value-model compute": begins_to_guide,
+        "changed tokens": not begins_to_guide and lower.guidance != upper.guidance,
+        "model": lower.model != upper.model,
+    }
+    return " + ".join(name for name, is_other in is_changed.items() if is_other) or "nothing"
 
 
 def num_looks_of(a: Manifest, b: Manifest) -> int:

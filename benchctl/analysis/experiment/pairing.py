@@ -85,12 +85,10 @@ class ArmPair:
             return UNORDERED
         if not self.is_ordered:
             return BlockDesign(self.blocks)
-        a, b, centre = self.a.positions, self.b.positions, self.sides[0].position_effects.centre
-        return BlockDesign(
-            self.blocks,
-            tuple(b[block] - a[block] for block in self.blocks),
-            tuple(a[block] - centre for block in self.blocks),
-        )
+        a, b = ([run.record.position for run in side] for side in (self.a_runs, self.b_runs))
+        centre = self.sides[0].position_effects.centre
+        apart = tuple(later - earlier for earlier, later in zip(a, b, strict=True))
+        return BlockDesign(self.blocks, apart, tuple(position - centre for position in a))
 
     @property
     def runs(self) -> tuple[LoadedRun, ...]:
@@ -254,7 +252,7 @@ def _arms_of_variant(experiment: Experiment, variant: str | None) -> tuple[Arm, 
     of_variant = tuple(arm for arm in arms if arm.variant == variant)
     if not of_variant:
         variants = ", ".join(dict.fromkeys(arm.variant for arm in arms))
-        raise UsageError(f"{experiment.source} has no variant {variant!r}; it has {variants}")
+        raise UsageError(f"{experiment.path} has no variant {variant!r}; it has {variants}")
     return of_variant
 
 

@@ -171,7 +171,7 @@ def _named_model(experiments: Sequence[Experiment], path: Path) -> SourcedModel:
         device = experiment.hardware
         if device is not None and device.device != hardware.device:
             raise UsageError(
-                f"{path}: a step-time model of {model.hardware}, and {experiment.source} is of {device.device}; "
+                f"{path}: a step-time model of {model.hardware}, and {experiment.path} is of {device.device}; "
                 f"name a model of {device.device}, or carry this one over with 'benchctl steptime calibrate'"
             )
     return SourcedModel(
