@@ -5,11 +5,11 @@ cost of its launches), and latencies of requests (values for a distribution, per
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from benchctl.records.record import PreparedRequest
 
 
-T = TypeVar("T")
 LEVEL: Final = "p50_step_ms"
 
 
@@ -129,23 +128,17 @@ def floor_peaks(passes: Passes, results: LoadedResults, hardware: Hardware | Non
 
 def summarise_passes(cells: Sequence[CellSummary], pairs: Sequence[ArmPair], confidence: float) -> Passes:
     """The passes of cells with usable runs, and the launch cost of each pair; decodes before prefills."""
-    times = [_times(cell, confidence) for cell in _by_phase(cells, lambda cell: cell)]
-    launches = [_launch_cost(paired, confidence) for paired in _by_phase(pairs, lambda paired: paired.b)]
+    variants = list(dict.fromkeys(cell.variant for cell in cells))
+
+    def order(arm: Arm | CellSummary) -> tuple[int, str]:
+        return variants.index(arm.variant), str(arm.cell.get("phase", ""))
+
+    times = [_times(cell, confidence) for cell in sorted(cells, key=order)]
+    launches = [_launch_cost(paired, confidence) for paired in sorted(pairs, key=lambda paired: order(paired.b))]
     return Passes(
         times=tuple(each for each in times if each is not None),
         launches=tuple(each for each in launches if each is not None),
     )
-
-
-def _by_phase(items: Sequence[T], arm_of: Callable[[T], Arm | CellSummary]) -> list[T]:
-    """The items of one variant by phase, and otherwise in the order given."""
-    variants = list(dict.fromkeys(arm_of(item).variant for item in items))
-
-    def order(item: T) -> tuple[int, str]:
-        arm = arm_of(item)
-        return variants.index(arm.variant), str(arm.cell.get("phase", ""))
-
-    return sorted(items, key=order)
 
 
 def _times(cell: CellSummary, confidence: float) -> PassTimes | None:
@@ -171,6 +164,8 @@ def _launch_cost(paired: ArmPair, confidence: float) -> LaunchCost | None:
     if ratio is None:
         return None
     mean_ms, bounds = logarithmic_mean(ratio.a, ratio.b), ratio.estimate.log_interval
+    counts = {run.record.effective_config.get("server.operators") for run in paired.b.runs.values()}
+    count = counts.pop() if len(counts) == 1 else None  # the same in every run of one point
     return LaunchCost(
         label=paired.label,
         num_blocks=ratio.estimate.num_blocks,
@@ -179,15 +174,8 @@ def _launch_cost(paired: ArmPair, confidence: float) -> LaunchCost | None:
         interval_ms=None if bounds is None else (-bounds[1] * mean_ms, -bounds[0] * mean_ms),
         ratio=ratio.estimate.ratio,
         ratio_interval=None if bounds is None else (math.exp(bounds[0]), math.exp(bounds[1])),
-        num_operators=_num_operators(paired),
+        num_operators=count if isinstance(count, int) else None,
     )
-
-
-def _num_operators(paired: ArmPair) -> int | None:
-    """Operators of a pass, which are the same in every run of one point."""
-    counts = {run.record.effective_config.get("server.operators") for run in paired.b.runs.values()}
-    count = counts.pop() if len(counts) == 1 else None
-    return count if isinstance(count, int) else None
 
 
 CONFIDENCE: Final = 0.95
