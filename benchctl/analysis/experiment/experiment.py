@@ -12,13 +12,13 @@ import msgspec
 from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, break_down_run_time
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.analysis.attribution.work import peaks_of, work_model
+from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, TIME_COLUMNS, Value, number_of, summary_row
 from benchctl.analysis.metrics.bounds import Bounds, run_bounds
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.speculation import drafter_of
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, Estimator, PooledSlope, SideRatio
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
-from benchctl.analysis.summary.columns import CLIENT_COLUMNS, TIME_COLUMNS, Value, number_of, summary_row
 from benchctl.analysis.validity.answers import Check, unreported_prompt_warnings
 from benchctl.analysis.validity.checks import expected_of, failed_checks, reconcile
 from benchctl.analysis.validity.machines import Site, chooses_devices, scattered_blocks, site_of

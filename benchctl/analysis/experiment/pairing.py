@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from benchctl.analysis.experiment.columns import TIME_COLUMNS
 from benchctl.analysis.experiment.experiment import Arm, Experiment, cell_key
 from benchctl.analysis.metrics.table import OF_STEPS, SERVER_RECORDED
 from benchctl.analysis.statistics.estimate import (
@@ -16,7 +17,6 @@ from benchctl.analysis.statistics.estimate import (
     side_ratio,
     unpaired_ratio,
 )
-from benchctl.analysis.summary.columns import TIME_COLUMNS
 from benchctl.analysis.validity.answers import Check, differing_counts
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.formats import in_a_row

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from benchctl.analysis.attribution.splits import logarithmic_mean
 from benchctl.analysis.bonus import MeasuredBonus, bonus_of
 from benchctl.analysis.compare.cells import NodeResults, nodes_of_variants, step_floor
+from benchctl.analysis.experiment.columns import Value
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders, num_looks_of
 from benchctl.analysis.experiment.pairing import ArmPair, baseline_pairs
@@ -25,7 +26,6 @@ from benchctl.analysis.metrics.latency import PERCENTS, is_completed, latencies_
 from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.analysis.statistics.estimate import level_interval
 from benchctl.analysis.statistics.intervals import Interval
-from benchctl.analysis.summary.columns import Value
 from benchctl.analysis.summary.summary import (
     SWEEP_COLUMNS,
     CellSummary,

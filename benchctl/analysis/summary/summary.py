@@ -14,6 +14,7 @@ from typing import Any, Final
 from benchctl.analysis.attribution.breakdown import Breakdown, StepTally, mean_breakdown, tally_steps
 from benchctl.analysis.attribution.estimate import StepFloor
 from benchctl.analysis.attribution.flops import RunFlops
+from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, LABEL_COLUMNS, SUMMARY_COLUMNS, Value, number_of
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import ArmPair
 from benchctl.analysis.metrics.bounds import TIMES_BOUNDED, Bounds, bounds_warnings
@@ -22,7 +23,6 @@ from benchctl.analysis.metrics.speculation import ArmDrafts, arm_drafts
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio, scatter_of
 from benchctl.analysis.statistics.position_effect import adjusted_level
-from benchctl.analysis.summary.columns import CLIENT_COLUMNS, LABEL_COLUMNS, SUMMARY_COLUMNS, Value, number_of
 from benchctl.analysis.validity.usable import Usability
 from benchctl.profile.model import VariantSettings
 from benchctl.records.directory import arm_label, cell_name

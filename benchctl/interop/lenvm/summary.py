@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
+from benchctl.analysis.experiment.columns import TIMED_SECTIONS
 from benchctl.analysis.metrics.latency import interpolated
-from benchctl.analysis.summary.columns import TIMED_SECTIONS
 from benchctl.costs.flops import FlopsAccount, published_flops
 from benchctl.costs.shapes import shape_for
 from benchctl.costs.work import RunTotals
