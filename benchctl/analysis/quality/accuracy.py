@@ -1,15 +1,13 @@
 """Answers of two sides: accuracy paired question by question, and where their texts part."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import accumulate, pairwise
 from statistics import median
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from benchctl.analysis.metrics.latency import choice_tokens, is_completed, measured
-from benchctl.analysis.quality.judge import Grades, Judge, grade
+from benchctl.analysis.metrics.latency import choice_tokens, is_completed, known_values, measured
+from benchctl.analysis.quality.judge import Judge, grade
 from benchctl.analysis.statistics.intervals import (
     mean_interval,
     minimum_detectable_difference,
@@ -20,16 +18,14 @@ from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ChoiceRecord, PreparedRequest, RequestRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
+class Parting(NamedTuple):
     """Two texts of one choice of one request."""
 
-    is_identical: bool
-    after_chars: int | None = None
+    after_chars: int | None
     """Characters before the first difference; None for identical texts."""
-    after_tokens: int | None = None
+    after_tokens: int | None
     """Tokens before it; None for identical texts, and where the token of a character is unknown."""
-    longer_tokens: int | None = None
+    longer_tokens: int | None
     """Length of the second text minus that of the first."""
 
 
@@ -80,25 +76,15 @@ def compare_divergence(
 
 def compare_texts(a: RequestRecord, b: RequestRecord, index: int) -> Parting:
     """Compare the texts of choice ``index``, which both requests have."""
-    one, other = _choice(a, index), _choice(b, index)
+    one, other = (next(each for each in request.choices if each.index == index) for request in (a, b))
     lengths = choice_tokens(a, one), choice_tokens(b, other)
     longer = None if lengths[0] is None or lengths[1] is None else lengths[1] - lengths[0]
     if one.text == other.text:
-        return Parting(is_identical=True, longer_tokens=longer)
-    after_chars = _common_chars(one.text, other.text)
-    tokens = [num for choice in (one, other) if (num := _tokens_before(choice, after_chars)) is not None]
-    return Parting(
-        is_identical=False,
-        after_chars=after_chars,
-        after_tokens=max(tokens, default=None),
-        longer_tokens=longer,
-    )
-
-
-def _common_chars(one: str, other: str) -> int:
-    """Length of the common beginning of two texts."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(one), len(other)))
+        return Parting(None, None, longer)
+    differing = (i for i, (x, y) in enumerate(zip(one.text, other.text, strict=False)) if x != y)
+    after_chars = next(differing, min(len(one.text), len(other.text)))
+    tokens = known_values(_tokens_before(choice, after_chars) for choice in (one, other))
+    return Parting(after_chars, max(tokens, default=None), longer)
 
 
 def _tokens_before(choice: ChoiceRecord, after_chars: int) -> int | None:
@@ -112,42 +98,32 @@ def _tokens_before(choice: ChoiceRecord, after_chars: int) -> int | None:
     return sum(count for count, end in zip(tokens, ends, strict=True) if end <= after_chars)
 
 
-def _divergence(runs: Iterator[tuple[LoadedRun, LoadedRun]]) -> Divergence:
+def _divergence(runs: Iterable[tuple[LoadedRun, LoadedRun]]) -> Divergence:
     partings: list[Parting] = []
     num_missing = 0
     for a_run, b_run in runs:
         b_records = {record.request_id: record for record in measured(b_run.requests)}
         for a in measured(a_run.requests):
             b = b_records.get(a.request_id)
-            shared = _shared(a, b)
+            shared: set[int] = set()
+            if b is not None and is_completed(a) and is_completed(b):
+                shared = {choice.index for choice in a.choices} & {choice.index for choice in b.choices}
+                partings += [compare_texts(a, b, index) for index in sorted(shared)]
             num_missing += max(len(a.choices), len(b.choices) if b else 0, 1) - len(shared)
-            if b is not None:
-                partings += [compare_texts(a, b, index) for index in shared]
-    apart = [one for one in partings if not one.is_identical]
+    apart = [parting for parting in partings if parting.after_chars is not None]
     return Divergence(
         num_pairs=len(partings),
         num_identical=len(partings) - len(apart),
         num_missing=num_missing,
-        median_after_tokens=_median([one.after_tokens for one in apart]),
-        median_after_chars=_median([one.after_chars for one in apart]),
-        median_longer_tokens=_median([one.longer_tokens for one in partings]),
+        median_after_tokens=_median([parting.after_tokens for parting in apart]),
+        median_after_chars=_median([parting.after_chars for parting in apart]),
+        median_longer_tokens=_median([parting.longer_tokens for parting in partings]),
     )
-
-
-def _shared(a: RequestRecord, b: RequestRecord | None) -> list[int]:
-    """Choices that both requests completed."""
-    if b is None or not (is_completed(a) and is_completed(b)):
-        return []
-    return sorted({choice.index for choice in a.choices} & {choice.index for choice in b.choices})
-
-
-def _choice(request: RequestRecord, index: int) -> ChoiceRecord:
-    return next(choice for choice in request.choices if choice.index == index)
 
 
 def _median(values: Sequence[int | None]) -> float | None:
     """None where any value is unknown: a median of the others would be that of a selection."""
-    numbers = [value for value in values if value is not None]
+    numbers = known_values(values)
     return float(median(numbers)) if numbers and len(numbers) == len(values) else None
 
 
@@ -209,12 +185,14 @@ def compare_quality(
     a, b = grade(prepared, a_runs, judge), grade(prepared, b_runs, judge)
     if a is None or b is None:
         return None
-    differences = tuple(b.share(question) - a.share(question) for question in a.correct)
-    is_single = a.num_answers == b.num_answers == len(a.correct)
+    a_shares, b_shares = ([side.share(question) for question in a.correct] for side in (a, b))
+    differences = [of_b - of_a for of_a, of_b in zip(a_shares, b_shares, strict=True)]
+    num_questions = len(differences)
+    only_a, only_b = sum(value < 0 for value in differences), sum(value > 0 for value in differences)
+    is_single = a.num_answers == b.num_answers == num_questions
     if is_single:
-        pairs = Counter((a.share(question) == 1, b.share(question) == 1) for question in a.correct)
-        both, only_a = pairs[True, True], pairs[True, False]
-        interval = newcombe_interval(both, only_a, pairs[False, True], pairs[False, False], confidence)
+        both = int(sum(a_shares)) - only_a
+        interval = newcombe_interval(both, only_a, only_b, num_questions - both - only_a - only_b, confidence)
     else:
         interval = mean_interval(differences, confidence)
     notes = []
@@ -222,28 +200,27 @@ def compare_quality(
         notes.append("answers cut off at the token limit are judged by their text, and one side has more of them")
     if a.num_answers != b.num_answers:
         notes.append("the sides asked each question a different number of times, which makes the test approximate")
-    low, high = (100 * bound for bound in interval)
-    difference = 100 * float(sum(differences) / len(differences))
-    low, high = min(low, difference), max(high, difference)
+    difference = 100 * float(sum(differences) / num_questions)
+    low, high = min(100 * interval[0], difference), max(100 * interval[1], difference)
     return QualityComparison(
         judge=str(judge),
-        num_questions=len(differences),
+        num_questions=num_questions,
         a_answers=a.num_answers,
         b_answers=b.num_answers,
-        a_accuracy=_accuracy(a),
-        b_accuracy=_accuracy(b),
+        a_accuracy=float(sum(a_shares) / num_questions),
+        b_accuracy=float(sum(b_shares) / num_questions),
         difference_points=difference,
         ci_low=low,
         ci_high=high,
         confidence=confidence,
         p_value=sign_flip_p(differences),
         method=MCNEMAR if is_single else SIGN_FLIP,
-        only_a=sum(value < 0 for value in differences),
-        only_b=sum(value > 0 for value in differences),
+        only_a=only_a,
+        only_b=only_b,
         minimum_detectable_points=100 * minimum_detectable_difference(differences, confidence),
         margin_points=margin_points,
         verdict=quality_verdict(low, high, margin_points),
-        pass_at={k: (a.pass_at(k), b.pass_at(k)) for k in sample_sizes(min(a.num_samples, b.num_samples))},
+        pass_at={k: (a.pass_at(k), b.pass_at(k)) for k in _sample_sizes(min(a.num_samples, b.num_samples))},
         a_truncated=a.num_truncated,
         b_truncated=b.num_truncated,
         a_failed=a.num_failed,
@@ -262,14 +239,10 @@ def quality_verdict(ci_low: float, ci_high: float, margin_points: float) -> Qual
     return "improvement" if ci_low > margin_points else "inconclusive"
 
 
-def sample_sizes(num_samples: int) -> tuple[int, ...]:
+def _sample_sizes(num_samples: int) -> list[int]:
     """The k for which pass@k is reported: powers of two below the number of samples, and that number."""
     powers = (1 << i for i in range(num_samples.bit_length()))
-    return (*(k for k in powers if k < num_samples), num_samples)
-
-
-def _accuracy(grades: Grades) -> float:
-    return float(sum(map(grades.share, grades.correct), start=Fraction(0)) / len(grades.correct))
+    return [*(k for k in powers if k < num_samples), num_samples]
 
 
 def quality_lines(quality: QualityComparison) -> Iterator[str]:
@@ -278,10 +251,13 @@ def quality_lines(quality: QualityComparison) -> Iterator[str]:
     if len(quality.pass_at) > 1:
         shares = (f"pass@{k} {a * 100:.1f} % against {b * 100:.1f} %" for k, (a, b) in quality.pass_at.items())
         yield f"{', '.join(shares)} (samples of one run)"
-    if quality.a_failed or quality.b_failed:
-        yield _counts("answers that never arrived, counted as wrong", quality, quality.a_failed, quality.b_failed)
-    if quality.a_truncated or quality.b_truncated:
-        yield _counts("answers cut off at the token limit", quality, quality.a_truncated, quality.b_truncated)
+    counts = {
+        "answers that never arrived, counted as wrong": (quality.a_failed, quality.b_failed),
+        "answers cut off at the token limit": (quality.a_truncated, quality.b_truncated),
+    }
+    for what, (num_a, num_b) in counts.items():
+        if num_a or num_b:
+            yield f"{what}: {num_a:,} of {quality.a_answers:,} against {num_b:,} of {quality.b_answers:,}"
     if quality.note:
         yield quality.note
 
@@ -289,9 +265,12 @@ def quality_lines(quality: QualityComparison) -> Iterator[str]:
 def accuracy_sentence(quality: QualityComparison) -> str:
     """Both accuracies, the difference with its interval, the test, and the minimum detectable effect."""
     test = "McNemar" if quality.method == MCNEMAR else "sign-flip"
+    counts = ""
+    if quality.share != "accuracy":  # right answers are counted, not known by questions
+        right = round(quality.a_accuracy * quality.a_answers), round(quality.b_accuracy * quality.b_answers)
+        counts = f" ({right[0]:,} of {quality.a_answers:,} against {right[1]:,} of {quality.b_answers:,} answers)"
     return (
-        f"{quality.share} {quality.a_accuracy * 100:.1f} % against {quality.b_accuracy * 100:.1f} %"
-        f"{_answers(quality)}: "
+        f"{quality.share} {quality.a_accuracy * 100:.1f} % against {quality.b_accuracy * 100:.1f} %{counts}: "
         f"{quality.difference_points:+.1f} points [{quality.ci_low:+.1f}, {quality.ci_high:+.1f}], "
         f"{test} p {quality.p_value:.2g}, {quality.num_questions:,} questions "
         f"({quality.only_a} better in A, {quality.only_b} in B); "
@@ -300,50 +279,33 @@ def accuracy_sentence(quality: QualityComparison) -> str:
     )
 
 
-def _answers(quality: QualityComparison) -> str:
-    """The numbers of right answers where they are counted rather than known by questions."""
-    if quality.share == "accuracy":
-        return ""
-    right = (round(quality.a_accuracy * quality.a_answers), round(quality.b_accuracy * quality.b_answers))
-    return f" ({right[0]:,} of {quality.a_answers:,} against {right[1]:,} of {quality.b_answers:,} answers)"
-
-
-def _counts(what: str, quality: QualityComparison, num_a: int, num_b: int) -> str:
-    return f"{what}: {num_a:,} of {quality.a_answers:,} against {num_b:,} of {quality.b_answers:,}"
-
-
 def divergence_sentence(comparison: DivergenceComparison) -> str:
     """The share of identical texts, that between two blocks of A, and where the other texts part."""
-    b_against_a, a_against_a = comparison.b_against_a, comparison.a_against_a
-    sentence = f"identical texts {_share(b_against_a)}, {_among_a(a_against_a)}"
-    if parts := _parts(b_against_a):
-        sentence += f"; others part {parts}"
-        among_a = _parts(a_against_a) if a_against_a else ""
-        sentence += f", those of A and A {among_a}" if among_a else ""
-    if b_against_a.num_missing:
-        sentence += f"; {b_against_a.num_missing:,} answers not compared, because a side has none"
+    of_b, of_a = comparison.b_against_a, comparison.a_against_a
+    among_a = "A against itself unknown without a second block"
+    if of_a is not None and of_a.num_pairs:
+        among_a = f"A against itself in the next block {_identical_text(of_a)}"
+    sentence = f"identical texts {_identical_text(of_b)}, {among_a}"
+    if of_b.median_after_chars is not None:
+        sentence += f"; others part {_parting_text(of_b)}"
+        if of_a is not None and of_a.median_after_chars is not None:
+            sentence += f", those of A and A {_parting_text(of_a)}"
+    if of_b.num_missing:
+        sentence += f"; {of_b.num_missing:,} answers not compared, because a side has none"
     if comparison.temperature is None or comparison.temperature > 0:
         temperature = "" if comparison.temperature is None else f" (temperature {comparison.temperature:g})"
         sentence += f"; sampled tokens{temperature} differ between variants even where nothing else does"
     return sentence
 
 
-def _share(divergence: Divergence) -> str:
+def _identical_text(divergence: Divergence) -> str:
     share = divergence.identical_frac
     percent = "unknown" if share is None else f"{share * 100:.1f} %"
     return f"{percent} ({divergence.num_identical:,} of {divergence.num_pairs:,})"
 
 
-def _among_a(divergence: Divergence | None) -> str:
-    if divergence is None or divergence.num_pairs == 0:
-        return "A against itself unknown without a second block"
-    return f"A against itself in the next block {_share(divergence)}"
-
-
-def _parts(divergence: Divergence) -> str:
-    """Median length of text before the texts part; empty where none does."""
-    if divergence.median_after_chars is None:
-        return ""
+def _parting_text(divergence: Divergence) -> str:
+    """Median length of text before the texts part."""
     if divergence.median_after_tokens is not None:
         return f"after {divergence.median_after_tokens:g} tokens (median)"
     return f"after {divergence.median_after_chars:g} characters (median; tokens unknown)"

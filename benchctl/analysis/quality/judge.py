@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
-from typing import Final, Literal, TypeAlias, get_args
+from statistics import fmean
+from typing import Final
 
 from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.statistics.intervals import pass_at
@@ -16,29 +17,25 @@ from benchctl.errors import MissingPackageError, UsageError
 from benchctl.profile.files import did_you_mean
 from benchctl.records.finish_reasons import is_cut, may_be_whole
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.record import PreparedRequest, RequestRecord
+from benchctl.records.record import PreparedRequest
 
 MAX_CHARS: Final = 300
 """Of one number; a longer one is none. A model that repeats a digit to its limit has answered nothing."""
 _MARK: Final = re.compile(r"####([^\n]*)")
 _NUMBER: Final = re.compile(r"(?:(?<![0-9).])-\$?|\$-?)?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
-
-JudgeName: TypeAlias = Literal["numeric", "math-verify", "json"]
-JUDGES: Final[tuple[JudgeName, ...]] = get_args(JudgeName)
-NUMERIC_VERSION: Final = "2"
-"""Incremented whenever a judgement changes: results of two versions are not comparable."""
-JSON_VERSION: Final = "1"
-"""The same for the judge ``json``."""
+_JSON_SPACE: Final = " \t\n\r"
+JUDGES: Final = ("numeric", "math-verify", "json")
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
     """``is_correct(text, gold)`` is true where the whole ``text`` of a model ends in the answer ``gold``.
 
-    A judge that needs no gold answer judges the text alone, by its beginning where ``runs_on``.
+    A judge that needs no gold answer judges the text alone, by its beginning where ``runs_on``. Its version is
+    incremented whenever a judgement changes: results of two versions are not comparable.
     """
 
-    name: JudgeName
+    name: str
     version: str
     is_correct: Callable[[str, str], bool]
     needs_gold: bool = True
@@ -58,29 +55,29 @@ def judge_named(name: str, *, runs_on: bool = False) -> Judge:
     With ``runs_on`` texts were forced past their end: ``json`` then judges their beginning.
     """
     if name == "numeric":
-        return Judge("numeric", NUMERIC_VERSION, is_numerically_correct)
+        return Judge("numeric", "2", _is_numerically_correct)
+    if name == "json":
+        return Judge("json", "1", partial(_is_json, runs_on=runs_on), needs_gold=False)
     if name == "math-verify":
         return _math_verify()
-    if name == "json":
-        return Judge("json", JSON_VERSION, begins_with_json if runs_on else is_json, needs_gold=False)
     hint = did_you_mean(name, JUDGES) or f"judges are {', '.join(JUDGES)}"
     raise UsageError(f"no judge is called {name!r}; {hint}")
 
 
-def is_numerically_correct(text: str, gold: str) -> bool:
+def _is_numerically_correct(text: str, gold: str) -> bool:
     """True where the final number of ``text`` equals the gold one, as numbers and without tolerance.
 
     The final number is the last one behind the last ``####``, or of the whole text without that mark. A gold answer
     that is not a number is compared with what the mark holds, ignoring letter case and spaces.
     """
-    marked = _MARK.findall(answer_part(text))
-    expected = final_number(gold)
+    answer = _answer_part(text)
+    marked, expected = _MARK.findall(answer), _final_number(gold)
     if expected is None:
         return bool(marked and gold.strip()) and marked[-1].casefold().split() == gold.casefold().split()
-    return final_number(marked[-1] if marked else answer_part(text)) == expected
+    return _final_number(marked[-1] if marked else answer) == expected
 
 
-def final_number(text: str) -> Fraction | None:
+def _final_number(text: str) -> Fraction | None:
     """The last number of a text; None without one."""
     words: list[str] = _NUMBER.findall(text)
     if not words or len(words[-1]) > MAX_CHARS:
@@ -88,23 +85,22 @@ def final_number(text: str) -> Fraction | None:
     return Fraction(words[-1].replace(",", "").replace("$", ""))
 
 
-def answer_part(text: str) -> str:
+def _answer_part(text: str) -> str:
     """The text after the reasoning that a model puts between ``<think>`` tags."""
     return text.rpartition("</think>")[2]
 
 
-def is_json(text: str, _gold: str = "") -> bool:
-    """True where the whole text is one JSON document (RFC 8259): an object or an array, nothing around it."""
-    end = _end_of_json(text)
-    return end is not None and not text[end:].strip(_JSON_SPACE)
+def _is_json(text: str, _gold: str, *, runs_on: bool) -> bool:
+    """True where the text is one JSON document (RFC 8259), an object or an array, with nothing around it.
 
-
-def begins_with_json(text: str, _gold: str = "") -> bool:
-    """True where the text begins with a complete JSON document, whatever follows."""
-    return _end_of_json(text) is not None
-
-
-_JSON_SPACE: Final = " \t\n\r"
+    With ``runs_on`` anything may follow the document.
+    """
+    stripped = text.lstrip(_JSON_SPACE)
+    try:
+        document, end = _DECODER.raw_decode(stripped)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict | list) and (runs_on or not stripped[end:].strip(_JSON_SPACE))
 
 
 def _refuse_constant(name: str) -> None:
@@ -112,16 +108,6 @@ def _refuse_constant(name: str) -> None:
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
-def _end_of_json(text: str) -> int | None:
-    """The end of the JSON document with which a text begins; None where it begins with none."""
-    start = len(text) - len(text.lstrip(_JSON_SPACE))
-    try:
-        document, end = _DECODER.raw_decode(text, start)
-    except (ValueError, RecursionError):
-        return None
-    return end if isinstance(document, dict | list) else None
 
 
 def _math_verify() -> Judge:
@@ -132,12 +118,10 @@ def _math_verify() -> Judge:
         package, purpose = "math-verify[antlr4_13_2]", "answers cannot be judged by math-verify"
         raise MissingPackageError((package,), purpose, otherwise="use --judge numeric") from error
 
-    @lru_cache(maxsize=4096)
-    def expected(gold: str) -> object:
-        return parse(f"${gold}$")
+    parse_gold = lru_cache(maxsize=4096)(parse)
 
     def is_correct(text: str, gold: str) -> bool:
-        return bool(verify(expected(gold), parse(answer_part(text))))
+        return bool(verify(parse_gold(f"${gold}$"), parse(_answer_part(text))))
 
     return Judge("math-verify", version("math-verify"), is_correct)
 
@@ -146,9 +130,9 @@ def _math_verify() -> Judge:
 class Grades:
     """The graded answers of one side."""
 
-    correct: dict[str, tuple[int, ...]]
+    correct: dict[str, list[int]]
     """Correct answers to each question, run by run."""
-    samples: dict[str, int]
+    samples: Counter[str]
     """Answers to each question within one run."""
     num_answers: int
     num_failed: int
@@ -167,12 +151,8 @@ class Grades:
 
     def pass_at(self, k: int) -> float:
         """pass@k within a run, over questions and runs; a later block repeats seeds, so it has no new samples."""
-        chances = [
-            pass_at(k, num_correct, self.samples[question])
-            for question, counts in self.correct.items()
-            for num_correct in counts
-        ]
-        return sum(chances) / len(chances)
+        counts = ((num, self.samples[question]) for question, nums in self.correct.items() for num in nums)
+        return fmean(pass_at(k, num_correct, num_samples) for num_correct, num_samples in counts)
 
 
 def grade(prepared: Iterable[PreparedRequest], runs: Sequence[LoadedRun], judge: Judge) -> Grades | None:
@@ -183,31 +163,27 @@ def grade(prepared: Iterable[PreparedRequest], runs: Sequence[LoadedRun], judge:
     questions = [request for request in prepared if request.answer is not None or not judge.needs_gold]
     if not questions or not runs:
         return None
-    samples: dict[str, int] = defaultdict(int)
+    samples: Counter[str] = Counter()
     for request in questions:
         samples[request.source] += request.n
     correct = {question: [0] * len(runs) for question in samples}
     num_failed = num_truncated = 0
     for i, run in enumerate(runs):
-        records = {record.request_id: record for record in measured(run.requests)}
+        choices_of = {
+            record.request_id: record.choices for record in measured(run.requests) if is_completed(record)
+        }
         for request in questions:
-            num_correct, num_answered, num_cut = _grade_request(request, records.get(request.request_id), judge)
-            correct[request.source][i] += num_correct
-            num_failed += request.n - num_answered
-            num_truncated += num_cut
+            choices = choices_of.get(request.request_id, ())[: request.n]
+            answers = [choice for choice in choices if may_be_whole(choice.finish_reason)]
+            correct[request.source][i] += sum(
+                judge.is_correct(answer.text, request.answer or "") for answer in answers
+            )
+            num_failed += request.n - len(answers)
+            num_truncated += sum(is_cut(answer.finish_reason) for answer in answers)
     return Grades(
-        correct={question: tuple(counts) for question, counts in correct.items()},
-        samples=dict(samples),
-        num_answers=sum(samples.values()) * len(runs),
+        correct=correct,
+        samples=samples,
+        num_answers=samples.total() * len(runs),
         num_failed=num_failed,
         num_truncated=num_truncated,
     )
-
-
-def _grade_request(request: PreparedRequest, record: RequestRecord | None, judge: Judge) -> tuple[int, int, int]:
-    """Numbers of answers to one request that are correct, that arrived, and that were cut off."""
-    if record is None or not is_completed(record):
-        return 0, 0, 0
-    choices = [choice for choice in record.choices[: request.n] if may_be_whole(choice.finish_reason)]
-    num_correct = sum(judge.is_correct(choice.text, request.answer or "") for choice in choices)
-    return num_correct, len(choices), sum(is_cut(choice.finish_reason) for choice in choices)
