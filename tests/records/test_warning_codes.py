@@ -83,6 +83,16 @@ def emitted(*emitters: str) -> set[str]:
     }
 
 
+def codes_with_messages() -> Iterator[str]:
+    """The keys of the tables of messages that ``warnings_of`` gets."""
+    for _, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings_of":
+                (table,) = node.args
+                assert isinstance(table, ast.Dict)
+                yield from (ast.literal_eval(key) for key in table.keys if key is not None)
+
+
 def emitted_warnings() -> set[str]:
     yielded = {
         node.value.elts[0].value
@@ -92,7 +102,12 @@ def emitted_warnings() -> set[str]:
         if isinstance(node.value.elts[0], ast.Constant) and isinstance(node.value.elts[0].value, str)
     }
     imports = WARNING_TABLE[IMPORT_REPAIRS] | WARNING_TABLE[IMPORT_LIMITS]
-    computed = [*get_args(AlterationKind), *(code for code in yielded if code in imports), "models-assumed"]
+    computed = [
+        *get_args(AlterationKind),
+        *codes_with_messages(),
+        *(code for code in yielded if code in imports),
+        "models-assumed",
+    ]
     return emitted("ResultWarning", "suspect") | flops_codes() | set(map(re.escape, computed))
 
 

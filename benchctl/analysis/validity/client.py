@@ -6,11 +6,10 @@ Share of the requests in flight that was in the engine's steps, and a warning if
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain
+from operator import sub
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from benchctl.analysis.metrics.bounds import bounds_warnings, run_bounds
 from benchctl.analysis.metrics.client import (
@@ -31,8 +30,9 @@ from benchctl.analysis.metrics.client import (
     stalled_ns,
     unlike_poisson,
 )
-from benchctl.analysis.metrics.latency import e2el_ns, is_completed, itls_ns, measured
+from benchctl.analysis.metrics.latency import e2el_ns, is_completed, itls_ns, known_values, measured
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, idle_slots, slot_occupancy
+from benchctl.analysis.validity.usable import warnings_of
 from benchctl.profile.model import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 CLIENT_BUNCHING: Final = "client-bunching"
 """Code of the warning that the client's times do not describe the engine."""
-SERVER_COALESCING: Final = "server-coalescing"
-"""Code of the note that the server always writes the same number of chunks at once."""
 _CHUNK_TIMED: Final = ("ttft_ms", "itl_ms", "tpot_ms")
 """Endings of the names of metrics that only the client times, chunk by chunk."""
 SHORT_FRAC: Final = 0.1
@@ -82,33 +80,33 @@ def short_gap_frac(requests: Iterable[RequestRecord], steps: "StepColumns | None
 
     None for fewer than 20 gaps.
     """
-    gaps = _gaps_ns(requests)
-    if sum(map(len, gaps)) < _MIN_GAPS:
-        return None
-    return _num_short(gaps, _paces_ns(gaps, steps)) / sum(map(len, gaps))
+    num_short, num_gaps = _count_gaps(*_gaps_and_limits(requests, steps))
+    return num_short / num_gaps if num_gaps >= _MIN_GAPS else None
 
 
-def _gaps_ns(requests: Iterable[RequestRecord]) -> list[Sequence[int]]:
-    return [gaps for request in requests if is_completed(request) and (gaps := itls_ns(request))]
+def _count_gaps(gaps_ns: Sequence[Sequence[int]], limits_ns: Sequence[float]) -> tuple[int, int]:
+    """The numbers of short gaps and of all."""
+    pairs = zip(gaps_ns, limits_ns, strict=True)
+    return sum(gap < limit for of_request, limit in pairs for gap in of_request), sum(map(len, gaps_ns))
 
 
-def _paces_ns(gaps: Sequence[Sequence[int]], steps: "StepColumns | None") -> list[float]:
-    """The expected time per chunk of each request.
+def _gaps_and_limits(
+    requests: Iterable[RequestRecord], steps: "StepColumns | None"
+) -> tuple[list[Sequence[int]], list[float]]:
+    """The gaps of each completed request, in ns, and the duration below which they are short.
 
-    With steps it is a quick step (the tenth percentile), because no choice gets two chunks within one step. Without
-    it is the mean gap of the request, which includes all its bursts, but at most the median of these means over the
-    requests, because the mean of a single delayed request is not its pace.
+    That is a fraction of the expected time per chunk. With steps it is a quick step (the tenth percentile), because
+    no choice gets two chunks within one step. Without it is the mean gap of the request, which includes all its
+    bursts, but at most the median of these means over the requests, because the mean of a single delayed request is
+    not its pace.
     """
+    gaps_ns = [gaps for request in requests if is_completed(request) and (gaps := itls_ns(request))]
+    paces_ns = [sum(gaps) / len(gaps) for gaps in gaps_ns]
+    most_ns = median(paces_ns) if paces_ns else 0.0
     if steps:
-        return [float(sorted(steps.dur_ns.tolist())[len(steps) // 10])] * len(gaps)
-    means = [sum(of_request) / len(of_request) for of_request in gaps]
-    return [min(mean, median(means)) for mean in means]
-
-
-def _num_short(gaps: Sequence[Sequence[int]], paces_ns: Sequence[float]) -> int:
-    return sum(
-        gap < SHORT_FRAC * pace for of_request, pace in zip(gaps, paces_ns, strict=True) for gap in of_request
-    )
+        most_ns = float(sorted(steps.dur_ns.tolist())[len(steps) // 10])
+        paces_ns = [most_ns] * len(gaps_ns)
+    return list(gaps_ns), [SHORT_FRAC * min(pace, most_ns) for pace in paces_ns]
 
 
 def regular_write(requests: Sequence[RequestRecord], steps: "StepColumns | None" = None) -> int | None:
@@ -117,28 +115,17 @@ def regular_write(requests: Sequence[RequestRecord], steps: "StepColumns | None"
     Chunks that follow each other within a tenth of the time per chunk arrive at once. The last write of each choice
     holds the remainder and does not count.
     """
-    gaps = _gaps_ns(requests)
-    if not gaps:
-        return None
-    within_ns = SHORT_FRAC * min(_paces_ns(gaps, steps))
+    _, limits_ns = _gaps_and_limits(requests, steps)
     sizes: Counter[int] = Counter()
-    for request in requests:
+    for request in requests if limits_ns else ():
         for choice in request.choices if is_completed(request) else ():
-            sizes.update(_write_sizes(choice.chunk_ns, within_ns)[:-1])
+            gaps_ns = map(sub, choice.chunk_ns[1:], choice.chunk_ns)
+            ends = [0, *(i for i, gap in enumerate(gaps_ns, start=1) if gap >= min(limits_ns))]
+            sizes.update(map(sub, ends[1:], ends))
     if sizes.total() < _MIN_WRITES:
         return None
     size, count = sizes.most_common(1)[0]
     return size if count >= REGULAR_FRAC * sizes.total() else None
-
-
-def _write_sizes(chunk_ns: Sequence[int], within_ns: float) -> list[int]:
-    sizes = [1] if chunk_ns else []
-    for earlier_ns, later_ns in pairwise(chunk_ns):
-        if later_ns - earlier_ns < within_ns:
-            sizes[-1] += 1
-        else:
-            sizes.append(1)
-    return sizes
 
 
 def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepColumns") -> float | None:
@@ -178,37 +165,32 @@ def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
             f"the server writes {size} chunks of an answer at once: arrival times, ttft, tpot and e2el are exact; "
             f"itl is 0 within a write, and the time of {size} chunks between two writes"
         )
-        return (ResultWarning(code=SERVER_COALESCING, message=message, where=run.record.run_id),)
-    signs = _signs_of_bursts(requests, steps)
-    if signs is None:
+        return (ResultWarning(code="server-coalescing", message=message),)
+    num_short, num_gaps = _count_gaps(*_gaps_and_limits(requests, steps))
+    if num_gaps >= _MIN_GAPS and num_short > BUNCHED_FRAC * num_gaps:
+        signs = (
+            f"more than {BUNCHED_FRAC:.0%} of the gaps between chunks are shorter than a tenth of a chunk's time"
+        )
+    elif num_gaps >= _MIN_GAPS and _is_uneven(requests, steps, 1):
+        signs = f"one token in twenty took over {UNEVEN_STEPS:.0f} steps longer to arrive than the median token"
+    else:
         return ()
     truth = "step metrics are exact" if steps else "wall time and throughput hold, and no steps are known"
-    message = (
-        f"tokens reached the client in bursts: {signs}, so ttft, itl and tpot of the client are not trustworthy; "
-        f"{truth}. {_cause(run, requests, steps)}"
-    )
-    return (ResultWarning(code=CLIENT_BUNCHING, message=message, where=run.record.run_id),)
-
-
-def _cause(run: LoadedRun, requests: Sequence[RequestRecord], steps: "StepColumns | None") -> str:
-    """The cause of bursts: a client that read late, or a server that sent tokens together."""
-    gaps = _gaps_ns(requests)
-    errors = arrival_errors(requests, run.client)
-    num_read_late = sum(error_ns > 0 for of_request in errors for error_ns in chain(*of_request))
-    if 2 * num_read_late > _num_short(gaps, _paces_ns(gaps, steps)):
-        return "Most of them waited for the client to read: free processors for the client"
-    return (
+    cause = (
         "The client read most of them promptly, so the server sent them in bursts: free processors for the server"
     )
+    if 2 * count_above(_all_errors_ns(requests, run.client), 0) > num_short:
+        cause = "Most of them waited for the client to read: free processors for the client"
+    message = (
+        f"tokens reached the client in bursts: {signs}, so ttft, itl and tpot of the client are not trustworthy; "
+        f"{truth}. {cause}"
+    )
+    return (ResultWarning(code=CLIENT_BUNCHING, message=message),)
 
 
-def _signs_of_bursts(requests: Sequence[RequestRecord], steps: "StepColumns | None") -> str | None:
-    share = short_gap_frac(requests, steps)
-    if share is not None and share > BUNCHED_FRAC:
-        return f"more than {BUNCHED_FRAC:.0%} of the gaps between chunks are shorter than a tenth of a chunk's time"
-    if share is not None and _is_uneven(requests, steps, 1):
-        return f"one token in twenty took over {UNEVEN_STEPS:.0f} steps longer to arrive than the median token"
-    return None
+def _all_errors_ns(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> list[int]:
+    """The bounds of the errors of all arrival times that may be wrong."""
+    return [error_ns for of_request in arrival_errors(requests, samples) for error_ns in chain(*of_request)]
 
 
 def _is_uneven(requests: Sequence[RequestRecord], steps: "StepColumns | None", size: int) -> bool:
@@ -241,39 +223,36 @@ def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWar
     if run.record.clock == "virtual":
         return ()
     requests = measured(run.requests)
-    warnings = (*_missed_load(requests, arrival), *_late_reads(requests, run.client), *_full_processors(run.client))
-    return _about_run(run, warnings)
+    of_processes = warnings_of(
+        {
+            "arrival-times-unreliable": _late_reads(requests, run.client),
+            "client-cpu": _full_processors(run.client),
+        }
+    )
+    return (*_missed_load(requests, arrival), *of_processes)
 
 
 def client_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
     """Warnings that leave the run as it is."""
-    requests = measured(run.requests)
-    sends, is_virtual = sends_of(requests, arrival), run.record.clock == "virtual"
-    warnings = (
-        *(
-            ()
-            if is_virtual
-            else (
-                *bounds_warnings(run_bounds(run)),
-                *_stalls(run.client),
-                *unlike_poisson(sends, arrival),
-            )
-        ),
+    requests, is_virtual = measured(run.requests), run.record.clock == "virtual"
+    sends = sends_of(requests, arrival)
+    return (
+        *(() if is_virtual else (*bounds_warnings(run_bounds(run)), *unlike_poisson(sends, arrival))),
         *capped_rate(sends, run.record.clock_factor),
-        *_clock_changes(run.client),
-        *_other_transports(requests),
+        *warnings_of(
+            {
+                "event-loop-stalls": None if is_virtual else _stalls(run.client),
+                "wall-clock-set": _clock_changes(run.client),
+                "other-transport": _other_transports(requests),
+            }
+        ),
     )
-    return _about_run(run, warnings)
-
-
-def _about_run(run: LoadedRun, warnings: Iterable[ResultWarning]) -> tuple[ResultWarning, ...]:
-    return tuple(msgspec.structs.replace(warning, where=run.record.run_id) for warning in warnings)
 
 
 def _missed_load(requests: Sequence[RequestRecord], arrival: Arrival) -> Iterator[ResultWarning]:
     """Warnings that the server met a lighter load: from its slots if these are known, otherwise from the sends."""
     occupancy = slot_occupancy(requests, arrival)
-    done_ns = [request.done_ns for request in requests if request.done_ns is not None]
+    done_ns = known_values(request.done_ns for request in requests)
     load_ns = max(done_ns) - min(request.scheduled_ns for request in requests) if done_ns else 0
     if occupancy is not None and occupancy.idle_frac is not None:
         yield from idle_slots(occupancy, load_ns)
@@ -283,43 +262,43 @@ def _missed_load(requests: Sequence[RequestRecord], arrival: Arrival) -> Iterato
     yield from missed_rate(sends)
 
 
-def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
+def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> str | None:
     if samples_span_ns(samples) < MIN_LOAD_NS:
-        return
-    lags = [sample.loop_lag_ns for sample in samples]
+        return None
     gaps_ns = [gap_ns for request in requests for gap_ns in itls_ns(request)]
     allowed_ns = max(MAX_STAMP_ERROR_NS, STAMP_ERROR_FRAC * fmean(gaps_ns) if gaps_ns else 0.0)
     choices = [choice for request in requests for choice in request.choices]
     num_chunks = sum(len(choice.chunk_ns) for choice in choices)
     num_unstamped = sum(len(choice.chunk_ns) for choice in choices if choice.chunk_late_ns is None)
-    errors = [error_ns for of_request in arrival_errors(requests, samples) for error_ns in chain(*of_request)]
-    num_wrong = count_above(errors, allowed_ns)
+    errors_ns = _all_errors_ns(requests, samples)
+    num_wrong = count_above(errors_ns, allowed_ns)
     reasons = []
     if is_habit(num_unstamped, num_chunks) and _is_stalled(samples, allowed_ns + TIMER_NS):
         reasons.append(
             f"the client timestamped {num_unstamped} of {num_chunks} chunks itself, without the kernel, and its "
-            f"event loop was late (p99 {p99_ms(lags)} ms): these times may be off by as much"
+            f"event loop was late (p99 {_p99_lag(samples)} ms): these times may be off by as much"
         )
     if num_wrong >= MIN_HABIT and num_wrong >= MOST_FRAC * num_chunks:
         reasons.append(
             f"{num_wrong} of {num_chunks} chunks were read together with newer ones by a late client, and may have "
-            f"arrived more than {ms_from_ns(allowed_ns):.3g} ms before their recorded time (p99 {p99_ms(errors)} "
-            "ms)"
+            f"arrived more than {ms_from_ns(allowed_ns):.3g} ms before their recorded time (p99 "
+            f"{p99_ms(errors_ns)} ms)"
         )
-    if reasons:
-        message = "; ".join(reasons) + ". Free processors for the client, or lower the load"
-        yield ResultWarning(code="arrival-times-unreliable", message=message)
+    return "; ".join(reasons) + ". Free processors for the client, or lower the load" if reasons else None
 
 
-def _stalls(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
-    if samples_span_ns(samples) >= MIN_LOAD_NS and _is_stalled(samples, MAX_LOOP_LAG_NS):
-        lags = [sample.loop_lag_ns for sample in samples]
-        yield ResultWarning(
-            code="event-loop-stalls",
-            message=f"the client's event loop repeatedly stalled for over {ms_from_ns(MAX_LOOP_LAG_NS):.0f} ms "
-            f"(p99 {p99_ms(lags)} ms); refills of a closed loop and timeout checks may have been late by as much. "
-            "Its effect on sends and arrival times has its own warnings (sends-delayed, arrival-times-unreliable)",
-        )
+def _stalls(samples: Sequence[ClientSample]) -> str | None:
+    if samples_span_ns(samples) < MIN_LOAD_NS or not _is_stalled(samples, MAX_LOOP_LAG_NS):
+        return None
+    return (
+        f"the client's event loop repeatedly stalled for over {ms_from_ns(MAX_LOOP_LAG_NS):.0f} ms "
+        f"(p99 {_p99_lag(samples)} ms); refills of a closed loop and timeout checks may have been late by as much. "
+        "Its effect on sends and arrival times has its own warnings (sends-delayed, arrival-times-unreliable)"
+    )
+
+
+def _p99_lag(samples: Sequence[ClientSample]) -> str:
+    return p99_ms([sample.loop_lag_ns for sample in samples])
 
 
 def _is_stalled(samples: Sequence[ClientSample], limit_ns: float) -> bool:
@@ -328,32 +307,33 @@ def _is_stalled(samples: Sequence[ClientSample], limit_ns: float) -> bool:
     return late_ns >= MIN_HELD_UP_NS and late_ns > HABIT_FRAC * samples_span_ns(samples)
 
 
-def _full_processors(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
+def _full_processors(samples: Sequence[ClientSample]) -> str | None:
     cores = busy_cores(samples)
-    full = sorted(used for used in cores.values() if used > MAX_BUSY_FRAC)
-    if full:
-        yield ResultWarning(
-            code="client-cpu",
-            message=f"{len(full)} of {len(cores)} processes of the load generator used more than "
-            f"{MAX_BUSY_FRAC:.0%} of a core (at most {full[-1]:.0%}): the load may have measured the client's "
-            "pace. Lower the load, or use more processes for it",
-        )
+    full = [used for used in cores.values() if used > MAX_BUSY_FRAC]
+    if not full:
+        return None
+    return (
+        f"{len(full)} of {len(cores)} processes of the load generator used more than {MAX_BUSY_FRAC:.0%} of a core "
+        f"(at most {max(full):.0%}): the load may have measured the client's pace. Lower the load, or use more "
+        "processes for it"
+    )
 
 
-def _clock_changes(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
-    if steps := clock_steps(samples):
-        times = "once" if len(steps) == 1 else f"{len(steps)} times"
-        changes = ", ".join(f"by {by_s:+,.4g} s after {after_s:.1f} s" for after_s, by_s in steps[:_MOST_STEPS])
-        more = ", …" if len(steps) > _MOST_STEPS else ""
-        yield ResultWarning(
-            code="wall-clock-set",
-            message=f"the system clock was set {times} during the load ({changes}{more}): the kernel's timestamps "
-            "around that time are unusable, and the client's own replace them. Durations are those of a clock that "
-            "is never set. Keep the clock of a measuring machine steady",
-        )
+def _clock_changes(samples: Sequence[ClientSample]) -> str | None:
+    steps = clock_steps(samples)
+    if not steps:
+        return None
+    times = "once" if len(steps) == 1 else f"{len(steps)} times"
+    changes = ", ".join(f"by {by_s:+,.4g} s after {after_s:.1f} s" for after_s, by_s in steps[:_MOST_STEPS])
+    more = ", …" if len(steps) > _MOST_STEPS else ""
+    return (
+        f"the system clock was set {times} during the load ({changes}{more}): the kernel's timestamps around that "
+        "time are unusable, and the client's own replace them. Durations are those of a clock that is never set. "
+        "Keep the clock of a measuring machine steady"
+    )
 
 
-def _other_transports(requests: Sequence[RequestRecord]) -> Iterator[ResultWarning]:
+def _other_transports(requests: Sequence[RequestRecord]) -> str | None:
     num_other = sum(request.route == "httpx" for request in requests)
     num_redirected = sum(request.num_redirects > 0 for request in requests)
     causes = []
@@ -361,13 +341,12 @@ def _other_transports(requests: Sequence[RequestRecord]) -> Iterator[ResultWarni
         causes.append(f"{num_other} of {len(requests)} requests used the fallback transport (TLS)")
     if num_redirected:
         causes.append(f"the server redirected {num_redirected} of {len(requests)} requests")
-    if causes:
-        yield ResultWarning(
-            code="other-transport",
-            message="; ".join(causes)
-            + ": this costs the client more, and its times include it. Name the server's final address, without "
-            "TLS on a network that you trust",
-        )
+    if not causes:
+        return None
+    return (
+        f"{'; '.join(causes)}: this costs the client more, and its times include it. Name the server's final "
+        "address, without TLS on a network that you trust"
+    )
 
 
 MIN_IN_STEP_FRAC: Final = 0.7
@@ -387,7 +366,7 @@ def in_step_frac(run: LoadedRun) -> float | None:
     from benchctl.records.columns import exact_sum  # noqa: PLC0415 - numpy, after the load
 
     requests = measured(run.requests)
-    if run.record.clock == "virtual" or not all(is_completed(request) for request in requests):
+    if run.record.clock == "virtual" or not all(map(is_completed, requests)):
         return None
     in_flight_ns = sum((e2el_ns(request) or 0) * len(request.choices) for request in requests)
     steps = run.columns
@@ -405,4 +384,4 @@ def underfilled_batch_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
         "than the load, and step times are those of the smaller batch; lower the load below max_num_seqs, or free "
         "processors for the server's front end"
     )
-    return (ResultWarning(code="underfilled-batch", message=message, where=run.record.run_id),)
+    return (ResultWarning(code="underfilled-batch", message=message),)

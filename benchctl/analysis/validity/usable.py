@@ -23,6 +23,14 @@ from benchctl.records.schema import FOREIGN_GPU_PROCESS, ResultWarning
 from benchctl.records.warning_codes import CHECK_FAILED, CLIENT_SUSPECT_CODES, LIGHTER_LOAD_CODES, SUSPECT_CODES
 from benchctl.untrusted.files import is_there
 
+
+def warnings_of(messages: Mapping[str, str | None]) -> tuple[ResultWarning, ...]:
+    """The warnings by code that have a message, in order."""
+    return tuple(
+        ResultWarning(code=code, message=message) for code, message in messages.items() if message is not None
+    )
+
+
 _NUM_NAMED: Final = 4
 """Number of files that a warning names; a refusal names all."""
 _MEANING: Final[dict[AlterationKind, str]] = {
@@ -116,13 +124,10 @@ def violated_gates(run: LoadedRun, gates: Sequence[Gate]) -> tuple[str, ...]:
 
 def clock_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     """Warnings about lowered device clocks during the load, whatever the gates."""
-    warnings = []
-    if (throttled := _throttled(run)) is not None:
-        warnings.append(ResultWarning(code="gpu-throttled", message=throttled))
-    if _POWER_CAP in _reasons(run):
-        message = "the power limit held the clocks of a GPU down during the load, as is normal on busy devices"
-        warnings.append(ResultWarning(code="gpu-power-capped", message=message))
-    return tuple(warnings)
+    capped = "the power limit held the clocks of a GPU down during the load, as is normal on busy devices"
+    return warnings_of(
+        {"gpu-throttled": _throttled(run), "gpu-power-capped": capped if _POWER_CAP in _reasons(run) else None}
+    )
 
 
 def _reasons(run: LoadedRun) -> frozenset[str]:
