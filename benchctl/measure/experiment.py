@@ -17,7 +17,7 @@ import msgspec
 from benchctl.analysis.compare.metric import roles_of
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.ladder import take_look
-from benchctl.analysis.validity.noise import version_warning
+from benchctl.analysis.validity.machines import version_warning
 from benchctl.errors import BenchctlError, RequestRefusedError, UsageError
 from benchctl.measure.durations import gpu_names_here, remember_duration
 from benchctl.measure.measured_run import ignore

@@ -15,7 +15,7 @@ from benchctl.analysis.planning.noise_floor import noise_of_experiment
 from benchctl.analysis.power import estimate_power, power_lines
 from benchctl.analysis.statistics.decide import minimum_detectable_effect
 from benchctl.analysis.statistics.estimate import estimate_paired
-from benchctl.analysis.validity.noise import age_days, noise_warnings, version_warning
+from benchctl.analysis.validity.machines import age_days, noise_warnings, version_warning
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.measure.noise_on_file import keep_noise, noise_on_file, sound_noise

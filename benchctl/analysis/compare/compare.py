@@ -45,7 +45,7 @@ from benchctl.analysis.validity.comparable import (
     require_comparable,
     run_differences,
 )
-from benchctl.analysis.validity.noise import other_machine_warning
+from benchctl.analysis.validity.machines import other_machine_warning
 from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError
 from benchctl.profile.files import did_you_mean

@@ -21,8 +21,7 @@ from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, Estimator, 
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
 from benchctl.analysis.validity.answers import Check, unreported_prompt_warnings
 from benchctl.analysis.validity.checks import expected_of, failed_checks, reconcile
-from benchctl.analysis.validity.machines import Site, chooses_devices, scattered_blocks, site_of
-from benchctl.analysis.validity.noise import side_by_side_warning
+from benchctl.analysis.validity.machines import scattered_blocks, side_by_side_warning
 from benchctl.analysis.validity.usable import Usability, redaction_warnings, usability_of
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.costs.shapes import shape_for
@@ -216,11 +215,11 @@ class Experiment:
     @cached_property
     def scattered_blocks(self) -> Mapping[int, str]:
         """The blocks of which runs that count were measured at several sites, which are left out, with reasons."""
-        sites = {id(run): self._site(run.record) for run in self.results.runs}
-        suspected = scattered_blocks((run.record, sites[id(run)]) for run in self.results.runs)
+        records = [run.record for run in self.results.runs]
+        suspected = scattered_blocks((record, self.settings(record)) for record in records)
         runs = [run for run in self.results.runs if run.record.block in suspected]
         return scattered_blocks(
-            (run.record, sites[id(run)]) for run in runs if self._usability_alone(run).is_usable
+            (run.record, self.settings(run.record)) for run in runs if self._usability_alone(run).is_usable
         )
 
     @property
@@ -232,11 +231,6 @@ class Experiment:
         )
         beside = side_by_side_warning(run.record for run in self.results.runs)
         return scattered if beside is None else (*scattered, beside)
-
-    def _site(self, record: RunRecord) -> Site | None:
-        if record.node is None:
-            return None
-        return site_of(record, chooses_devices=chooses_devices(self.settings(record)))
 
     @_derive_once
     def _usability_alone(self, run: LoadedRun) -> Usability:
@@ -294,8 +288,7 @@ class Experiment:
                 continue
             arm.runs[planned.block] = run
             if usability.client_excluded is not None:
-                label = "" if usability.label is None else f" ({usability.label})"
-                arm.client_excluded[planned.block] = f"{planned.run_id}: {usability.client_excluded}{label}"
+                arm.client_excluded[planned.block] = f"{planned.run_id}: {usability.client_excluded}"
         baseline = self.results.manifest.baseline
         return tuple(sorted(arms.values(), key=lambda arm: arm_order(arm.variant, arm.cell, baseline)))
 

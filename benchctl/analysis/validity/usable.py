@@ -43,7 +43,7 @@ _MEANING: Final[dict[AlterationKind, str]] = {
 
 
 def require_intact(
-    a: LoadedResults, b: LoadedResults, differences: Sequence[str], *, allow_altered: bool
+    a: LoadedResults, b: LoadedResults, differences: Sequence[object], *, allow_altered: bool
 ) -> tuple[ResultWarning, ...]:
     """Warnings about alterations in the directories of two sides since they were measured.
 
@@ -51,38 +51,35 @@ def require_intact(
     ``differences`` of the sides.
     """
     sides = [a] if a.path.resolve() == b.path.resolve() else [a, b]
-    verifications = [
-        (side.path, verify_directory(side.path))
+    verified = {
+        side.path: verify_directory(side.path)
         for side in sides
         if is_there(side.path / "manifest.json", within=side.path)
-    ]
-    shared = _shared_runs(verifications)
-    refused = [
-        f"{path}/{alteration}"
-        for path, verified in verifications
-        for alteration in verified.alterations
-        if alteration.decides
-    ] + shared
+    }
+    shared = _shared_runs(verified)
+    deciding = ((path, each) for path, of_side in verified.items() for each in of_side.alterations if each.decides)
+    refused = [*(f"{path}/{alteration}" for path, alteration in deciding), *shared]
     if refused and not allow_altered:
-        lines = [f"  {line}" for line in refused]
+        listed = "".join(f"  {line}\n" for line in refused)
         if differences:
-            lines += ["and the two sides differ in more than the declared factor:"]
-            lines += [f"  {difference}" for difference in differences]
-        listed = "\n".join(lines)
+            listed += "and the two sides differ in more than the declared factor:\n"
+            listed += "".join(f"  {difference}\n" for difference in differences)
         raise AlteredError(
-            f"what is compared is not what was measured:\n{listed}\n"
+            f"what is compared is not what was measured:\n{listed}"
             "Restore these files from a copy, or measure again; --allow-altered compares them as they are"
         )
-    warnings = [warning for path, verified in verifications for warning in alteration_warnings(path, verified)]
+    warnings = [warning for path, of_side in verified.items() for warning in _alteration_warnings(path, of_side)]
     return (*warnings, *(ResultWarning(code="copied-run", message=line) for line in shared))
 
 
-def _shared_runs(verifications: Sequence[tuple[Path, Verification]]) -> list[str]:
+def _shared_runs(verified: Mapping[Path, Verification]) -> list[str]:
     """Runs that two experiments share; a copy of a whole directory is the same experiment."""
-    if len(verifications) < 2 or verifications[0][1].manifest == verifications[1][1].manifest:
+    if len(verified) < 2:
         return []
-    (a_path, a), (b_path, b) = verifications
-    shared = {(a.fingerprints[key], b.fingerprints[key]): None for key in a.fingerprints if key in b.fingerprints}
+    (a_path, a), (b_path, b) = verified.items()
+    if a.manifest == b.manifest:
+        return []
+    shared = {(runs, b.fingerprints[key]): None for key, runs in a.fingerprints.items() if key in b.fingerprints}
     return [
         f"{a_path}/runs/{a_runs[0]} holds the same records as {b_path}/runs/{b_runs[0]}, and no two runs have the "
         "same times"
@@ -93,12 +90,12 @@ def _shared_runs(verifications: Sequence[tuple[Path, Verification]]) -> list[str
 def integrity_warnings(results: ResultDirectory) -> tuple[ResultWarning, ...]:
     """Warnings about alterations of a result directory; none if its plan cannot be read."""
     try:
-        return alteration_warnings(results.path, verify_directory(results.path))
+        return _alteration_warnings(results.path, verify_directory(results.path))
     except InvalidDataError:  # reading the directory reports it as damage
         return ()
 
 
-def alteration_warnings(path: Path, verified: Verification) -> tuple[ResultWarning, ...]:
+def _alteration_warnings(path: Path, verified: Verification) -> tuple[ResultWarning, ...]:
     """One warning for each kind of alteration, with the first files."""
     by_kind: dict[AlterationKind, list[Alteration]] = {}
     for alteration in verified.alterations:
@@ -114,7 +111,6 @@ def alteration_warnings(path: Path, verified: Verification) -> tuple[ResultWarni
 
 THROTTLING: Final = frozenset({"hw-slowdown", "hw-thermal", "hw-power-brake", "sw-thermal"})
 """Clock reasons of a device that was slowed down, as named in ``GpuSample.throttle_reasons``."""
-_POWER_CAP: Final = "sw-power-cap"
 
 
 def violated_gates(run: LoadedRun, gates: Sequence[Gate]) -> tuple[str, ...]:
@@ -125,12 +121,11 @@ def violated_gates(run: LoadedRun, gates: Sequence[Gate]) -> tuple[str, ...]:
 def clock_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     """Warnings about lowered device clocks during the load, whatever the gates."""
     capped = "the power limit held the clocks of a GPU down during the load, as is normal on busy devices"
-    return warnings_of(
-        {"gpu-throttled": _throttled(run), "gpu-power-capped": capped if _POWER_CAP in _reasons(run) else None}
-    )
+    is_capped = "sw-power-cap" in _clock_reasons(run)
+    return warnings_of({"gpu-throttled": _throttled(run), "gpu-power-capped": capped if is_capped else None})
 
 
-def _reasons(run: LoadedRun) -> frozenset[str]:
+def _clock_reasons(run: LoadedRun) -> frozenset[str]:
     """Clock reasons of all devices during the load."""
     window = load_window_ns(run)
     during = (sample for sample in run.gpu if window is not None and window[0] <= sample.t_ns <= window[1])
@@ -138,7 +133,7 @@ def _reasons(run: LoadedRun) -> frozenset[str]:
 
 
 def _throttled(run: LoadedRun) -> str | None:
-    slowing = sorted(THROTTLING & _reasons(run))
+    slowing = sorted(THROTTLING & _clock_reasons(run))
     return f"a GPU slowed itself down during the load ({', '.join(slowing)})" if slowing else None
 
 
@@ -163,15 +158,11 @@ _OBSERVATIONS: Final[Mapping[Gate, Callable[[LoadedRun], str | None]]] = {
 @dataclass(frozen=True, slots=True)
 class Usability:
     """The parts of a run that count. ``excluded`` is the reason why none does, ``client_excluded`` why the client's
-    times do not; None if they count. ``label`` qualifies server times that count nevertheless.
+    times do not; None if they count.
     """
 
     excluded: str | None = None
     client_excluded: str | None = None
-    label: str | None = None
-    refused: tuple[str, ...] = ()
-    """Reasons why a comparison with this run is invalid: its records contradict each other, or requests failed. It
-    keeps its block, so that nobody overlooks it, and decides nothing."""
 
     @property
     def is_usable(self) -> bool:
@@ -182,8 +173,8 @@ class Usability:
 def usability_of(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool = False) -> Usability:
     """Decide which parts of a run count; with ``allow_suspect`` all of a suspect run that can be read completely.
 
-    Failed requests and failed checks do not exclude a run: they make its comparison invalid, whatever the gates. If
-    failed requests are a gate themselves, they do exclude it.
+    Failed checks do not exclude a run, whatever the gates: it keeps its block, so that nobody overlooks it, and
+    makes its comparison invalid. So do failed requests, unless they are a gate themselves.
     """
     record = run.record
     if record.state == "failed" and record.failure is not None:
@@ -192,17 +183,23 @@ def usability_of(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool =
         return Usability(record.state)
     if run.is_damaged:
         return Usability(f"damaged: {'; '.join(run.damage)}")
-    contradictions = tuple(warning.message for warning in record.warnings if warning.code == CHECK_FAILED)
-    failing = _failing(run)
-    refused = contradictions or (() if failing is None else (failing,))
-    has_gates = not contradictions and (failing is None or "failed-requests" in gates)
-    if has_gates and (violated := violated_gates(run, gates)):
+    decided, has_failing = decisive_warnings(record), _failing(run) is not None
+    codes = {warning.code for warning in decided}
+    if CHECK_FAILED in codes:
+        return Usability()
+    if (not has_failing or "failed-requests" in gates) and (violated := violated_gates(run, gates)):
         return Usability("; ".join(violated))
-    decided = decisive_warnings(record)
-    is_late = any(warning.code in CLIENT_SUSPECT_CODES for warning in decided)
-    if record.state == "done" or contradictions or (failing is not None and not is_late):
-        return Usability(refused=refused)
-    return _of_suspect(run, decided, refused, allow_suspect=allow_suspect)
+    if record.state == "done" or (has_failing and not codes & CLIENT_SUSPECT_CODES):
+        return Usability()
+    if damage := [warning.message for warning in run.warnings if warning.code == DAMAGED_LINE]:
+        return Usability(f"suspect, and cannot be read completely: {'; '.join(damage)}")
+    if allow_suspect:
+        return Usability()
+    why = "; ".join(f"{warning.code}: {warning.message}" for warning in decided) or "no reason recorded"
+    if codes and codes <= CLIENT_SUSPECT_CODES and not has_failing:
+        lighter = "the server met a lighter load than planned, so its step times are those of smaller batches"
+        return Usability(client_excluded=f"{why} ({lighter})" if codes & LIGHTER_LOAD_CODES else why)
+    return Usability(f"suspect: {why} (--allow-suspect counts it)")
 
 
 def decisive_warnings(record: RunRecord) -> tuple[ResultWarning, ...]:
@@ -211,31 +208,12 @@ def decisive_warnings(record: RunRecord) -> tuple[ResultWarning, ...]:
     return decided or tuple(record.warnings)
 
 
-def _of_suspect(
-    run: LoadedRun, decided: Sequence[ResultWarning], refused: tuple[str, ...], *, allow_suspect: bool
-) -> Usability:
-    damage = [warning.message for warning in run.warnings if warning.code == DAMAGED_LINE]
-    if damage:
-        return Usability(f"suspect, and cannot be read completely: {'; '.join(damage)}")
-    if allow_suspect:
-        return Usability(refused=refused)
-    why = "; ".join(f"{warning.code}: {warning.message}" for warning in decided) or "no reason recorded"
-    codes = {warning.code for warning in decided}
-    if codes and codes <= CLIENT_SUSPECT_CODES and not refused:
-        label = "the server met a lighter load than planned, so its step times are those of smaller batches"
-        return Usability(client_excluded=why, label=label if codes & LIGHTER_LOAD_CODES else None)
-    return Usability(f"suspect: {why} (--allow-suspect counts it)")
-
-
 def redaction_warnings(results: LoadedResults) -> tuple[ResultWarning, ...]:
     """One note on all runs together; none where nothing was replaced."""
     counts = sum((Counter(run.record.redactions) for run in results.runs), Counter[str]())
     if not counts:
         return ()
-    kinds = ", ".join(
-        f"{label} {count} times" if count > 1 else f"{label} once" for label, count in counts.most_common()
-    )
-    message = f"{counts.total()} secrets were replaced in what the servers wrote: {kinds}"
-    if counts.total() == 1:
-        message = f"a secret was replaced in what the servers wrote: {kinds}"
+    kinds = [f"{label} once" if count == 1 else f"{label} {count} times" for label, count in counts.most_common()]
+    secrets = "a secret was" if counts.total() == 1 else f"{counts.total()} secrets were"
+    message = f"{secrets} replaced in what the servers wrote: {', '.join(kinds)}"
     return (ResultWarning(code="secrets-redacted", message=message),)

@@ -11,7 +11,7 @@ import typer
 
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.planning.noise_floor import is_repeated_baseline
-from benchctl.analysis.validity.noise import age_days
+from benchctl.analysis.validity.machines import age_days
 from benchctl.cli.screen import wide_console
 from benchctl.errors import RecordError, UsageError
 from benchctl.formats import percentage

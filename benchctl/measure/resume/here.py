@@ -5,12 +5,12 @@ import platform
 from collections.abc import Sequence
 from functools import cache
 
-from benchctl.analysis.validity.machines import Site, chooses_devices, scattered_blocks, site_of
+from benchctl.analysis.validity.machines import chooses_devices, scattered_blocks
 from benchctl.engines.engine import engine_for
 from benchctl.measure.node import job_name, node_name
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.measure.telemetry.visible_devices import VARIABLE
-from benchctl.profile.model import Profile
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
 from benchctl.records.claims import Owner, boot_id
 from benchctl.records.record import RunRecord
@@ -51,15 +51,14 @@ class Here:
         timed = [record for record in records if record.clock != "virtual"]
         if any(record.node is None for record in timed):
             return len({record.host for record in timed}) <= 1
-        return not scattered_blocks((record, self._site(record)) for record in timed)
+        return not scattered_blocks((record, self._settings_of(record)) for record in timed)
 
-    def _site(self, record: RunRecord) -> Site | None:
-        settings = variant_settings(self._profile, record.variant, record.cell)
-        return site_of(record, chooses_devices=chooses_devices(settings))
+    def _settings_of(self, record: RunRecord) -> VariantSettings:
+        return variant_settings(self._profile, record.variant, record.cell)
 
     def _uuids_of(self, record: RunRecord) -> frozenset[str | None]:
         """The devices that a server of the same arm would see here."""
-        settings = variant_settings(self._profile, record.variant, record.cell)
+        settings = self._settings_of(record)
         if not (self._has_devices or chooses_devices(settings)):
             return frozenset()
         visible = getattr(settings.server, "env", {}).get(VARIABLE, os.environ.get(VARIABLE))

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from benchctl.analysis.validity.noise import version_warning
+from benchctl.analysis.validity.machines import version_warning
 from benchctl.errors import RecordError
 from benchctl.records.claims import is_shared, state_of
 from benchctl.records.digests import assemble_digests

@@ -6,7 +6,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.analysis.validity.noise import side_by_side_warning
+from benchctl.analysis.validity.machines import side_by_side_warning
 from benchctl.records.record import RunRecord, RunTimes
 from benchctl.records.schema import SCHEMA_VERSION, NodeInfo
 
