@@ -6,8 +6,10 @@ A profile declares settings by setting them: those in which two of its arms diff
 import glob
 import json
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -16,6 +18,7 @@ import msgspec
 from benchctl.analysis.validity.launch import (
     BUILD,
     WORDS,
+    Sides,
     alike_sizes,
     consequences_of,
     is_flag,
@@ -24,18 +27,16 @@ from benchctl.analysis.validity.launch import (
     names_of_flag,
     split_flags,
 )
-from benchctl.analysis.validity.machines import ABSENT, gpu_names_text, has_one_host, have_same_cores, num_cores
+from benchctl.analysis.validity.machines import ABSENT, gpu_names_text, num_cores
 from benchctl.errors import NotComparableError
 from benchctl.formats import first_of
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.planning import allowed_difference
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.record import ESTIMATE, PreparedRequest, RunRecord
-from benchctl.records.schema import NodeGpu, NodeInfo
+from benchctl.records.schema import NodeGpu
 from benchctl.untrusted.text import visible_line
 
-_ABSENT: Final = object()
-"""Value of a setting that one side lacks: a server without guidance reports none of its settings, not even null."""
 _ENV: Final = "server.env"
 _EXTRA_ARGS: Final = "server.extra_args"
 COLLECTIVE: Final = frozenset({_ENV, _EXTRA_ARGS})
@@ -48,33 +49,20 @@ def declared_settings(a: VariantSettings, b: VariantSettings, kind: str) -> froz
 
     Laws: the same for b and a; empty for equal settings.
     """
-    a_values, b_values = _settings_by_path(a), _settings_by_path(b)
-    names: set[str] = set()
-    for path in a_values.keys() | b_values.keys():
-        left, right = a_values.get(path, _ABSENT), b_values.get(path, _ABSENT)
-        if left != right:
-            names |= set(_names(path, left, right))
+    left, right = _settings_by_path(a), _settings_by_path(b)
+    changed = _changed(left, right)
+    names = {name for path in changed for name in _names_of_change(path, left.get(path), right.get(path))}
     return frozenset(names) | consequences_of(names, kind)
 
 
-def is_declared(key: str, sides: tuple[Sequence[str], Sequence[str]], declared: Collection[str]) -> bool:
+def is_declared(key: str, sides: Sides, declared: Collection[str]) -> bool:
     """True where patterns cover a setting with these values of both sides, by any of its names.
 
     A setting that changes between the runs of one side is none that a variant sets.
     """
-    left, right = sides
-    if len(left) != 1 or len(right) != 1:
+    if len(sides[0]) != 1 or len(sides[1]) != 1:
         return False
-    return any(
-        allowed_difference(name, declared)
-        for name in (key, *names_of(key))
-        if name == key or name not in COLLECTIVE
-    )
-
-
-def chooses_build(declared: Collection[str]) -> bool:
-    """True where the arms differ in the build of the engine."""
-    return not BUILD.isdisjoint(declared)
+    return any(allowed_difference(name, declared) for name in {key, *names_of(key)} - (COLLECTIVE - {key}))
 
 
 def _settings_by_path(settings: VariantSettings) -> dict[str, Any]:
@@ -85,25 +73,27 @@ def _settings_by_path(settings: VariantSettings) -> dict[str, Any]:
     return {"model": settings.model, **by_path, **settings.stated()}
 
 
-def _names(path: str, left: Any, right: Any) -> Iterator[str]:
+def _changed(left: Mapping[str, Any], right: Mapping[str, Any]) -> set[str]:
+    """The keys with different values, also those that one side lacks: a server without guidance reports none of its
+    settings, not even null.
+    """
+    absent = object()
+    return {key for key in {**left, **right} if left.get(key, absent) != right.get(key, absent)}
+
+
+def _names_of_change(path: str, left: Any, right: Any) -> Iterator[str]:
     """The names under which a setting with these two values appears in records."""
     yield path
     if path == _EXTRA_ARGS:
-        yield from _names_of_words(left or (), right or ())
+        (left_flags, left_words), (right_flags, right_words) = split_flags(left or ()), split_flags(right or ())
+        for flag in _changed(left_flags, right_flags):
+            yield from (f"argv.{flag}", *names_of_flag(flag))
+        if left_words != right_words:
+            yield WORDS
     elif isinstance(left, Mapping) or isinstance(right, Mapping):
         left, right = (value if isinstance(value, Mapping) else {} for value in (left, right))
         prefix = "env" if path == _ENV else path
-        yield from (f"{prefix}.{key}" for key in left.keys() | right.keys() if left.get(key) != right.get(key))
-
-
-def _names_of_words(left: Sequence[str], right: Sequence[str]) -> Iterator[str]:
-    """The flags with different values, under their own name and those of the option that they spell."""
-    (left_flags, left_plain), (right_flags, right_plain) = split_flags(left), split_flags(right)
-    for flag in left_flags.keys() | right_flags.keys():
-        if left_flags.get(flag) != right_flags.get(flag):
-            yield from (f"argv.{flag}", *names_of_flag(flag))
-    if left_plain != right_plain:
-        yield WORDS
+        yield from (f"{prefix}.{key}" for key in _changed(left, right))
 
 
 Cells: TypeAlias = Mapping[str, tuple[Sequence[LoadedRun], Sequence[LoadedRun]]]
@@ -116,10 +106,6 @@ _MOST_NAMED: Final = 10
 _NOT_SET: Final = frozenset({ABSENT, "null"})
 """A setting that one server does not report and the other reports as not set is the same on both."""
 _CORES: Final = "server.client_cores"
-_FIELDS: Final[Mapping[str, Callable[[RunRecord], str | None]]] = {
-    "engine_version": lambda record: record.engine_version,
-    "host": lambda record: record.host if record.node is None else None,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +156,11 @@ def configuration_differences(
     several: where all runs had one host, paths are compared whole, and where they had the same cores, these.
     """
     records = [run.record for sides in cells.values() for side in sides for run in side]
-    is_one = has_one_host(records, hostname)
+    hosts = {hostname if record.node is None else record.node.hostname for record in records}
+    is_one = len(hosts) <= 1 and None not in hosts
     ground = {
         "has_one_host": is_one,
-        "have_same_cores": is_one and have_same_cores(records),
+        "have_same_cores": is_one and len({record.node and record.node.cores for record in records}) <= 1,
         "have_nodes": all(record.node is not None for record in records),
     }
     cells_of: dict[tuple[str, str, str, bool], list[str]] = {}
@@ -184,18 +171,15 @@ def configuration_differences(
             # of a flag that sets a reported setting, only the reported value counts
             is_reported = is_flag(key) and any(name in settings for name in names_of(key) for settings in (*a, *b))
             if len({*left, *right}) > 1 and not {*left, *right} <= _NOT_SET and not is_reported:
-                is_set = _is_set(key, (left, right), declared.get(cell, ()))
+                patterns = {*declared.get(cell, ())}
+                if key.startswith("server.") and (ABSENT,) in (left, right) and patterns & BUILD:
+                    patterns.add(glob.escape(key))  # another build of the engine may have settings of its own
+                is_set = is_declared(key, (left, right), patterns)
                 cells_of.setdefault((key, " or ".join(left), " or ".join(right), is_set), []).append(cell)
     return tuple(
         Difference(key, left, right, () if len(differing) == len(cells) else tuple(differing), is_set)
         for (key, left, right, is_set), differing in sorted(cells_of.items())
     )
-
-
-def _is_set(key: str, sides: tuple[tuple[str, ...], tuple[str, ...]], declared: Collection[str]) -> bool:
-    """True where the variants set a difference. Another build of the engine may also have settings of its own."""
-    is_new = key.startswith("server.") and (ABSENT,) in sides and chooses_build(declared)
-    return is_declared(key, sides, (*declared, glob.escape(key)) if is_new else declared)
 
 
 def _settings_of(
@@ -223,37 +207,36 @@ def run_differences(
     cells: Cells, declared: Mapping[str, Collection[str]] = NOTHING, *, has_one_experiment: bool
 ) -> tuple[Difference, ...]:
     """Engine versions and hosts that differ between the runs of two sides, or within one side if the sides are two
-    experiments (which may differ, with a warning). Runs without the record differ from none. The host of a run that
-    records its node does not count: its hardware does.
+    experiments (which may differ, with a warning). Runs without the record differ from none, nor do versions that
+    servers report in their configuration. The host of a run that records its node does not count: its hardware
+    does.
     """
     differences = []
-    for key, value_of in _FIELDS.items():
-        recorded = {cell: [_recorded(side, value_of) for side in sides] for cell, sides in cells.items()}
-        differing = {
-            cell: (a, b)
-            for cell, (a, b) in recorded.items()
-            if (len({*a, *b}) if has_one_experiment else max(len(a), len(b))) > 1
-        }
-        if not differing or (key == "engine_version" and _is_in_configuration(cells)):
-            continue
-        left, right = (
-            " or ".join(dict.fromkeys(v for sides in differing.values() for v in sides[i])) or "unknown"
-            for i in (0, 1)
-        )
-        is_set = all(is_declared(key, sides, declared.get(cell, ())) for cell, sides in differing.items())
-        where = () if len(differing) == len(cells) else tuple(differing)
-        differences.append(Difference(key, left, right, where, is_declared=is_set))
+    for key, value_of in (("engine_version", _unreported_version), ("host", _host_without_node)):
+        differing = {}
+        for cell, sides in cells.items():
+            values = ([value_of(run.record) for run in side] for side in sides)
+            a, b = (tuple(dict.fromkeys(f'"{value}"' for value in of_side if value)) for of_side in values)
+            if (len({*a, *b}) if has_one_experiment else max(len(a), len(b))) > 1:
+                differing[cell] = a, b
+        if differing:
+            left, right = (
+                " or ".join(dict.fromkeys(chain(*of_cells))) or "unknown"
+                for of_cells in zip(*differing.values(), strict=True)
+            )
+            is_set = all(is_declared(key, sides, declared.get(cell, ())) for cell, sides in differing.items())
+            where = () if len(differing) == len(cells) else tuple(differing)
+            differences.append(Difference(key, left, right, where, is_declared=is_set))
     return tuple(differences)
 
 
-def _recorded(runs: Sequence[LoadedRun], value_of: Callable[[RunRecord], str | None]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(f'"{value}"' for run in runs if (value := value_of(run.record)) is not None))
+def _unreported_version(record: RunRecord) -> str | None:
+    is_reported = record.engine_version == record.effective_config.get("server.version")
+    return None if is_reported else record.engine_version
 
 
-def _is_in_configuration(cells: Cells) -> bool:
-    """True if the servers report it, so that it is a difference of ``server.version`` already."""
-    runs = (run.record for sides in cells.values() for side in sides for run in side)
-    return all(run.engine_version == run.effective_config.get("server.version") for run in runs)
+def _host_without_node(record: RunRecord) -> str | None:
+    return record.host if record.node is None else None
 
 
 HARDWARE: Final = "hardware"
@@ -268,11 +251,22 @@ def hardware_parts(record: RunRecord) -> Mapping[str, str]:
         return {}
     parts = {"GPUs": gpu_names_text(node.gpus) or "no visible GPU", "processor": node.cpu_model or "unknown"}
     if node.gpus:
-        parts |= {"driver": _each(gpu.driver for gpu in node.gpus), "clocks": _each(map(_clocks, node.gpus))}
-        parts["power limit"] = _each(_watts(gpu.power_limit_w) for gpu in node.gpus)
-    else:
-        parts["cores"] = _num_cores_text(node)
+        limits_w = (gpu.power_limit_w for gpu in node.gpus)
+        of_devices = {
+            "driver": {gpu.driver or "unknown" for gpu in node.gpus},
+            "clocks": set(map(_clocks, node.gpus)),
+            "power limit": {"unknown" if limit_w is None else f"{limit_w:.0f} W" for limit_w in limits_w},
+        }
+        parts |= {name: " and ".join(sorted(values)) for name, values in of_devices.items()}
+    else:  # without devices the speed is that of the cores
+        parts["cores"] = "unknown" if node.cores is None else str(num_cores(node.cores))
     return parts | node.build
+
+
+def _clocks(gpu: NodeGpu) -> str:
+    if gpu.max_sm_clock_mhz is None and gpu.max_memory_clock_mhz is None:
+        return "unknown"
+    return f"up to {gpu.max_sm_clock_mhz or '?'} and {gpu.max_memory_clock_mhz or '?'} MHz"
 
 
 def hardware_differences(cells: Cells, *, has_one_experiment: bool) -> tuple[Difference, ...]:
@@ -281,110 +275,70 @@ def hardware_differences(cells: Cells, *, has_one_experiment: bool) -> tuple[Dif
     The sides of one experiment ran on the same machines. Those of two may differ, with a warning, if each had one
     hardware.
     """
-    differing = {name for sides in cells.values() for side in sides for name in _changing_parts(side)}
+    differing: set[str] = set()
+    for side in chain(*cells.values()):
+        of_side = [parts for run in side if (parts := hardware_parts(run.record))]
+        names = {name for parts in of_side for name in parts}
+        differing |= {name for name in names if len({parts.get(name, ABSENT) for parts in of_side}) > 1}
     if not differing:
         return ()
-    sides = [list({id(r): r for pair in cells.values() for r in pair[i]}.values()) for i in (0, 1)]
+    a, b = ({run.record.run_id: run.record for sides in cells.values() for run in sides[i]} for i in (0, 1))
     if has_one_experiment:
-        first, *others = _blocks_on_each([*sides[0], *sides[1]], differing)
+        first, *others = _blocks_on_each([*a.values(), *b.values()], differing)
         return (Difference(HARDWARE, first, " and ".join(others)),)
-    a, b = (" or ".join(_blocks_on_each(side, differing)) or "unknown" for side in sides)
-    return (Difference(HARDWARE, a, b),)
+    left, right = (" or ".join(_blocks_on_each(side.values(), differing)) or "unknown" for side in (a, b))
+    return (Difference(HARDWARE, left, right),)
 
 
-def _changing_parts(runs: Sequence[LoadedRun]) -> set[str]:
-    """Names of the parts that differ between the runs of one arm that record any."""
-    parts = [of_run for run in runs if (of_run := hardware_parts(run.record))]
-    names = {name for of_run in parts for name in of_run}
-    return {name for name in names if len({of_run.get(name, ABSENT) for of_run in parts}) > 1}
-
-
-def _blocks_on_each(runs: Sequence[LoadedRun], names: set[str]) -> list[str]:
+def _blocks_on_each(of_side: Iterable[RunRecord], names: set[str]) -> list[str]:
     """For each hardware: its differing parts, with the blocks and nodes of its runs; most blocks first."""
     records: dict[str, list[RunRecord]] = {}
-    for record in sorted((run.record for run in runs), key=lambda record: record.index):
+    for record in sorted(of_side, key=lambda record: record.index):
         if parts := hardware_parts(record):
-            text = ", ".join(_part_text(name, parts.get(name, ABSENT)) for name in _in_order(parts, names))
+            ordered = [*(name for name in parts if name in names), *sorted(names - parts.keys())]
+            values = ((name, parts.get(name, ABSENT)) for name in ordered)
+            text = ", ".join(value if name == "GPUs" else f"{name} {value}" for name, value in values)
             records.setdefault(text, []).append(record)
-    ranked = sorted(records.items(), key=lambda entry: -len({record.block for record in entry[1]}))
-    return [visible_line(f"{text} ({_blocks_text(of_it)})") for text, of_it in ranked]
+    ranked = []
+    for text, of_hardware in records.items():
+        blocks = [str(block) for block in sorted({record.block for record in of_hardware})]
+        nodes = list(dict.fromkeys(record.node.name for record in of_hardware if record.node is not None))
+        where = f"{first_of(blocks, 2 * _MOST_NODES)} on {first_of(nodes, _MOST_NODES)}"
+        sentence = visible_line(f"{text} (block{'' if len(blocks) == 1 else 's'} {where})")
+        ranked.append((-len(blocks), sentence))
+    return [sentence for _, sentence in sorted(ranked, key=itemgetter(0))]
 
 
-def _in_order(parts: Mapping[str, str], names: set[str]) -> list[str]:
-    return [*(name for name in parts if name in names), *sorted(names - parts.keys())]
+def refused_differences(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[Difference, ...]:
+    """The differences that are not declared, or can never be allowed."""
 
+    def is_allowed(difference: Difference) -> bool:
+        names = (difference.key, *names_of(difference.key))
+        return difference.is_declared or any(allowed_difference(name, patterns) for name in names)
 
-def _part_text(name: str, value: str) -> str:
-    return value if name == "GPUs" else f"{name} {value}"
-
-
-def _blocks_text(records: Sequence[RunRecord]) -> str:
-    blocks = sorted({record.block for record in records})
-    nodes = list(dict.fromkeys(record.node.name for record in records if record.node is not None))
-    numbers = first_of([str(block) for block in blocks], 2 * _MOST_NODES)
-    return f"block{'' if len(blocks) == 1 else 's'} {numbers} on {first_of(nodes, _MOST_NODES)}"
-
-
-def _each(values: Iterable[str | None]) -> str:
-    """The distinct values of the devices of a server."""
-    return " and ".join(sorted({value or "unknown" for value in values}))
-
-
-def _clocks(gpu: NodeGpu) -> str | None:
-    if gpu.max_sm_clock_mhz is None and gpu.max_memory_clock_mhz is None:
-        return None
-    return f"up to {gpu.max_sm_clock_mhz or '?'} and {gpu.max_memory_clock_mhz or '?'} MHz"
-
-
-def _watts(power_limit_w: float | None) -> str | None:
-    return None if power_limit_w is None else f"{power_limit_w:.0f} W"
-
-
-def _num_cores_text(node: NodeInfo) -> str:
-    """The number of cores for a server without devices, whose speed is theirs."""
-    return "unknown" if node.cores is None else str(num_cores(node.cores))
+    return tuple(each for each in differences if each.key in NEVER_ALLOWED or not is_allowed(each))
 
 
 def require_comparable(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[Difference, ...]:
-    """Return the differences. Raises NotComparableError with each one that is not allowed."""
-    refused = refused_differences(differences, patterns)
-    if refused:
-        raise NotComparableError(refusal(refused, words_to_allow(differences, patterns)), refused)
-    return tuple(differences)
+    """Return the differences. Raises NotComparableError with each one that is not allowed.
 
-
-def refused_differences(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[str, ...]:
-    """The differences that are not declared, or can never be allowed."""
-    return tuple(str(difference) for difference in differences if _is_refused(difference, patterns))
-
-
-def _is_refused(difference: Difference, patterns: Sequence[str]) -> bool:
-    if difference.key in NEVER_ALLOWED:
-        return True
-    names = (difference.key, *names_of(difference.key))
-    return not difference.is_declared and not any(allowed_difference(name, patterns) for name in names)
-
-
-def words_to_allow(differences: Sequence[Difference], patterns: Sequence[str]) -> str:
-    """The options of ``compare`` that allow all refused differences; empty where one can never be allowed."""
-    refused = [difference.key for difference in differences if _is_refused(difference, patterns)]
-    if not NEVER_ALLOWED.isdisjoint(refused):
-        return ""
-    return " ".join(f"--allow-difference {shlex.quote(glob.escape(key))}" for key in dict.fromkeys(refused))
-
-
-def refusal(differences: Sequence[str], words: str) -> str:
-    """The message for undeclared differences: the first of them, the number of others, and ``words`` that allow all
-    of them.
+    Its message names the first of them, the number of others, and the options that allow all, unless one can never
+    be allowed.
     """
-    lines = [f"  {difference}" for difference in differences[:_MOST_NAMED]]
-    if len(differences) > _MOST_NAMED:
-        lines.append(f"  and {len(differences) - _MOST_NAMED} more, which --json names")
-    return (
+    refused = refused_differences(differences, patterns)
+    if not refused:
+        return tuple(differences)
+    lines = [f"  {difference}" for difference in refused[:_MOST_NAMED]]
+    if len(refused) > _MOST_NAMED:
+        lines.append(f"  and {len(refused) - _MOST_NAMED} more, which --json names")
+    keys = list(dict.fromkeys(difference.key for difference in refused))
+    words = " ".join(f"--allow-difference {shlex.quote(glob.escape(key))}" for key in keys)
+    raise NotComparableError(
         "the two sides differ in more than the declared factor:\n" + "\n".join(lines) + "\n"
         "What a variant or a cell of one profile sets is declared by that. Measure both sides alike in all else; "
         "or, if this is the change that you study, list it in the profile's allowed_differences"
-        + (f", or add:\n  {words}" if words else "")
+        + (f", or add:\n  {words}" if NEVER_ALLOWED.isdisjoint(keys) else "")
         + "\nNever allowed: "
-        + ", ".join(sorted(NEVER_ALLOWED))
+        + ", ".join(sorted(NEVER_ALLOWED)),
+        tuple(map(str, refused)),
     )

@@ -1,11 +1,11 @@
-"""Settings of a server launch, for comparing two launches.
+"""Names and values of the settings of a server, for comparing two: as launched, as reported, as declared.
 
 Sizes of KV caches: equal where both servers were told a size, alike where each chose its own.
 Consequences of options: settings that a server reports otherwise because an option of its profile was set.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -22,9 +22,7 @@ _NUMBER: Final = re.compile(r"-?\.?\d")
 _ADDRESS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
 _OURS: Final = re.compile(r"[^\s:=,]*/benchctl/engines/(?:inside/(\w+)|(\w+)/inside)")
 """Paths of benchctl itself, which are not settings of a server."""
-_GIVEN: Final = "given"
-"""Value of a flag without one."""
-_CHOICES_OF_DEVICES: Final = frozenset({"env.CUDA_VISIBLE_DEVICES", "env.NVIDIA_VISIBLE_DEVICES"})
+_CHOICES_OF_DEVICES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 WORDS: Final = "argv.words"
 """The words of a command line that belong to no flag."""
 
@@ -60,30 +58,36 @@ def launch_settings(record: RunRecord, *, has_one_host: bool = True, has_node: b
     Without ``has_one_host`` only the last part of paths is compared, because directories differ between machines.
     With ``has_node`` the variables that choose devices are left out: the node of the run has the devices.
     """
-    settings = {
-        key: _shared_form(value, record, has_one_host=has_one_host)
-        for key, value in (*_of_argv(record), *_of_env(record))
-    }
-    return {key: value for key, value in settings.items() if not (has_node and key in _CHOICES_OF_DEVICES)}
+    settings: dict[str, str] = {}
+    if record.argv:
+        program, *words = map(with_old_marks, record.argv)
+        flags, plain = split_flags(words)
+        settings |= {f"argv.{flag}": " ".join(values) or "given" for flag, values in flags.items()}
+        settings[WORDS] = " ".join(plain)
+        if flags.get("-m") != ["benchctl.sim"]:  # part of benchctl, in its interpreter
+            settings["argv.program"] = program
+    for name, whole in record.env.items():
+        value = ":".join(part for part in with_old_marks(whole).split(":") if not _OURS.match(part))
+        if value != OLD_MARK and not (has_node and name in _CHOICES_OF_DEVICES):
+            settings[f"env.{name}"] = value
+    own_folder = re.compile(rf"[^\s:=,]*/{re.escape(record.run_id)}(?=/|$)")
+    shared = {}
+    for key, value in settings.items():
+        if value and not _OF_ONE_LAUNCH.search(key.partition(".")[2].lstrip("-")):
+            text = _ADDRESS.sub(r"\1:<port>", own_folder.sub("<run>", value))
+            text = _OURS.sub(r"<benchctl>/\1\2", text)
+            shared[key] = text if has_one_host else " ".join(map(_last_part, text.split(" ")))
+    return shared
+
+
+def _last_part(word: str) -> str:
+    """The last part of an absolute path, or of each of several; any other word unchanged."""
+    return ":".join(PurePosixPath(part).name if part.startswith("/") else part for part in word.split(":"))
 
 
 def is_flag(key: str) -> bool:
     """True if a setting is a flag of a command line, not its program, a word or a variable."""
     return key.startswith("argv.-")
-
-
-def _of_argv(record: RunRecord) -> Iterator[tuple[str, str]]:
-    if not record.argv:
-        return
-    program, *words = map(with_old_marks, record.argv)
-    flags, plain = split_flags(words)
-    if flags.get("-m") != ["benchctl.sim"]:  # part of benchctl, in its interpreter
-        yield "argv.program", program
-    if plain:
-        yield WORDS, " ".join(plain)
-    for flag, values in flags.items():
-        if not _OF_ONE_LAUNCH.search(flag.lstrip("-")):
-            yield f"argv.{flag}", " ".join(values) or _GIVEN
 
 
 def names_of_flag(flag: str) -> tuple[str, ...]:
@@ -122,25 +126,6 @@ def _options_by_name() -> dict[str, tuple[str, ...]]:
     return options
 
 
-def _of_env(record: RunRecord) -> Iterator[tuple[str, str]]:
-    for name, whole in record.env.items():
-        value = ":".join(part for part in with_old_marks(whole).split(":") if not _OURS.match(part))
-        if value not in {OLD_MARK, ""} and not _OF_ONE_LAUNCH.search(name):
-            yield f"env.{name}", value
-
-
-def _shared_form(value: str, record: RunRecord, *, has_one_host: bool) -> str:
-    """A value without the parts that are specific to this launch or machine."""
-    value = re.sub(rf"[^\s:=,]*/{re.escape(record.run_id)}(?=/|$)", "<run>", value)
-    value = _OURS.sub(r"<benchctl>/\1\2", _ADDRESS.sub(r"\1:<port>", value))
-    return value if has_one_host else " ".join(map(_last_part, value.split(" ")))
-
-
-def _last_part(word: str) -> str:
-    """The last part of an absolute path, or of each of several; any other word unchanged."""
-    return ":".join(PurePosixPath(part).name if part.startswith("/") else part for part in word.split(":"))
-
-
 KV_SIZES: Final = frozenset(
     {"server.num_gpu_blocks", "server.kv_cache_size_tokens", "server.kv_cache_max_concurrency"}
 )
@@ -151,10 +136,11 @@ _LIKE: Final = 1.02
 measurement of free memory, which is 0.6 % of a cache of 25 GiB."""
 
 
-_Sides: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+Sides: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+"""The values of a setting on both sides."""
 
 
-def alike_sizes(key: str, sides: _Sides, runs: Iterable[Mapping[str, str]]) -> _Sides:
+def alike_sizes(key: str, sides: Sides, runs: Iterable[Mapping[str, str]]) -> Sides:
     """The values of both sides, each without variation that means nothing; equal ones where the sides are alike.
 
     Only sizes that no option states vary so; ``runs`` are the settings of all runs. A size that one server does not
@@ -162,32 +148,19 @@ def alike_sizes(key: str, sides: _Sides, runs: Iterable[Mapping[str, str]]) -> _
     """
     if key not in KV_SIZES:
         return sides
-    left, right = (tuple(filter(_is_number, side)) for side in sides)
+    left, right = (tuple(value for value in side if value[0].isdigit()) for side in sides)
     if not left or not right:
         return (), ()
-    if any(is_stated(settings) for settings in runs):
+    if any(settings.get(option, "null") != "null" for settings in runs for option in _STATED):
         return left, right
     if _are_alike((*left, *right)):
         return left[:1], left[:1]
     return (left[:1] if _are_alike(left) else left, right[:1] if _are_alike(right) else right)
 
 
-def is_stated(settings: Mapping[str, str]) -> bool:
-    """True for a server that was told the size of its KV cache."""
-    return any(settings.get(option, "null") != "null" for option in _STATED)
-
-
 def _are_alike(values: Sequence[str]) -> bool:
-    numbers = [float(value) for value in values]
-    return min(numbers) > 0 and max(numbers) <= _LIKE * min(numbers)
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
+    numbers = list(map(float, values))
+    return 0 < max(numbers) <= _LIKE * min(numbers)
 
 
 BUILD: Final = frozenset({"server.python", "server.binary"})
