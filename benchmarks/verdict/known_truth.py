@@ -19,7 +19,7 @@ from benchctl.analysis.statistics.estimate import (
     BlockDesign,
     Estimator,
     PooledSlope,
-    metric_ratio,
+    side_ratio,
     unpaired_ratio,
 )
 from benchctl.analysis.statistics.position_effect import PositionEffects
@@ -136,7 +136,9 @@ def judge(experiment: Experiment, made: Made) -> tuple[MetricComparison, ...]:
         design = BlockDesign(blocks, tuple(np.subtract(own, first).tolist()))
         for name in names:
             sides = _values(a, b, name)
-            ratio_of = partial(metric_ratio, name, *sides, design, slopes, CONFIDENCE, made.estimator)
+            slope = None if slopes is None else slopes.get(name)
+            own_design = design if slopes is None or slope is not None else design.without_positions
+            ratio_of = partial(side_ratio, *sides, own_design, slope, CONFIDENCE, made.estimator)
             compared.append(compare_metric(name, "deciding", sides, rules, ratio_of))
     return judge_together([compared], CONFIDENCE)[0]
 

@@ -19,9 +19,10 @@ from benchctl.analysis.attribution.breakdown import RunTimeBreakdown
 from benchctl.analysis.attribution.estimate import PairDesign
 from benchctl.analysis.attribution.splits import WallSplit, split_wall
 from benchctl.analysis.compare.metric import MetricComparison
+from benchctl.analysis.metrics.table import POSITION_ADJUSTED
 from benchctl.analysis.planning.stopping_rule import ALPHA, look_blocks
 from benchctl.analysis.statistics.decide import decision_alpha, holm_levels, margins_of, verdict_of
-from benchctl.analysis.statistics.estimate import BlockDesign, estimate_paired, log_ratios, metric_ratio
+from benchctl.analysis.statistics.estimate import BlockDesign, estimate_paired, log_ratios, side_ratio
 from benchctl.records.record import StopMode
 from benchmarks.verdict.false_alarms import false_alarms
 from benchmarks.verdict.known_truth import (
@@ -325,7 +326,8 @@ def divide(experiment: Experiment, stop: StopMode) -> WallSplit:
     ratios = {}
     for name, value_of in _VALUES.items():
         a, b = ([value_of(run) for run in side] for side in sides)
-        ratio = metric_ratio(name, a, b, design, None)
+        own_design = design if name in POSITION_ADJUSTED else design.without_positions
+        ratio = side_ratio(a, b, own_design, None)
         ratios |= {} if ratio is None else {name: ratio}
     paired = PairDesign(is_paired=True, positions=positions, has_own_wall=True)
     return split_wall(sides[0], sides[1], paired, stop, ratios)

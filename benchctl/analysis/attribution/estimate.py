@@ -125,9 +125,7 @@ def _of_all_pairs(pairs: NDArray[np.float64], confidence: float) -> RatioEstimat
     """Mean over all pairs; variance = var(means of rows) / n_a + var(means of columns) / n_b."""
     n_a, n_b = pairs.shape
     centre = float(pairs.mean())
-    estimate = RatioEstimate(
-        num_blocks=min(n_a, n_b), is_paired=False, confidence=confidence, log_ratio=centre, method="t"
-    )
+    estimate = RatioEstimate(num_blocks=min(n_a, n_b), is_paired=False, confidence=confidence, log_ratio=centre)
     if min(n_a, n_b) < 2:
         return estimate
     parts = [(float(pairs.mean(axis=1).var(ddof=1)) / n_a, n_a), (float(pairs.mean(axis=0).var(ddof=1)) / n_b, n_b)]

@@ -1,57 +1,32 @@
-"""The fewest blocks that give a verdict; fewer are a screening. Imports neither numpy nor scipy, which are slow.
+"""Ratios over blocks, with the interval and the test of one model: the answer to "is the change real?".
 
-Ratios over blocks, with the interval and the test of one model: the answer to "is the change real?".
 The ratio of one quantity between two paired arms, with the means that it is the quotient of.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, geometric_mean, median, variance
 from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.metrics.table import POSITION_ADJUSTED
-from benchctl.analysis.statistics.intervals import (
-    Interval,
-    PairwiseShifts,
-    StudentT,
-    Uncertainty,
-    pairwise_shifts,
-    t_quantile,
-)
-from benchctl.analysis.statistics.robust import PositionCovariate, estimate_mixture
+from benchctl.analysis.statistics.intervals import Interval, PairwiseShifts, StudentT, t_quantile
+from benchctl.analysis.statistics.robust import OutlierMixture, PositionCovariate, estimate_mixture
 
 MIN_PAIRED_BLOCKS: Final = 6
-"""With five, the sign-flip test cannot reach p < 0.05."""
+"""Fewer give no verdict: with five, the sign-flip test cannot reach p < 0.05."""
 MIN_UNPAIRED_BLOCKS: Final = 4
 """On each side; with three, the Mann-Whitney test cannot reach p < 0.05."""
-
-
-__all__ = [
-    "DEFAULT_ESTIMATOR",
-    "ESTIMATORS",
-    "MIN_PAIRED_BLOCKS",
-    "MIN_UNPAIRED_BLOCKS",
-    "Estimator",
-    "PooledSlope",
-    "RatioEstimate",
-    "estimate_paired",
-    "estimate_unpaired",
-    "log_ratios",
-    "t_quantile",
-]
+POWER: Final = 0.8
 
 Estimator = Literal["robust", "mean"]
 """Average of the differences of the blocks."""
 ESTIMATORS: Final[tuple[Estimator, ...]] = get_args(Estimator)
-Method = Literal["t", "robust", "hodges-lehmann"]
-"""Method of an interval."""
-
 DEFAULT_ESTIMATOR: Final[Estimator] = "robust"
-POWER: Final = 0.8
+Uncertainty: TypeAlias = StudentT | PairwiseShifts | OutlierMixture
+Values: TypeAlias = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +54,6 @@ class RatioEstimate:
     is_paired: bool
     confidence: float
     log_ratio: float
-    method: Method = "t"
     estimator: Estimator | None = None
     """None where the sides share no blocks."""
     uncertainty: Uncertainty | None = None
@@ -92,6 +66,11 @@ class RatioEstimate:
     """
     residuals: tuple[float, ...] = ()
     """Difference of each block minus ratio and position effect."""
+
+    @property
+    def method(self) -> str:
+        """Method of the interval: ``t``, ``robust`` or ``hodges-lehmann``."""
+        return StudentT.method if self.uncertainty is None else self.uncertainty.method
 
     @property
     def p_value(self) -> float | None:
@@ -110,12 +89,12 @@ class RatioEstimate:
     def degrees_of_freedom(self) -> float | None:
         return None if self.uncertainty is None else self.uncertainty.degrees_of_freedom
 
-    def interval_at(self, confidence: float) -> tuple[float, float] | None:
+    def interval_at(self, confidence: float) -> Interval | None:
         """Bounds of the log-ratio at another confidence; None where there are too few blocks for it."""
         return None if self.uncertainty is None else self.uncertainty.interval(confidence)
 
     @property
-    def log_interval(self) -> tuple[float, float] | None:
+    def log_interval(self) -> Interval | None:
         return self.interval_at(self.confidence)
 
     @property
@@ -138,11 +117,11 @@ class RatioEstimate:
 
         exp((t(1 - alpha / 2) + t(power)) * standard error) - 1.
         """
-        if self.standard_error is None or self.degrees_of_freedom is None:
+        if self.uncertainty is None:
             return None
-        upper = 1 - (1 - self.confidence) / 2
-        both = t_quantile(upper, self.degrees_of_freedom) + t_quantile(POWER, self.degrees_of_freedom)
-        return math.expm1(both * self.standard_error)
+        df = self.uncertainty.degrees_of_freedom
+        both = t_quantile(1 - (1 - self.confidence) / 2, df) + t_quantile(POWER, df)
+        return math.expm1(both * self.uncertainty.standard_error)
 
 
 def log_ratios(a: Sequence[float], b: Sequence[float]) -> tuple[float, ...]:
@@ -169,38 +148,40 @@ def estimate_paired(
     outliers; None: ``differences``. Parts that add up in every block add up in estimates with one evidence.
     """
     n = len(differences)
-    d = np.asarray(differences, dtype=float)
     if n < 2:
         return RatioEstimate(
             num_blocks=n, is_paired=True, confidence=confidence, log_ratio=fmean(differences), estimator="mean"
         )
-    covariate = _covariate(positions, n, slope)
-    if covariate is not None and slope is not None:
-        d = d - slope.log_per_position * covariate.x
+    d, covariate = np.asarray(differences, dtype=float), None
+    if positions is not None and n >= MIN_PAIRED_BLOCKS and any(positions) and (slope or len(set(positions)) > 1):
+        x = np.asarray(positions, dtype=float)
+        covariate = PositionCovariate(x, None if slope is None else slope.information)
+        d = d if slope is None else d - slope.log_per_position * x
+    uncertainty: Uncertainty
     if estimator == "mean" or n < MIN_PAIRED_BLOCKS:
-        estimate = _mean_estimate(d, covariate, confidence)
+        estimator = "mean"
+        uncertainty, weights, effect = _estimate_mean(d, covariate)
     else:
-        estimate = _robust_estimate(d, covariate, confidence, evidence)
-    if covariate is not None and slope is not None:
-        estimate = replace(estimate, position_effect=slope.log_per_position)
-    own_effect = estimate.position_effect if slope is None else None
-    fitted = estimate.log_ratio + (0.0 if covariate is None or own_effect is None else own_effect * covariate.x)
-    return replace(estimate, residuals=tuple((d - fitted).tolist()))
+        uncertainty, weights, effect = estimate_mixture(d, covariate, evidence)
+    centre = float(weights @ d)
+    fitted = centre if covariate is None or effect is None else centre + effect * covariate.x
+    return RatioEstimate(
+        num_blocks=n,
+        is_paired=True,
+        confidence=confidence,
+        log_ratio=centre,
+        estimator=estimator,
+        uncertainty=uncertainty,
+        position_effect=effect if slope is None or covariate is None else slope.log_per_position,
+        block_weights=tuple(weights.tolist()),
+        residuals=tuple((d - fitted).tolist()),
+    )
 
 
-def _covariate(
-    positions: Sequence[float] | None, num_blocks: int, slope: PooledSlope | None
-) -> PositionCovariate | None:
-    """The positions, where their effect can be removed."""
-    if positions is None or num_blocks < MIN_PAIRED_BLOCKS or not any(positions):
-        return None
-    if slope is None and len(set(positions)) < 2:
-        return None
-    return PositionCovariate(np.asarray(positions, dtype=float), None if slope is None else slope.information)
-
-
-def _mean_estimate(d: NDArray[np.float64], covariate: PositionCovariate | None, confidence: float) -> RatioEstimate:
-    """The mean with its t interval.
+def _estimate_mean(
+    d: NDArray[np.float64], covariate: PositionCovariate | None
+) -> tuple[StudentT, NDArray[np.float64], float | None]:
+    """The t interval of the mean, the weights of the blocks, and the effect of the position where they give it.
 
     With the slope of these blocks: the intercept of d = mu + beta * x, n - 2 degrees of freedom, and variance
     s^2 (1/n + mean(x)^2 / Sxx). With a pooled slope, subtracted already: n - 1 - q degrees of freedom, q the share
@@ -218,42 +199,9 @@ def _mean_estimate(d: NDArray[np.float64], covariate: PositionCovariate | None, 
             effect = float(off_x @ off_d) / squares
             off_d = off_d - effect * off_x
             weights = weights - x.mean() * off_x / squares
-    centre, df = float(weights @ d), n - 1 - own_share
-    variance_of_one = float(off_d @ off_d) / df
-    standard_error = math.sqrt(variance_of_one * (1 / n + extra))
-    return RatioEstimate(
-        num_blocks=n,
-        is_paired=True,
-        confidence=confidence,
-        log_ratio=centre,
-        estimator="mean",
-        uncertainty=StudentT(centre, standard_error, df),
-        position_effect=effect,
-        block_weights=tuple(weights.tolist()),
-    )
-
-
-def _robust_estimate(
-    d: NDArray[np.float64],
-    covariate: PositionCovariate | None,
-    confidence: float,
-    evidence: Sequence[float] | None,
-) -> RatioEstimate:
-    """The mixture over the blocks that may be outliers (``robust``)."""
-    mixture, weights, effect = estimate_mixture(
-        d, covariate, None if evidence is None else np.asarray(evidence, dtype=float)
-    )
-    return RatioEstimate(
-        num_blocks=len(d),
-        is_paired=True,
-        confidence=confidence,
-        log_ratio=float(weights @ d),
-        method="robust",
-        estimator="robust",
-        uncertainty=mixture,
-        position_effect=effect,
-        block_weights=tuple(weights.tolist()),
-    )
+    df = n - 1 - own_share
+    standard_error = math.sqrt(float(off_d @ off_d) / df * (1 / n + extra))
+    return StudentT(float(weights @ d), standard_error, df), weights, effect
 
 
 def estimate_unpaired(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> RatioEstimate:
@@ -262,26 +210,21 @@ def estimate_unpaired(a: Sequence[float], b: Sequence[float], confidence: float 
     The standard error, which only plans use, is Welch's: se^2 = s_a^2 / n_a + s_b^2 / n_b.
     """
     log_a, log_b = [math.log(value) for value in a], [math.log(value) for value in b]
-    n = min(len(a), len(b))
-    if n < 2:
-        log_ratio = fmean(log_b) - fmean(log_a)
-        return RatioEstimate(num_blocks=n, is_paired=False, confidence=confidence, log_ratio=log_ratio)
-    shifts = pairwise_shifts(log_a, log_b)
-    parts = [(variance(values) / len(values), len(values)) for values in (log_a, log_b)]
-    squared = sum(part for part, _ in parts)
-    spread = sum(part**2 / (count - 1) for part, count in parts)
-    df = squared**2 / spread if spread > 0 else float(len(a) + len(b) - 2)
+    log_ratio, uncertainty = fmean(log_b) - fmean(log_a), None
+    if min(len(a), len(b)) >= 2:
+        shifts = tuple(sorted(after - before for after in log_b for before in log_a))
+        of_a, of_b = variance(log_a) / len(a), variance(log_b) / len(b)
+        spread = of_a**2 / (len(a) - 1) + of_b**2 / (len(b) - 1)
+        df = (of_a + of_b) ** 2 / spread if spread > 0 else float(len(a) + len(b) - 2)
+        log_ratio = median(shifts)
+        uncertainty = PairwiseShifts(shifts, (len(a), len(b)), math.sqrt(of_a + of_b), df)
     return RatioEstimate(
-        num_blocks=n,
+        num_blocks=min(len(a), len(b)),
         is_paired=False,
         confidence=confidence,
-        log_ratio=median(shifts),
-        method="hodges-lehmann",
-        uncertainty=PairwiseShifts(shifts, (len(a), len(b)), math.sqrt(squared), df),
+        log_ratio=log_ratio,
+        uncertainty=uncertainty,
     )
-
-
-Values: TypeAlias = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,19 +313,28 @@ def side_ratio(
     ``slope`` is the effect of one position later in the block on the logarithm of the quantity. Without one, but
     with positions in the design, the pair estimates its own.
     """
-    pairs = [
-        (i, x, y)
-        for i, (x, y) in enumerate(zip(a, b, strict=True))
-        if x is not None and y is not None and min(x, y) > 0
-    ]
-    if not pairs:
+    shared = [i for i, values in enumerate(zip(a, b, strict=True)) if all(value and value > 0 for value in values)]
+    if not shared:
         return None
-    a_values, b_values = tuple(x for _, x, _ in pairs), tuple(y for _, _, y in pairs)
-    design = design.select([i for i, _, _ in pairs])
+    a_values, b_values = (tuple(side[i] or 0.0 for i in shared) for side in (a, b))
+    design = design.select(shared)
     differences = log_ratios(a_values, b_values)
     estimate = estimate_paired(differences, confidence, design.positions, slope=slope, estimator=estimator)
-    level = _weighted_level(a_values, design.a_offsets, estimate)
+    level, effect = a_values[0], estimate.position_effect or 0.0
+    if effect or len(set(a_values)) > 1:
+        weights = estimate.block_weights or [1.0]
+        logs = logs_at_middle(a_values, design.a_offsets, effect)
+        level = math.exp(math.fsum(weight * log for weight, log in zip(weights, logs, strict=True)))
     return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=design, slope=slope)
+
+
+def logs_at_middle(values: Sequence[float], offsets: Sequence[float] | None, effect: float) -> list[float]:
+    """The logarithms of runs as they would be in the middle of their block.
+
+    ``offsets`` are their positions less the middle; None where they are not known, which adjusts nothing.
+    """
+    shifts = [0.0] * len(values) if offsets is None else [effect * offset for offset in offsets]
+    return [math.log(value) - shift for value, shift in zip(values, shifts, strict=True)]
 
 
 def unpaired_ratio(a: Values, b: Values, confidence: float = 0.95) -> SideRatio | None:
@@ -407,48 +359,19 @@ def scatter_of(values: Sequence[float], weights: Sequence[float] = ()) -> float 
     return math.sqrt(variance) if len(set(values)) > 1 else 0.0
 
 
-def level_interval(
-    values: Values, level: float, confidence: float = 0.95, estimator: Estimator = DEFAULT_ESTIMATOR
-) -> Interval | None:
+def level_interval(values: Values, level: float, confidence: float = 0.95) -> Interval | None:
     """Interval of a level over blocks: that of the blocks' values over a constant, around ``level``.
 
     Where a value is not positive, the level is the arithmetic mean, and this is the interval of that mean. None
     below two values.
     """
     numbers = [value for value in values if value is not None]
-    if numbers and min(numbers) <= 0:
-        return estimate_paired(numbers, confidence, estimator="mean").log_interval
-    ratio = side_ratio([1.0] * len(values), values, BlockDesign(()), None, confidence, estimator)
-    if ratio is None or ratio.estimate.log_interval is None:
+    if not numbers:
         return None
-    low, high = (level * math.exp(end - ratio.estimate.log_ratio) for end in ratio.estimate.log_interval)
+    if min(numbers) <= 0:
+        return estimate_paired(numbers, confidence, estimator="mean").log_interval
+    estimate = estimate_paired([math.log(value) for value in numbers], confidence)
+    if estimate.log_interval is None:
+        return None
+    low, high = (level * math.exp(end - estimate.log_ratio) for end in estimate.log_interval)
     return low, high
-
-
-def metric_ratio(
-    name: str,
-    a: Values,
-    b: Values,
-    design: BlockDesign,
-    slopes: Mapping[str, PooledSlope] | None,
-    confidence: float = 0.95,
-    estimator: Estimator = DEFAULT_ESTIMATOR,
-) -> SideRatio | None:
-    """The ``side_ratio`` of a metric.
-
-    ``slopes`` are known effects of the position by metric; metrics without one are not adjusted. With None, the
-    pair estimates its own effect for metrics that a drift moves.
-    """
-    slope = None if slopes is None else slopes.get(name)
-    is_adjusted = name in POSITION_ADJUSTED if slopes is None else slope is not None
-    return side_ratio(a, b, design if is_adjusted else design.without_positions, slope, confidence, estimator)
-
-
-def _weighted_level(a: Sequence[float], offsets: Sequence[float] | None, estimate: RatioEstimate) -> float:
-    """Centre of A at the middle of the block, each block weighted as in the estimate."""
-    if len(set(a)) == 1 and not estimate.position_effect:
-        return a[0]
-    weights = estimate.block_weights or [1 / len(a)] * len(a)
-    effect = estimate.position_effect or 0.0
-    shifts = [0.0] * len(a) if offsets is None else [effect * offset for offset in offsets]
-    return math.exp(math.fsum(w * (math.log(x) - s) for w, x, s in zip(weights, a, shifts, strict=True)))

@@ -8,29 +8,13 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 from statistics import fmean, median, stdev
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 Interval = tuple[float, float]
-
-
-class Uncertainty(Protocol):
-    """Precision of a log-ratio, from the blocks."""
-
-    @property
-    def standard_error(self) -> float: ...
-
-    @property
-    def degrees_of_freedom(self) -> float: ...
-
-    def interval(self, confidence: float) -> Interval | None:
-        """Bounds of the log-ratio; None where there are too few blocks for that confidence."""
-
-    def p_value(self) -> float:
-        """The least alpha at which the interval of 1 - alpha excludes 0: the test that the interval inverts."""
 
 
 def t_quantile(probability: float, degrees_of_freedom: float) -> float:
@@ -42,6 +26,7 @@ def t_quantile(probability: float, degrees_of_freedom: float) -> float:
 class StudentT:
     """centre ± t(1 - alpha / 2, df) * standard error."""
 
+    method: ClassVar = "t"
     centre: float
     standard_error: float
     degrees_of_freedom: float
@@ -71,6 +56,7 @@ class PairwiseShifts:
     is Welch's.
     """
 
+    method: ClassVar = "hodges-lehmann"
     shifts: tuple[float, ...]
     """Sorted; every value of B less every value of A."""
     sizes: tuple[int, int]
@@ -78,8 +64,9 @@ class PairwiseShifts:
     degrees_of_freedom: float
 
     def interval(self, confidence: float) -> Interval | None:
-        k = _rank_below(self.sizes, (1 - confidence) / 2)
-        return None if k is None else (self.shifts[k - 1], self.shifts[-k])
+        """Bounds of the shift; None where there are too few blocks for that confidence."""
+        k = bisect_right(_distribution_of_u(*self.sizes), (1 - confidence) / 2)
+        return (self.shifts[k - 1], self.shifts[-k]) if k else None
 
     def p_value(self) -> float:
         """The Mann-Whitney test of "no shift": 2 P(U <= u), u the smaller number of shifts on one side of 0.
@@ -87,47 +74,27 @@ class PairwiseShifts:
         A shift of exactly 0 counts on both sides, so that the interval excludes 0 just where p is at most alpha.
         """
         u = min(bisect_right(self.shifts, 0.0), len(self.shifts) - bisect_left(self.shifts, 0.0))
-        return min(1.0, 2 * _probability_up_to(self.sizes, u))
-
-
-@lru_cache(maxsize=4096)
-def _rank_below(sizes: tuple[int, int], tail: float) -> int | None:
-    """The largest k with P(U < k) <= tail; None where not even k = 1 is that improbable."""
-    num_a, num_b = sizes
-    if num_a * num_b > MAX_EXACT_PAIRS:
-        centre, sd = num_a * num_b / 2, math.sqrt(num_a * num_b * (num_a + num_b + 1) / 12)
-        k = math.floor(centre + float(ndtri(tail)) * sd)
-        return k if k >= 1 else None
-    counts = _u_counts(num_a, num_b)
-    allowed = tail * math.comb(num_a + num_b, num_a)
-    k = sum(cumulated <= allowed for cumulated in accumulate(counts))
-    return k or None
-
-
-def _probability_up_to(sizes: tuple[int, int], u: int) -> float:
-    """P(U <= u) of two sides with the same distribution."""
-    num_a, num_b = sizes
-    if num_a * num_b > MAX_EXACT_PAIRS:
-        centre, sd = num_a * num_b / 2, math.sqrt(num_a * num_b * (num_a + num_b + 1) / 12)
-        return float(ndtr((u + 1 - centre) / sd))
-    return sum(_u_counts(num_a, num_b)[: u + 1]) / math.comb(num_a + num_b, num_a)
+        return min(1.0, 2 * _distribution_of_u(*self.sizes)[u])
 
 
 @lru_cache(maxsize=64)
-def _u_counts(num_a: int, num_b: int) -> tuple[int, ...]:
-    """Orders of the two sides for each value of U: coefficients of the Gaussian binomial (a + b over a)."""
-    counts = [1] + [0] * (num_a * num_b)
+def _distribution_of_u(num_a: int, num_b: int) -> list[float]:
+    """P(U <= u) for u from 0, of two sides with the same distribution; normal for more than 2500 pairs.
+
+    The number of orders with each U is a coefficient of the Gaussian binomial (a + b over a).
+    """
+    most = num_a * num_b
+    if most > MAX_EXACT_PAIRS:
+        distances = np.arange(1, most + 2) - most / 2
+        probabilities: list[float] = ndtr(distances / math.sqrt(most * (num_a + num_b + 1) / 12)).tolist()
+        return probabilities
+    counts = [1] + [0] * most
     for i in range(1, num_a + 1):
-        for u in range(len(counts) - 1, num_b + i - 1, -1):
+        for u in range(most, num_b + i - 1, -1):
             counts[u] -= counts[u - num_b - i]
-        for u in range(i, len(counts)):
+        for u in range(i, most + 1):
             counts[u] += counts[u - i]
-    return tuple(counts)
-
-
-def pairwise_shifts(a: Sequence[float], b: Sequence[float]) -> tuple[float, ...]:
-    """Every value of ``b`` less every value of ``a``, sorted."""
-    return tuple(sorted(after - before for after in b for before in a))
+    return [cumulated / math.comb(num_a + num_b, num_a) for cumulated in accumulate(counts)]
 
 
 OUTLIER_SCORE: Final = 3.5

@@ -25,6 +25,7 @@ from benchctl.analysis.statistics.estimate import (
     Estimator,
     PooledSlope,
     estimate_paired,
+    logs_at_middle,
 )
 
 RunKey: TypeAlias = tuple[int, str]
@@ -90,10 +91,8 @@ def adjusted_level(
     The centre is that of the ``estimator``: the mean, or one in which outliers count little. ``offsets`` are the
     positions of its runs minus the middle; without them or a slope nothing is adjusted.
     """
-    if len(set(values)) == 1 and (slope is None or slope.log_per_position == 0):
+    effect = 0.0 if slope is None else slope.log_per_position
+    if not effect and len(set(values)) == 1:
         return values[0], ()
-    per_position = 0.0 if slope is None else slope.log_per_position
-    shifts = [0.0] * len(values) if offsets is None else [per_position * offset for offset in offsets]
-    logs = [math.log(value) - shift for value, shift in zip(values, shifts, strict=True)]
-    estimate = estimate_paired(logs, estimator=estimator)
+    estimate = estimate_paired(logs_at_middle(values, offsets, effect), estimator=estimator)
     return math.exp(estimate.log_ratio), estimate.block_weights

@@ -4,10 +4,11 @@ The robust estimate: a mean of differences of which a few, not known beforehand,
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,7 @@ def alpha_of(credibility: float, calibration: float) -> float:
 class OutlierMixture:
     """The mixture of one data set, as an uncertainty, with the choices of outliers that matter, likeliest first."""
 
+    method: ClassVar = "robust"
     centres: tuple[float, ...]
     scales: tuple[float, ...]
     shares: tuple[float, ...]
@@ -77,13 +79,9 @@ class OutlierMixture:
 
     def p_value(self) -> float:
         """The least alpha at which the interval excludes 0."""
-        below = self.below(0.0)
+        t = (0.0 - np.asarray(self.centres)) / np.asarray(self.scales)
+        below = float(np.asarray(self.shares) @ stdtr(self.degrees_of_freedom, t))
         return alpha_of(2 * min(below, 1 - below), self.calibration)
-
-    def below(self, value: float) -> float:
-        """The share of the mixture below a value."""
-        t = (value - np.asarray(self.centres)) / np.asarray(self.scales)
-        return float(np.asarray(self.shares) @ stdtr(self.degrees_of_freedom, t))
 
 
 @lru_cache(maxsize=8192)
@@ -294,13 +292,13 @@ def _choices_with_slopes(choices: NDArray[np.bool_], mean_square: float) -> tupl
 
 
 def estimate_mixture(
-    differences: Floats, covariate: PositionCovariate | None, evidence: Floats | None = None
+    differences: Floats, covariate: PositionCovariate | None, evidence: Sequence[float] | None = None
 ) -> tuple[OutlierMixture, Floats, float | None]:
     """The uncertainty of one data set, the weights of its blocks, and its slope where it is estimated from them.
 
     With ``evidence``, the weights are those of these differences.
     """
-    like = None if evidence is None else estimate_mixtures(evidence[None, :], covariate)
+    like = None if evidence is None else estimate_mixtures(np.asarray([evidence], dtype=float), covariate)
     whole = estimate_mixtures(differences[None, :], covariate, like)
     shares = whole.shares[0]
     order = np.argsort(-shares, kind="stable")
