@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
-from benchctl.analysis.statistics.decide import BlockScores, joint_level
+from benchctl.analysis.statistics.decide import joint_level
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, RatioEstimate, estimate_paired
 from benchctl.errors import UsageError
 from benchctl.formats import percentage, range_of
@@ -226,7 +226,7 @@ def judge_backfill(times: BlockTimes, design: BonusDesign, confidence: float = 0
         for _, ns in measured
     ]
     scores = [
-        BlockScores(blocks, tuple(w * r for w, r in zip(each.block_weights, each.residuals, strict=True)))
+        {b: w * r for b, w, r in zip(blocks, each.block_weights, each.residuals, strict=True)}
         for (blocks, _), each in zip(measured, estimates, strict=True)
         if each.block_weights
     ]

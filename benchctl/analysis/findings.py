@@ -1,6 +1,5 @@
 """Findings: conclusions in words that the numbers support and that no table says."""
 
-import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.metrics.speculation import ArmDrafts, arm_drafts
+from benchctl.analysis.metrics.speculation import arm_drafts
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.summary.summary import CellSummary, RunSummary, SweepRow
 from benchctl.formats import count_of
-from benchctl.records.columns import exact_sum
 from benchctl.records.directory import arm_order
 from benchctl.units import s_from_ns
 
@@ -37,60 +35,51 @@ NOISIER_FACTOR: Final = 2.0
 """The baseline is noisy if its scatter is at least three percent and twice that of the others."""
 MIN_BLOCKS_FOR_SCATTER: Final = 3
 _LAZY_LOAD: Final = "value_model_load"
+_ONE_TOKEN: Final = 1 + 1e-9
 
 
-def collect_findings(cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str) -> tuple[Finding, ...]:
-    """All findings of an experiment, in a fixed order."""
-    greedy = [cell for cell in cells if _took_greedy_path(cell)]
-    greedy_labels = {cell.label for cell in greedy}
-    active = [row for row in rows if row.label not in greedy_labels]
-    by_variant = [list(group) for _, group in itertools.groupby(active, key=lambda row: row.variant)]
-    drafting = {cell.label for cell in cells if cell.speculates}
-    uncharged = {cell.label for cell in cells if cell.label in drafting and not _charges_drafts(cell)}
-    findings = [
-        *(_greedy_path(cell) for cell in greedy),
+def collect_findings(
+    runs: Sequence[RunSummary], cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str
+) -> tuple[Finding, ...]:
+    """All findings, in a fixed order. ``runs`` includes suspect ones, which ``cells`` may leave out."""
+    greedy = {cell.label: finding for cell in cells if (finding := _greedy_path(cell)) is not None}
+    active = [row for row in rows if row.label not in greedy]
+    by_variant = [list(group) for _, group in groupby(active, key=lambda row: row.variant)]
+    ordered = sorted(runs, key=lambda run: arm_order(run.record.variant, run.record.cell))
+    findings = (
+        *greedy.values(),
         *(_factor_effect(group) for group in by_variant),
-        *(_unexplained([row for row in group if row.label not in uncharged], drafting) for group in by_variant),
-        _baseline_noise(cells, baseline, greedy_labels),
+        *(_unexplained(group, cells) for group in by_variant),
+        _baseline_noise(cells, baseline, greedy),
         *_lazy_loads([run for cell in cells for run in cell.runs]),
-    ]
+        *(_drafts_in_vain(list(group), cells) for _, group in groupby(ordered, key=lambda run: run.label)),
+    )
     return tuple(finding for finding in findings if finding is not None)
 
 
-def _charges_drafts(cell: CellSummary) -> bool:
-    """True if the observed FLOPs of all runs include all that drafts cost."""
-    return all(
-        run.flops is not None and run.flops.observed is not None and run.flops.charges_drafts for run in cell.runs
-    )
+def _greedy_path(cell: CellSummary) -> Finding | None:
+    """Guidance was requested, all steps of all runs were greedy, and no value model scored anything.
 
-
-def _took_greedy_path(cell: CellSummary) -> bool:
-    """True if guidance was requested, all steps of all runs were greedy, and no value model scored anything."""
-    return bool(cell.runs) and all(
-        run.settings is not None
-        and run.settings.guidance is not None
-        and run.number("guided_step_frac") == 0
-        and (run.number("greedy_step_frac") == 1 or _is_greedy_by_request(run))
-        for run in cell.runs
-    )
-
-
-def _is_greedy_by_request(run: RunSummary) -> bool:
-    """True if its steps do not record whether they are greedy, and its requests leave one candidate."""
-    is_greedy = run.settings is not None and run.settings.sampling.is_greedy
-    return is_greedy and run.number("greedy_step_frac") is None
-
-
-def _greedy_path(cell: CellSummary) -> Finding:
-    steps = sum(run.number("num_steps") or 0 for run in cell.runs)
+    Steps that do not record whether they are greedy are so if their requests leave one candidate.
+    """
+    reason = "were greedy"
+    for run in cell.runs:
+        share = run.number("greedy_step_frac")
+        if run.settings is None or run.settings.guidance is None or run.number("guided_step_frac") != 0:
+            return None
+        if share is None and run.settings.sampling.is_greedy:
+            reason = "left one candidate"
+        elif share != 1:
+            return None
+    if not cell.runs:
+        return None
+    steps = sum(run.number("num_steps") or 0.0 for run in cell.runs)
     charged, total = cell.centre("lvm_pflops_total"), cell.centre("theoretical_pflops_total")
-    reason = "left one candidate" if any(map(_is_greedy_by_request, cell.runs)) else "were greedy"
-    num_runs = count_of(len(cell.runs), "run")
     sentence = (
-        f"{cell.label} took the greedy path: all {steps:.0f} steps of its {num_runs} {reason} and the value model "
-        "never ran, so this cell measures no guidance."
+        f"{cell.label} took the greedy path: all {steps:.0f} steps of its {count_of(len(cell.runs), 'run')} "
+        f"{reason} and the value model never ran, so this cell measures no guidance."
     )
-    numbers = {"num_steps": float(steps), "num_runs": float(len(cell.runs))}
+    numbers = {"num_steps": steps, "num_runs": float(len(cell.runs))}
     if charged and total:
         sentence += (
             f" The published FLOPs rule still charges it {charged:.3g} PFLOPs of value model, "
@@ -107,21 +96,15 @@ def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
     its points equally, so its noise does not affect the slope. Then a Student-t interval over blocks.
     """
     factor = _numeric_factor(rows)
-    if factor is None or not all("wall" in row.ratios for row in rows):
+    walls = [row.ratios["wall"] for row in rows if "wall" in row.ratios]
+    if factor is None or len(walls) < len(rows):
         return None
-    if factor == "num_speculative_tokens":  # no line: gains level off while costs grow
-        return None
-    blocks = set.intersection(*(set(row.ratios["wall"].design.blocks) for row in rows))
-    if len(blocks) < 2:
-        return None
+    logs = [dict(zip(wall.design.blocks, wall.adjusted_log_ratios, strict=True)) for wall in walls]
     values = [float(row.cell[factor]) for row in rows]  # type: ignore[arg-type]  # _numeric_factor says so
-    walls = [
-        dict(zip(wall.design.blocks, wall.adjusted_log_ratios, strict=True))
-        for wall in (row.ratios["wall"] for row in rows)
-    ]
-    slopes = [float(np.polyfit(values, [logs[block] for logs in walls], 1)[0]) for block in sorted(blocks)]
-    slope = estimate_paired(slopes, estimator="mean")
-    if slope.log_interval is None:
+    blocks = sorted(set.intersection(*map(set, logs)))
+    slopes = [float(np.polyfit(values, [of_row[block] for of_row in logs], 1)[0]) for block in blocks]
+    slope = estimate_paired(slopes, estimator="mean") if slopes else None
+    if slope is None or slope.log_interval is None:
         return None
     low, high = slope.log_interval
     first, last = min(values), max(values)
@@ -130,39 +113,48 @@ def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
     if not is_flat and low <= 0 <= high:
         return None
     of_range = [math.expm1(log_ratio * (last - first)) for log_ratio in (slope.log_ratio, low, high)]
-    change = f"{of_range[0]:+.1%} [{of_range[1]:+.1%}, {of_range[2]:+.1%}]"
-    subject = f"The overhead of {rows[0].variant}"
-    claim = f"is flat in {factor}" if is_flat else f"{'grows' if low > 0 else 'shrinks'} with {factor}"
-    sentence = f"{subject} {claim} from {first:g} to {last:g}: the wall ratio changes by {change} over the range"
+    trend = "is flat in" if is_flat else "grows with" if low > 0 else "shrinks with"
+    sentence = (
+        f"The overhead of {rows[0].variant} {trend} {factor} from {first:g} to {last:g}: the wall ratio changes by "
+        f"{of_range[0]:+.1%} [{of_range[1]:+.1%}, {of_range[2]:+.1%}] over the range"
+    )
     sentence += f" (flat is within ±{FLAT_MARGIN_FRAC:.0%})" if is_flat else ""
-    ends = [rows[values.index(end)].number("flops_ratio") for end in (first, last)]
     numbers = {"slope_log_per_unit": slope.log_ratio, "slope_log_ci_low": low, "slope_log_ci_high": high}
-    if ends[0] and ends[1]:
-        sentence += f", the FLOPs of the published rule by {ends[1] / ends[0] - 1:+.0%} over the range"
-        numbers["published_flops_growth_frac"] = ends[1] / ends[0] - 1
+    flops_first, flops_last = (rows[values.index(end)].number("flops_ratio") for end in (first, last))
+    if flops_first and flops_last:
+        growth = flops_last / flops_first - 1
+        sentence += f", the FLOPs of the published rule by {growth:+.0%} over the range"
+        numbers["published_flops_growth_frac"] = growth
     return Finding(code="flat" if is_flat else "not-flat", sentence=sentence + ".", numbers=numbers)
 
 
 def _numeric_factor(rows: Sequence[SweepRow]) -> str | None:
-    """The only varied factor, if it takes at least three values, all numbers."""
-    if len({tuple(row.cell) for row in rows}) != 1:
+    """The only varied factor, if it takes at least three values, all numbers.
+
+    No line fits numbers of draft tokens, whose gains level off while their costs grow.
+    """
+    if len({tuple(row.cell) for row in rows}) != 1 or len(rows) < 3:
         return None
     varied = [factor for factor in rows[0].cell if len({row.cell[factor] for row in rows}) > 1]
-    if len(varied) != 1 or len(rows) < 3:
-        return None
-    are_numbers = all(type(row.cell[varied[0]]) in {int, float} for row in rows)
-    return varied[0] if are_numbers else None
+    is_line = len(varied) == 1 and varied[0] != "num_speculative_tokens"
+    return varied[0] if is_line and all(type(row.cell[varied[0]]) in {int, float} for row in rows) else None
 
 
-def _unexplained(rows: Sequence[SweepRow], drafting: Collection[str]) -> Finding | None:
+def _unexplained(rows: Sequence[SweepRow], cells: Sequence[CellSummary]) -> Finding | None:
     """The part of a slowdown that more FLOPs do not explain, by observed FLOPs if known.
 
-    The published rule charges no drafts, so it says nothing about the ``drafting`` arms.
+    Nothing is said of cells whose observed FLOPs do not charge all that drafts cost, and the published rule charges
+    none.
     """
-    slow = [row for row in rows if (row.number("wall_ratio_ci_low") or 0) > 1 + SLOWDOWN_FRAC]
-    kind = "observed" if all(row.number("unexplained_frac_observed") is not None for row in slow) else "published"
-    suffix = "_observed" if kind == "observed" else ""
-    if kind == "published":
+    drafting = {cell.label: all(map(_charges_drafts, cell.runs)) for cell in cells if cell.speculates}
+    slow = [
+        row
+        for row in rows
+        if (row.number("wall_ratio_ci_low") or 0) > 1 + SLOWDOWN_FRAC and drafting.get(row.label, True)
+    ]
+    kind, suffix = "observed", "_observed"
+    if any(row.number("unexplained_frac_observed") is None for row in slow):
+        kind, suffix = "published", ""
         slow = [row for row in slow if row.label not in drafting]
     shares = [share for row in slow if (share := row.number(f"unexplained_frac{suffix}")) is not None]
     if not slow or len(shares) != len(slow) or min(shares) <= 0:
@@ -178,12 +170,16 @@ def _unexplained(rows: Sequence[SweepRow], drafting: Collection[str]) -> Finding
     return Finding(code="unexplained-by-flops", sentence=sentence, numbers=numbers)
 
 
-def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy_labels: set[str]) -> Finding | None:
+def _charges_drafts(run: RunSummary) -> bool:
+    return run.flops is not None and run.flops.observed is not None and run.flops.charges_drafts
+
+
+def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy: Collection[str]) -> Finding | None:
     base = next((cell.spreads.get("wall_s") for cell in cells if cell.variant == baseline), None)
     others = [
         spread
         for cell in cells
-        if cell.variant != baseline and cell.label not in greedy_labels
+        if cell.variant != baseline and cell.label not in greedy
         if (spread := cell.spreads.get("wall_s")) is not None and spread.n >= MIN_BLOCKS_FOR_SCATTER
     ]
     if base is None or base.scatter_frac is None or base.n < MIN_BLOCKS_FOR_SCATTER or not others:
@@ -204,29 +200,21 @@ def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy_labels: 
     return Finding(code="noisy-baseline", sentence=sentence, numbers=numbers)
 
 
-def _lazy_loads(runs: Sequence[RunSummary]) -> list[Finding]:
+def _lazy_loads(runs: Sequence[RunSummary]) -> Iterator[Finding]:
     """A value model that was loaded by its first request: in the warm-up, or in the measured load."""
-    findings = []
-    for is_warmup, code, consequence in (
-        (True, "lazy-load-in-warmup", "without a warm-up the measured load would have paid for it"),
-        (False, "lazy-load-measured", "the measured times include it; warm up with a guided request"),
+    of_warmups = [sum(map(int, run.run.warmup_columns.section_ns.get(_LAZY_LOAD, ()))) for run in runs]
+    of_loads = [run.tally.total_ns.get(_LAZY_LOAD, 0) for run in runs]
+    missing = "without a warm-up the measured load would have paid for it"
+    included = "the measured times include it; warm up with a guided request"
+    for code, phase, times_ns, consequence in (
+        ("lazy-load-in-warmup", "the warm-up", of_warmups, missing),
+        ("lazy-load-measured", "the measured load", of_loads, included),
     ):
-        loads = [load for run in runs if (load := _load_ns(run, is_warmup=is_warmup)) > 0]
-        if loads:
-            mean_s = s_from_ns(fmean(loads))
-            phase = "the warm-up" if is_warmup else "the measured load"
-            subject = f"In {count_of(len(loads), 'run')} the value model"
-            sentence = f"{subject} was loaded during {phase} ({mean_s:.2g} s): {consequence}."
-            numbers = {"num_runs": float(len(loads)), "load_s": mean_s}
-            findings.append(Finding(code=code, sentence=sentence, numbers=numbers))
-    return findings
-
-
-def _load_ns(run: RunSummary, *, is_warmup: bool) -> int:
-    if not is_warmup:
-        return run.tally.total_ns.get(_LAZY_LOAD, 0)
-    loads = run.run.warmup_columns.section_ns.get(_LAZY_LOAD)
-    return 0 if loads is None else exact_sum(loads)
+        if any(times_ns):
+            num_runs, load_s = sum(map(bool, times_ns)), s_from_ns(sum(times_ns) / sum(map(bool, times_ns)))
+            subject = f"In {count_of(num_runs, 'run')} the value model"
+            sentence = f"{subject} was loaded during {phase} ({load_s:.2g} s): {consequence}."
+            yield Finding(code=code, sentence=sentence, numbers={"num_runs": float(num_runs), "load_s": load_s})
 
 
 def cells_in_words(rows: Sequence[SweepRow]) -> str:
@@ -244,58 +232,41 @@ def span_of(values: Sequence[float], form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-_ONE_TOKEN: Final = 1 + 1e-9
-
-
-def draft_findings(runs: Sequence[RunSummary], cells: Sequence[CellSummary]) -> Iterator[Finding]:
-    """Findings on the drafts of each arm. ``runs`` includes suspect ones, which ``cells`` may leave out."""
-    by_label = {cell.label: cell for cell in cells}
-    ordered = sorted(runs, key=lambda run: arm_order(run.record.variant, run.record.cell))
-    for label, group in groupby(ordered, key=lambda run: run.label):
-        of_arm = list(group)
-        cell, drafts = by_label.get(label), arm_drafts([run.run for run in of_arm])
-        if drafts is None:
-            yield from _never_drafted(label, of_arm)
-        elif cell is not None and (tokens := cell.centre("tokens_per_step")) is not None:
-            yield from _cannot_win(cell, tokens, drafts)
-
-
-def _never_drafted(label: str, runs: Sequence[RunSummary]) -> Iterator[Finding]:
-    """An arm whose options ask for drafts and whose finished runs verified none.
-
-    Steps that do not count drafts tell by their tokens: more than one of a sequence comes of drafts alone.
+def _drafts_in_vain(runs: Sequence[RunSummary], cells: Sequence[CellSummary]) -> Finding | None:
+    """An arm whose sequences gain one token in each step, as without drafts: its options ask for drafts that its
+    finished runs never verified, or it pays for drafts that give nothing.
     """
+    label, drafts = runs[0].label, arm_drafts([run.run for run in runs])
+    if drafts is not None:
+        cell = next((cell for cell in cells if cell.label == label), None)
+        tokens = None if cell is None else cell.centre("tokens_per_step")
+        if cell is None or tokens is None or tokens > _ONE_TOKEN:
+            return None
+        server = next((run.settings.server for run in cell.runs if run.settings is not None), None)
+        options = (getattr(server, "num_speculative_tokens", None), getattr(server, "bonus_token", None))
+        rates = {"acceptance_rate": drafts.acceptance_rate, "acceptance_length": drafts.acceptance_length}
+        reason = ""
+        if options == (1, False):
+            reason = ": of one draft token and no bonus token one token comes, the accepted one or its replacement"
+        return Finding(
+            code="speculation-cannot-win",
+            sentence=(
+                f"{label} cannot win by its drafts: the tokens per step of a sequence are {tokens:.3g}, no more "
+                f"than without them, and every draft costs time{reason}."
+            ),
+            numbers={"tokens_per_step": tokens} | {k: rate for k, rate in rates.items() if rate is not None},
+        )
     finished = [run for run in runs if len(run.run.columns)]
-    if not finished or not all(run.settings is not None and run.settings.server.speculates for run in finished):
-        return
-    if any((run.number("tokens_per_step") or 0.0) > _ONE_TOKEN for run in finished):
-        return
+    is_asked = all(run.settings is not None and run.settings.server.speculates for run in finished)
+    # steps that do not count drafts tell by their tokens: more than one of a sequence comes of drafts alone
+    if not finished or not is_asked or any((run.number("tokens_per_step") or 0.0) > _ONE_TOKEN for run in finished):
+        return None
     steps = sum(run.number("num_steps") or 0 for run in finished)
-    yield Finding(
+    return Finding(
         code="speculation-never-drafted",
         sentence=(
             f"{label} never drafted a token in {steps:.0f} steps of its {count_of(len(finished), 'run')}, although "
             "its server is configured to: it measures the path without speculative decoding."
         ),
         numbers={"num_steps": steps, "num_runs": float(len(finished))},
-    )
-
-
-def _cannot_win(cell: CellSummary, tokens_per_step: float, drafts: ArmDrafts) -> Iterator[Finding]:
-    """A sequence that gains one token in each step, as without drafts, and pays for them."""
-    if tokens_per_step > _ONE_TOKEN:
-        return
-    server = next((run.settings.server for run in cell.runs if run.settings is not None), None)
-    options = (getattr(server, "num_speculative_tokens", None), getattr(server, "bonus_token", None))
-    rates = {"acceptance_rate": drafts.acceptance_rate, "acceptance_length": drafts.acceptance_length}
-    reason = ""
-    if options == (1, False):
-        reason = ": of one draft token and no bonus token one token comes, the accepted one or its replacement"
-    yield Finding(
-        code="speculation-cannot-win",
-        sentence=(
-            f"{cell.label} cannot win by its drafts: the tokens per step of a sequence are {tokens_per_step:.3g}, "
-            f"no more than without them, and every draft costs time{reason}."
-        ),
-        numbers={"tokens_per_step": tokens_per_step} | {k: rate for k, rate in rates.items() if rate is not None},
     )

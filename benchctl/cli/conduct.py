@@ -19,8 +19,8 @@ import typer
 from tqdm import tqdm
 
 from benchctl.analysis.experiment.ladder import widest_interval
-from benchctl.analysis.planning.stopping_rule import stopping_rule
-from benchctl.analysis.power import estimate_power, power_lines
+from benchctl.analysis.planning import power_lines
+from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.cli.checks import A_RUN_FAILED
 from benchctl.cli.commands.profiles import check_names
 from benchctl.cli.failures import drawing, log_line
@@ -326,9 +326,9 @@ def balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
 def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
     """Print the power of the experiment with its blocks, and its stopping rule."""
     has_steps = engine_for(profile.engine.kind).has_steps
-    power, rule = estimate_power(profile, noise, has_steps), stopping_rule(profile)
-    for line in () if power is None else power_lines(power):
+    for line in power_lines(profile, noise, has_steps):
         print(line)
+    rule = stopping_rule(profile)
     if rule is not None:
         print(rule_text(rule))
 

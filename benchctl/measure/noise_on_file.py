@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
-from benchctl.analysis.planning.noise_floor import engine_sha256, is_repeated_baseline, noise_of_experiment
+from benchctl.analysis.planning import engine_sha256, is_repeated_baseline, noise_of_experiment
 from benchctl.analysis.validity.machines import noise_warnings, other_server_warning
 from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.telemetry.gpu import gpu_inventory

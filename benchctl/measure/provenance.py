@@ -12,7 +12,7 @@ from typing import Final
 import psutil
 
 import benchctl
-from benchctl.analysis.planning.stopping_rule import stopping_rule
+from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.measure.node import cpu_model
 from benchctl.measure.redaction import redacted_argv, redacted_tree
 from benchctl.profile.load import profile_sha256

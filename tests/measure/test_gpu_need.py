@@ -5,7 +5,7 @@ from support.cli import benchctl
 from support.nvidia_smi import FakeSmi
 from support.nvml import FakeNvml
 
-from benchctl.analysis.planning.noise_floor import engine_sha256
+from benchctl.analysis.planning import engine_sha256
 from benchctl.measure.gpu_need import gpu_shortfalls
 from benchctl.measure.telemetry.gpu import absent_gpu
 from benchctl.profile.engine_options import engine_specs

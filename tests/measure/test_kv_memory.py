@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cli import benchctl
 
-from benchctl.analysis.planning.noise_floor import repeated_baseline
+from benchctl.analysis.planning import repeated_baseline
 from benchctl.engines.vllm_lenvm.kv_memory import kv_cache_bytes
 from benchctl.errors import NotComparableError
 from benchctl.measure.experiment import create_experiment

@@ -11,13 +11,13 @@ from support.results.builders import PROFILE_YAML, edit_manifest, edit_run, writ
 from typer.testing import CliRunner
 
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.planning.noise_floor import noise_of_experiment
-from benchctl.analysis.power import estimate_power, power_lines
+from benchctl.analysis.planning import noise_of_experiment, power_lines
 from benchctl.analysis.statistics.decide import minimum_detectable_effect
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.validity.machines import age_days, noise_warnings, version_warning
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
+from benchctl.formats import percentage
 from benchctl.measure.noise_on_file import keep_noise, noise_on_file, sound_noise
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
@@ -136,7 +136,7 @@ def noise_of_machine(model: str, store: Path) -> NoiseFloor:
     """Noise of this machine for sim-exact, stored."""
     import platform
 
-    from benchctl.analysis.planning.noise_floor import engine_sha256
+    from benchctl.analysis.planning import engine_sha256
     from benchctl.measure.telemetry.gpu import gpu_inventory
 
     profile = load_profile("topk-sweep", engine="sim-exact")
@@ -224,49 +224,40 @@ def test_an_experiment_that_measures_noise_takes_none_along_and_its_plan_says_wh
     a_a = load_profile("aa", engine="sim-exact")
     store_noise(store, noise_of_machine(profile.model, store))
     assert noise_on_file(a_a).noise is None
-    power = estimate_power(a_a, noise_on_file(a_a).noise)
-    assert power is not None
-    assert "(assumed: this experiment measures it)" in power_lines(power)[0]
+    assert "(assumed: this experiment measures it)" in power_lines(a_a, None)[0]
 
 
 def test_a_plan_says_what_the_noise_on_file_lets_it_show() -> None:
     profile = load_profile("topk-sweep", blocks=8)
-    power = estimate_power(profile, floor())
-    assert power is not None
-    assert power.num_tests == 15
-    step, tpot, _ = power.metrics
-    assert (step.name, step.is_assumed, tpot.is_assumed) == ("step_ms", False, True)
-    assert (step.margins.change_frac, step.margins.equivalence_frac) == (0.021, 0.01)
-    assert step.minimum_detectable_effect == minimum_detectable_effect(
-        0.012, 8, num_tests=15, margin_frac=0.021, estimator="mean"
-    )
-    power_line, needed = power_lines(power)
+    power_line, needed = power_lines(profile, floor())
     assert power_line.startswith(
         "with 8 blocks, 15 corrected tests and a scatter of 1.2% between blocks (A/A of 2026-11-01"
     )
     assert "2% assumed for tpot_ms, wall_s" in power_line
+    detectable = minimum_detectable_effect(0.012, 8, num_tests=15, margin_frac=0.021, estimator="mean")
+    assert f"a change of ±{percentage(detectable, 2)} in step_ms; " in power_line
     assert "with a power of 80%" in power_line
     assert "blocks" in needed
 
 
 def test_a_plan_without_noise_on_file_says_that_it_assumes() -> None:
-    power = estimate_power(load_profile("topk-sweep"), None)
-    assert power is not None
-    assert "(assumed: no A/A on file)" in power_lines(power)[0]
+    assert "(assumed: no A/A on file)" in power_lines(load_profile("topk-sweep"), None)[0]
 
 
 def test_a_screening_promises_nothing() -> None:
-    power = estimate_power(load_profile("topk-sweep", blocks=2), floor())
-    assert power is not None
-    assert power_lines(power) == ("a screening: 2 blocks give no verdict; at least 6 are needed",)
+    lines = power_lines(load_profile("topk-sweep", blocks=2), floor())
+    assert lines == ("a screening: 2 blocks give no verdict; at least 6 are needed",)
 
 
 def test_a_rule_that_may_end_early_shows_less_with_the_same_blocks() -> None:
-    fixed = estimate_power(load_profile("topk-sweep", blocks=12), floor())
-    ruled = estimate_power(load_profile("topk-sweep", blocks=12, overrides=["stopping.precision=0.01"]), floor())
-    assert fixed is not None
-    assert ruled is not None
-    assert (ruled.metrics[0].minimum_detectable_effect or 0) > (fixed.metrics[0].minimum_detectable_effect or 0)
+    fixed = power_lines(load_profile("topk-sweep", blocks=12), floor())
+    ruled = power_lines(load_profile("topk-sweep", blocks=12, overrides=["stopping.precision=0.01"]), floor())
+    assert smallest_change(ruled) > smallest_change(fixed)
+
+
+def smallest_change(lines: tuple[str, ...]) -> float:
+    """The first detectable change, in percent."""
+    return float(lines[0].partition("±")[2].partition("%")[0])
 
 
 def test_the_commands_add_list_show_and_remove(tmp_path: Path, store: Path) -> None:

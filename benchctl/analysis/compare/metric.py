@@ -301,8 +301,8 @@ def _block_scores(metric: MetricComparison) -> BlockScores | None:
     estimate = metric.estimate
     if estimate is None or not estimate.block_weights or metric.is_screening:
         return None
-    weights_and_residuals = zip(estimate.block_weights, estimate.residuals, strict=True)
-    return BlockScores(metric.blocks, tuple(weight * residual for weight, residual in weights_and_residuals))
+    by_block = zip(metric.blocks, estimate.block_weights, estimate.residuals, strict=True)
+    return {block: weight * residual for block, weight, residual in by_block}
 
 
 def why_inconclusive(comparison: MetricComparison, confidence: float) -> str:

@@ -7,12 +7,11 @@ Fisher's exact test of two shares.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from math import comb
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,24 +22,18 @@ from benchctl.analysis.statistics.estimate import (
     DEFAULT_ESTIMATOR,
     MIN_PAIRED_BLOCKS,
     MIN_UNPAIRED_BLOCKS,
-    POWER,
     Estimator,
     RatioEstimate,
 )
-from benchctl.analysis.statistics.intervals import Interval, t_quantile
+from benchctl.analysis.statistics.intervals import POWER, Interval, t_quantile
 
 _NUM_DIRECTIONS: Final = 4_000
 _SEED: Final = 1993
 """Fixed, so that the level of a comparison is always the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockScores:
-    """One test: the contribution of each block to its estimate, beyond the centre."""
-
-    blocks: tuple[int, ...]
-    scores: tuple[float, ...]
-    """Residuals of the blocks times their weights in the estimate."""
+BlockScores: TypeAlias = Mapping[int, float]
+"""One test: the contribution of each block to its estimate beyond the centre, its residual times its weight."""
 
 
 def joint_levels(
@@ -69,11 +62,8 @@ def joint_level(tests: Sequence[BlockScores], alpha: float) -> float:
     """
     if len(tests) < 2:
         return alpha
-    blocks = sorted({block for test in tests for block in test.blocks})
-    column = {block: i for i, block in enumerate(blocks)}
-    scores = np.zeros((len(tests), len(blocks)))
-    for row, test in zip(scores, tests, strict=True):
-        row[[column[block] for block in test.blocks]] = test.scores
+    blocks = sorted({block for test in tests for block in test})
+    scores = np.array([[test.get(block, 0.0) for block in blocks] for test in tests])
     scale = np.sqrt(np.sum(scores**2, axis=1, keepdims=True))
     scores = np.divide(scores, scale, out=np.zeros_like(scores), where=scale > 0)
     cosines = np.max(np.abs(_directions(len(blocks)) @ scores.T), axis=1)
@@ -95,9 +85,8 @@ def holm_levels(p_values: Sequence[float], alpha: float) -> tuple[float, ...]:
 
     A test decides where its p-value does not exceed it. Tests after the first that fails get the level of that one.
     """
-    levels = [0.0] * len(p_values)
-    level, has_failed = 0.0, False
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+    levels, level, has_failed = [0.0] * len(p_values), 0.0, False
+    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
         if not has_failed:
             level = alpha / (len(p_values) - rank)
             has_failed = p_values[index] > level
@@ -124,11 +113,11 @@ class Margins:
 
     @property
     def log_change(self) -> float:
-        return log_margin(self.change_frac)
+        return math.log1p(self.change_frac)
 
     @property
     def log_equivalence(self) -> float:
-        return log_margin(self.equivalence_frac)
+        return math.log1p(self.equivalence_frac)
 
     @property
     def log_bands(self) -> tuple[float, ...]:
@@ -147,11 +136,6 @@ def margins_of(threshold_frac: float, floor_frac: float = 0.0, equivalence_frac:
         equivalence_frac=threshold_frac if equivalence_frac is None else equivalence_frac,
         is_noise_floor=floor_frac > threshold_frac,
     )
-
-
-def log_margin(margin_frac: float) -> float:
-    """A margin in logarithms: ln(1 + m)."""
-    return math.log1p(margin_frac)
 
 
 def verdict_of(
@@ -185,9 +169,9 @@ def decision_alpha(estimate: RatioEstimate, margins: Margins) -> float:
     A wrong verdict needs an interval that misses the truth, so that this is a valid p-value of "the verdict is
     wrong" and several can be corrected together. 1 where nothing decides.
     """
-    low, high = math.log(_LEAST_ALPHA), 0.0
     if verdict_of(estimate, margins, "none", 0.0) == "inconclusive":
         return 1.0
+    low, high = math.log(_LEAST_ALPHA), 0.0
     while high - low > 1e-6:
         middle = (low + high) / 2
         decides = verdict_of(estimate, margins, "none", 1 - math.exp(middle)) != "inconclusive"
@@ -209,37 +193,26 @@ def minimum_detectable_effect(
     *,
     num_tests: int = 1,
     margin_frac: float = 0.0,
-    confidence: float = 0.95,
     estimator: Estimator = DEFAULT_ESTIMATOR,
-) -> float | None:
-    """Smallest change, as a fraction, that an experiment detects with a power of 0.8.
+) -> float:
+    """Smallest change, as a fraction, that an experiment of at least 6 blocks detects with a power of 0.8.
 
-    exp(ln(1 + margin) + (t(1 - alpha / 2m) + t(power)) * sd / sqrt(n)) - 1 with n - 2 degrees of freedom, for m
-    independent tests, and a little more with the robust estimator. None below 6 blocks, which give no verdict.
+    exp(ln(1 + margin) + (t(1 - 0.05 / 2m) + t(power)) * sd / sqrt(n)) - 1 with n - 2 degrees of freedom, for m
+    independent tests, and a little more with the robust estimator.
     """
-    if num_blocks < MIN_PAIRED_BLOCKS:
-        return None
     df = num_blocks - 2
-    both = t_quantile(1 - (1 - confidence) / (2 * num_tests), df) + t_quantile(POWER, df)
-    width = ROBUST_WIDTH if estimator == "robust" else 1.0
-    return math.expm1(log_margin(margin_frac) + width * both * log_sd / math.sqrt(num_blocks))
+    width = t_quantile(1 - 0.05 / (2 * num_tests), df) + t_quantile(POWER, df)
+    if estimator == "robust":
+        width *= ROBUST_WIDTH
+    return math.expm1(math.log1p(margin_frac) + width * log_sd / math.sqrt(num_blocks))
 
 
 def blocks_to_detect(
-    change_frac: float,
-    log_sd: float,
-    *,
-    num_tests: int = 1,
-    margin_frac: float = 0.0,
-    confidence: float = 0.95,
-    estimator: Estimator = DEFAULT_ESTIMATOR,
+    change_frac: float, log_sd: float, *, num_tests: int = 1, estimator: Estimator = DEFAULT_ESTIMATOR
 ) -> int | None:
     """The fewest blocks that detect ``change_frac``; None where a thousand do not suffice."""
     for n in range(MIN_PAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1):
-        effect = minimum_detectable_effect(
-            log_sd, n, num_tests=num_tests, margin_frac=margin_frac, confidence=confidence, estimator=estimator
-        )
-        if effect is not None and effect <= change_frac:
+        if minimum_detectable_effect(log_sd, n, num_tests=num_tests, estimator=estimator) <= change_frac:
             return n
     return None
 
@@ -253,21 +226,11 @@ def blocks_for_verdict(estimate: RatioEstimate, margins: Margins, confidence: fl
     """
     away = abs(estimate.log_ratio)
     distance = max(margins.log_equivalence - away, away - margins.log_change)
-    return blocks_for_distance(estimate, distance, estimate.confidence if confidence is None else confidence)
-
-
-def blocks_for_distance(estimate: RatioEstimate, distance: float, confidence: float) -> int | None:
-    """The least number of blocks, from 6 on (4 unpaired), whose half t-interval does not exceed ``distance``, a
-    logarithm, if the scatter stays as it is.
-
-    None for more than a thousand, for a distance that is not positive, and for a single block.
-    """
-    se, df = estimate.standard_error, estimate.degrees_of_freedom
-    if se is None or df is None or distance <= 0:
+    if estimate.uncertainty is None or distance <= 0:
         return None
-    sd = se * math.sqrt(estimate.num_blocks)
-    df_lost = estimate.num_blocks - df if estimate.is_paired else 1
-    upper = 1 - (1 - confidence) / 2
+    sd = estimate.uncertainty.standard_error * math.sqrt(estimate.num_blocks)
+    df_lost = estimate.num_blocks - estimate.uncertainty.degrees_of_freedom if estimate.is_paired else 1
+    upper = 1 - (1 - (estimate.confidence if confidence is None else confidence)) / 2
 
     def is_enough(n: int) -> bool:
         return t_quantile(upper, n - df_lost) * sd / math.sqrt(n) <= distance
@@ -296,4 +259,4 @@ def fisher_one_sided(larger: Share, smaller: Share) -> float:
         comb(larger.trials, count) * comb(smaller.trials, total - count)
         for count in range(larger.successes, min(total, larger.trials) + 1)
     )
-    return float(Fraction(tail, ways))
+    return tail / ways

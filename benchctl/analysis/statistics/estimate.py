@@ -12,14 +12,13 @@ from typing import Final, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.statistics.intervals import Interval, PairwiseShifts, StudentT, t_quantile
+from benchctl.analysis.statistics.intervals import POWER, Interval, PairwiseShifts, StudentT, t_quantile
 from benchctl.analysis.statistics.robust import OutlierMixture, PositionCovariate, estimate_mixture
 
 MIN_PAIRED_BLOCKS: Final = 6
 """Fewer give no verdict: with five, the sign-flip test cannot reach p < 0.05."""
 MIN_UNPAIRED_BLOCKS: Final = 4
 """On each side; with three, the Mann-Whitney test cannot reach p < 0.05."""
-POWER: Final = 0.8
 
 Estimator = Literal["robust", "mean"]
 """Average of the differences of the blocks."""
@@ -84,10 +83,6 @@ class RatioEstimate:
     @property
     def standard_error(self) -> float | None:
         return None if self.uncertainty is None else self.uncertainty.standard_error
-
-    @property
-    def degrees_of_freedom(self) -> float | None:
-        return None if self.uncertainty is None else self.uncertainty.degrees_of_freedom
 
     def interval_at(self, confidence: float) -> Interval | None:
         """Bounds of the log-ratio at another confidence; None where there are too few blocks for it."""

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 Interval = tuple[float, float]
+POWER: Final = 0.8
+"""Of a change that is called detectable."""
 
 
 def t_quantile(probability: float, degrees_of_freedom: float) -> float:
@@ -161,7 +163,6 @@ def outlier_indices(differences: Sequence[float]) -> tuple[int, ...]:
     return tuple(i for i, d in enumerate(differences) if 0.6745 * abs(d - centre) / spread > OUTLIER_SCORE)
 
 
-POWER: Final = 0.8
 _MAX_ADDITIONS: Final = 1 << 25
 """Up to so many, the distribution of a sum is enumerated; beyond, many questions get a normal approximation."""
 

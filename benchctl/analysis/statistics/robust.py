@@ -238,46 +238,37 @@ def _block_weights(
     lost = np.zeros((2, *x.shape))
     for row, factor in zip(lost, (factor_1, factor_x), strict=True):
         np.put_along_axis(row, suspects, _LOST_WEIGHT * ((shares * factor) @ chosen.T), axis=1)
-    whole = [np.sum(shares * factor, axis=1, keepdims=True) for factor in (factor_1, factor_x)]
-    weights: Floats = whole[0] - lost[0] + (whole[1] - lost[1]) * x
+    whole_1, whole_x = (np.sum(shares * factor, axis=1, keepdims=True) for factor in (factor_1, factor_x))
+    weights: Floats = whole_1 - lost[0] + (whole_x - lost[1]) * x
     return weights
 
 
 def _suspects(d: Floats, x: Floats | None) -> NDArray[np.intp]:
-    """The blocks of each data set that may be outliers: those farthest from a robust line."""
-    n = d.shape[1]
+    """The blocks of each data set that may be outliers: those farthest from a robust line.
+
+    Its slope: A. F. Siegel, *Robust regression using repeated medians*, Biometrika 69, 1982, 242-244.
+    """
+    n, residuals = d.shape[1], d
     if n <= MAX_SUSPECTS:
         return np.broadcast_to(np.arange(n), d.shape)
-    residuals = d
     if x is not None:
-        residuals = d - _repeated_median_slopes(d, x)[:, None] * x
+        apart = x[None, :] - x[:, None]
+        slopes = (d[:, None, :] - d[:, :, None]) / np.where(apart == 0, np.nan, apart)
+        residuals = d - np.nanmedian(np.nanmedian(slopes, axis=2), axis=1)[:, None] * x
     residuals = np.abs(residuals - np.median(residuals, axis=1, keepdims=True))
     return np.argsort(residuals, axis=1)[:, n - MAX_SUSPECTS :]
 
 
-def _repeated_median_slopes(d: Floats, x: Floats) -> Floats:
-    """A. F. Siegel, *Robust regression using repeated medians*, Biometrika 69, 1982, 242-244."""
-    apart = x[None, :] - x[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        slopes = (d[:, None, :] - d[:, :, None]) / np.where(apart == 0, np.nan, apart)
-    return np.asarray(np.nanmedian(np.nanmedian(slopes, axis=2), axis=1), dtype=float)
-
-
-def most_outliers(num_blocks: int) -> int:
-    """Number of blocks that may be outliers: fewer than half of them, less one, and at least one."""
-    return max((num_blocks - 1) // 2 - 1, 1)
-
-
 @lru_cache(maxsize=64)
 def _choices(num_blocks: int) -> NDArray[np.bool_]:
-    """Every choice of outliers among the suspects: a row per choice, the first of which chooses none."""
-    num_suspects = min(num_blocks, MAX_SUSPECTS)
-    rows = [
-        [i in chosen for i in range(num_suspects)]
-        for size in range(min(most_outliers(num_blocks), num_suspects) + 1)
-        for chosen in combinations(range(num_suspects), size)
-    ]
-    return np.array(rows)
+    """Every choice of outliers among the suspects: a row per choice, the first of which chooses none.
+
+    Outliers are fewer than half of the blocks, less one, and at least one.
+    """
+    suspects = range(min(num_blocks, MAX_SUSPECTS))
+    sizes = range(min(max((num_blocks - 1) // 2 - 1, 1), len(suspects)) + 1)
+    chosen = [outliers for size in sizes for outliers in combinations(suspects, size)]
+    return np.array([[i in outliers for i in suspects] for outliers in chosen])
 
 
 def _choices_with_slopes(choices: NDArray[np.bool_], mean_square: float) -> tuple[NDArray[np.bool_], Floats]:

@@ -21,7 +21,7 @@ from benchctl.analysis.experiment.columns import Value
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders, num_looks_of
 from benchctl.analysis.experiment.pairing import ArmPair, baseline_pairs
-from benchctl.analysis.findings import Finding, collect_findings, draft_findings
+from benchctl.analysis.findings import Finding, collect_findings
 from benchctl.analysis.metrics.latency import PERCENTS, is_completed, latencies_ns, measured
 from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.analysis.statistics.estimate import level_interval
@@ -290,7 +290,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         passes=None if has_requests(manifest) else summarise_passes(cells, pairs, confidence),
         bonus=bonus_of(experiment),
         nodes=nodes_of_variants(pairs, confidence),
-        findings=(*collect_findings(cells, rows, manifest.baseline), *draft_findings(runs, cells)),
+        findings=collect_findings(runs, cells, rows, manifest.baseline),
         warnings=(
             *integrity_warnings(directory),
             *manifest.warnings,

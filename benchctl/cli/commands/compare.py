@@ -18,7 +18,7 @@ from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.words import verdict_sentence
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, parse_side
-from benchctl.analysis.planning.noise_floor import noise_of_experiment
+from benchctl.analysis.planning import noise_of_experiment
 from benchctl.analysis.statistics.estimate import ESTIMATORS, Estimator
 from benchctl.analysis.summary.analyzed import analyze, analyze_directory
 from benchctl.cli.options.compare import (

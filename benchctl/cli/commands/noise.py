@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.planning.noise_floor import is_repeated_baseline
+from benchctl.analysis.planning import is_repeated_baseline
 from benchctl.analysis.validity.machines import age_days
 from benchctl.cli.screen import wide_console
 from benchctl.errors import RecordError, UsageError

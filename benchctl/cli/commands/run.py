@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from benchctl.analysis.planning.noise_floor import repeated_baseline
+from benchctl.analysis.planning import repeated_baseline
 from benchctl.cli.checks import check_gpu, check_machine
 from benchctl.cli.cluster.distributed import check_block_time, check_distribution, with_cluster
 from benchctl.cli.cluster.slurm import measure_block

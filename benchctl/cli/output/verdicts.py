@@ -16,7 +16,7 @@ from rich.text import Text
 
 from benchctl.analysis.compare.compare import blocks_to_settle
 from benchctl.analysis.compare.words import cell_sentence, looks_lines
-from benchctl.analysis.planning.noise_floor import is_repeated_baseline
+from benchctl.analysis.planning import is_repeated_baseline
 from benchctl.analysis.quality.accuracy import accuracy_sentence
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory

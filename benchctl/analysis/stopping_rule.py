@@ -1,4 +1,4 @@
-"""The looks of a stopping rule, planned before the first run; ``experiment/stopping.py`` argues why it is fair.
+"""The looks of a stopping rule, planned before the first run.
 
 Every run imports this module, so it imports neither numpy nor scipy.
 """

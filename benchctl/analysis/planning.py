@@ -1,0 +1,206 @@
+"""The noise of a machine, from an A/A experiment; and, before an experiment, the power that it has in such noise.
+
+The noise floor of a metric is the largest change that identical servers could not rule out: the end of their
+interval that is farther from 0, which includes the bias of the set-up. A change below it cannot be distinguished
+from none.
+"""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from statistics import stdev
+from typing import Final
+
+from benchctl.analysis.compare.metric import roles_of
+from benchctl.analysis.experiment.experiment import Experiment
+from benchctl.analysis.experiment.ladder import num_looks_of
+from benchctl.analysis.experiment.pairing import ArmPair, Side, deciding_in_plan, match_cells, unrecorded_text
+from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.statistics.decide import (
+    ASSUMED_LOG_SD,
+    MAX_BLOCKS_NEEDED,
+    blocks_to_detect,
+    margins_of,
+    minimum_detectable_effect,
+)
+from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, MIN_PAIRED_BLOCKS
+from benchctl.analysis.stopping_rule import ALPHA, stopping_rule
+from benchctl.analysis.validity.machines import gpu_names, machines_of, machines_text
+from benchctl.errors import NotComparableError, UsageError
+from benchctl.formats import percentage
+from benchctl.profile.load import NOT_MEASURED
+from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.planning import arms, variant_settings
+from benchctl.records.noise import MetricNoise, NoiseFloor
+from benchctl.records.schema import SCHEMA_VERSION
+
+DEFAULT_MARGIN: Final = 0.01
+"""The default threshold of ``compare``."""
+_BLOCKS_OF_A_FLOOR: Final = 8
+
+
+def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
+    """The noise of every metric with a better direction, from an A/A experiment.
+
+    Raises NotComparableError where the variants are not all the same or several machines measured, UsageError below
+    six usable blocks.
+    """
+    profile, results, manifest = experiment.profile, experiment.results, experiment.results.manifest
+    if not is_repeated_baseline(profile):
+        raise NotComparableError(
+            f"{results.path} is not an A/A experiment: its variants differ in servers or requests. "
+            "'benchctl run NAME --aa' measures one"
+        )
+    baseline = Side(results.path, manifest.baseline)
+    others = [Side(results.path, name) for name in profile.variants if name != profile.baseline]
+    pairs = [match_cells(experiment, baseline, experiment, other)[0] for other in others]
+    fewest = min(len(pair.blocks) for pair in pairs)
+    if fewest < MIN_PAIRED_BLOCKS:
+        raise UsageError(
+            f"{results.path} has {fewest} usable blocks: a noise floor needs at least {MIN_PAIRED_BLOCKS}. "
+            "Measure it again with more --blocks"
+        )
+    machines = machines_of(results)
+    if len(machines) > 1 and manifest.engine != "sim":  # the noise of a simulator is its own on any machine
+        raise NotComparableError(
+            f"{results.path} was measured on {machines_text(machines)}: a noise floor is that of one machine. "
+            "Measure the A/A experiment on one"
+        )
+    metrics: dict[str, MetricNoise] = {}
+    for pair in pairs:
+        for name, noise in _noise_of_pair(pair, 1 - ALPHA / num_looks_of(manifest, manifest)):
+            if name not in metrics or noise.floor_frac > metrics[name].floor_frac:
+                metrics[name] = noise
+    versions = {run.record.engine_version for run in results.runs}
+    return NoiseFloor(
+        schema_version=SCHEMA_VERSION,
+        measured_at=manifest.created_at,
+        source=str(results.path.resolve()),
+        host=machines[0].hostname,
+        gpus=gpu_names(machines[:1]),
+        engine=profile.engine.kind,
+        engine_sha256=engine_sha256(profile),
+        engine_version=versions.pop() if len(versions) == 1 else None,
+        model=profile.model,
+        request_set_sha256=manifest.request_set_sha256,
+        metrics=metrics,
+    )
+
+
+def _noise_of_pair(pair: ArmPair, confidence: float) -> Iterator[tuple[str, MetricNoise]]:
+    for name, metric in METRICS.items():
+        ratio = None if metric.direction == "none" or metric.is_exact else pair.ratio(name, confidence)
+        if ratio is not None and ratio.estimate.num_blocks >= MIN_PAIRED_BLOCKS:
+            farther_end = max(map(abs, ratio.estimate.log_interval or (0.0,)))
+            logs = ratio.log_ratios
+            yield (
+                name,
+                MetricNoise(log_sd=stdev(logs), num_blocks=len(logs), floor_frac=math.expm1(farther_end)),
+            )
+
+
+def is_repeated_baseline(profile: Profile) -> bool:
+    """True for an A/A experiment: every variant is the baseline under another name."""
+    planned = arms(profile)
+    if len(planned) == 1 or profile.sweep:
+        return False
+    settings = [variant_settings(profile, name, {}).model_dump(exclude={"variant"}) for name, _ in planned]
+    return all(of_arm == settings[0] for of_arm in settings)
+
+
+def repeated_baseline(profile: Profile) -> Profile:
+    """The A/A experiment of ``profile``: its baseline against itself, with the same server, model and workload.
+
+    It has as many blocks, and at least eight, because a floor from few blocks is large.
+    """
+    again = "again" if profile.baseline != "again" else "again-2"
+    baseline = profile.variants[profile.baseline]
+    return profile.model_copy(
+        update={
+            "name": f"{profile.name}-aa",
+            "description": f"The noise of {profile.name}: {profile.baseline} against itself",
+            "blocks": max(profile.blocks, _BLOCKS_OF_A_FLOOR),
+            "stopping": None,
+            "variants": {profile.baseline: baseline, again: baseline},
+            "sweep": {},
+            "cells": (),
+            "sweep_baseline": False,
+            "allowed_differences": (),
+            "comparison": profile.comparison.model_copy(update={"estimator": DEFAULT_ESTIMATOR}),
+        }
+    )
+
+
+def engine_sha256(profile: Profile) -> str:
+    """Hash of the baseline's server options: noise belongs to a server, not to a name."""
+    options = variant_settings(profile, profile.baseline, {}).server.model_dump(
+        mode="json", exclude=set(NOT_MEASURED)
+    )
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
+
+
+def power_lines(
+    profile: Profile,
+    noise: NoiseFloor | None,
+    has_steps: Callable[[VariantSettings], bool] = lambda _settings: True,
+) -> tuple[str, ...]:
+    """What ``profile`` detects on a machine with that ``noise``, in words; nothing where it compares nothing.
+
+    The minimum detectable effect of each metric, and the blocks that the most demanding one takes. ``has_steps``
+    tells for which settings the engine records steps: metrics that it does not record decide nothing.
+    """
+    others = Counter(variant for variant, _ in arms(profile) if variant != profile.baseline)
+    roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
+    primary = [name for name, role in roles.items() if role == "deciding" and name in METRICS]
+    if not others or not primary:
+        return ()
+    deciding = deciding_in_plan(primary, profile, has_steps)
+    unrecorded = [unrecorded_text(deciding.unrecorded, deciding.names)] if deciding.unrecorded else []
+    if profile.blocks < MIN_PAIRED_BLOCKS:
+        number = "1 block gives" if profile.blocks == 1 else f"{profile.blocks} blocks give"
+        return (f"a screening: {number} no verdict; at least {MIN_PAIRED_BLOCKS} are needed", *unrecorded)
+    if not deciding.names:
+        return tuple(unrecorded)
+    rule, num_tests = stopping_rule(profile), len(deciding.names) * max(others.values())
+    # a correction for looks divides alpha as one for tests does
+    num_corrected = num_tests * (1 if rule is None else len(rule.look_blocks))
+    estimator, noise_of = profile.comparison.estimator, {} if noise is None else noise.metrics
+    names_by_effect: dict[str, list[str]] = {}
+    most_needed, needed = 0, ""
+    for name in deciding.names:
+        log_sd = noise_of[name].log_sd if name in noise_of else ASSUMED_LOG_SD
+        margins = margins_of(DEFAULT_MARGIN, noise_of[name].floor_frac if name in noise_of else 0.0)
+        change_frac = margins.change_frac
+        effect_frac = minimum_detectable_effect(
+            log_sd, profile.blocks, num_tests=num_corrected, margin_frac=change_frac, estimator=estimator
+        )
+        names_by_effect.setdefault(f"±{percentage(effect_frac, 2)}", []).append(name)
+        blocks = blocks_to_detect(change_frac, log_sd, num_tests=num_corrected, estimator=estimator)
+        if (blocks or MAX_BLOCKS_NEEDED + 1) > most_needed:
+            most_needed = blocks or MAX_BLOCKS_NEEDED + 1
+            number = f"about {blocks}" if blocks else f"more than {MAX_BLOCKS_NEEDED}"
+            margin = "noise floor" if margins.is_noise_floor else "margin"
+            needed = (
+                f"to detect a change of twice the {margin} ({percentage(change_frac, 2)}) in {name} with the same "
+                f"power takes {number} blocks"
+            )
+    tests = "one test" if num_tests == 1 else f"{num_tests} corrected tests"
+    conditions = f"with {profile.blocks} blocks, {tests} and {_scatter_text(profile, deciding.names, noise)}"
+    effects = "; ".join(f"{effect} in {', '.join(names)}" for effect, names in names_by_effect.items())
+    return (f"{conditions}, a change of {effects} is detected with a power of 80%", needed, *unrecorded)
+
+
+def _scatter_text(profile: Profile, names: Sequence[str], noise: NoiseFloor | None) -> str:
+    scatters = (
+        {} if noise is None else {name: noise.metrics[name].log_sd for name in names if name in noise.metrics}
+    )
+    if noise is None or not scatters:
+        why = "this experiment measures it" if is_repeated_baseline(profile) else "no A/A on file"
+        return f"a scatter of {percentage(ASSUMED_LOG_SD, 2)} between blocks (assumed: {why})"
+    ends = sorted({f"{log_sd * 100:.2g}" for log_sd in scatters.values()}, key=float)
+    reach = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
+    unknown = ", ".join(name for name in names if name not in scatters)
+    assumed = f"; {percentage(ASSUMED_LOG_SD, 2)} assumed for {unknown}" if unknown else ""
+    return f"a scatter of {reach}% between blocks (A/A of {noise.measured_at[:10]} on this machine{assumed})"
