@@ -138,7 +138,7 @@ def test_a_slope_pooled_from_the_two_arms_alone_is_the_analysis_of_covariance():
     squares = float(np.sum((np.array(positions) - np.mean(positions)) ** 2))
     pooled = mean_of(DIFFERENCES, positions=positions, slope=PooledSlope(own.position_effect, squares / 2))
     assert pooled.log_interval == pytest.approx(own.log_interval)
-    assert pooled.degrees_of_freedom == pytest.approx(4)
+    assert pooled.uncertainty.degrees_of_freedom == pytest.approx(4)
 
 
 @given(st.lists(st.floats(-0.2, 0.2), min_size=6, max_size=20), st.booleans(), estimators)
