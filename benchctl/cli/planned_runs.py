@@ -35,7 +35,7 @@ from benchctl.measure.resume.here import Here
 from benchctl.measure.resume.pending import pending_runs
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.noise import load_noise
+from benchctl.records.noise import NOISE
 from benchctl.records.record import PreparedRequest
 from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 from benchctl.workload.prepare import PreparedSet
@@ -76,7 +76,7 @@ def print_planned(
 
 def print_expectations(results: ResultDirectory, profile: Profile) -> None:
     """Print the KV cache that was computed, the power with the noise on file, and the warnings about that noise."""
-    print_power(profile, load_noise(results.path))
+    print_power(profile, NOISE.in_results(results.path))
     for warning in results.manifest().warnings:
         if warning.code == "kv-memory-computed":
             print_kv_memory(warning.message)

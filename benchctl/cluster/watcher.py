@@ -11,7 +11,7 @@ from benchctl.cluster.progress import Progress, progress_of
 from benchctl.cluster.snapshot import SnapshotReader
 from benchctl.errors import BenchctlError, UsageError
 from benchctl.records.directory import ResultDirectory, read_submissions
-from benchctl.records.stores import durations_directory, stored_durations
+from benchctl.records.stores import stored_durations
 from benchctl.untrusted.files import is_there
 
 _RECENT_S: Final = 60.0
@@ -96,7 +96,7 @@ def earlier_durations_s(results: ResultDirectory) -> Mapping[str, float]:
     from benchctl.profile.load import parse_profile  # noqa: PLC0415 - as above
 
     try:
-        if not stored_durations(durations_directory(), results.manifest().engine):
+        if not stored_durations(results.manifest().engine):
             return {}
         profile = parse_profile(results.profile_yaml(), str(results.path / "profile.yaml"))
         gpus = [gpu.name for gpu in results.manifest().gpus]

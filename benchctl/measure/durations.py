@@ -21,7 +21,7 @@ from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.files import encode
 from benchctl.records.record import Manifest, PreparedRequest, RunRecord
-from benchctl.records.stores import RunDuration, durations_directory, store_duration, stored_durations
+from benchctl.records.stores import RunDuration, store_duration, stored_durations
 from benchctl.units import s_from_ns
 
 _NEWEST: Final = 12
@@ -61,7 +61,6 @@ def remember_duration(
     load_s = s_from_ns(last_ns - first_ns)
     settings = variant_settings(profile, record.variant, record.cell)
     store_duration(
-        durations_directory(),
         RunDuration(
             measured_at=utc_now(),
             host=platform.node(),
@@ -84,7 +83,7 @@ def estimate_durations(
     here = (platform.node(), tuple(gpus), profile.model)
     earlier = [
         duration
-        for duration in stored_durations(durations_directory(), profile.engine.kind)
+        for duration in stored_durations(profile.engine.kind)
         if (duration.host, duration.gpus, duration.model) == here
     ]
     if not earlier or not requests:
@@ -107,7 +106,7 @@ def earlier_overhead_s(profile: Profile, gpus: Sequence[str]) -> float | None:
     here = (platform.node(), tuple(gpus), profile.model)
     overheads_s = [
         duration.overhead_s
-        for duration in stored_durations(durations_directory(), profile.engine.kind)
+        for duration in stored_durations(profile.engine.kind)
         if (duration.host, duration.gpus, duration.model) == here
     ]
     return median(overheads_s[-_NEWEST:]) if overheads_s else None

@@ -34,7 +34,7 @@ from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.claims import is_shared, settle_runs, sole_writer
 from benchctl.records.digests import begin_digests, forget_run, record_run
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
-from benchctl.records.noise import NoiseFloor, load_noise
+from benchctl.records.noise import NOISE, NoiseFloor
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
 from benchctl.records.schema import ResultWarning, RunState
 from benchctl.sim.settings import costs_in_words
@@ -232,7 +232,7 @@ def _run_pending(
     failed_arms = FailedArms()
     num_arms = len(arms(profile))
     looks = Looks(results, profile, listener.on_look)
-    noise, gpus = load_noise(results.path), gpu_names_here(results.manifest())
+    noise, gpus = NOISE.in_results(results.path), gpu_names_here(results.manifest())
     try:
         for planned in pending:
             looks.take(planned.block, failed_arms.infeasible)

@@ -15,7 +15,7 @@ from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms
-from benchctl.records.noise import NoiseFloor, NoiseKey, noise_directory, store_noise, stored_noise
+from benchctl.records.noise import NOISE, NoiseFloor, NoiseKey
 from benchctl.records.schema import GpuInfo, ResultWarning
 from benchctl.records.stores import newest_of_each
 
@@ -50,11 +50,11 @@ def noise_on_file(
     if len(arms(profile)) == 1 or is_repeated_baseline(profile):
         return NoiseOnFile(None, ())
     key = _key_of_server(profile, gpus)
-    entries = stored_noise(noise_directory(), key)
+    entries = NOISE.entries(key.name)
     newest = newest_of_each(entries)
     warnings = [ResultWarning(code="noise-unreadable", message=entry.problem) for entry in entries if entry.problem]
     if not newest or newest[0].content is None:
-        others = [entry.content for entry in newest_of_each(stored_noise(noise_directory())) if entry.content]
+        others = [entry.content for entry in newest_of_each(NOISE.entries()) if entry.content]
         misfit = other_server_warning(key, others, _command_of_noise(command))
         return NoiseOnFile(None, (*warnings, *([misfit] if misfit is not None else [])))
     noise = newest[0].content
@@ -64,7 +64,7 @@ def noise_on_file(
 
 def noise_of_server(profile: Profile, gpus: Sequence[GpuInfo] | None = None) -> NoiseFloor | None:
     """The newest noise on file for the baseline's server on this machine, whatever ``profile`` compares."""
-    newest = newest_of_each(stored_noise(noise_directory(), _key_of_server(profile, gpus)))
+    newest = newest_of_each(NOISE.entries(_key_of_server(profile, gpus).name))
     return newest[0].content if newest else None
 
 
@@ -105,7 +105,7 @@ def keep_noise(path: Path, profile: Profile) -> StoredNoise | None:
     if not is_repeated_baseline(profile):
         return None
     try:
-        return StoredNoise(store_noise(noise_directory(), sound_noise(load_experiment(path))))
+        return StoredNoise(NOISE.add(sound_noise(load_experiment(path))))
     except BenchctlError as error:
         return StoredNoise(None, str(error))
 

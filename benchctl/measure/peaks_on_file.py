@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.profile.load import hardware_names
 from benchctl.profile.model import Profile
-from benchctl.records.peaks import (
-    MeasuredPeaks,
-    hardware_of,
-    machine_peaks,
-    newest_of_each,
-    peaks_directory,
-    stored_peaks,
-)
+from benchctl.records.peaks import MeasuredPeaks, hardware_of, machine_peaks, newest_peaks
 
 
 def peaks_on_file(profile: Profile, gpus: Sequence[str]) -> MeasuredPeaks | None:
@@ -24,11 +17,11 @@ def peaks_on_file(profile: Profile, gpus: Sequence[str]) -> MeasuredPeaks | None
     """
     stated = [name for name in hardware_names(profile) if _is_measured(name)]
     if stated:
-        on_file = {hardware_of(peaks).name: peaks for peaks in newest_of_each(stored_peaks(peaks_directory()))}
+        on_file = {hardware_of(peaks).name: peaks for peaks in newest_peaks()}
         return on_file.get(stated[0])
     if profile.engine.kind in {"sim", "attach"} or "hardware" in profile.model_fields_set:
         return None
-    return machine_peaks(peaks_directory(), gpus)
+    return machine_peaks(gpus)
 
 
 def _is_measured(name: str) -> bool:

@@ -18,8 +18,9 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs
 from benchctl.records.digests import begin_digests, digest_of, digests_as_written
 from benchctl.records.directory import ResultDirectory, open_results
-from benchctl.records.noise import NOISE_FILE, NoiseFloor, write_noise
-from benchctl.records.peaks import PEAKS_FILE, MeasuredPeaks, write_peaks
+from benchctl.records.files import write_json_atomic
+from benchctl.records.noise import NOISE, NoiseFloor
+from benchctl.records.peaks import PEAKS, MeasuredPeaks
 from benchctl.records.record import Manifest, PreparedRequest
 from benchctl.records.schema import ExperimentState, ResultWarning
 from benchctl.workload.prepare import PreparedSet
@@ -64,9 +65,9 @@ def create_results(
         results.write_prepared_requests(prepared.content)
         results.write_plan(plan_runs(profile))
         if noise is not None:
-            write_noise(path / NOISE_FILE, noise)
+            write_json_atomic(path / NOISE.file, noise)
         if peaks is not None:
-            write_peaks(path / PEAKS_FILE, peaks)
+            write_json_atomic(path / PEAKS.file, peaks)
         results.write_manifest(manifest)  # late, because it makes the directory one of results
         begin_digests(results)
         finished = finish()

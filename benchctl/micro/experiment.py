@@ -35,7 +35,7 @@ from benchctl.micro.workers_of_blocks import PassWorker, WorkersOfBlocks, visibl
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory
-from benchctl.records.peaks import MeasuredPeaks, load_peaks
+from benchctl.records.peaks import PEAKS, MeasuredPeaks
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.records.schema import GpuInfo, ResultWarning
 from benchctl.workload.prepare import prepare_requests
@@ -109,7 +109,7 @@ def resume_forward(
             f"'benchctl run --resume {reopened.results.path}'"
         )
     with interruptible(), WorkersOfBlocks(partial(start, profile)) as workers:
-        peaks = peaks_of_device(_checked(workers.first(), profile).info, load_peaks(reopened.results.path))
+        peaks = peaks_of_device(_checked(workers.first(), profile).info, PEAKS.in_results(reopened.results.path))
         return _measure(reopened.results, profile, workers, peaks, listener)
 
 

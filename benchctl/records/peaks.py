@@ -2,22 +2,17 @@
 
 import platform
 import re
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Final, Literal, TypeAlias
 
 from benchctl.costs.hardware import Hardware, device_or_none, hardware_for
 from benchctl.errors import RecordError, UsageError
-from benchctl.records.files import read_document, record_of, write_json_atomic
 from benchctl.records.schema import Amount, Count, Record, ResultWarning, Size
-from benchctl.records.stores import StoredFile, file_measurement, key_name, path_of, store_directory, stored_files
+from benchctl.records.stores import Measurement, Store, key_name, newest_of_each
 from benchctl.units import GIGA, TERA
-from benchctl.untrusted.files import is_there
 
-PEAKS_FILE: Final = "peaks.json"
-_REMEDY: Final = "remove the file, or measure with 'benchctl micro roofline'"
 PeakQuantity: TypeAlias = Literal["matmul", "copy", "read", "launch", "all-reduce", "all-reduce-time"]
 QUANTITIES: Final[dict[PeakQuantity, str]] = {
     "matmul": "FLOP/s",
@@ -69,15 +64,9 @@ class PeakSeries(Record, frozen=True, kw_only=True, omit_defaults=True):
         return (ordered[-1 - quarter] - ordered[quarter]) / self.median
 
 
-class MeasuredPeaks(Record, frozen=True, kw_only=True, omit_defaults=True):
+class MeasuredPeaks(Measurement, frozen=True, kw_only=True, omit_defaults=True):
     """The rates that one device of a machine was measured to reach."""
 
-    schema_version: int
-    """Version of the result format."""
-    measured_at: str
-    """UTC, ISO 8601."""
-    host: str
-    """Name of the machine."""
     kind: Literal["cpu", "cuda"]
     """Kind of the device."""
     device: str
@@ -106,6 +95,11 @@ class MeasuredPeaks(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Arithmetic that was left out, and the reason."""
     warnings: tuple[ResultWarning, ...] = ()
     """Limits on the use of these peaks."""
+
+    @property
+    def key(self) -> str:
+        identity = (self.host, self.kind, self.device, self.threads)
+        return key_name((self.host, device_word(self)), identity)
 
     @property
     def was_busy(self) -> bool:
@@ -181,107 +175,62 @@ def data_sheet(peaks: MeasuredPeaks) -> Hardware | None:
     return None if peaks.kind == "cpu" else device_or_none(peaks.device)
 
 
-def load_peaks(results_path: Path) -> MeasuredPeaks | None:
-    """The peaks in a result directory; None without any. Raises RecordError when they are damaged."""
-    path = results_path / PEAKS_FILE
-    return read_peaks(path, within=results_path) if is_there(path, within=results_path) else None
+class _Peaks(Store[MeasuredPeaks]):
+    def read(self, path: Path, *, within: Path | None = None) -> MeasuredPeaks:
+        peaks = super().read(path, within=within)
+        if reason := peaks.incomplete:
+            raise RecordError(f"{path}: {reason}; {self.remedy}")
+        return peaks
 
 
-def read_peaks(path: Path, *, within: Path | None = None) -> MeasuredPeaks:
-    """Read one file of peaks, to which no link leads from ``within``, by default its folder.
-
-    Raises RecordError when it is damaged, SchemaVersionError when it is newer.
-    """
-    content = read_document(path, within=within or path.parent)
-    peaks = record_of(content, path, MeasuredPeaks, remedy=_REMEDY)
-    if reason := peaks.incomplete:
-        raise RecordError(f"{path}: {reason}; {_REMEDY}")
-    return peaks
-
-
-def write_peaks(path: Path, peaks: MeasuredPeaks) -> None:
-    write_json_atomic(path, peaks)
-
-
-STORE_VARIABLE: Final = "BENCHCTL_PEAKS_DIR"
+PEAKS: Final = _Peaks(
+    "peaks", "BENCHCTL_PEAKS_DIR", MeasuredPeaks, "remove the file, or measure with 'benchctl micro roofline'"
+)
 MEASURED: Final = "measured"
-_MEASURE: Final = "'benchctl micro roofline' measures them"
-StoredPeaks: TypeAlias = StoredFile[MeasuredPeaks]
 
 
-def peaks_directory() -> Path:
-    """``BENCHCTL_PEAKS_DIR``, or ``peaks`` below the data directory of the user."""
-    return store_directory(STORE_VARIABLE, "peaks")
+def newest_peaks() -> list[MeasuredPeaks]:
+    """The peaks on file that count: the newest of each key, of a busy machine only where a key has no other."""
+    quiet_first = sorted(PEAKS.entries(), key=lambda entry: entry.content is not None and entry.content.was_busy)
+    newest = sorted(newest_of_each(quiet_first), key=lambda entry: entry.key)
+    return [entry.content for entry in newest if entry.content is not None]
 
 
-def key_of(peaks: MeasuredPeaks) -> str:
-    """``host-device-hash8``: readable, and by its hash unique to a machine, a device and its threads."""
-    return key_name((peaks.host, device_word(peaks)), (peaks.host, peaks.kind, peaks.device, peaks.threads))
-
-
-def store_peaks(store: Path, peaks: MeasuredPeaks) -> Path:
-    """File a measurement. Raises UsageError when it cannot be written."""
-    path = path_of(store, key_of(peaks), peaks, peaks.measured_at)
-    return file_measurement(path, partial(write_peaks, peaks=peaks), what="peaks", variable=STORE_VARIABLE)
-
-
-def stored_peaks(store: Path) -> tuple[StoredPeaks, ...]:
-    """Everything on file; see ``stored_files``."""
-    return stored_files(store, read_peaks)
-
-
-def newest_of_each(entries: Iterable[StoredPeaks]) -> tuple[MeasuredPeaks, ...]:
-    """The measurements that count: of each key the first that can be read, in the order of ``stored_peaks``.
-
-    One of a busy machine counts only where a key has no other.
-    """
-    newest: dict[str, MeasuredPeaks] = {}
-    for entry in entries:
-        if entry.content is None:
-            continue
-        best = newest.setdefault(entry.key, entry.content)
-        if best.was_busy and not entry.content.was_busy:
-            newest[entry.key] = entry.content
-    return tuple(newest.values())
-
-
-def machine_peaks(store: Path, gpus: Sequence[str], host: str | None = None) -> MeasuredPeaks | None:
+def machine_peaks(gpus: Sequence[str]) -> MeasuredPeaks | None:
     """The newest peaks of these GPUs, if they are of one kind, or of the CPU of a machine without any.
 
     Of a CPU with several numbers of threads, the newest measurement counts.
     """
     if len(set(gpus)) > 1:
         return None
-    machine = platform.node() if host is None else host
-    newest = [
-        peaks
-        for peaks in newest_of_each(stored_peaks(store))
-        if peaks.host == machine and (peaks.device == gpus[0] if gpus else peaks.kind == "cpu")
-    ]
-    return max(newest, key=lambda peaks: peaks.measured_at, default=None)
+    here = [peaks for peaks in newest_peaks() if peaks.host == platform.node()]
+    of_device = [peaks for peaks in here if (peaks.device == gpus[0] if gpus else peaks.kind == "cpu")]
+    return max(of_device, key=lambda peaks: peaks.measured_at, default=None)
 
 
-def named_peaks(store: Path, name: str | None, host: str | None = None) -> MeasuredPeaks:
+def named_peaks(name: str | None) -> MeasuredPeaks:
     """The peaks of ``name``: a key or its beginning, a name of a device; without one, those of this machine.
 
     A machine with peaks of a GPU and of its CPU is meant to be its GPU. Raises UsageError when there are none, or
     those of several devices.
     """
-    entries, machine = stored_peaks(store), platform.node() if host is None else host
-    newest = newest_of_each(entries)
+    newest, machine = newest_peaks(), platform.node()
     if name is None:
         matches = [peaks for peaks in newest if peaks.host == machine]
         matches = [peaks for peaks in matches if peaks.kind != "cpu"] or matches
         which = f"of {machine}"
     else:
-        matches = [peaks for peaks in newest if name in {key_of(peaks), device_word(peaks), peaks.device}]
-        matches = matches or [peaks for peaks in newest if key_of(peaks).startswith(name)]
+        matches = [peaks for peaks in newest if name in {peaks.key, device_word(peaks), peaks.device}]
+        matches = matches or [peaks for peaks in newest if peaks.key.startswith(name)]
         which = f"named {name!r}"
     if not matches:
-        keys = ", ".join(key_of(peaks) for peaks in newest) or "nothing"
-        raise UsageError(f"no measured peaks {which} are on file in {store} ({keys} is there); {_MEASURE}")
+        keys = ", ".join(peaks.key for peaks in newest) or "nothing"
+        raise UsageError(
+            f"no measured peaks {which} are on file in {PEAKS.directory} ({keys} is there); "
+            "'benchctl micro roofline' measures them"
+        )
     if len(matches) > 1:
-        keys = ", ".join(key_of(peaks) for peaks in matches)
+        keys = ", ".join(peaks.key for peaks in matches)
         raise UsageError(f"measured peaks {which} are those of several devices: {keys}; write {MEASURED}:KEY")
     return matches[0]
 
@@ -295,4 +244,4 @@ def resolved_hardware(text: str) -> str:
     word, _, name = text.strip().partition(":")
     if word != MEASURED or ":" in name:
         return text
-    return hardware_of(named_peaks(peaks_directory(), name or None)).name
+    return hardware_of(named_peaks(name or None)).name

@@ -1,13 +1,17 @@
 """Measurements of this machine that are on file: a file for each, in a folder for each key.
 
+    <store>/<key>/<when>-<hash>.json
+
+A store belongs to the user. A new result directory gets a copy of the measurement that applies to it, and readers
+of results never use the store. The newest measurement of a key counts; older ones stay as history.
+
 Durations of runs, from which plans estimate their own.
 """
 
 import hashlib
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +21,37 @@ import msgspec
 import platformdirs
 
 from benchctl.errors import InvalidDataError, UsageError
-from benchctl.records.files import encode
+from benchctl.records.files import encode, read_document, record_of, write_bytes_atomic, write_json_atomic
 from benchctl.records.schema import Amount, Count, Record
+from benchctl.untrusted.files import is_there
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, read_lines
 
-RecordT = TypeVar("RecordT", bound=Record)
+
+class Measurement(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A measurement that later experiments of the same machine take along."""
+
+    schema_version: int
+    """Version of the result format."""
+    measured_at: str
+    """UTC, ISO 8601."""
+    host: str
+    """Name of the machine."""
+
+    @property
+    def key(self) -> str:
+        """Name of the folder for all measurements of the same."""
+        raise NotImplementedError
+
+
+MeasurementT = TypeVar("MeasurementT", bound=Measurement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile(Generic[RecordT]):
+class StoredFile(Generic[MeasurementT]):
     """One file of a store. ``content`` is None if it cannot be read; ``problem`` then says why."""
 
     path: Path
-    content: RecordT | None
+    content: MeasurementT | None
     problem: str | None = None
 
     @property
@@ -43,10 +65,80 @@ class StoredFile(Generic[RecordT]):
         return f"{self.key}/{self.path.stem}"
 
 
-def store_directory(variable: str, name: str) -> Path:
-    """The directory that an environment variable names, or ``name`` below the data directory of the user."""
-    directory = os.environ.get(variable)
-    return Path(directory).expanduser() if directory else Path(platformdirs.user_data_dir("benchctl")) / name
+@dataclass(frozen=True, slots=True)
+class Store(Generic[MeasurementT]):
+    """The measurements of one kind; ``name`` is that of the kind, and ``variable`` can name the directory."""
+
+    name: str
+    variable: str
+    kind: type[MeasurementT]
+    remedy: str
+    """What to do about a file that cannot be read."""
+
+    @property
+    def file(self) -> str:
+        """Name of the copy in a result directory."""
+        return f"{self.name}.json"
+
+    @property
+    def directory(self) -> Path:
+        """What ``variable`` says, or ``name`` below the data directory of the user."""
+        directory = os.environ.get(self.variable)
+        return Path(directory).expanduser() if directory else platformdirs.user_data_path("benchctl") / self.name
+
+    def read(self, path: Path, *, within: Path | None = None) -> MeasurementT:
+        """Read one file, to which no link leads from ``within``, by default its folder.
+
+        Raises RecordError when it is damaged, SchemaVersionError when it is of another schema.
+        """
+        content = read_document(path, within=within or path.parent)
+        return record_of(content, path, self.kind, remedy=self.remedy)
+
+    def in_results(self, directory: Path) -> MeasurementT | None:
+        """The copy in a result directory; None without one. Raises as ``read`` does."""
+        path = directory / self.file
+        return self.read(path, within=directory) if is_there(path, within=directory) else None
+
+    def add(self, content: MeasurementT) -> Path:
+        """File a measurement; the same one again is the same file. Raises UsageError where it cannot be written."""
+        when, digest = re.sub(r"[^0-9TZ]", "", content.measured_at), hashlib.sha256(encode(content)).hexdigest()
+        path = self.directory / content.key / f"{when}-{digest[:8]}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json_atomic(path, content)
+        except OSError as error:
+            raise UsageError(
+                f"{path}: the {self.name} cannot be stored ({error.strerror}); correct its permissions, or set "
+                f"{self.variable} to a directory that can be written"
+            ) from error
+        return path
+
+    def entries(self, key: str = "*") -> tuple[StoredFile[MeasurementT], ...]:
+        """Everything on file, or all of one key: keys by name, the newest measurement of each first."""
+        newest_first = sorted(self.directory.glob(f"{key}/*.json"), reverse=True)
+        return tuple(map(self._entry, sorted(newest_first, key=lambda path: path.parent)))
+
+    def _entry(self, path: Path) -> StoredFile[MeasurementT]:
+        try:
+            return StoredFile(path=path, content=self.read(path))
+        except InvalidDataError as error:
+            return StoredFile(path=path, content=None, problem=str(error))
+
+    def find(self, name: str) -> tuple[StoredFile[MeasurementT], ...]:
+        """The measurements of ``name``: a key, one measurement of it, or the beginning of a single key.
+
+        Raises UsageError when there is none, or when several keys begin so.
+        """
+        entries = self.entries()
+        exact = tuple(entry for entry in entries if name in {entry.key, entry.name})
+        matches = exact or tuple(entry for entry in entries if entry.name.startswith(name))
+        keys = sorted({entry.key for entry in matches})
+        if not matches:
+            on_file = ", ".join(sorted({entry.key for entry in entries})) or "nothing is on file"
+            raise UsageError(f"no {self.name} is filed under {name!r} in {self.directory}; known keys: {on_file}")
+        if len(keys) > 1:
+            raise UsageError(f"{name!r} begins several keys: {', '.join(keys)}; write one of them out")
+        return matches
 
 
 def key_name(words: Iterable[str], identity: object) -> str:
@@ -55,80 +147,23 @@ def key_name(words: Iterable[str], identity: object) -> str:
     return f"{readable}-{hashlib.sha256(encode(identity)).hexdigest()[:8]}"
 
 
-def path_of(store: Path, key: str, content: Record, measured_at: str) -> Path:
-    """The file of a measurement; the same one again is the same file."""
-    when = re.sub(r"[^0-9TZ]", "", measured_at)
-    return store / key / f"{when}-{hashlib.sha256(encode(content)).hexdigest()[:8]}.json"
-
-
-def file_measurement(path: Path, write: Callable[[Path], None], *, what: str, variable: str) -> Path:
-    """Write a file of a store. Raises UsageError when it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path)
-    except OSError as error:
-        raise UsageError(
-            f"{path}: the {what} cannot be stored ({error.strerror}); correct its permissions, or set {variable} "
-            "to a directory that can be written"
-        ) from error
-    return path
-
-
-def stored_files(
-    store: Path, read: Callable[[Path], RecordT], key: str | None = None
-) -> tuple[StoredFile[RecordT], ...]:
-    """Everything on file, or all of one key: keys by name, the newest measurement of each first."""
-    names = sorted(path.name for path in store.glob("*") if path.is_dir()) if key is None else [key]
-    paths = [path for name in names for path in sorted((store / name).glob("*.json"), reverse=True)]
-    return tuple(_stored_file(path, read) for path in paths)
-
-
-def _stored_file(path: Path, read: Callable[[Path], RecordT]) -> StoredFile[RecordT]:
-    try:
-        return StoredFile(path=path, content=read(path))
-    except InvalidDataError as error:
-        return StoredFile(path=path, content=None, problem=str(error))
-
-
-def newest_of_each(entries: Iterable[StoredFile[RecordT]]) -> tuple[StoredFile[RecordT], ...]:
-    """The measurements that count: the first of each key in the order of ``stored_files`` that can be read."""
-    newest: dict[str, StoredFile[RecordT]] = {}
+def newest_of_each(entries: Iterable[StoredFile[MeasurementT]]) -> tuple[StoredFile[MeasurementT], ...]:
+    """The measurements that count: the first of each key among ``entries`` that can be read."""
+    newest: dict[str, StoredFile[MeasurementT]] = {}
     for entry in entries:
         if entry.content is not None:
             newest.setdefault(entry.key, entry)
     return tuple(newest.values())
 
 
-def find_files(
-    entries: tuple[StoredFile[RecordT], ...], name: str, missing: str
-) -> tuple[StoredFile[RecordT], ...]:
-    """The measurements of ``name``: a key, one measurement of it, or the beginning of a single key.
-
-    Raises UsageError when there is none, which ``missing`` says behind a "no", or when several keys begin so.
-    """
-    exact = tuple(entry for entry in entries if name in {entry.key, entry.name})
-    matches = exact or tuple(entry for entry in entries if entry.name.startswith(name))
-    keys = sorted({entry.key for entry in matches})
-    if not matches:
-        stored_keys = ", ".join(sorted({entry.key for entry in entries})) or "nothing is on file"
-        raise UsageError(f"no {missing}; known keys: {stored_keys}")
-    if len(keys) > 1:
-        raise UsageError(f"{name!r} begins several keys: {', '.join(keys)}; write one of them out")
-    return matches
-
-
-def remove_files(entries: Iterable[StoredFile[RecordT]]) -> int:
-    """Delete files of the store, and keys that hold no more; returns how many files."""
-    removed = 0
+def remove_files(entries: Iterable[StoredFile[MeasurementT]]) -> None:
+    """Delete files of a store, and keys that hold no more."""
     for entry in entries:
         entry.path.unlink(missing_ok=True)
-        removed += 1
-        if not any(entry.path.parent.glob("*.json")):
-            shutil.rmtree(entry.path.parent, ignore_errors=True)
-    return removed
+        with suppress(OSError):  # it holds others
+            entry.path.parent.rmdir()
 
 
-STORE_VARIABLE: Final = "BENCHCTL_DURATIONS_DIR"
 _MOST_LINES: Final = 2000
 """Limit of a file, which is then cut to the newest half."""
 
@@ -153,32 +188,29 @@ class RunDuration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Largest number of answers in progress at once."""
 
 
-def durations_directory() -> Path:
-    """``BENCHCTL_DURATIONS_DIR``, or ``durations`` below the user's directory for state."""
-    directory = os.environ.get(STORE_VARIABLE)
-    return (
-        Path(directory).expanduser() if directory else Path(platformdirs.user_state_dir("benchctl")) / "durations"
-    )
+def _durations_path(engine: str) -> Path:
+    """A file of ``BENCHCTL_DURATIONS_DIR``, or of ``durations`` below the user's directory for state."""
+    directory = os.environ.get("BENCHCTL_DURATIONS_DIR")
+    store = Path(directory).expanduser() if directory else platformdirs.user_state_path("benchctl") / "durations"
+    return store / f"{engine}.jsonl"
 
 
-def store_duration(store: Path, duration: RunDuration) -> None:
+def store_duration(duration: RunDuration) -> None:
     """Append a duration; a store that cannot be written only makes later estimates worse."""
-    path = store / f"{duration.engine}.jsonl"
+    path = _durations_path(duration.engine)
     with suppress(OSError):
-        store.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and len(lines := path.read_bytes().splitlines(keepends=True)) > _MOST_LINES:
-            partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-            partial.write_bytes(b"".join(lines[-_MOST_LINES // 2 :]))
-            partial.replace(path)
+            write_bytes_atomic(path, b"".join(lines[-_MOST_LINES // 2 :]), has_rivals=True)
         with path.open("ab") as file:
             file.write(encode(duration) + b"\n")
 
 
-def stored_durations(store: Path, engine: str) -> tuple[RunDuration, ...]:
+def stored_durations(engine: str) -> tuple[RunDuration, ...]:
     """The durations of one engine in the order of measurement; damaged lines are left out."""
     durations: list[RunDuration] = []
     with suppress(UnreadableError):
-        for _, line in read_lines(store / f"{engine}.jsonl"):
+        for _, line in read_lines(_durations_path(engine)):
             with suppress(*DECODING_ERRORS):
                 durations.append(msgspec.json.decode(line, type=RunDuration))
     return tuple(durations)

@@ -9,7 +9,7 @@ from support.cli import benchctl
 from support.peaks import gpu_peaks
 
 from benchctl.costs.guided_floor import LAYER_OPERATIONS, STEP_OPERATIONS
-from benchctl.records.peaks import STORE_VARIABLE, store_peaks
+from benchctl.records.peaks import PEAKS
 
 OPERATIONS = 28 * LAYER_OPERATIONS + STEP_OPERATIONS
 """Of a guided step with the 28 layers of the 1.5B value model."""
@@ -50,12 +50,12 @@ def test_launches_count_where_they_are_priced() -> None:
 
 
 def test_launches_and_peaks_as_measured_are_those_on_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(STORE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(PEAKS.variable, str(tmp_path))
     options = ("--batch", "1", "--top-k", "5", "--launch-us", "measured")
     refused = benchctl("steptime", "guided", *options)
     assert refused.returncode == 2
     assert "'benchctl micro roofline' measures them" in refused.stderr
-    store_peaks(tmp_path, gpu_peaks(host=platform.node(), read=3.1e12))
+    PEAKS.add(gpu_peaks(host=platform.node(), read=3.1e12))
     (row,) = rows_of(*options, "--hardware", "measured")
     assert row["base_s"] == pytest.approx(14.16e9 / 3.1e12, rel=0.001)
     assert row["step_s"] == pytest.approx(row["base_s"] + OPERATIONS * 5e-6), "5 us were measured"

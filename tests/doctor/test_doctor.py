@@ -35,7 +35,7 @@ from benchctl.measure.doctor.peaks import peak_checks
 from benchctl.measure.server.cores import CoreSplit
 from benchctl.measure.telemetry.nvml import GpuState
 from benchctl.micro.peak_checks import peak_warnings
-from benchctl.records.peaks import store_peaks
+from benchctl.records.peaks import PEAKS
 from benchctl.units import GIB
 
 TOPICS = ["software", "machine", "gpu", "peaks", "engine", "data", "cluster"]
@@ -405,22 +405,26 @@ def test_looking_at_the_client_changes_nothing():
     assert scheduling() == before
 
 
-def test_peaks_on_file_are_reported_with_their_time_and_limits_and_absent_ones_with_the_command(tmp_path) -> None:
-    (none,) = peak_checks(tmp_path, [])
+def test_peaks_on_file_are_reported_with_their_time_and_limits_and_absent_ones_with_the_command(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv(PEAKS.variable, str(tmp_path))
+    (none,) = peak_checks([])
     assert (none.name, none.state, none.remedy) == ("cpu", "missing", "benchctl micro roofline")
     assert not none.is_obstacle
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    store_peaks(tmp_path, gpu_peaks(host=platform.node(), measured_at=now))
-    known, unknown = peak_checks(tmp_path, [H100, H100, "NVIDIA L4"])
+    PEAKS.add(gpu_peaks(host=platform.node(), measured_at=now))
+    known, unknown = peak_checks([H100, H100, "NVIDIA L4"])
     assert (known.name, known.state, known.facts["measured_at"]) == (H100, "ok", now)
     assert "h100-sxm (peaks measured " in known.finding
     assert (unknown.name, unknown.state) == ("NVIDIA L4", "missing")
 
 
-def test_peaks_of_a_busy_machine_and_old_ones_are_warnings(tmp_path) -> None:
+def test_peaks_of_a_busy_machine_and_old_ones_are_warnings(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(PEAKS.variable, str(tmp_path))
     busy = cpu_peaks(host=platform.node(), busy_frac=0.5, measured_at="2020-01-01T00:00:00Z")
-    store_peaks(tmp_path, msgspec.structs.replace(busy, warnings=peak_warnings(busy)))
-    (check,) = peak_checks(tmp_path, [])
+    PEAKS.add(msgspec.structs.replace(busy, warnings=peak_warnings(busy)))
+    (check,) = peak_checks([])
     assert check.state == "warning"
     assert "peak-on-busy-machine" in check.finding
     assert "days old" in check.finding

@@ -30,8 +30,9 @@ from benchctl.load.answer.failure import error_of
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.records.archive import contents_of, write_archive
+from benchctl.records.files import write_json_atomic
 from benchctl.records.integrity import verify_directory
-from benchctl.records.peaks import read_peaks, write_peaks
+from benchctl.records.peaks import PEAKS
 from benchctl.records.record import Message, PreparedRequest
 from benchctl.steptime.fitting.fit import FitOptions, fit_model
 from benchctl.steptime.model_file import read_model, write_model
@@ -190,7 +191,7 @@ def _write_model(path: Path) -> None:
 
 def _write_peaks(path: Path) -> None:
     path.mkdir()
-    write_peaks(path / "peaks.json", cpu_peaks())
+    write_json_atomic(path / "peaks.json", cpu_peaks())
 
 
 READERS: Final = (
@@ -211,7 +212,7 @@ READERS: Final = (
     _dataset("azure", azure_prompts, azure_lengths),
     _dataset("replay", replay_prompts, replay_lengths),
     Reader("step-time-model", lambda directory: read_model(directory / "model.json"), _write_model),
-    Reader("peaks", lambda directory: read_peaks(directory / "peaks.json"), _write_peaks),
+    Reader("peaks", lambda directory: PEAKS.read(directory / "peaks.json"), _write_peaks),
     Reader("answer", _answer),
     Reader("metrics", _metrics, refuses_by=(BenchctlError, ValueError)),
     Reader("config", lambda directory: shape_from_config(directory / "config.json")),

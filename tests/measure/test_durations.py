@@ -11,7 +11,7 @@ from benchctl.measure.durations import estimate_durations, load_s, remember_dura
 from benchctl.profile.model import Arrival
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RunTimes
-from benchctl.records.stores import durations_directory, store_duration, stored_durations
+from benchctl.records.stores import store_duration, stored_durations
 from benchctl.units import NS_PER_S
 
 CLOSED = Arrival(kind="closed-loop", max_concurrency=2)
@@ -120,16 +120,16 @@ def test_requests_take_slots_in_turn_when_they_are_due(arrival, arrivals_s, expe
     assert load_s(due, arrival, 0.01) == pytest.approx(expected_s)
 
 
-def test_damaged_lines_are_passed_over_and_the_store_forgets_the_oldest(record):
+def test_damaged_lines_are_passed_over_and_the_store_forgets_the_oldest(record, tmp_path):
     ran(record, 4.0)
-    store = durations_directory()
-    (kept,) = stored_durations(store, "sim")
+    store = tmp_path / "durations"
+    (kept,) = stored_durations("sim")
     with (store / "sim.jsonl").open("ab") as file:
         file.write(b'{"broken\n')
-    assert stored_durations(store, "sim") == (kept,)
+    assert stored_durations("sim") == (kept,)
     (store / "sim.jsonl").write_bytes((store / "sim.jsonl").read_bytes() * 1100)
-    store_duration(store, msgspec.structs.replace(kept, overhead_s=7.0))
-    found = stored_durations(store, "sim")
+    store_duration(msgspec.structs.replace(kept, overhead_s=7.0))
+    found = stored_durations("sim")
     assert len(found) < 1100
     assert found[-1].overhead_s == 7.0
 

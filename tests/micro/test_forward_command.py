@@ -9,7 +9,7 @@ import pytest
 from support.cli import benchctl
 from support.peaks import cpu_peaks, series
 
-from benchctl.records.peaks import STORE_VARIABLE, store_peaks
+from benchctl.records.peaks import PEAKS
 
 TINY = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
@@ -54,12 +54,15 @@ def test_passes_on_the_cpu_make_a_directory_that_every_reader_understands(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_pass_faster_than_its_device_ends_with_exit_code_4_and_no_table_has_it(tmp_path, tiny, torch_python):
+def test_a_pass_faster_than_its_device_ends_with_exit_code_4_and_no_table_has_it(
+    tmp_path, tiny, torch_python, monkeypatch
+):
+    monkeypatch.setenv(PEAKS.variable, str(tmp_path / "peaks"))
     slow_memory = (series("matmul", 1e12, dtype="float32"), series("read", 1e3))
-    store_peaks(tmp_path / "peaks", cpu_peaks(host=platform.node(), cache_bytes=1, series=slow_memory))
+    PEAKS.add(cpu_peaks(host=platform.node(), cache_bytes=1, series=slow_memory))
     run = benchctl(
         "micro", "forward", "--model", tiny, "--device", "cpu", "--python", torch_python, "--batch-size", 1,
-        "--phase", "decode", *FEW, cwd=tmp_path, **{STORE_VARIABLE: str(tmp_path / "peaks")},
+        "--phase", "decode", *FEW, cwd=tmp_path, **{PEAKS.variable: str(tmp_path / "peaks")},
     )  # fmt: skip
     assert run.returncode == 4
     assert "2 runs took less time than their FLOPs and bytes allow, and count nowhere" in run.stderr

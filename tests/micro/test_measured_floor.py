@@ -17,7 +17,7 @@ from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_o
 from benchctl.micro.peak_checks import peak_warnings
 from benchctl.micro.peaks_of_device import peaks_of_device
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.peaks import STORE_VARIABLE, hardware_of, load_peaks, store_peaks
+from benchctl.records.peaks import PEAKS, hardware_of
 from benchctl.report.tables.times import passes_table
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
@@ -28,7 +28,7 @@ BELOW_US, ABOVE_US = 900.0, 2000.0
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "peaks"))
+    monkeypatch.setenv(PEAKS.variable, str(tmp_path / "peaks"))
     return tmp_path / "peaks"
 
 
@@ -46,7 +46,7 @@ def measured(path, pass_us):
 
 
 def test_a_pass_faster_than_the_measured_peaks_allow_is_refused(store, tmp_path) -> None:
-    store_peaks(store, cpu_peaks(host=HOST))
+    PEAKS.add(cpu_peaks(host=HOST))
     outcome = measured(tmp_path / "r", BELOW_US)
     assert len(outcome.below_floor) == 2
     slower = measured(tmp_path / "s", ABOVE_US)
@@ -58,10 +58,10 @@ def test_a_pass_faster_than_the_measured_peaks_allow_is_refused(store, tmp_path)
 
 
 def test_the_directory_has_the_peaks_that_were_used_and_reads_and_resumes_with_them(store, tmp_path) -> None:
-    store_peaks(store, cpu_peaks(host=HOST))
+    PEAKS.add(cpu_peaks(host=HOST))
     path = measured(tmp_path / "r", BELOW_US).path
-    store_peaks(store, cpu_peaks(host=HOST, device="another", measured_at="2027-01-01T00:00:00Z"))
-    assert load_peaks(path) == cpu_peaks(host=HOST)
+    PEAKS.add(cpu_peaks(host=HOST, device="another", measured_at="2027-01-01T00:00:00Z"))
+    assert PEAKS.in_results(path) == cpu_peaks(host=HOST)
     assert load_experiment(path).hardware == hardware_of(cpu_peaks())
     again = resume_forward(reopen_experiment(path, None), LISTENER, FakeWorkers(lambda *_: BELOW_US).start)
     assert len(again.below_floor) == 2
@@ -84,7 +84,7 @@ def test_a_data_sheet_bounds_better_than_what_was_measured(info) -> None:
 
 def test_peaks_of_a_busy_machine_bound_nothing_and_the_directory_says_so(store, tmp_path) -> None:
     busy = cpu_peaks(host=HOST, busy_frac=0.9)
-    store_peaks(store, cpu_peaks(host=HOST, busy_frac=0.9, warnings=peak_warnings(busy)))
+    PEAKS.add(cpu_peaks(host=HOST, busy_frac=0.9, warnings=peak_warnings(busy)))
     outcome = measured(tmp_path / "r", BELOW_US)
     warnings = {warning.code: warning.message for warning in ResultDirectory(outcome.path).manifest().warnings}
     assert outcome.below_floor == ()

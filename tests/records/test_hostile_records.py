@@ -1,5 +1,6 @@
 """Every file of a result directory may hold anything: commands name the file and why, without a traceback."""
 
+import platform
 import shutil
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from benchctl.records import files
 from benchctl.records.columns import read_steps
 from benchctl.records.digests import read_digests
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.files import encode
+from benchctl.records.files import encode, write_json_atomic
 from benchctl.records.loaded import DAMAGED_LINE, load_results, load_run
-from benchctl.records.noise import read_noise
-from benchctl.records.peaks import machine_peaks, read_peaks, write_peaks
+from benchctl.records.noise import NOISE
+from benchctl.records.peaks import PEAKS, machine_peaks
 from benchctl.records.schema import StepRecord
 from benchctl.records.stores import stored_durations
 from benchctl.report.export import list_directories
@@ -28,8 +29,8 @@ DOCUMENTS = {
     "manifest.json": lambda path: ResultDirectory(path).manifest(),
     "plan.json": lambda path: ResultDirectory(path).plan(),
     f"{RUN}/run.json": load_results,
-    "noise.json": lambda path: read_noise(path / "noise.json"),
-    "peaks.json": lambda path: read_peaks(path / "peaks.json"),
+    "noise.json": lambda path: NOISE.read(path / "noise.json"),
+    "peaks.json": lambda path: PEAKS.read(path / "peaks.json"),
     "digests.json": read_digests,
 }
 LOGS = ("steps.jsonl", "requests.jsonl", "gpu.jsonl", "host.jsonl", "client.jsonl", "prometheus.jsonl")
@@ -199,14 +200,17 @@ def test_an_unreadable_directory_is_listed_as_such(path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_damaged_files_of_a_store_do_not_count(tmp_path: Path, name: str) -> None:
+def test_damaged_files_of_a_store_do_not_count(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PEAKS.variable, str(tmp_path))
+    monkeypatch.setenv("BENCHCTL_DURATIONS_DIR", str(tmp_path))
+    peaks = cpu_peaks(host=platform.node())
     write_hostile(tmp_path / "key" / "20260101-aaaa.json", name)
     write_hostile(tmp_path / "sim.jsonl", name)
-    assert machine_peaks(tmp_path, (), cpu_peaks().host) is None
-    assert stored_durations(tmp_path, "sim") == ()
+    assert machine_peaks(()) is None
+    assert stored_durations("sim") == ()
     (tmp_path / "key" / "20250101-aaaa.json").touch()
-    write_peaks(tmp_path / "key" / "20250101-aaaa.json", cpu_peaks())
-    assert machine_peaks(tmp_path, (), cpu_peaks().host) == cpu_peaks()
+    write_json_atomic(tmp_path / "key" / "20250101-aaaa.json", peaks)
+    assert machine_peaks(()) == peaks
 
 
 def test_numbers_as_text_and_other_types_are_refused_by_field(path: Path) -> None:

@@ -21,15 +21,7 @@ from benchctl.formats import percentage
 from benchctl.measure.noise_on_file import keep_noise, noise_on_file, sound_noise
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.noise import (
-    STORE_VARIABLE,
-    MetricNoise,
-    NoiseFloor,
-    find_noise,
-    key_of,
-    store_noise,
-    stored_noise,
-)
+from benchctl.records.noise import NOISE, MetricNoise, NoiseFloor
 from benchctl.records.schema import ResultWarning
 from benchctl.records.stores import newest_of_each, remove_files
 
@@ -66,22 +58,22 @@ def a_against_a(path: Path, scatter: tuple[float, ...] = SCATTER) -> ResultDirec
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "store"))
+    monkeypatch.setenv(NOISE.variable, str(tmp_path / "store"))
     return tmp_path / "store"
 
 
 def test_the_newest_measurement_of_a_key_counts_and_older_ones_stay(store: Path) -> None:
     for day in ("03", "01", "02"):
-        store_noise(store, floor(measured_at=f"2026-11-{day}T12:00:00Z"))
-    entries = stored_noise(store)
+        NOISE.add(floor(measured_at=f"2026-11-{day}T12:00:00Z"))
+    entries = NOISE.entries()
     assert [e.content.measured_at[8:10] for e in entries if e.content] == ["03", "02", "01"]
     (newest,) = newest_of_each(entries)
     assert newest.content == floor(measured_at="2026-11-03T12:00:00Z")
 
 
 def test_the_same_measurement_again_is_the_same_file(store: Path) -> None:
-    assert store_noise(store, floor()) == store_noise(store, floor())
-    assert len(stored_noise(store)) == 1
+    assert NOISE.add(floor()) == NOISE.add(floor())
+    assert len(NOISE.entries()) == 1
 
 
 @pytest.mark.parametrize(
@@ -97,34 +89,34 @@ def test_the_same_measurement_again_is_the_same_file(store: Path) -> None:
 def test_noise_is_that_of_one_host_with_its_devices_and_one_server_with_its_model(
     store: Path, other: dict[str, Any]
 ) -> None:
-    store_noise(store, floor())
-    store_noise(store, floor(**other))
-    assert len(newest_of_each(stored_noise(store))) == 2
-    assert len(stored_noise(store, key_of(floor(**other)))) == 1
+    NOISE.add(floor())
+    NOISE.add(floor(**other))
+    assert len(newest_of_each(NOISE.entries())) == 2
+    assert len(NOISE.entries(floor(**other).key)) == 1
 
 
 def test_a_key_can_be_named_by_its_beginning_unless_several_begin_so(store: Path) -> None:
-    store_noise(store, floor())
-    store_noise(store, floor(model="llama"))
-    assert find_noise(store, "box-vllm-ll")[0].content == floor(model="llama")
+    NOISE.add(floor())
+    NOISE.add(floor(model="llama"))
+    assert NOISE.find("box-vllm-ll")[0].content == floor(model="llama")
     with pytest.raises(UsageError, match="several keys"):
-        find_noise(store, "box-vllm")
+        NOISE.find("box-vllm")
     with pytest.raises(UsageError, match="known keys"):
-        find_noise(store, "nowhere")
+        NOISE.find("nowhere")
 
 
 def test_removing_one_measurement_leaves_the_others(store: Path) -> None:
-    first, second = (store_noise(store, floor(measured_at=f"2026-11-0{day}T12:00:00Z")) for day in (1, 2))
-    assert remove_files(find_noise(store, f"{second.parent.name}/{second.stem}")) == 1
+    first, second = (NOISE.add(floor(measured_at=f"2026-11-0{day}T12:00:00Z")) for day in (1, 2))
+    remove_files(NOISE.find(f"{second.parent.name}/{second.stem}"))
     assert first.exists()
-    assert remove_files(find_noise(store, first.parent.name)) == 1
+    remove_files(NOISE.find(first.parent.name))
     assert list(store.iterdir()) == []
 
 
 def test_a_damaged_file_hides_no_older_one_and_is_told(store: Path) -> None:
     profile = load_profile("topk-sweep", engine="sim-exact")
     stored = noise_of_machine(profile.model, store)
-    newer = store_noise(store, msgspec.structs.replace(stored, measured_at="2026-12-01T00:00:00Z"))
+    newer = NOISE.add(msgspec.structs.replace(stored, measured_at="2026-12-01T00:00:00Z"))
     newer.write_text("{}")
     noise_of_profile = noise_on_file(profile)
     assert noise_of_profile.noise == stored
@@ -142,7 +134,7 @@ def noise_of_machine(model: str, store: Path) -> NoiseFloor:
     profile = load_profile("topk-sweep", engine="sim-exact")
     gpus = tuple(gpu.name for gpu in gpu_inventory())
     noise = floor(host=platform.node(), gpus=gpus, engine="sim", engine_sha256=engine_sha256(profile), model=model)
-    store_noise(store, noise)
+    NOISE.add(noise)
     return noise
 
 
@@ -159,7 +151,7 @@ def test_an_experiment_of_one_server_is_stored_with_scatter_and_floor(tmp_path: 
     noise_result = keep_noise(results.path, profile)
     assert noise_result is not None
     assert noise_result.path is not None
-    (entry,) = stored_noise(store)
+    (entry,) = NOISE.entries()
     assert entry.content is not None
     step = entry.content.metrics["step_ms"]
     low, high = estimate_paired([float(x) for x in SCATTER]).log_interval or (0.0, 0.0)
@@ -179,7 +171,7 @@ def test_nothing_is_stored_of_an_experiment_with_a_run_that_is_not_done(
     assert noise_result.path is None
     assert f"1 of 16 runs of {results.path} are not done" in noise_result.reason
     assert "--resume" in noise_result.reason
-    assert stored_noise(store) == ()
+    assert NOISE.entries() == ()
 
 
 def test_nothing_is_stored_of_too_few_blocks_or_of_different_servers(tmp_path: Path, store: Path) -> None:
@@ -190,7 +182,7 @@ def test_nothing_is_stored_of_too_few_blocks_or_of_different_servers(tmp_path: P
     assert keep_noise(other.path, parse_profile(PROFILE_YAML, "built")) is None
     with pytest.raises(NotComparableError, match="not an A/A experiment"):
         sound_noise(load_experiment(other.path))
-    assert stored_noise(store) == ()
+    assert NOISE.entries() == ()
 
 
 def test_noise_of_another_workload_or_of_long_ago_or_of_another_version_is_doubted(tmp_path: Path) -> None:
@@ -222,7 +214,7 @@ def test_age_is_in_whole_days() -> None:
 def test_an_experiment_that_measures_noise_takes_none_along_and_its_plan_says_why(store: Path) -> None:
     profile = load_profile("topk-sweep", engine="sim-exact")
     a_a = load_profile("aa", engine="sim-exact")
-    store_noise(store, noise_of_machine(profile.model, store))
+    NOISE.add(noise_of_machine(profile.model, store))
     assert noise_on_file(a_a).noise is None
     assert "(assumed: this experiment measures it)" in power_lines(a_a, None)[0]
 
@@ -282,7 +274,7 @@ def test_the_commands_add_list_show_and_remove(tmp_path: Path, store: Path) -> N
     document = json.loads(output_of("show", str(results.path), "--json"))
     assert document["metrics"] == listed["metrics"]
     assert "removed 1 measurement" in output_of("remove", listed["key"])
-    assert stored_noise(store) == ()
+    assert NOISE.entries() == ()
 
 
 def test_showing_a_result_that_took_no_noise_along_says_what_to_do(tmp_path: Path) -> None:

@@ -11,14 +11,12 @@ from support.peaks import H100, cpu_peaks, gpu_peaks, series
 
 from benchctl.costs.hardware import HARDWARE, hardware_for
 from benchctl.errors import RecordError, SchemaVersionError, UsageError
+from benchctl.records.files import write_json_atomic
 from benchctl.records.peaks import (
-    PEAKS_FILE,
+    PEAKS,
     best_series,
     hardware_of,
-    load_peaks,
     product_flops_per_s,
-    read_peaks,
-    write_peaks,
 )
 from benchctl.steptime.terms.all_reduce import all_reduce_us
 
@@ -107,25 +105,25 @@ def test_measured_is_no_device_where_nothing_resolves_it() -> None:
 
 
 def test_peaks_of_a_directory_are_read_as_they_were_written(tmp_path) -> None:
-    assert load_peaks(tmp_path) is None
-    write_peaks(tmp_path / PEAKS_FILE, gpu_peaks())
-    assert load_peaks(tmp_path) == gpu_peaks()
+    assert PEAKS.in_results(tmp_path) is None
+    write_json_atomic(tmp_path / PEAKS.file, gpu_peaks())
+    assert PEAKS.in_results(tmp_path) == gpu_peaks()
 
 
 def test_damaged_newer_and_incomplete_peaks_are_refused_with_a_remedy(tmp_path) -> None:
-    path, document = tmp_path / PEAKS_FILE, msgspec.to_builtins(cpu_peaks())
+    path, document = tmp_path / PEAKS.file, msgspec.to_builtins(cpu_peaks())
     path.write_text("{")
     with pytest.raises(RecordError, match="remove the file, or measure with 'benchctl micro roofline'"):
-        read_peaks(path)
+        PEAKS.read(path)
     path.write_text(json.dumps(document | {"schema_version": 99}))
     with pytest.raises(SchemaVersionError):
-        read_peaks(path)
+        PEAKS.read(path)
     path.write_text(json.dumps(document | {"series": document["series"][3:]}))
     with pytest.raises(RecordError, match="no product of bfloat16, float16, float32 was measured"):
-        read_peaks(path)
+        PEAKS.read(path)
     path.write_text(json.dumps(document | {"series": document["series"][:3]}))
     with pytest.raises(RecordError, match="neither a copy nor a read was measured"):
-        read_peaks(path)
+        PEAKS.read(path)
 
 
 def test_the_spread_is_that_of_the_middle_half() -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from benchctl.cli.app import app
 from benchctl.errors import UsageError
-from benchctl.records.peaks import STORE_VARIABLE, hardware_of, store_peaks
+from benchctl.records.peaks import PEAKS, hardware_of
 from benchctl.steptime.diagnosis.evaluate import judge
 from benchctl.steptime.fitting.fit import fit_model
 from benchctl.steptime.model_file import read_model, write_model
@@ -45,8 +45,8 @@ def test_runs_with_several_peaks_of_one_device_are_not_fitted_together() -> None
 
 
 def test_commands_take_measured_peaks_by_their_word(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv(STORE_VARIABLE, str(tmp_path / "peaks"))
-    store_peaks(tmp_path / "peaks", cpu_peaks(host=platform.node()))
+    monkeypatch.setenv(PEAKS.variable, str(tmp_path / "peaks"))
+    PEAKS.add(cpu_peaks(host=platform.node()))
     cpu = hardware_of(cpu_peaks())
     run = planted_run("qwen2.5-0.5b", 1, PLANTED, hardware=cpu.name)
     table = write_table(tmp_path / "steps.csv", run, hardware="device")

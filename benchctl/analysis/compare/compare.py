@@ -50,7 +50,7 @@ from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError
 from benchctl.profile.files import did_you_mean
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.noise import NOISE_FILE, MetricNoise, load_noise
+from benchctl.records.noise import NOISE, MetricNoise
 from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.text import visible_line
 
@@ -334,13 +334,13 @@ def noise_of(a: Experiment, b: Experiment) -> tuple[dict[str, MetricNoise], str,
     """The noise on file in the directories; of two, the larger floor of each metric. With its files and the A/A
     experiments that measured it, and a warning for each noise that is left out because its machine measured no run.
     """
-    held = [(one, floor) for one in dict.fromkeys((a, b)) if (floor := load_noise(one.path)) is not None]
+    held = [(one, floor) for one in dict.fromkeys((a, b)) if (floor := NOISE.in_results(one.path)) is not None]
     misfits = [other_machine_warning(floor, experiment.results) for experiment, floor in held]
     fitting = [pair for pair, misfit in zip(held, misfits, strict=True) if misfit is None]
     noise_by_metric: dict[str, MetricNoise] = {}
     for name, noise in chain.from_iterable(floor.metrics.items() for _, floor in fitting):
         noise_by_metric[name] = max(noise_by_metric.get(name, noise), noise, key=lambda each: each.floor_frac)
-    sources = (f"{one.path / NOISE_FILE}, measured in {of.source} on {of.host}" for one, of in fitting)
+    sources = (f"{one.path / NOISE.file}, measured in {of.source} on {of.host}" for one, of in fitting)
     return noise_by_metric, visible_line("; ".join(sources)), tuple(filter(None, misfits))
 
 

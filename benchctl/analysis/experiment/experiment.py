@@ -32,7 +32,7 @@ from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import arm_label, arm_order, cell_name
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
-from benchctl.records.peaks import PEAKS_FILE, MeasuredPeaks, load_peaks
+from benchctl.records.peaks import PEAKS, MeasuredPeaks
 from benchctl.records.record import PlannedRun, RunRecord
 from benchctl.records.schema import Cell, ResultWarning
 
@@ -374,6 +374,6 @@ def experiment_of(results: LoadedResults, *, allow_suspect: bool = False) -> Exp
 def _measured_peaks(path: Path) -> tuple[MeasuredPeaks | None, tuple[ResultWarning, ...]]:
     """The peaks in a result directory; damaged ones are a warning, and the data sheet's stand for them."""
     try:
-        return load_peaks(path), ()
+        return PEAKS.in_results(path), ()
     except RecordError as error:
-        return None, (ResultWarning(code="peaks-unreadable", message=str(error), where=PEAKS_FILE),)
+        return None, (ResultWarning(code="peaks-unreadable", message=str(error), where=PEAKS.file),)

@@ -19,7 +19,7 @@ from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.formats import four_digits, signed_three_digits
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT
-from benchctl.records.peaks import MEASURED, best_series, named_peaks, peaks_directory, resolved_hardware
+from benchctl.records.peaks import MEASURED, best_series, named_peaks, resolved_hardware
 from benchctl.report.table import Table, table_of
 from benchctl.units import MS_PER_S, US_PER_S
 
@@ -117,7 +117,7 @@ def _launch_us(text: str | None, hardware: str) -> float | None:
         return None
     if text == MEASURED:
         word, _, name = hardware.partition(":")
-        series = best_series(named_peaks(peaks_directory(), name if word == MEASURED and name else None), "launch")
+        series = best_series(named_peaks(name if word == MEASURED and name else None), "launch")
         if series is None:
             raise UsageError("the peaks on file have no launch; measure one with 'benchctl micro roofline'")
         return series.median * US_PER_S

@@ -37,16 +37,8 @@ from benchctl.micro.roofline import RooflineSettings, measure_roofline
 from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS, MODES, DataType, KvLayout, Mode
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs
-from benchctl.records.peaks import (
-    MeasuredPeaks,
-    PeakSeries,
-    StoredPeaks,
-    best_series,
-    hardware_of,
-    peaks_directory,
-    store_peaks,
-    stored_peaks,
-)
+from benchctl.records.peaks import PEAKS, MeasuredPeaks, PeakSeries, best_series, hardware_of
+from benchctl.records.stores import StoredFile
 from benchctl.report.export import write_derived, write_pictures
 from benchctl.report.table import table_of
 from benchctl.report.tables.times import bonus_table
@@ -119,9 +111,8 @@ def roofline(
     They are filed with the machine. '--hardware measured' of other commands, and 'hardware: measured' in a profile,
     take them in place of a data sheet's; a result directory of a real engine on this machine gets a copy.
     """
-    store = peaks_directory()
     if show:
-        _show(store, stored_peaks(store), as_json=as_json)
+        _show(PEAKS.entries(), as_json=as_json)
         return
     settings = RooflineSettings(
         device=device,
@@ -135,7 +126,7 @@ def roofline(
         all_reduce_ranks=all_reduce,
     )
     peaks = measure_roofline(settings)
-    path = None if no_store else store_peaks(store, peaks)
+    path = None if no_store else PEAKS.add(peaks)
     if as_json:
         _print_json(_document(peaks, path))
     else:
@@ -192,7 +183,7 @@ def _setting(series: PeakSeries) -> str:
     return series.setting
 
 
-def _show(store: Path, entries: Sequence[StoredPeaks], *, as_json: bool) -> None:
+def _show(entries: Sequence[StoredFile[MeasuredPeaks]], *, as_json: bool) -> None:
     if as_json:
         peaks = [(entry, entry.content) for entry in entries]
         documents = [
@@ -200,14 +191,14 @@ def _show(store: Path, entries: Sequence[StoredPeaks], *, as_json: bool) -> None
             | ({} if each is None else _document(each, entry.path))
             for entry, each in peaks
         ]
-        _print_json({"store": str(store), "peaks": documents})
+        _print_json({"store": str(PEAKS.directory), "peaks": documents})
     elif entries:
-        _print_list(store, entries)
+        _print_list(entries)
     else:
-        print(f"{store} contains no peaks yet; 'benchctl micro roofline' measures them")
+        print(f"{PEAKS.directory} contains no peaks yet; 'benchctl micro roofline' measures them")
 
 
-def _print_list(store: Path, entries: Sequence[StoredPeaks]) -> None:
+def _print_list(entries: Sequence[StoredFile[MeasuredPeaks]]) -> None:
 
     headings = ("key", "measured", "bfloat16", "float32", "copy", "read", "launch", "warnings")
     rows: list[Sequence[object]] = []
@@ -219,7 +210,7 @@ def _print_list(store: Path, entries: Sequence[StoredPeaks]) -> None:
             rows.append((entry.key, entry.content.measured_at, *_medians(entry.content), ", ".join(codes)))
     console = wide_console()
     console.print(table_of(headings, rows, left=("key", "measured", "warnings")))
-    console.print(f"store: {store}; of each key the newest counts, of a quiet machine if there is one")
+    console.print(f"store: {PEAKS.directory}; of each key the newest counts, of a quiet machine if there is one")
 
 
 def _medians(peaks: MeasuredPeaks) -> list[str]:

@@ -14,19 +14,11 @@ from benchctl.analysis.planning import is_repeated_baseline
 from benchctl.analysis.validity.machines import age_days
 from benchctl.cli.screen import wide_console
 from benchctl.errors import RecordError, UsageError
-from benchctl.formats import percentage
+from benchctl.formats import count_of, percentage
 from benchctl.measure.noise_on_file import sound_noise
 from benchctl.records.directory import open_results
-from benchctl.records.noise import (
-    NoiseFloor,
-    StoredNoise,
-    find_noise,
-    load_noise,
-    noise_directory,
-    store_noise,
-    stored_noise,
-)
-from benchctl.records.stores import newest_of_each, remove_files
+from benchctl.records.noise import NOISE, NoiseFloor
+from benchctl.records.stores import StoredFile, newest_of_each, remove_files
 from benchctl.report.table import table_of
 
 app = typer.Typer(
@@ -44,8 +36,7 @@ def list_noise(
     as_json: JsonOption = False,
 ) -> None:
     """List the stored noise by host, engine and model; the newest measurement of each key applies."""
-    store = noise_directory()
-    listed = stored_noise(store)
+    store, listed = NOISE.directory, NOISE.entries()
     if not history:
         unreadable = tuple(entry for entry in listed if entry.content is None)
         listed = (*newest_of_each(listed), *unreadable)
@@ -79,7 +70,7 @@ def add(
     ],
 ) -> None:
     """Store the noise of an A/A experiment for the machine on which it was measured."""
-    path = store_noise(noise_directory(), sound_noise(load_experiment(directory)))
+    path = NOISE.add(sound_noise(load_experiment(directory)))
     print(f"stored: {path.parent.name}/{path.stem}")
 
 
@@ -90,16 +81,16 @@ def remove(
     ],
 ) -> None:
     """Delete noise from its store; result directories keep their copies."""
-    entries = find_noise(noise_directory(), key)
-    number = remove_files(entries)
-    print(f"removed {number} measurement{'' if number == 1 else 's'} of {entries[0].key}")
+    entries = NOISE.find(key)
+    remove_files(entries)
+    print(f"removed {count_of(len(entries), 'measurement')} of {entries[0].key}")
 
 
 def _look_up(what: str) -> tuple[str, NoiseFloor]:
     """The noise of a directory or key, with its source; a directory takes precedence over a key of its name."""
     if Path(what).is_dir():
         return what, _noise_of_directory(Path(what))
-    entries = find_noise(noise_directory(), what)
+    entries = NOISE.find(what)
     for entry in entries:
         if entry.content is not None:
             return entry.name, entry.content
@@ -108,7 +99,7 @@ def _look_up(what: str) -> tuple[str, NoiseFloor]:
 
 def _noise_of_directory(path: Path) -> NoiseFloor:
 
-    noise = load_noise(open_results(path).path)
+    noise = NOISE.in_results(open_results(path).path)
     if noise is not None:
         return noise
     experiment = load_experiment(path)
@@ -125,12 +116,12 @@ def _values(noise: NoiseFloor) -> dict[str, Any]:
     return {**msgspec.to_builtins(noise), "age_days": _age_days(noise)}
 
 
-def _document(entry: StoredNoise) -> dict[str, Any]:
+def _document(entry: StoredFile[NoiseFloor]) -> dict[str, Any]:
     values = {} if entry.content is None else _values(entry.content)
     return {"key": entry.key, "name": entry.name, "path": str(entry.path), "problem": entry.problem, **values}
 
 
-def _print_list(store: Path, entries: Sequence[StoredNoise]) -> None:
+def _print_list(store: Path, entries: Sequence[StoredFile[NoiseFloor]]) -> None:
 
     headings = ("key", "engine", "model", "blocks", "floor of step_ms", "when", "age", "from")
     rows: list[Sequence[object]] = []

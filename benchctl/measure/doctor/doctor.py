@@ -23,7 +23,6 @@ from benchctl.measure.doctor.peaks import peak_checks
 from benchctl.measure.provenance import git_state
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
-from benchctl.records.peaks import peaks_directory
 from benchctl.workload.datasets.dataset import dataset_files
 from benchctl.workload.datasets.files import data_directory, file_state
 
@@ -50,7 +49,7 @@ def inspect_machine(needs: Needs) -> tuple[Check, ...]:
         *_software(),
         *host_checks(needs.results),
         *gpus,
-        *peak_checks(peaks_directory(), [gpu.name for gpu in gpu_inventory()]),
+        *peak_checks([gpu.name for gpu in gpu_inventory()]),
         *(() if needs.profile is None else memory_checks(needs.profile)),
         *engine_checks(needs.engines, has_gpu=has_gpu),
         *(_data_set(name, data_directory()) for name in dataset_files()),

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from benchctl.measure.doctor.check import Check
@@ -14,13 +13,13 @@ _MEASURE: Final = "benchctl micro roofline"
 _OLD_DAYS: Final = 90
 
 
-def peak_checks(store: Path, gpus: Sequence[str]) -> tuple[Check, ...]:
+def peak_checks(gpus: Sequence[str]) -> tuple[Check, ...]:
     """One check for each kind of GPU, or one for the CPU of a machine without any.
 
     Peaks that are absent are needed by nothing: the data sheet's stand for those of a known GPU.
     """
     kinds = [(name, [name]) for name in dict.fromkeys(gpus)] or [("cpu", [])]
-    return tuple(_of_device(name, machine_peaks(store, devices)) for name, devices in kinds)
+    return tuple(_of_device(name, machine_peaks(devices)) for name, devices in kinds)
 
 
 def _of_device(name: str, peaks: MeasuredPeaks | None) -> Check:

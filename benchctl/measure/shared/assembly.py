@@ -7,7 +7,7 @@ from benchctl.errors import RecordError
 from benchctl.records.claims import is_shared, state_of
 from benchctl.records.digests import assemble_digests
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.noise import load_noise
+from benchctl.records.noise import NOISE
 from benchctl.records.record import ENDED
 from benchctl.records.schema import ResultWarning
 
@@ -39,7 +39,7 @@ def assemble(results: ResultDirectory) -> bool:
 
 def _version_warnings(results: ResultDirectory) -> list[ResultWarning]:
     """Warnings of noise on file from another version of the engine, which only servers report; in planned order."""
-    noise = load_noise(results.path)
+    noise = NOISE.in_results(results.path)
     if noise is None:
         return []
     warnings = []

@@ -15,8 +15,8 @@ from benchctl.errors import NotComparableError
 from benchctl.measure.durations import gpu_names_here
 from benchctl.records.files import write_json_atomic
 from benchctl.records.loaded import load_results
-from benchctl.records.noise import NOISE_FILE, MetricNoise, NoiseFloor
-from benchctl.records.peaks import PEAKS_FILE
+from benchctl.records.noise import NOISE, MetricNoise, NoiseFloor
+from benchctl.records.peaks import PEAKS
 from benchctl.records.schema import GpuInfo, NodeGpu, NodeInfo
 from benchctl.report.documents import show_document
 from benchctl.report.page.sections import directory_values
@@ -107,9 +107,9 @@ def test_flops_are_compared_with_the_device_that_measured(tmp_path):
 
 def test_peaks_of_a_machine_that_measured_nothing_are_not_used(tmp_path):
     results = measured_on(tmp_path, on_two, engine="vllm")
-    write_json_atomic(results.path / PEAKS_FILE, gpu_peaks(host="login", device="Quadro P400"))
+    write_json_atomic(results.path / PEAKS.file, gpu_peaks(host="login", device="Quadro P400"))
     assert load_experiment(results.path).hardware.measured_at is None
-    write_json_atomic(results.path / PEAKS_FILE, gpu_peaks(host="n1", device="NVIDIA H100"))
+    write_json_atomic(results.path / PEAKS.file, gpu_peaks(host="n1", device="NVIDIA H100"))
     assert load_experiment(results.path).hardware.measured_at is not None
 
 
@@ -124,7 +124,7 @@ def noise(host):
 @pytest.mark.parametrize(("host", "is_used"), [("login", False), ("n1", True)])
 def test_noise_of_a_host_that_measured_nothing_is_left_out_with_a_warning(tmp_path, host, is_used):
     results = measured_on(tmp_path, on_two, engine="vllm")
-    write_json_atomic(results.path / NOISE_FILE, noise(host))
+    write_json_atomic(results.path / NOISE.file, noise(host))
     sides = (parse_side(f"{results.path}:{variant}") for variant in ("baseline", "guided"))
     compared = compare_sides(*sides, CompareOptions())
     assert bool(compared.noise) is is_used

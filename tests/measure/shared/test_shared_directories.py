@@ -38,7 +38,8 @@ from benchctl.profile.load import stored_profile
 from benchctl.records.claims import Owner, create_lease, current_manifest, newest_leases, sole_writer
 from benchctl.records.digests import begin_digests, newest_block_digests, read_digests
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.noise import NOISE_FILE, NoiseFloor, write_noise
+from benchctl.records.files import write_json_atomic
+from benchctl.records.noise import NOISE, NoiseFloor
 from benchctl.records.schema import SCHEMA_VERSION, NodeGpu, NodeInfo
 from benchctl.records.shared_claims import share
 
@@ -266,7 +267,7 @@ def test_noise_of_another_version_of_the_engine_is_told_by_the_assembly(results)
         request_set_sha256="0" * 64,
         metrics={},
     )
-    write_noise(results.path / NOISE_FILE, floor)
+    write_json_atomic(results.path / NOISE.file, floor)
     for index in range(4):
         edit(results, index, engine_version="2.0")
     assert assemble(results)
