@@ -21,8 +21,8 @@ from benchctl.profile.engine_options import ENGINES, flag_of
 from benchctl.profile.keys import Key, option_keys, profile_keys
 from benchctl.profile.settings import FACTOR_SETTINGS
 from benchctl.records.claims import Lease
-from benchctl.records.digests import BlockDigests, DirectoryDigests
 from benchctl.records.directory import Submission
+from benchctl.records.integrity import BlockDigests, DirectoryDigests
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.peaks import MeasuredPeaks
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord

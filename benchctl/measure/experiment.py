@@ -32,8 +32,8 @@ from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.claims import is_shared, settle_runs, sole_writer
-from benchctl.records.digests import begin_digests, forget_run, record_run
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
+from benchctl.records.integrity import begin_digests, forget_run, record_run
 from benchctl.records.noise import NOISE, NoiseFloor
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
 from benchctl.records.schema import ResultWarning, RunState

@@ -12,8 +12,8 @@ from benchctl.load.tally import LoadSummary
 from benchctl.measure.interrupt import interruptible
 from benchctl.measure.redaction import redacted_tree
 from benchctl.measure.resume.attempts import begin_attempt
-from benchctl.records.digests import digests_of_run
 from benchctl.records.directory import RunDirectory
+from benchctl.records.integrity import digests_of_run
 from benchctl.records.record import INTERRUPTED, RunFailure, RunRecord
 from benchctl.records.schema import ResultWarning, RunState
 from benchctl.records.warning_codes import SUSPECT_CODES, by_severity

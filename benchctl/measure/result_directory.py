@@ -16,9 +16,9 @@ from benchctl.measure.kv_option import COMPUTED, KV_OPTION, with_kv_bytes
 from benchctl.profile.load import dump_profile, profile_sha256, stored_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs
-from benchctl.records.digests import begin_digests, digest_of, digests_as_written
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.files import write_json_atomic
+from benchctl.records.integrity import begin_digests, digest_of, digests_as_written
 from benchctl.records.noise import NOISE, NoiseFloor
 from benchctl.records.peaks import PEAKS, MeasuredPeaks
 from benchctl.records.record import Manifest, PreparedRequest

@@ -20,9 +20,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from benchctl.errors import LostClaimError, RecordError, UsageError
-from benchctl.records.digests import record_run
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import encode, record_of
+from benchctl.records.integrity import record_run
 from benchctl.records.record import ENDED, INTERRUPTED, Manifest, RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION, Count, ExperimentState, Record, RunState
 from benchctl.untrusted.files import entry_names, inside, is_there, read_file

@@ -1,79 +1,255 @@
-"""Verification of a result directory: files against digests, records against each other."""
+"""Digests of a result directory, by which later readers recognise altered files, and its verification."""
 
+import hashlib
 import os
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+import benchctl
 from benchctl.errors import InvalidDataError, RecordError
 from benchctl.records.archive import contents_of
-from benchctl.records.digests import (
-    DERIVED_FILE,
-    DIGESTS_FILE,
-    FILE_MEASUREMENTS,
-    DirectoryDigests,
-    digest_of,
-    manifest_sha256,
-    read_digests,
-    run_record_path,
+from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.files import (
+    check_name,
+    document_bytes,
+    document_of,
+    encode,
+    is_name,
+    read_document,
+    read_if_there,
+    record_of,
+    write_bytes_atomic,
+    write_json_atomic,
 )
-from benchctl.records.directory import ResultDirectory
-from benchctl.records.files import read_if_there
 from benchctl.records.record import FileDigest, Manifest, PlannedRun, RunRecord
-from benchctl.untrusted.files import OutsideError, is_there, stat_file
+from benchctl.records.schema import SCHEMA_VERSION, Count, Record
+from benchctl.untrusted.files import Fence, OutsideError, entry_names, is_there, make_folder, open_file, stat_file
 from benchctl.untrusted.reading import DECODING_ERRORS
 
+DIGESTS_FILE: Final = "digests.json"
+DERIVED_FILE: Final = "derived.json"
+"""Digests of what the last report wrote. No number is taken from these files."""
+FOLDER: Final = "digests"
+"""Holds a file for each claim of a block of a shared directory, ``b<block>-<generation>.json``."""
+_NAME: Final = re.compile(r"b(\d{1,9})-(\d{1,9})\.json")
+_WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
+"""Files of the experiment that are written before the first run; the plan again when blocks are added."""
+FILE_MEASUREMENTS: Final = ("noise.json", "peaks.json")
+"""Measurements that were on file when the experiment began; without a digest they were put there later."""
+_REMEDY: Final = "restore the file from a copy"
+_CHANGING: Final = frozenset({"state", "stopping", "warnings"})
+"""Fields of a manifest that change during an experiment."""
+_FIRST_SCHEMA: Final = {"schema_version": 1}
+"""Hashed in place of the manifest's own version."""
+_DERIVED: Final = frozenset({"run.json", "result.json", "server.raw.log"})
+"""Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and
+the server's log with its secrets, which goes before a directory is shared."""
+_EVIDENCE: Final = ("server.log", "steps.raw")
+"""Prefixes of the names of files that no result depends on once a run has ended."""
+_REQUEST_SET: Final = "requests.jsonl"
+_OF_DIGESTS: Final = ("manifest.json", DIGESTS_FILE, DERIVED_FILE, f"{FOLDER}/")
+"""Files of digests, and the manifest, of which ``digests.json`` has one of its lasting fields."""
 
-class _Files:
-    """The files of a directory, which are named by their paths below it.
 
-    With ``is_fresh`` every file is read, once; else one that has the size and time of its recorded digest is not.
+class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Digests of the manifest, of the other files of the experiment, and of each ``run.json``."""
+
+    schema_version: int
+    """Version of the result format."""
+    benchctl_version: str
+    """Version of benchctl that recorded them."""
+    manifest_sha256: str
+    """SHA-256 of the manifest without the fields that change during an experiment."""
+    files: dict[str, FileDigest]
+    """Digests by path below the directory, with slashes."""
+
+
+class BlockDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Digests of the records of one block's runs, as the owner of one claim of it found and left them."""
+
+    schema_version: int
+    """Version of the result format."""
+    block: Count
+    """The block, from 0."""
+    generation: Count
+    """The claim whose owner wrote them, from 1."""
+    runs: tuple[str, ...]
+    """All runs of the block."""
+    files: dict[str, FileDigest] = {}
+    """Digests of the records of those that have ended, by path below the directory, with slashes."""
+
+
+DigestsT = TypeVar("DigestsT", DirectoryDigests, BlockDigests)
+
+
+def digest_of(path: Path, *, within: Path | None = None) -> FileDigest:
+    """The digest of a file, to which no link leads from ``within``, by default its folder.
+
+    Raises OSError or OutsideError when it cannot be read.
     """
+    with open_file(path, within=within or path.parent) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        status = os.fstat(file.fileno())
+    return FileDigest(sha256=digest, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
 
-    def __init__(self, directory: Path, *, is_fresh: bool) -> None:
-        self._directory = directory
-        self._is_fresh = is_fresh
-        self._hashed: dict[str, FileDigest | None] = {}
-        self.hashed_bytes = 0
 
-    def size_bytes(self, name: str) -> int | None:
-        """Size of a file; None without one."""
-        status = self._status(name)
-        return None if status is None else status.st_size
+def digests_of_run(directory: RunDirectory) -> dict[str, FileDigest]:
+    """Digests of the files of a run by name, without ``run.json``, derived files and earlier attempts."""
+    return {
+        name: digest_of(directory.path / name, within=directory.root)
+        for name in entry_names(directory.path, within=directory.root, files_only=True)
+        if name not in _DERIVED and not name.startswith(".") and is_name(name)
+    }
 
-    def is_there(self, name: str) -> bool:
-        """True where there is an entry of any kind."""
-        try:
-            return is_there(self._directory / name, within=self._directory)
-        except OutsideError:
-            return True
 
-    def digest(self, name: str, recorded: FileDigest | None) -> FileDigest | None:
-        """The digest of a file as it is now; None for one that cannot be read."""
-        if name in self._hashed:
-            return self._hashed[name]
-        status = None if self._is_fresh or recorded is None else self._status(name)
-        stamp = None if status is None else (status.st_size, status.st_mtime_ns)
-        if recorded is not None and stamp == (recorded.size_bytes, recorded.mtime_ns):
-            return recorded
-        digest = None
-        with suppress(OSError, RecordError):
-            digest = digest_of(self._directory / name, within=self._directory)
-            self.hashed_bytes += digest.size_bytes
-        self._hashed[name] = digest
-        return digest
+def run_record_path(run_id: str) -> str:
+    """Path of a run's record below the result directory."""
+    return f"runs/{run_id}/run.json"
 
-    def _status(self, name: str) -> os.stat_result | None:
-        try:
-            return stat_file(self._directory / name, within=self._directory)
-        except (OSError, OutsideError):
-            return None
+
+def manifest_sha256(directory: Path) -> str:
+    """SHA-256 of the manifest's lasting fields. Raises RecordError when it cannot be read."""
+    path = directory / "manifest.json"
+    document = document_of(read_document(path, within=directory), path, remedy=_REMEDY)
+    lasting = {key: value for key, value in document.items() if key not in _CHANGING} | _FIRST_SCHEMA
+    return hashlib.sha256(encode(lasting)).hexdigest()
+
+
+def directory_sha256(digests: DirectoryDigests) -> str:
+    """One digest of the whole directory, to be cited: of those of the manifest and of the files."""
+    sums = {name: digest.sha256 for name, digest in digests.files.items()}
+    return hashlib.sha256(encode({"manifest": digests.manifest_sha256, "files": sums})).hexdigest()
+
+
+def read_digests(directory: Path) -> DirectoryDigests | None:
+    """``digests.json``, with what the owners of single blocks recorded since; None without one.
+
+    Raises RecordError when it cannot be read.
+    """
+    digests = digests_as_written(directory)
+    return None if digests is None else _with_blocks(digests, _newest_of_blocks(directory))
+
+
+def files_of_block(directory: Path, block: int, run_ids: Iterable[str]) -> dict[str, FileDigest]:
+    """Digests of the records of one block's runs, by path below the directory, as ``read_digests`` has them."""
+    digests = digests_as_written(directory)
+    if digests is None:
+        return {}
+    files = _with_blocks(digests, _newest_of_blocks(directory, block)).files
+    return {name: files[name] for name in map(run_record_path, run_ids) if name in files}
+
+
+def digests_as_written(directory: Path) -> DirectoryDigests | None:
+    """``digests.json`` alone; None without one. Raises RecordError when it cannot be read."""
+    return _digests_in(directory / DIGESTS_FILE, directory, DirectoryDigests)
+
+
+def _digests_in(path: Path, directory: Path, kind: type[DigestsT]) -> DigestsT | None:
+    content = read_if_there(path, within=directory)
+    if content is None:
+        return None
+    digests = record_of(content, path, kind, remedy=_REMEDY)
+    for file in digests.files:
+        for part in file.split("/"):
+            check_name(part, path, f"the file {file[:80]!r}")
+    return digests
+
+
+def _newest_of_blocks(directory: Path, only: int | None = None) -> list[BlockDigests]:
+    """The digests of the newest claim of each block that has some, or of the block ``only``."""
+    newest: dict[int, tuple[int, str]] = {}
+    with suppress(FileNotFoundError):
+        for name in entry_names(directory / FOLDER, within=directory):
+            if (match := _NAME.fullmatch(name)) and only in {None, int(match[1])}:
+                block, claim = int(match[1]), (int(match[2]), name)
+                newest[block] = max(newest.get(block, claim), claim)
+    files = [_digests_in(directory / FOLDER / name, directory, BlockDigests) for _, name in newest.values()]
+    return [digests for digests in files if digests is not None]
+
+
+def _with_blocks(digests: DirectoryDigests, of_blocks: list[BlockDigests]) -> DirectoryDigests:
+    """``digests`` with those of blocks in place of what they say of the runs of these blocks."""
+    theirs = {run_record_path(run_id) for block in of_blocks for run_id in block.runs}
+    files = {name: digest for name, digest in digests.files.items() if name not in theirs}
+    for block in of_blocks:
+        files |= block.files
+    return msgspec.structs.replace(digests, files=files)
+
+
+def write_block_digests(directory: Path, digests: BlockDigests, fence: Fence | None = None) -> None:
+    """Replace the file of one claim; ``fence`` is called before it appears, and may refuse."""
+    make_folder(directory / FOLDER, within=directory)
+    path = directory / FOLDER / f"b{digests.block:03d}-{digests.generation}.json"
+    write_json_atomic(path, digests, within=directory, fence=fence)
+
+
+def begin_digests(results: ResultDirectory) -> None:
+    """Record the files that exist before the first run, unless that was done."""
+    if digests_as_written(results.path) is None:
+        _write(results, _digests_of(results), {})
+
+
+def _digests_of(results: ResultDirectory) -> DirectoryDigests:
+    """The digests on record, or those of the files that exist before the first run."""
+    digests = read_digests(results.path)
+    if digests is not None:
+        return digests
+    on_file = (name for name in FILE_MEASUREMENTS if is_there(results.path / name, within=results.path))
+    return DirectoryDigests(
+        schema_version=SCHEMA_VERSION,
+        benchctl_version=benchctl.__version__,
+        manifest_sha256=manifest_sha256(results.path),
+        files={name: digest_of(results.path / name, within=results.path) for name in (*_WHOLE_FILES, *on_file)},
+    )
+
+
+def renew_digests(results: ResultDirectory) -> None:
+    """Record plan and manifest anew, after blocks were added to the experiment; digests of other files stay."""
+    digests = msgspec.structs.replace(_digests_of(results), manifest_sha256=manifest_sha256(results.path))
+    _write(results, digests, {"plan.json": digest_of(results.path / "plan.json", within=results.path)})
+
+
+def forget_run(results: ResultDirectory, run_id: str) -> None:
+    """Drop the digest of a run's record, which changes when the run is repeated."""
+    digests, run_file = read_digests(results.path), run_record_path(run_id)
+    if digests is not None and run_file in digests.files:
+        files = {name: digest for name, digest in digests.files.items() if name != run_file}
+        _write(results, msgspec.structs.replace(digests, files=files), {})
+
+
+def record_run(results: ResultDirectory, run_id: str) -> None:
+    """Record the digest of a run's record, after the run has ended."""
+    name = run_record_path(run_id)
+    _write(results, _digests_of(results), {name: digest_of(results.path / name, within=results.path)})
+
+
+def _write(results: ResultDirectory, digests: DirectoryDigests, added: dict[str, FileDigest]) -> None:
+    digests = msgspec.structs.replace(digests, files=digests.files | added)
+    write_json_atomic(results.path / DIGESTS_FILE, digests, within=results.path)
+
+
+def assemble_digests(results: ResultDirectory) -> None:
+    """Write into ``digests.json`` what the owners of blocks recorded; others may do the same at the same time."""
+    content = document_bytes(_digests_of(results))
+    if content != read_if_there(results.path / DIGESTS_FILE, within=results.path):
+        write_bytes_atomic(results.path / DIGESTS_FILE, content, within=results.path, has_rivals=True)
+
+
+def record_derived(directory: Path, files: Iterable[Path]) -> None:
+    """Record the digests of what a report has just written, in place of those of the last one."""
+    write_json_atomic(
+        directory / DERIVED_FILE,
+        {path.relative_to(directory).as_posix(): digest_of(path, within=directory) for path in files},
+        within=directory,
+    )
 
 
 def _derived_digests(directory: Path) -> dict[str, FileDigest]:
@@ -84,11 +260,27 @@ def _derived_digests(directory: Path) -> dict[str, FileDigest]:
     return {}
 
 
-_EVIDENCE: Final = ("server.log", "steps.raw")
-"""Prefixes of the names of files that no result depends on once a run has ended."""
-_REQUEST_SET: Final = "requests.jsonl"
-_OF_DIGESTS: Final = ("manifest.json", DIGESTS_FILE, DERIVED_FILE, "digests/")
-"""Files of digests, and the manifest, of which ``digests.json`` has one of its lasting fields."""
+class _Files:
+    """The files of a directory as they are now, by their paths below it; ``hashed`` are those that were read.
+
+    With ``is_fresh`` every file is read, once; else one that has the size and time of its recorded digest is not.
+    """
+
+    def __init__(self, directory: Path, *, is_fresh: bool) -> None:
+        self._directory, self._is_fresh = directory, is_fresh
+        self.hashed: dict[str, FileDigest] = {}
+
+    def digest(self, name: str, recorded: FileDigest | None) -> FileDigest:
+        """Raises OSError and RecordError as ``digest_of`` does."""
+        path = self._directory / name
+        if recorded is not None and not self._is_fresh:
+            status = stat_file(path, within=self._directory)
+            if (status.st_size, status.st_mtime_ns) == (recorded.size_bytes, recorded.mtime_ns):
+                return recorded
+        if name not in self.hashed:
+            self.hashed[name] = digest_of(path, within=self._directory)
+        return self.hashed[name]
+
 
 AlterationKind: TypeAlias = Literal[
     "altered-file", "missing-file", "altered-plan", "altered-requests", "copied-run"
@@ -136,50 +328,37 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
     Raises RecordError when its plan or manifest cannot be read. Runs whose record cannot be read are left out; the
     reader of records reports them.
     """
-    results, damage = ResultDirectory(path), list[Alteration]()
+    results, files, damage = ResultDirectory(path), _Files(path, is_fresh=is_fresh), list[Alteration]()
     digests: DirectoryDigests | None = None
     try:
         digests = read_digests(path)
     except InvalidDataError as error:
         damage.append(Alteration(kind="altered-file", file=DIGESTS_FILE, what=f"cannot be read: {error}"))
-    plan, manifest = results.plan(), results.manifest()
-    records = dict(_readable_records(results, plan.runs))
+    plan, manifest, records = results.plan(), results.manifest(), dict[str, RunRecord]()
+    for planned in plan.runs:
+        with suppress(InvalidDataError):
+            records[planned.run_id] = results.run(planned.run_id).read()
     recorded = {} if digests is None else digests.files
-    expected = recorded | {
-        f"runs/{run_id}/{name}": digest
-        for run_id, record in records.items()
-        for name, digest in record.files.items()
+    expected = dict(recorded)
+    for run_id, record in records.items():
+        expected |= {f"runs/{run_id}/{name}": digest for name, digest in record.files.items()}
+    derived = {
+        name: each for name, each in (_derived_digests(path) if is_fresh else {}).items() if name not in expected
     }
-    files = _Files(path, is_fresh=is_fresh)
-    derived = {  # any of these may be deleted
-        name: digest
-        for name, digest in (_derived_digests(path) if is_fresh else {}).items()
-        if name not in expected and files.is_there(name)
-    }
-    altered = (
-        *_altered_files(expected, files),
-        *(replace(one, decides=False) for one in _altered_files(derived, files)),
-        *(
-            Alteration(
-                kind="altered-file",
-                file=name,
-                what="has no digest: it was added after the experiment began, or by an older version; delete it",
-            )
-            for name in FILE_MEASUREMENTS
-            if digests is not None and name not in recorded and files.is_there(name)
-        ),
-    )
-    request_set = files.digest(_REQUEST_SET, recorded.get(_REQUEST_SET))
-    prints, unrecorded_prints = _fingerprints(records, files), _unrecorded_fingerprints(records, files)
+    of_report = list(_altered_files(derived, files))
+    missing = [one for one in of_report if one.kind == "missing-file"]  # which is allowed
+    fingerprints = _fingerprints(records)
     return Verification(
         alterations=(
             *damage,
-            *altered,
+            *_altered_files(expected, files),
+            *(replace(one, decides=False) for one in of_report if one not in missing),
+            *(() if digests is None else _added_measurements(path, recorded)),
             *(() if damage else _altered_manifest(path, digests, records)),
-            *_altered_requests(request_set, manifest),
+            *_altered_requests(files, recorded, manifest),
             *_misplaced(plan.runs, records),
             *_out_of_order(records.values()),
-            *_copied(prints, unrecorded_prints),
+            *_copied(fingerprints),
         ),
         manifest=manifest,
         digests=digests,
@@ -189,38 +368,38 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
             for name in (contents_of(path).files if is_fresh else ())
             if name not in expected and name not in derived and not name.startswith(_OF_DIGESTS)
         ),
-        num_files=len(expected) + len(derived),
-        hashed_bytes=files.hashed_bytes,
-        fingerprints=prints,
+        num_files=len(expected) + len(derived) - len(missing),
+        hashed_bytes=sum(digest.size_bytes for digest in files.hashed.values()),
+        fingerprints=fingerprints,
     )
 
 
-def _readable_records(results: ResultDirectory, planned: Iterable[PlannedRun]) -> Iterator[tuple[str, RunRecord]]:
-    for run in planned:
-        with suppress(InvalidDataError):
-            yield run.run_id, results.run(run.run_id).read()
-
-
 def _altered_files(expected: Mapping[str, FileDigest], files: _Files) -> Iterator[Alteration]:
-    for name, digest in expected.items():
-        size_bytes = files.size_bytes(name)
+    for name, recorded in expected.items():
         kind: AlterationKind = "altered-file"
-        what = None
-        if size_bytes == digest.size_bytes:
-            held = files.digest(name, digest)
-            if held is None:
-                what = "cannot be read"
-            elif held.sha256 != digest.sha256:
-                what = "has other content than when it was recorded"
-        elif size_bytes is not None:
-            what = f"has {size_bytes:,} bytes and had {digest.size_bytes:,} when it was recorded"
-        elif files.is_there(name):
-            what = "is a link or no regular file, and was a file when it was recorded"
-        else:
+        try:
+            digest = files.digest(name, recorded)
+        except FileNotFoundError:
             kind, what = "missing-file", "is missing"
-        if what is not None:
-            decides = not name.rpartition("/")[2].startswith(_EVIDENCE)
-            yield Alteration(kind=kind, file=name, what=what, decides=decides)
+        except OutsideError:
+            what = "is a link or no regular file, and was a file when it was recorded"
+        except (OSError, RecordError):
+            what = "cannot be read"
+        else:
+            if digest.sha256 == recorded.sha256:
+                continue
+            what = "has other content than when it was recorded"
+            if digest.size_bytes != recorded.size_bytes:
+                what = f"has {digest.size_bytes:,} bytes and had {recorded.size_bytes:,} when it was recorded"
+        decides = not name.rpartition("/")[2].startswith(_EVIDENCE)
+        yield Alteration(kind=kind, file=name, what=what, decides=decides)
+
+
+def _added_measurements(path: Path, recorded: Mapping[str, FileDigest]) -> Iterator[Alteration]:
+    for name in FILE_MEASUREMENTS:
+        if name not in recorded and is_there(path / name, within=path):
+            what = "has no digest: it was added after the experiment began, or by an older version; delete it"
+            yield Alteration(kind="altered-file", file=name, what=what)
 
 
 def _altered_manifest(
@@ -234,12 +413,15 @@ def _altered_manifest(
         yield Alteration(kind="altered-file", file="manifest.json", what=what)
 
 
-def _altered_requests(held: FileDigest | None, manifest: Manifest) -> Iterator[Alteration]:
+def _altered_requests(
+    files: _Files, recorded: Mapping[str, FileDigest], manifest: Manifest
+) -> Iterator[Alteration]:
     """The request set against its SHA-256 in the manifest."""
-    stated = manifest.request_set_sha256
-    if held is not None and held.sha256 != stated:
-        what = f"has the SHA-256 {held.sha256[:12]}…, and the request set of the manifest has {stated[:12]}…"
-        yield Alteration(kind="altered-requests", file=_REQUEST_SET, what=what)
+    with suppress(OSError, RecordError):  # which its own digest tells
+        sha256, stated = files.digest(_REQUEST_SET, recorded.get(_REQUEST_SET)).sha256, manifest.request_set_sha256
+        if sha256 != stated:
+            what = f"has the SHA-256 {sha256[:12]}…, and the request set of the manifest has {stated[:12]}…"
+            yield Alteration(kind="altered-requests", file=_REQUEST_SET, what=what)
 
 
 def _misplaced(planned: Iterable[PlannedRun], records: Mapping[str, RunRecord]) -> Iterator[Alteration]:
@@ -267,43 +449,21 @@ def _out_of_order(records: Iterable[RunRecord]) -> Iterator[Alteration]:
                 yield Alteration(kind="altered-plan", file=run_record_path(later), what=what)
 
 
-def _fingerprints(records: Mapping[str, RunRecord], files: _Files) -> dict[str, tuple[str, ...]]:
-    """Runs by the SHA-256 of their requests and of their steps, of each only if its times are real."""
-    recorded = [
-        (run_id, f"runs/{run_id}/{name}", record.files[name])
-        for run_id, record in records.items()
+def _fingerprints(records: Mapping[str, RunRecord]) -> dict[str, tuple[str, ...]]:
+    """Runs by the recorded SHA-256 of their requests and of their steps, of each only if its times are real."""
+    runs: dict[str, tuple[str, ...]] = {}
+    for run_id, record in records.items():
         for name, is_virtual in (
             ("requests.jsonl", record.is_simulated),
             ("steps.jsonl", record.clock == "virtual"),
-        )
-        if name in record.files and not is_virtual
-    ]
-    return _by_content(recorded, files)
+        ):
+            digest = record.files.get(name)
+            if digest is not None and digest.size_bytes and not is_virtual:
+                runs[digest.sha256] = (*runs.get(digest.sha256, ()), run_id)
+    return runs
 
 
-def _unrecorded_fingerprints(records: Mapping[str, RunRecord], files: _Files) -> dict[str, tuple[str, ...]]:
-    """The same for runs without digests: requests alone, hashed only if two have one size."""
-    by_size: dict[int | None, list[str]] = defaultdict(list)
-    for run_id, record in records.items():
-        if not record.files and not record.is_simulated:
-            by_size[files.size_bytes(f"runs/{run_id}/requests.jsonl")].append(run_id)
-    alike = [run_id for size, run_ids in by_size.items() if size and len(run_ids) > 1 for run_id in run_ids]
-    return _by_content([(run_id, f"runs/{run_id}/requests.jsonl", None) for run_id in alike], files)
-
-
-def _by_content(
-    recorded: Sequence[tuple[str, str, FileDigest | None]], files: _Files
-) -> dict[str, tuple[str, ...]]:
-    runs: dict[str, dict[str, None]] = defaultdict(dict)
-    for run_id, name, of_run in recorded:
-        digest = files.digest(name, of_run)
-        if digest is not None and digest.size_bytes:
-            runs[digest.sha256][run_id] = None
-    return {sha256: tuple(run_ids) for sha256, run_ids in runs.items()}
-
-
-def _copied(*prints: Mapping[str, tuple[str, ...]]) -> Iterator[Alteration]:
-    groups = dict.fromkeys(runs for of_prints in prints for runs in of_prints.values() if len(runs) > 1)
-    for first, *others in groups:
+def _copied(fingerprints: Mapping[str, tuple[str, ...]]) -> Iterator[Alteration]:
+    for first, *others in dict.fromkeys(runs for runs in fingerprints.values() if len(runs) > 1):
         what = f"holds the same records as {', '.join(others)}, and no two runs have the same times"
         yield Alteration(kind="copied-run", file=f"runs/{first}", what=what)

@@ -30,8 +30,8 @@ from benchctl.records.claims import (
     settle_runs,
     sole_writer,
 )
-from benchctl.records.digests import FOLDER, begin_digests
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.integrity import FOLDER, begin_digests
 from benchctl.system_errors import as_usage_error
 from benchctl.untrusted.files import make_folder, opened_folder
 

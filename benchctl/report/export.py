@@ -14,10 +14,9 @@ from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.formats import first_of
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.claims import current_manifest
-from benchctl.records.digests import record_derived
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 from benchctl.records.files import write_bytes_atomic, write_json_atomic
-from benchctl.records.integrity import verify_directory
+from benchctl.records.integrity import record_derived, verify_directory
 from benchctl.records.record import RunRecord
 from benchctl.report.charts.figure import chart_bytes, why_not_drawn
 from benchctl.report.charts.table import draw_pictures

@@ -21,9 +21,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from benchctl.records.digests import digests_of_run, record_run
 from benchctl.records.directory import ResultDirectory, run_directory_name
 from benchctl.records.files import encode
+from benchctl.records.integrity import digests_of_run, record_run
 from benchctl.records.record import (
     ChoiceRecord,
     HostInfo,

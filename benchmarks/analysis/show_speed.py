@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchctl.records.digests import begin_digests, digests_of_run, record_run
+from benchctl.records.integrity import begin_digests, digests_of_run, record_run
 from benchmarks.common.measured_process import best_of
 from benchmarks.common.table import show, write
 

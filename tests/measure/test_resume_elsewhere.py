@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from support.cli import benchctl, only_result
 
-from benchctl.records.digests import record_run
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.integrity import record_run
 from benchctl.records.schema import NodeGpu
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ from support.results.builders import edit_requests, write_results
 from benchctl.errors import InvalidDataError, RecordError
 from benchctl.records import files
 from benchctl.records.columns import read_steps
-from benchctl.records.digests import read_digests
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import encode, write_json_atomic
+from benchctl.records.integrity import read_digests
 from benchctl.records.loaded import DAMAGED_LINE, load_results, load_run
 from benchctl.records.noise import NOISE
 from benchctl.records.peaks import PEAKS, machine_peaks

@@ -14,8 +14,8 @@ from benchctl.errors import BenchctlError, RecordError
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.measure.resume.attempts import begin_attempt
 from benchctl.profile.load import parse_profile, profile_sha256
-from benchctl.records.digests import DIGESTS_FILE, begin_digests, digests_of_run, record_run
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.integrity import DIGESTS_FILE, begin_digests, digests_of_run, record_run
 from benchctl.records.loaded import load_run
 from benchctl.untrusted.limits import LINE_BYTES
 

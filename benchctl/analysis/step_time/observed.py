@@ -20,7 +20,7 @@ from benchctl.errors import UsageError
 from benchctl.interop.readers.files import MANIFEST
 from benchctl.interop.readers.step_table import TableDefaults, is_step_table, read_step_table
 from benchctl.records.columns import Floats, StepColumns
-from benchctl.records.digests import digest_of
+from benchctl.records.integrity import digest_of
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord
 from benchctl.steptime.model_file import read_model

@@ -16,9 +16,8 @@ from benchctl.cli.output.verdicts import print_notes
 from benchctl.cli.screen import print_json, print_tables, uncollected, wide_console
 from benchctl.errors import RecordError
 from benchctl.formats import megabytes
-from benchctl.records.digests import directory_sha256
 from benchctl.records.directory import open_results
-from benchctl.records.integrity import Verification, verify_directory
+from benchctl.records.integrity import Verification, directory_sha256, verify_directory
 from benchctl.report.documents import show_document
 from benchctl.report.tables import experiment, times
 from benchctl.report.tables.models import acceptance_table

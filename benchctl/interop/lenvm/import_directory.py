@@ -35,9 +35,9 @@ from benchctl.interop.readers.lenvm_timing import ALL
 from benchctl.profile.load import dump_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import variant_settings
-from benchctl.records.digests import digests_of_run, record_run
 from benchctl.records.directory import ResultDirectory, RunDirectory, run_directory_name
 from benchctl.records.files import encode, write_bytes_atomic, write_json_atomic
+from benchctl.records.integrity import digests_of_run, record_run
 from benchctl.records.loaded import load_run
 from benchctl.records.record import (
     HostInfo,

@@ -19,8 +19,8 @@ from benchctl.profile.checks import MAX_RUNS
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.planning import extend_plan
 from benchctl.records.claims import newest_leases, sole_writer, state_of
-from benchctl.records.digests import renew_digests
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.integrity import renew_digests
 from benchctl.records.record import ENDED, Extension, Manifest, Plan
 
 _SIMULATED: Final = "simulated"

@@ -5,8 +5,8 @@ import msgspec
 from benchctl.analysis.validity.machines import version_warning
 from benchctl.errors import RecordError
 from benchctl.records.claims import is_shared, state_of
-from benchctl.records.digests import assemble_digests
 from benchctl.records.directory import ResultDirectory
+from benchctl.records.integrity import assemble_digests
 from benchctl.records.noise import NOISE
 from benchctl.records.record import ENDED
 from benchctl.records.schema import ResultWarning

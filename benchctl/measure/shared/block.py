@@ -26,8 +26,8 @@ from benchctl.measure.shared.time_needed import seconds_by_arm
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms
 from benchctl.records.claims import LEASE_S, HeldBlock, is_shared, settled
-from benchctl.records.digests import BlockDigests, digest_of, files_of_block, run_record_path, write_block_digests
 from benchctl.records.directory import ResultDirectory, arm_label
+from benchctl.records.integrity import BlockDigests, digest_of, files_of_block, run_record_path, write_block_digests
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.records.schema import SCHEMA_VERSION, RunState
 from benchctl.records.shared_claims import LeaseWatch, claimed_block

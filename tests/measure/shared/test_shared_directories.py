@@ -36,9 +36,9 @@ from benchctl.measure.shared.assembly import assemble
 from benchctl.measure.shared.block import block_runs
 from benchctl.profile.load import stored_profile
 from benchctl.records.claims import Owner, create_lease, current_manifest, newest_leases, sole_writer
-from benchctl.records.digests import begin_digests, newest_block_digests, read_digests
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import write_json_atomic
+from benchctl.records.integrity import begin_digests, read_digests
 from benchctl.records.noise import NOISE, NoiseFloor
 from benchctl.records.schema import SCHEMA_VERSION, NodeGpu, NodeInfo
 from benchctl.records.shared_claims import share
@@ -410,4 +410,3 @@ def test_other_files_among_the_claims_are_no_claims(results):
     for name in ("b0-1.json", "b000-0001.json", "b000-1.json.bak", ".b000-1.json.abcd.partial", "x"):
         (results.path / "claims" / name).write_text("{}")
     assert newest_leases(results.path) == {}
-    assert newest_block_digests(results.path) == {}
