@@ -5,12 +5,11 @@ import os
 import stat
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, Final, NoReturn, cast
+from typing import IO, Final, cast
 
 from benchctl.errors import RecordError, UsageError
 from benchctl.records.directory import ResultDirectory
@@ -43,11 +42,18 @@ LEFT_OUT: Final = (
 _SUFFIXES: Final = (".tar.gz", ".tgz")
 _FILE_MODE: Final = 0o644
 _LEVEL: Final = 6
-_LATEST_S: Final = (1 << 33) - 1
-"""The latest time that a plain header holds."""
 _AHEAD_BYTES: Final = 1 << 18
 """Piece in which ``tarfile`` reads a stream."""
-_DAMAGE: Final = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError)
+_DAMAGE: Final = (
+    tarfile.TarError,
+    gzip.BadGzipFile,
+    EOFError,
+    zlib.error,
+    ValueError,
+    FileExistsError,  # an entry below a file, or a folder in its place
+    NotADirectoryError,
+    IsADirectoryError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,39 +74,27 @@ def is_archive(path: Path) -> bool:
 def contents_of(directory: Path) -> Contents:
     """The files of a result directory that travel. Raises RecordError where there are too many, or too deep."""
     files, irregular, size_bytes = list[str](), list[str](), 0
-    for name, status in _entries(directory):
-        if stat.S_ISREG(status.st_mode) and all(map(_is_safe, name.split("/"))):
-            files.append(name)
-            size_bytes += status.st_size
-        else:
-            irregular.append(name)
+    for folder, folders, names in os.walk(directory):
+        above = Path(folder).relative_to(directory)
+        if len(above.parts) >= ARCHIVE_DEPTH:
+            raise RecordError(
+                f"{folder} lies deeper than {ARCHIVE_DEPTH} folders, which nothing of a result directory does; "
+                "move it elsewhere"
+            )
+        folders[:] = [name for name in folders if not _stays(name)]
+        for path in (above / name for name in (*folders, *names) if not _stays(name)):
+            status = os.lstat(directory / path)
+            if stat.S_ISREG(status.st_mode) and all(map(_is_safe, path.parts)):
+                files.append(path.as_posix())
+                size_bytes += status.st_size
+            elif not stat.S_ISDIR(status.st_mode):
+                irregular.append(path.as_posix())
         if len(files) + len(irregular) > ARCHIVE_ENTRIES:
             raise RecordError(
                 f"{directory} has more than {ARCHIVE_ENTRIES:,} files, which no result directory has; remove what "
                 "is not of the experiment"
             )
     return Contents(tuple(sorted(files)), size_bytes, tuple(sorted(irregular)))
-
-
-def _entries(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
-    folders = [""]
-    while folders:
-        above = folders.pop()
-        with os.scandir(directory / above) as entries:
-            statuses = [
-                (entry.name, entry.stat(follow_symlinks=False)) for entry in entries if not _stays(entry.name)
-            ]
-        for name, status in statuses:
-            path = f"{above}/{name}" if above else name
-            if not stat.S_ISDIR(status.st_mode):
-                yield path, status
-            elif path.count("/") + 2 > ARCHIVE_DEPTH:
-                raise RecordError(
-                    f"{directory / path} lies deeper than {ARCHIVE_DEPTH} folders, which nothing of a result "
-                    "directory does; move it elsewhere"
-                )
-            else:
-                folders.append(path)
 
 
 def _stays(name: str) -> bool:
@@ -122,15 +116,15 @@ def write_archive(
     """Write ``contents`` of a directory into one archive, below a folder with the name of the directory.
 
     A name of its folder that could not be unpacked everywhere is replaced by ``results``. Names are sorted; there
-    are no users, and one mode for all files. The time of each file is that at which the experiment began: times of
-    files differ between copies of a directory, and no reader needs them. ``on_bytes`` is told of each file that was
-    read. Raises UsageError where ``output`` cannot be written, or a file is cut while it is read.
+    are no users, no times, and one mode for all files: these differ between copies of a directory, and no reader
+    needs them. ``on_bytes`` is told of each file that was read. Raises UsageError where ``output`` cannot be
+    written, or a file is cut while it is read.
     """
     if not is_archive(output):
         raise UsageError(f"--archive {output}: the name of an archive ends in {' or '.join(_SUFFIXES)}")
     name, partial = results.path.resolve().name, output.with_name(f".{output.name}.{os.getpid()}.partial")
     info = tarfile.TarInfo()
-    info.mtime, info.mode = _began_s(results), _FILE_MODE
+    info.mode = _FILE_MODE
     try:
         with (
             partial.open("xb") as file,
@@ -150,15 +144,6 @@ def write_archive(
         partial.unlink(missing_ok=True)
 
 
-def _began_s(results: ResultDirectory) -> int:
-    """Seconds since 1970 at which the experiment was created; 0 where its manifest has no such time."""
-    try:
-        seconds = datetime.fromisoformat(results.manifest().created_at).timestamp()
-    except (ValueError, OverflowError):
-        return 0
-    return min(max(int(seconds), 0), _LATEST_S)
-
-
 def unpack_results(archive: Path, folder: Path) -> Path:
     """Unpack an archive into the new folder ``folder``; returns the result directory in it, ``folder`` or below.
 
@@ -169,20 +154,18 @@ def unpack_results(archive: Path, folder: Path) -> Path:
     with open_file(path, within=path.parent, max_bytes=ARCHIVE_BYTES) as file:
         most_bytes = min(ARCHIVE_BYTES, max(ARCHIVE_RATIO_FREE_BYTES, ARCHIVE_RATIO * path.stat().st_size))
         try:
-            _unpack(_Granted(cast("IO[bytes]", gzip.GzipFile("", "rb", fileobj=file))), archive, folder, most_bytes)
+            _unpack(_Granted(cast("IO[bytes]", gzip.GzipFile("", "rb", fileobj=file))), folder, most_bytes)
         except _DAMAGE as error:
-            _refuse(archive, "was cut short" if isinstance(error, EOFError) else f"is damaged: {error}")
-    present = [each for each in (folder, *sorted(folder.iterdir())) if _is_result(each)]
-    if not present:
+            problem = "was cut short" if isinstance(error, EOFError) else f"is damaged: {error}"
+            raise RecordError(f"{archive} {problem}; copy or export it again") from error
+    folders = [folder] if (folder / "manifest.json").exists() else sorted(folder.iterdir())
+    results = [each for each in folders if (each / "manifest.json").exists()]
+    if not results:
         raise UsageError(f"{archive} is not an archive of a result directory: it holds no manifest.json")
-    if present[0] != folder and len(present) > 1:
-        names = ", ".join(path.name for path in present[:3])
-        raise UsageError(f"{archive} holds {len(present)} result directories ({names}); unpack it, and name one")
-    return present[0]
-
-
-def _is_result(folder: Path) -> bool:
-    return any((folder / part).exists() for part in ("manifest.json", "plan.json", "runs"))
+    if len(results) > 1:
+        names = ", ".join(path.name for path in results[:3])
+        raise UsageError(f"{archive} holds {len(results)} result directories ({names}); unpack it, and name one")
+    return results[0]
 
 
 class _Granted:
@@ -200,43 +183,35 @@ class _Granted:
         return data
 
 
-def _unpack(source: _Granted, archive: Path, folder: Path, most_bytes: int) -> None:
+def _unpack(source: _Granted, folder: Path, most_bytes: int) -> None:
+    """Raises one of ``_DAMAGE`` for what no archive of results holds."""
     names, size_bytes = set[tuple[str, ...]](), 0
     with tarfile.open(
         fileobj=cast("IO[bytes]", source), mode="r|", bufsize=_AHEAD_BYTES, errors="strict"
     ) as members:
         while (member := members.next()) is not None:
-            parts = _checked_parts(member, archive)
+            parts = _parts_of(member)
             if parts in names and not member.isdir():
-                _refuse(archive, f"holds {member.name!r} twice")
+                raise ValueError(f"it holds {member.name!r} twice")
             names.add(parts)
             size_bytes += member.size
             if len(names) > ARCHIVE_ENTRIES:
-                _refuse(archive, f"holds more than {ARCHIVE_ENTRIES:,} entries, and no result directory does")
+                raise ValueError(f"it holds more than {ARCHIVE_ENTRIES:,} entries, and no result directory does")
             if size_bytes > most_bytes:
-                _refuse(archive, f"unpacks to {size_bytes:,} bytes or more, and at most {most_bytes:,} are taken")
+                raise ValueError(f"it unpacks to {size_bytes:,} bytes or more; at most {most_bytes:,} are taken")
             source.left_bytes = member.size + ARCHIVE_HEADER_BYTES + _AHEAD_BYTES
             if not any(map(_stays, parts)):
-                try:
-                    members.extract(member, folder, filter="data")
-                except (FileExistsError, NotADirectoryError, IsADirectoryError):
-                    _refuse(archive, f"holds {member.name!r} twice")
+                members.extract(member, folder, filter="data")
     while source.read(_AHEAD_BYTES):  # to the checksum behind it
         pass
 
 
-def _checked_parts(member: tarfile.TarInfo, archive: Path) -> tuple[str, ...]:
-    """The path of a file or folder of an archive. Raises RecordError for any other entry."""
+def _parts_of(member: tarfile.TarInfo) -> tuple[str, ...]:
+    """The path of a file or folder of an archive. Raises ValueError for any other entry."""
     label = visible_line(member.name, VALUE_CHARS)
-    if not member.isdir() and (member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse()):
-        _refuse(archive, f"holds {label!r}, which is a link or no regular file")
-    if member.size < 0:
-        _refuse(archive, f"is damaged: {label!r} has a size below 0")
+    if not (member.isdir() or member.isreg()) or member.issparse() or member.size < 0:
+        raise ValueError(f"{label!r} is a link or no regular file")
     parts = tuple(part for part in member.name.removesuffix("/").split("/") if part != ".")
     if member.name.startswith("/") or len(parts) > ARCHIVE_DEPTH or not all(map(_is_safe, parts)):
-        _refuse(archive, f"holds {label!r}, which is not a path inside of it")
+        raise ValueError(f"{label!r} is not a path inside of it")
     return parts
-
-
-def _refuse(archive: Path, problem: str) -> NoReturn:
-    raise RecordError(f"{archive} {problem}; copy or export it again")
