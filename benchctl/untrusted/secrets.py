@@ -1,7 +1,7 @@
 """Secrets in text: recognised by the name of a variable or option, by known values, by the shape of common keys.
 
-The secrets that this process knows: variables of its environment, and the token of the model hub.
-Redaction of text that comes in pieces, such as a log while it is written.
+Known are variables of this process's environment, and the token of the model hub. A text may come in pieces, such
+as a log while it is written.
 """
 
 import json
@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -34,31 +35,16 @@ class KnownValue(NamedTuple):
     is_word: bool = False
 
 
-class Span(NamedTuple):
-    """The place of a secret in a text, and what it is."""
-
-    start: int
-    end: int
-    label: str
-    is_known: bool
-
-
 class _Shape(NamedTuple):
-    """Keys of one kind. Only a text with one of ``anchors`` is searched; the secret is the last group."""
+    """Keys of one kind. Only a text with one of ``anchors``, in lower case, is searched; the secret is the last
+    group, or all of a pattern without one, and reaches to the end of the match.
+    """
 
     label: str
     anchors: tuple[bytes, ...]
     pattern: re.Pattern[bytes]
-    has_any_case: bool = False
-    has_prefix: bool = False
-    """True where its keys begin with what ``_PREFIX`` matches."""
 
 
-_PREFIX: Final = re.compile(
-    rb"[-_](?:(?<=hf_)|(?<=sk-)|(?<=gh[oprsu]_)|(?<=_pat_)|(?<=lpat-)|(?<=xox[a-z]-)|(?<=vapi-)"
-    rb"|(?=key|KEY|Key|token|TOKEN|Token))"
-)
-"""Dashes and underscores are rare in logs, so that this one search is ten times as fast as those that it saves."""
 _ALONE: Final = rb"(?<![A-Za-z0-9])"
 _VALUE: Final = (
     rb"[\"']?(?:[ \t]{0,4}[:=][ \t]{0,4}|(?<=-key) |(?<=-token) |(?<=-password) )(?:[bru]?[\"'`\[(]){0,3}"
@@ -66,75 +52,67 @@ _VALUE: Final = (
     rb"([^\s\"'`&,;<>()\[\]{}\\]{8,})"
 )
 """A value after its name: neither a path nor a word that says that there is none."""
-_KEY_BYTES: Final = rb"16384"
+_KEY_BEGINS: Final = rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY"
+_KEY_ENDS: Final = rb"-----END [A-Z ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----"
+_KEY: Final = rb"[A-Z ]{0,10}-----(?:.{0,16384}?" + _KEY_ENDS + rb"|.{0,16384})"
 """The longest private key is half as long. Of one without an end this much is taken."""
-
-
-def _shape(
-    label: str, anchors: Sequence[bytes], *pattern: bytes, any_case: bool = False, prefix: bool = False
-) -> _Shape:
-    flags = re.DOTALL | (re.IGNORECASE if any_case else 0)
-    return _Shape(label, tuple(anchors), re.compile(b"".join(pattern), flags), any_case, prefix)
-
-
 _NAMED: Final = "value of a secret name"
 _SHAPES: Final = (
-    _shape(
-        "private key",
-        [b"-----BEGIN"],
-        rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----",
-        rb"(?:.{0,"
-        + _KEY_BYTES
-        + rb"}?-----END [A-Z ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----|.{0,"
-        + _KEY_BYTES
-        + rb"})",
+    _Shape("private key", (b"-----begin",), re.compile(_KEY_BEGINS + _KEY, re.DOTALL)),
+    _Shape("Hugging Face token", (b"hf_",), re.compile(_ALONE + rb"hf_[A-Za-z0-9]{12,}")),
+    _Shape("API key", (b"sk-",), re.compile(_ALONE + rb"sk-[A-Za-z0-9_-]{12,}")),
+    _Shape(
+        "GitHub token",
+        (b"gho_", b"ghp_", b"ghr_", b"ghs_", b"ghu_", b"github_pat_"),
+        re.compile(_ALONE + rb"(?:gh[oprsu]|github_pat)_[A-Za-z0-9_]{12,}"),
     ),
-    _shape("Hugging Face token", [b"hf_"], _ALONE, rb"hf_[A-Za-z0-9]{12,}", prefix=True),
-    _shape("API key", [b"sk-"], _ALONE, rb"sk-[A-Za-z0-9_-]{12,}", prefix=True),
-    _shape("GitHub token", [b"gh"], _ALONE, rb"(?:gh[oprsu]|github_pat)_[A-Za-z0-9_]{12,}", prefix=True),
-    _shape("GitLab token", [b"glpat-"], _ALONE, rb"glpat-[A-Za-z0-9_-]{12,}", prefix=True),
-    _shape("Slack token", [b"xox"], _ALONE, rb"xox[a-z]-[A-Za-z0-9-]{12,}", prefix=True),
-    _shape("NVIDIA key", [b"nvapi-"], _ALONE, rb"nvapi-[A-Za-z0-9_-]{12,}", prefix=True),
-    _shape("AWS key", [b"AKIA", b"ASIA"], _ALONE, rb"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    _shape("Google key", [b"AIza"], _ALONE, rb"AIza[A-Za-z0-9_-]{35}"),
-    _shape("JSON web token", [b"eyJ"], _ALONE, rb"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
-    _shape("password in a URL", [b"@"], rb"://([^/@\s\"'<>?#]{0,256}:[^/@\s\"'<>]{1,512})(?=@)"),
-    _shape(
+    _Shape("GitLab token", (b"glpat-",), re.compile(_ALONE + rb"glpat-[A-Za-z0-9_-]{12,}")),
+    _Shape("Slack token", (b"xox",), re.compile(_ALONE + rb"xox[a-z]-[A-Za-z0-9-]{12,}")),
+    _Shape("NVIDIA key", (b"nvapi-",), re.compile(_ALONE + rb"nvapi-[A-Za-z0-9_-]{12,}")),
+    _Shape("AWS key", (b"akia", b"asia"), re.compile(_ALONE + rb"A[KS]IA[A-Z0-9]{16}(?![A-Za-z0-9])")),
+    _Shape("Google key", (b"aiza",), re.compile(_ALONE + rb"AIza[A-Za-z0-9_-]{35}")),
+    _Shape(
+        "JSON web token",
+        (b"eyj",),
+        re.compile(_ALONE + rb"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
+    ),
+    _Shape("password in a URL", (b"@",), re.compile(rb"://([^/@\s\"'<>?#]{0,256}:[^/@\s\"'<>]{1,512})(?=@)")),
+    _Shape(
         "authorization",
-        [b"bearer", b"authorization"],
-        rb"(?:\bbearer[ \t]+|\bauthorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?(?:[a-z]{1,20}[ \t]+)?)",
-        rb"(?!redacted:|(?:authentication|authorization|required|missing|invalid)\b)([A-Za-z0-9._~+/=-]{8,})",
-        any_case=True,
+        (b"bearer", b"authorization"),
+        re.compile(
+            rb"(?:\bbearer[ \t]+|\bauthorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?(?:[a-z]{1,20}[ \t]+)?)"
+            rb"(?!redacted:|(?:authentication|authorization|required|missing|invalid)\b)([A-Za-z0-9._~+/=-]{8,})",
+            re.IGNORECASE,
+        ),
     ),
-    _shape(
+    _Shape(
         "value of a query",
-        [b"?", b"&"],
-        rb"[?&](?:amp;)?(?:[a-z_-]{0,20}(?:key|token|signature|credential)|sig|auth|secret|passw(?:or)?d)=",
-        rb"([^&\s\"'<>`\\\[]{4,})",
-        any_case=True,
+        (b"?", b"&"),
+        re.compile(
+            rb"[?&](?:amp;)?(?:[a-z_-]{0,20}(?:key|token|signature|credential)|sig|auth|secret|passw(?:or)?d)="
+            rb"([^&\s\"'<>`\\\[]{4,})",
+            re.IGNORECASE,
+        ),
     ),
-    _shape(
+    _Shape(
         _NAMED,
-        [b"key", b"token"],
-        rb"[-_](?:(?:(?<=api.)|(?<=access.)|(?<=secret.)|(?<=private.)|(?<=signing.)|(?<=account.))key(?:[-_]id)?",
-        rb"|(?:(?<=auth.)|(?<=access.)|(?<=refresh.)|(?<=api.)|(?<=hf.)|(?<=hub.)|(?<=session.)|(?<=bearer.)",
-        rb"|(?<=github.)|(?<=gitlab.))token)",
-        _VALUE,
-        any_case=True,
-        prefix=True,
+        (b"_key", b"-key", b"_token", b"-token"),
+        re.compile(
+            rb"[-_](?:(?:(?<=api.)|(?<=access.)|(?<=secret.)|(?<=private.)|(?<=signing.)|(?<=account.))"
+            rb"key(?:[-_]id)?"
+            rb"|(?:(?<=auth.)|(?<=access.)|(?<=refresh.)|(?<=api.)|(?<=hf.)|(?<=hub.)|(?<=session.)|(?<=bearer.)"
+            rb"|(?<=github.)|(?<=gitlab.))token)" + _VALUE,
+            re.IGNORECASE,
+        ),
     ),
-    _shape(
+    _Shape(
         _NAMED,
-        [b"apikey", b"secret", b"passw", b"passphrase"],
-        rb"(?:apikey|secret|passw(?:or)?d|passphrase)",
-        _VALUE,
-        any_case=True,
+        (b"apikey", b"secret", b"passw", b"passphrase"),
+        re.compile(rb"(?:apikey|secret|passw(?:or)?d|passphrase)" + _VALUE, re.IGNORECASE),
     ),
 )
-_OPEN_KEY: Final = re.compile(
-    rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?!.*-----END [A-Z ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----)", re.DOTALL
-)
-_LETTERS: Final = re.compile(rb"[A-Za-z0-9]")
+_OPEN_KEY: Final = re.compile(_KEY_BEGINS + rb"(?!.*" + _KEY_ENDS + rb")", re.DOTALL)
 
 
 @lru_cache(maxsize=4096)
@@ -145,7 +123,7 @@ def is_secret_name(name: str) -> bool:
 
 def holds_key(text: str) -> bool:
     """True where ``text`` has the shape of a key or names one with its value."""
-    return bool(Redactor().spans(text.encode("utf-8", "surrogatepass")))
+    return Redactor().text(text) != text
 
 
 def secret_options(words: Sequence[str]) -> Iterator[str]:
@@ -176,62 +154,35 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """``text`` without its secrets. A text without any is returned unchanged, and marks are none."""
-        content = text.encode("utf-8", "surrogatepass")
-        spans = self.spans(content)
-        return replaced(content, spans).decode("utf-8", "surrogatepass") if spans else text
+        content, counts = self.content(text.encode("utf-8", "surrogatepass"))
+        return content.decode("utf-8", "surrogatepass") if counts else text
 
     def content(self, content: bytes) -> tuple[bytes, Counter[str]]:
         """``content`` without its secrets, and the number of these by label."""
-        spans = self.spans(content)
-        return (replaced(content, spans) if spans else content), Counter(span.label for span in spans)
-
-    def spans(self, text: bytes) -> list[Span]:
-        """The secrets in ``text``, in order and without overlap."""
-        return _merged([*self._known_spans(text), *_shape_spans(text)])
-
-    def _known_spans(self, text: bytes) -> Iterator[Span]:
+        counts: Counter[str] = Counter()
         for label, value, is_word in self.values:
-            start = text.find(value)
-            while start >= 0:
-                end = start + len(value)
-                touches = _LETTERS.match(text[start - 1 : start]) or _LETTERS.match(text[end : end + 1])
-                if not (is_word and touches):
-                    yield Span(start, end, label, is_known=True)
-                start = text.find(value, end)
+            if value in content:
+                pattern = re.escape(value)
+                pattern = _ALONE + pattern + rb"(?![A-Za-z0-9])" if is_word else pattern
+                content = _replaced(re.compile(pattern), label, content, counts)
+        low = content.lower()
+        for shape in _SHAPES:
+            if any(anchor in low for anchor in shape.anchors):
+                content = _replaced(shape.pattern, shape.label, content, counts)
+        return content, counts
 
 
-def replaced(text: bytes, spans: Iterable[Span]) -> bytes:
-    """``text`` with a mark for each of ``spans``."""
-    pieces, position = [], 0
-    for span in spans:
-        pieces += [text[position : span.start], mark(span.label).encode()]
-        position = span.end
-    return b"".join((*pieces, text[position:]))
+def _replaced(pattern: re.Pattern[bytes], label: str, content: bytes, counts: Counter[str]) -> bytes:
+    """``content`` with a mark for the secret of each match; ``counts`` gets their number."""
 
+    def with_mark(match: re.Match[bytes]) -> bytes:
+        name_bytes = match.start(pattern.groups) - match.start()
+        return match[0][:name_bytes] + mark(label).encode()
 
-def _shape_spans(text: bytes) -> Iterator[Span]:
-    low, has_prefix = text.lower(), _PREFIX.search(text) is not None
-    for shape in _SHAPES:
-        if shape.has_prefix and not has_prefix:
-            continue
-        searched = low if shape.has_any_case else text
-        if any(anchor in searched for anchor in shape.anchors):
-            for match in shape.pattern.finditer(text):
-                start, end = match.span(shape.pattern.groups)
-                yield Span(start, end, shape.label, is_known=False)
-
-
-def _merged(spans: list[Span]) -> list[Span]:
-    """Overlapping spans as one, with the label of a known value where there is one."""
-    merged: list[Span] = []
-    for span in sorted(spans, key=lambda each: (each.start, -each.end, not each.is_known)):
-        if merged and span.start < merged[-1].end:
-            last = merged[-1]
-            label = span.label if span.is_known and not last.is_known else last.label
-            merged[-1] = Span(last.start, max(last.end, span.end), label, last.is_known or span.is_known)
-        else:
-            merged.append(span)
-    return merged
+    content, number = pattern.subn(with_mark, content)
+    if number:
+        counts[label] += number
+    return content
 
 
 _LEAST_CHARS: Final = 8
@@ -264,16 +215,13 @@ def environment_redactor(sent: Mapping[str, str] | None = None) -> Redactor:
 
 @lru_cache(maxsize=32)
 def _redactor(named: tuple[tuple[str, str], ...], sent: tuple[tuple[str, str], ...]) -> Redactor:
-    names = {value: name for name, value in (*_hub_token(), *named) if not is_ordinary(value)}
+    secrets = [(name, value) for name, value in (*_hub_token(), *named) if not is_ordinary(value)]
+    secrets += [(name, value) for name, value in sent if len(value) >= _LEAST_CHARS_OF_SENT]
     spellings = {
-        spelling: KnownValue(name, spelling)
-        for value, name in (*names.items(), *((value, name) for name, value in sent))
-        if len(value) >= _LEAST_CHARS
+        spelling: KnownValue(name, spelling, is_word=len(value) < _LEAST_CHARS)
+        for name, value in secrets
         for spelling in spellings_of(value)
     }
-    for name, value in sent:
-        if _LEAST_CHARS_OF_SENT <= len(value) < _LEAST_CHARS:
-            spellings[value.encode()] = KnownValue(name, value.encode("utf-8", "surrogateescape"), is_word=True)
     return Redactor(spellings.values())
 
 
@@ -282,16 +230,16 @@ def is_ordinary(value: str) -> bool:
     return len(value) < _LEAST_CHARS or _ORDINARY.fullmatch(value) is not None
 
 
-def spellings_of(value: str) -> Iterable[bytes]:
-    """``value``, of 8 characters or more, as it is, in URLs and in JSON strings."""
+def spellings_of(value: str) -> Iterator[bytes]:
+    """``value`` as it is, in URLs and in JSON strings; of one with several lines, its longer lines."""
     whole = value.strip()
     parts = [part for part in whole.splitlines() if len(part) >= _LEAST_CHARS_OF_LINE] if "\n" in whole else [whole]
     for part in parts:
-        in_urls = (
-            encode(part, safe, errors="surrogateescape") for encode in (quote, quote_plus) for safe in ("", "/")
-        )
-        in_json = (json.dumps(part, ensure_ascii=escaped)[1:-1] for escaped in (True, False))
-        for text in dict.fromkeys((part, *in_urls, *in_json)):
+        in_urls = [
+            write(part, safe, errors="surrogateescape") for write in (quote, quote_plus) for safe in ("", "/")
+        ]
+        in_json = [json.dumps(part, ensure_ascii=escaped)[1:-1] for escaped in (True, False)]
+        for text in (part, *in_urls, *in_json):
             yield text.encode("utf-8", "surrogateescape")
 
 
@@ -300,13 +248,10 @@ def _hub_token() -> Iterator[tuple[str, str]]:
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
     path = Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token")
-    try:
-        with path.expanduser().open("rb") as file:
-            token = file.read(_HUB_TOKEN_BYTES).decode("utf-8", "surrogateescape").strip()
-    except (OSError, RuntimeError):
-        return
-    if token:
-        yield _HUB_TOKEN, token
+    with suppress(OSError, RuntimeError), path.expanduser().open("rb") as file:  # the latter without a home
+        token = file.read(_HUB_TOKEN_BYTES).decode("utf-8", "surrogateescape").strip()
+        if token:
+            yield _HUB_TOKEN, token
 
 
 _LINE_BYTES: Final = 1 << 17
@@ -334,7 +279,8 @@ class RedactedStream:
         """Take the next piece; returns what can be passed on."""
         self._pending += piece
         cut = max(self._pending.rfind(b"\n"), self._pending.rfind(b"\r")) + 1
-        cut = _open_key_from(self._pending[:cut])
+        if open_key := _OPEN_KEY.search(self._pending, 0, cut):
+            cut = open_key.start()
         if not cut and len(self._pending) > _LINE_BYTES:
             cut = self._pending.rfind(b" ") + 1 or len(self._pending)
         return self._pass_on(cut)
@@ -348,9 +294,3 @@ class RedactedStream:
         content, counts = self._redactor.content(passed)
         self.counts.update(counts)
         return content
-
-
-def _open_key_from(text: bytes) -> int:
-    """The position of a private key whose end is not in ``text``; its length where there is none."""
-    key = _OPEN_KEY.search(text) if b"-----BEGIN " in text else None
-    return len(text) if key is None else key.start()
