@@ -140,10 +140,9 @@ class ResultDirectory:
     def manifest(self) -> Manifest:
         return _read_json(self.path / "manifest.json", Manifest, self.path)
 
-    def write_manifest(self, manifest: Manifest, *, has_rivals: bool = False) -> None:
-        """Replace the manifest; ``has_rivals`` where other processes may do so at the same time."""
+    def write_manifest(self, manifest: Manifest) -> None:
         make_folder(self.path, within=self.path)
-        write_json_atomic(self.path / "manifest.json", manifest, within=self.path, has_rivals=has_rivals)
+        write_json_atomic(self.path / "manifest.json", manifest, within=self.path)
 
     def plan(self) -> Plan:
         path = self.path / "plan.json"

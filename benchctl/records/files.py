@@ -144,13 +144,13 @@ class JsonlWriter:
 
 
 def write_json_atomic(
-    path: Path, record: object, *, within: Path | None = None, fence: Fence | None = None, has_rivals: bool = False
+    path: Path, record: object, *, within: Path | None = None, fence: Fence | None = None
 ) -> None:
     """Replace ``path`` in one step: a reader sees the old document or the new one, never a part.
 
-    ``fence`` and ``has_rivals`` as for ``replace_file``.
+    ``fence`` as for ``replace_file``.
     """
-    write_bytes_atomic(path, document_bytes(record), within=within, fence=fence, has_rivals=has_rivals)
+    write_bytes_atomic(path, document_bytes(record), within=within, fence=fence)
 
 
 def document_bytes(record: object) -> bytes:
@@ -159,7 +159,7 @@ def document_bytes(record: object) -> bytes:
 
 
 def write_bytes_atomic(
-    path: Path, content: bytes, *, within: Path | None = None, fence: Fence | None = None, has_rivals: bool = False
+    path: Path, content: bytes, *, within: Path | None = None, fence: Fence | None = None
 ) -> None:
     """Replace ``path`` in one step with ``content``, on disk before the name changes.
 
@@ -167,7 +167,7 @@ def write_bytes_atomic(
     a directory of that name is ``within`` one.
     """
     try:
-        replace_file(path, content, within=within or path.parent, fence=fence, has_rivals=has_rivals)
+        replace_file(path, content, within=within or path.parent, fence=fence)
     except IsADirectoryError as error:
         if within is None:
             raise

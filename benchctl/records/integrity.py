@@ -240,7 +240,7 @@ def assemble_digests(results: ResultDirectory) -> None:
     """Write into ``digests.json`` what the owners of blocks recorded; others may do the same at the same time."""
     content = document_bytes(_digests_of(results))
     if content != read_if_there(results.path / DIGESTS_FILE, within=results.path):
-        write_bytes_atomic(results.path / DIGESTS_FILE, content, within=results.path, has_rivals=True)
+        write_bytes_atomic(results.path / DIGESTS_FILE, content, within=results.path)
 
 
 def record_derived(directory: Path, files: Iterable[Path]) -> None:

@@ -201,7 +201,7 @@ def store_duration(duration: RunDuration) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and len(lines := path.read_bytes().splitlines(keepends=True)) > _MOST_LINES:
-            write_bytes_atomic(path, b"".join(lines[-_MOST_LINES // 2 :]), has_rivals=True)
+            write_bytes_atomic(path, b"".join(lines[-_MOST_LINES // 2 :]))
         with path.open("ab") as file:
             file.write(encode(duration) + b"\n")
 

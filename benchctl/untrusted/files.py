@@ -1,19 +1,21 @@
 """Files in a directory of unknown origin: opened, written and found without a link that leads out of it."""
 
-import errno
 import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
 
-from benchctl.errors import BenchctlError, RecordError
+from benchctl.errors import RecordError
 from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES, SEARCHED_ENTRIES
 
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPENDED: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS: Final = {
     "a link": stat.S_ISLNK,
     "a file": stat.S_ISREG,
@@ -21,8 +23,8 @@ _KINDS: Final = {
     "a FIFO": stat.S_ISFIFO,
     "a socket": stat.S_ISSOCK,
 }
-_NO_FILE: Final = {errno.ELOOP, errno.ENXIO, errno.ENOTDIR}
-"""Errors of ``open`` at a link, at a socket or a FIFO, and at anything else where a directory must be."""
+Fence: TypeAlias = Callable[[], None]
+"""Called at the last moment before a file appears, with its folder open; raises where it must not any more."""
 
 
 class OutsideError(RecordError):
@@ -61,21 +63,6 @@ def opened_folder(path: Path, *, within: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def _open_regular(path: Path, flags: int, folder: int | None = None) -> int:
-    """Open a regular file, by its name in the open directory ``folder`` if there is one."""
-    try:
-        handle = os.open(path if folder is None else path.name, flags, 0o666, dir_fd=folder)
-    except OSError as error:
-        if error.errno in _NO_FILE:
-            raise irregular(path, os.lstat(path).st_mode) from error
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    mode = os.fstat(handle).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(handle)
-        raise irregular(path, mode)
-    return handle
-
-
 def irregular(path: Path, mode: int, expected: str = "file") -> OutsideError:
     """The refusal of an entry by its mode, where a ``file`` or a ``directory`` is expected."""
     kind = next((kind for kind, is_kind in _KINDS.items() if is_kind(mode)), "a device")
@@ -90,15 +77,13 @@ def open_file(path: Path, *, within: Path, max_bytes: int = LOG_BYTES) -> Buffer
     Raises OutsideError when an entry on the way is a link, ``..`` or no regular file, RecordError when the file is
     over ``max_bytes``, OSError as ``open`` does.
     """
-    handle = _open_regular(inside(path, within), _FILE)
-    size_bytes = os.fstat(handle).st_size
+    size_bytes = stat_file(path, within=within).st_size
     if size_bytes > max_bytes:
-        os.close(handle)
         raise RecordError(
             f"{path} has {size_bytes / 1e6:.1f} MB, and no such file is larger than {max_bytes / 1e6:.0f} MB; "
             "restore it from a copy, or remove it"
         )
-    return os.fdopen(handle, "rb")
+    return os.fdopen(os.open(path, _READ), "rb")
 
 
 def read_file(path: Path, *, within: Path, max_bytes: int = DOCUMENT_BYTES) -> bytes:
@@ -111,15 +96,13 @@ def lines_of(file: BinaryIO, path: Path, first_line: int = 1) -> Iterator[bytes]
     """The lines of an open file, with their line feeds. Raises RecordError at a line over ``LINE_BYTES``, which is
     not read to its end.
     """
-    number = first_line
-    while line := file.readline(LINE_BYTES + 1):
+    for number, line in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=first_line):
         if len(line) > LINE_BYTES:
             raise RecordError(
                 f"{path}:{number}: the line is longer than {LINE_BYTES / 1e6:.0f} MB, which no record is; "
                 "restore the file from a copy"
             )
         yield line
-        number += 1
 
 
 def stat_file(path: Path, *, within: Path) -> os.stat_result:
@@ -158,56 +141,39 @@ def entry_names(folder: Path, *, within: Path, files_only: bool = False) -> list
         return sorted(entry.name for entry in entries if not files_only or entry.is_file(follow_symlinks=False))
 
 
-Fence: TypeAlias = Callable[[], None]
-"""Called at the last moment before a file appears, with its folder open; raises where it must not any more."""
-_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_APPENDED: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
 def make_folder(path: Path, *, within: Path) -> None:
     """Create a directory, with those above it; one that exists stays.
 
     Raises OutsideError when an entry on the way is a link or no directory, OSError as ``mkdir`` does.
     """
-    within.mkdir(parents=True, exist_ok=True)
-    folder = within
-    for name in path.relative_to(within).parts:
-        folder /= name
-        with suppress(FileExistsError):
-            inside(folder, within).mkdir()
-    inside(path / "entry", within)  # what existed is a directory
+    with suppress(FileNotFoundError):
+        inside(path / "entry", within)  # what exists is a directory
+    path.mkdir(parents=True, exist_ok=True)
 
 
-def replace_file(
-    path: Path, content: bytes, *, within: Path, fence: Fence | None = None, has_rivals: bool = False
-) -> None:
+def replace_file(path: Path, content: bytes, *, within: Path, fence: Fence | None = None) -> None:
     """Replace a file in one step with ``content``, on disk before the name changes.
 
     ``fence`` may refuse at the last moment; by then the folder is open, so that what passes it goes into the folder
-    of that moment and not into one that took its name since. ``has_rivals`` where other processes may replace the
-    same file at the same time. Raises OutsideError when a folder on the way is a link, OSError naming ``path`` as
-    ``write`` and ``rename`` do, and what ``fence`` raises.
+    of that moment and not into one that took its name since. Other processes may replace the same file at the same
+    time. Raises OutsideError when a folder on the way is a link, OSError naming ``path`` as ``write`` and ``rename``
+    do, and what ``fence`` raises.
     """
-    # Another process may be about to replace the same file: neither takes the other's part for one left by a crash.
-    is_alone = fence is None and not has_rivals
-    partial = f".{path.name}.partial" if is_alone else f".{path.name}.{secrets.token_hex(4)}.partial"
+    unnamed = f".{path.name}.{secrets.token_hex(4)}.partial"
     with opened_folder(path.parent, within=within) as folder:
-        with suppress(FileNotFoundError):  # left by a crash, or a stranger's link
-            os.unlink(partial, dir_fd=folder)
         try:
-            with os.fdopen(os.open(partial, _NEW, 0o666, dir_fd=folder), "wb") as file:
+            with os.fdopen(os.open(unnamed, _NEW, 0o666, dir_fd=folder), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             if fence is not None:
                 fence()
-            os.replace(partial, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except (OSError, BenchctlError) as error:  # the latter where the fence refuses
-            with suppress(OSError):
-                os.unlink(partial, dir_fd=folder)
-            if isinstance(error, OSError):
-                raise OSError(error.errno, error.strerror, str(path)) from error
-            raise
+            os.replace(unnamed, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        finally:
+            with suppress(OSError):  # it has its name
+                os.unlink(unnamed, dir_fd=folder)
 
 
 def open_to_append(path: Path, *, within: Path, fence: Fence | None = None) -> BinaryIO:
@@ -216,11 +182,14 @@ def open_to_append(path: Path, *, within: Path, fence: Fence | None = None) -> B
     Raises OutsideError and OSError as ``open_file`` does.
     """
     with opened_folder(path.parent, within=within) as folder:
+        with suppress(FileNotFoundError):
+            stat_file(path, within=within)
         if fence is not None:
             fence()
-        handle = _open_regular(path, _APPENDED, folder)
-    os.set_blocking(handle, True)  # not blocking was for a FIFO
-    return os.fdopen(handle, "ab")
+        try:
+            return os.fdopen(os.open(path.name, _APPENDED, 0o666, dir_fd=folder), "ab")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def move_entry(path: Path, target: Path, *, within: Path) -> None:

@@ -1,22 +1,16 @@
-"""The errors by which decoders report input that is not what it should be.
-
-Files that the user names: read within bounds, decoded, and refused in one line where they are not as
-expected.
-YAML of other tools, whose aliases are counted before they are followed: ten lines can be a billion values.
-"""
+"""Files that the user names: read within bounds, decoded, refused in one line where they are not as expected."""
 
 import csv
 import json
-import os
 import re
-import stat
 import struct
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import msgspec
 import yaml
@@ -74,23 +68,16 @@ class UnreadableError(UsageError):
 
 def read_bytes(path: Path, max_bytes: int = DOCUMENT_BYTES) -> bytes:
     """The whole content. Raises UnreadableError where it cannot be read, or is over ``max_bytes``."""
+    content = bytearray()
     try:
         with path.open("rb") as file:
-            content = b"".join(_pieces(file, max_bytes + 1))
+            while len(content) <= max_bytes and (piece := file.read(_MEGA)):
+                content += piece
     except OSError as error:
         raise _cannot_be_read(path, error) from error
     if len(content) > max_bytes:
         raise UnreadableError(f"{path}: larger than {max_bytes // _MEGA} MiB, the limit for it")
-    return content
-
-
-def _pieces(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:
-    """At most so many bytes; a regular file in one piece, for which no more memory is taken than it needs."""
-    status = os.fstat(file.fileno())
-    size = status.st_size + 1 if stat.S_ISREG(status.st_mode) else _MEGA
-    while piece := file.read(min(size, num_bytes)):
-        yield piece
-        num_bytes -= len(piece)
+    return bytes(content)
 
 
 def read_text(path: Path, max_bytes: int = DOCUMENT_BYTES) -> str:
@@ -139,10 +126,7 @@ def read_lines(path: Path, max_bytes: int = LOG_BYTES) -> Iterator[tuple[int, by
     num_bytes = 0
     try:
         with path.open("rb") as file:
-            for number in count(1):
-                line = file.readline(LINE_BYTES + 1)
-                if not line:
-                    return
+            for number, line in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=1):
                 num_bytes += len(line)
                 if len(line) > LINE_BYTES:
                     raise UnreadableError(f"{path}:{number}: the line is longer than {LINE_BYTES // _MEGA} MiB")
@@ -160,16 +144,14 @@ def read_csv(path: Path, max_bytes: int = LOG_BYTES) -> Iterator[tuple[int, list
     left out. Raises UnreadableError as ``read_lines`` does, and for what is not CSV.
     """
     csv.field_size_limit(min(LINE_BYTES, sys.maxsize))
-    rows = csv.reader(_text_lines(path, max_bytes), strict=True)
-    while True:
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            raise UnreadableError(f"{path}:{rows.line_num}: cannot be read as CSV: {error}") from error
-        if row is None:
-            return
-        if row:
-            yield rows.line_num, row
+    lines = (utf8_text(line, f"{path}:{number}") for number, line in read_lines(path, max_bytes))
+    rows = csv.reader(lines, strict=True)
+    try:
+        for row in rows:
+            if row:
+                yield rows.line_num, row
+    except csv.Error as error:
+        raise UnreadableError(f"{path}:{rows.line_num}: cannot be read as CSV: {error}") from error
 
 
 def read_csv_records(path: Path, max_bytes: int = LOG_BYTES) -> Iterator[tuple[int, dict[str, str]]]:
@@ -193,17 +175,12 @@ def whole_rows(
         yield number, [*row, *[""] * (len(names) - len(row))]
 
 
-def _text_lines(path: Path, max_bytes: int) -> Iterator[str]:
-    for number, line in read_lines(path, max_bytes):
-        yield utf8_text(line, f"{path}:{number}")
-
-
 def _cannot_be_read(path: Path, error: OSError) -> UnreadableError:
     return UnreadableError(f"{path}: cannot be read: {error.strerror or error}")
 
 
 _MOST_NODES: Final = 100_000
-"""Values of a document with its aliases written out."""
+"""Values of a document with its aliases written out: ten lines can be a billion of them."""
 _YAML_ERRORS: Final[tuple[type[Exception], ...]] = (*DECODING_ERRORS, yaml.YAMLError, AttributeError, LookupError)
 """PyYAML raises the last two for a tag whose text is not of it, such as ``!!int ""``."""
 
@@ -222,33 +199,25 @@ def read_yaml(path: Path, max_bytes: int = PROFILE_BYTES) -> tuple[Any, yaml.Nod
         _check_size(node)
         document: Any = loader.construct_document(node)
     except _YAML_ERRORS as error:
-        raise UnreadableError(f"{path}: cannot be read as YAML: {_problem(error)}") from error
+        problem = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else decoding_problem(error)
+        raise UnreadableError(f"{path}: cannot be read as YAML: {problem}") from error
     return document, node
 
 
-def _problem(error: Exception) -> str:
-    return " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else decoding_problem(error)
-
-
 def _check_size(root: yaml.Node) -> None:
-    """Raise ValueError for a node with itself or too many in it, aliases written out, and for a number too long."""
+    """Raise ValueError for a node with itself or too many in it, aliases written out."""
     sizes: dict[int, int | None] = {}
 
     def size(node: yaml.Node) -> int:
-        if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > MOST_DIGITS:
-            raise ValueError(f"a number has {len(node.value)} digits")
+        if isinstance(node, yaml.ScalarNode):
+            return 1
         if id(node) not in sizes:
             sizes[id(node)] = None
-            sizes[id(node)] = 1 + sum(map(size, _children(node)))
+            parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+            sizes[id(node)] = 1 + sum(map(size, parts))
         if (num_nodes := sizes[id(node)]) is None:
             raise ValueError("an alias stands inside of what it repeats")
         return num_nodes
 
     if (num_nodes := size(root)) > _MOST_NODES:
         raise ValueError(f"it has {num_nodes:,} values with its aliases written out, the limit is {_MOST_NODES:,}")
-
-
-def _children(node: yaml.Node) -> Iterable[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [part for entry in node.value for part in entry]
-    return node.value if isinstance(node, yaml.SequenceNode) else ()

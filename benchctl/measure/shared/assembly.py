@@ -33,7 +33,7 @@ def assemble(results: ResultDirectory) -> bool:
     warnings = (*manifest.warnings, *_version_warnings(results))
     assembled = msgspec.structs.replace(manifest, state=state, warnings=tuple(dict.fromkeys(warnings)))
     if assembled != manifest:
-        results.write_manifest(assembled, has_rivals=True)
+        results.write_manifest(assembled)
     return True
 
 
