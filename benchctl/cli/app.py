@@ -83,7 +83,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "speculation": Entry(
         _EXPLAIN,
-        "speculation.speculation:speculation",
+        "commands.speculation:speculation",
         "Tokens per step and speed-up of speculative decoding, and its goodput under load.",
     ),
     "flops": Entry(

@@ -126,6 +126,16 @@ def print_tables(console: TextConsole, tables: Iterable[Table | None]) -> None:
             console.print(table)
 
 
+def tell(parts: Iterable[Table | str], document: object, *, as_json: bool) -> None:
+    """Print one JSON document, or in its place tables and lines."""
+    if as_json:
+        print_json(document)
+        return
+    console = wide_console()
+    for part in parts:
+        console.print(part)
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Switch the garbage collector off inside, or in the function that this decorates.

@@ -187,7 +187,7 @@ def test_the_picture_is_a_png(server: tuple[str, ...], tmp_path: Path) -> None:
         ("--acceptance 80/x", "write counts as accepted/judged"),
         ("--acceptance 90/80", "no more accepted than judged"),
         ("--drafts 10 --accepted 5,6", "counters by position never increase"),
-        ("--acceptance 0.8 --draft-tokens 0", "a step drafts from 1 to"),
+        ("--acceptance 0.8 --draft-tokens 0", "each must be from 1 to"),
         ("--acceptance 0.8 --draft-tokens 8..1", "write a range as 1..8"),
         ("--acceptance 0.8 --draft-cost -1", "draft cost -1"),
         ("--acceptance 0.8 --draft-model qwen2.5-0.5b", "name the model that is served"),

@@ -1,1 +1,0 @@
-"""``benchctl speculation``: its command, options, server and output."""
