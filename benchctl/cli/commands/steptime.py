@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from benchctl.analysis.step_time.observed import StepSources
-from benchctl.cli.commands.guided_floor import guided
+from benchctl.cli.commands.flops import guided
 from benchctl.cli.options.step_time import (
     ConstraintOption,
     ExpertsOption,
