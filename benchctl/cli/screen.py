@@ -126,7 +126,7 @@ def print_tables(console: TextConsole, tables: Iterable[Table | None]) -> None:
             console.print(table)
 
 
-def tell(parts: Iterable[Table | str], document: object, *, as_json: bool) -> None:
+def tell(document: object, *parts: Table | str, as_json: bool) -> None:
     """Print one JSON document, or in its place tables and lines."""
     if as_json:
         print_json(document)

@@ -434,7 +434,7 @@ def guided(
         f"Floor of a guided step: {base_shape.name} guided by {value_shape.name} on {device.title}, context "
         f"{context}, scoring {scoring}"
     )
-    tell((_floor_table(title, table_rows), *_floor_notes(document, device)), document, as_json=as_json)
+    tell(document, _floor_table(title, table_rows), *_floor_notes(document, device), as_json=as_json)
 
 
 _FLOOR_NUMBERS: Final = (

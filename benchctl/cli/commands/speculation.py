@@ -351,4 +351,4 @@ def _tell(
         spec = draw_speculation(law, served, measured)
         picture.write_bytes(picture_bytes(spec, title, suffix=picture.suffix))
         parts.append(f"picture: {picture}")
-    tell(parts, speculation_document(law, served, measured, warnings), as_json=as_json)
+    tell(speculation_document(law, served, measured, warnings), *parts, as_json=as_json)

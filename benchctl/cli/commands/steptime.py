@@ -1,44 +1,22 @@
-"""Output that the commands of ``benchctl steptime`` share: the fit, pictures and the files written.
-
-``benchctl steptime``: fit, judge, use and carry over a model of step time.
-"""
+"""``benchctl steptime``: fit, judge, use and carry over a model of step time."""
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
-from benchctl.analysis.step_time.observed import StepSources
+from benchctl.analysis.step_time.observed import StepSources, read_sources
 from benchctl.cli.commands.flops import guided
-from benchctl.cli.options.step_time import (
-    ConstraintOption,
-    ExpertsOption,
-    FittedArgument,
-    HardwareOption,
-    HoldOutOption,
-    JsonOption,
-    ModelOption,
-    OutputOption,
-    PictureOption,
-    ProfileOutOption,
-    RidgeOption,
-    ShapesOption,
-    SourcesArgument,
-    StructureOption,
-    TensorParallelOption,
-    fit_options,
-    read_steps,
-)
-from benchctl.cli.screen import print_json, wide_console
+from benchctl.cli.screen import drawable, tell
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.formats import count_of, four_digits
 from benchctl.interop.readers.request_times import read_overheads
+from benchctl.interop.readers.step_table import TableDefaults
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
 from benchctl.records.peaks import resolved_hardware
 from benchctl.report.charts.figure import picture_bytes
@@ -49,6 +27,7 @@ from benchctl.report.model_documents import (
     evaluations_document,
     model_document,
 )
+from benchctl.report.table import Table
 from benchctl.report.tables.models import (
     accuracy_table,
     bucket_table,
@@ -61,7 +40,6 @@ from benchctl.report.tables.models import (
     source_lines,
 )
 from benchctl.steptime.diagnosis.buckets import buckets
-from benchctl.steptime.diagnosis.diagnose import Diagnosis
 from benchctl.steptime.diagnosis.diagnose import diagnose as diagnose_model
 from benchctl.steptime.diagnosis.evaluate import Evaluation, compare_structures, hold_out, judge
 from benchctl.steptime.diagnosis.predictions import Predictions, predict_runs
@@ -73,60 +51,77 @@ from benchctl.steptime.model_file import read_model, write_model
 from benchctl.steptime.work import Deployment, one_step
 from benchctl.workload.next_runs import measured_engine, named_as_measured, profile_text_of_runs
 
-
-def draw_fitted(path: Path, fitted: StepTimeModel, steps: StepSources, evaluation: Evaluation | None) -> None:
-
-    if evaluation is not None:
-        write_picture(path, evaluation.predictions, picture_title(evaluation))
-    else:
-        title = f"Step time on {fitted.hardware}: {fitted.structure}, fitted to these steps"
-        write_picture(path, predict_runs(fitted, steps.observed), title)
-
-
-def picture_title(evaluation: Evaluation) -> str:
-    device = evaluation.predictions.runs[0].deployment.hardware.name
-    how = (
-        f"each {evaluation.by} predicted by a fit to the others" if evaluation.is_held_out else "one model for all"
-    )
-    return f"Step time on {device}: {evaluation.structure}, {how}"
-
-
-def write_picture(path: Path, predictions: Predictions, title: str) -> None:
-    """Write the predictions of a fit as a picture."""
-    path.write_bytes(picture_bytes(draw_fit(predictions), title, suffix=path.suffix))
-
-
-def print_fit(fitted: StepTimeModel, steps: StepSources, evaluation: Evaluation | None, by: str) -> None:
-
-    console = wide_console()
-    print_lines(console, source_lines(fitted, steps.skipped))
-    console.print()
-    console.print(coefficient_table(fitted))
-    if (alpha := fitted.overheads) is not None:
-        console.print(
-            f"alpha, of {count_of(alpha.num_requests, 'request')}: {four_digits(alpha.arrival_us)} us until queued,"
-            f" {four_digits(alpha.departure_us)} us after the last step, and "
-            f"{four_digits(alpha.departure_us_per_token)} us more for each output token"
-        )
-    console.print()
-    if evaluation is not None:
-        console.print(evaluation_table([evaluation]))
-        return
-    whole = judge(fitted, steps.observed, "run").whole
-    console.print(accuracy_table("Errors on the steps of the fit itself", "steps", [("all", whole)]))
-    console.print(f"only one {by}: add another to know the errors on unseen ones")
-
-
-def print_files(output: Path | None, picture: Path | None) -> None:
-    for name, path in (("model", output), ("picture", picture)):
-        if path is not None:
-            print(f"{name}: {path}")
-
-
-def print_lines(console: Console, lines: Iterable[str]) -> None:
-    for line in lines:
-        console.print(line)
-
+_Sources = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="SOURCE...", help="Result directories, and tables of steps (.csv, .jsonl).", show_default=False
+    ),
+]
+_FittedModel = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="File that 'steptime fit -o' wrote.", show_default=False)
+]
+_Structure = Annotated[
+    Literal["overlap", "scaling-book", "no-overlap", "original", "roofline"],
+    typer.Option(
+        "--structure", help="Form of the model; 'original' is the published one, 'roofline' fits nothing."
+    ),
+]
+_Experts = Annotated[
+    Literal["uniform", "linear", "measured"],
+    typer.Option("--experts", help="Rule for the experts whose weights a step reads."),
+]
+_Constraint = Annotated[
+    Literal["non-negative", "none"], typer.Option("--constraint", help="Bound of the coefficients.")
+]
+_Ridge = Annotated[
+    float | None,
+    typer.Option(
+        "--ridge",
+        min=0,
+        max=1e12,
+        metavar="STRENGTH",
+        help="Pull to typical values; by default as strong as the noise asks for, none for 'original'.",
+        show_default=False,
+    ),
+]
+_HoldOut = Annotated[
+    Literal["run", "model", "tensor-parallel"],
+    typer.Option("--hold-out", help="Groups that are left out, one at a time, to judge the model."),
+]
+_Picture = Annotated[
+    Path | None,
+    typer.Option(
+        "--picture",
+        metavar="FILE.png",
+        help="Write predicted against measured.",
+        show_default=False,
+        callback=drawable,
+    ),
+]
+_ProfileOut = Annotated[
+    Path | None,
+    typer.Option("--profile-out", metavar="FILE", help="Write the runs to add as a profile.", show_default=False),
+]
+_Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="MODEL", help="Write the model here.", show_default=False)
+]
+_Model = Annotated[
+    str | None, typer.Option("--model", help="Model of a table without that column.", show_default=False)
+]
+_Hardware = Annotated[
+    str | None,
+    typer.Option(
+        "--hardware", help="Device, where neither table nor result names it, or 'measured'.", show_default=False
+    ),
+]
+_TensorParallel = Annotated[
+    int, typer.Option("--tp", min=1, max=MAX_DEVICES, help="Tensor-parallel size of a table without that column.")
+]
+_Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NAME=DIR", help="Shape of a model that a table names.", show_default=False),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 app = typer.Typer(
     add_completion=False,
@@ -137,28 +132,28 @@ app = typer.Typer(
 
 @app.command("fit")
 def fit(
-    sources: SourcesArgument,
-    output: OutputOption = None,
-    structure: StructureOption = "overlap",
-    experts: ExpertsOption = "uniform",
-    constraint: ConstraintOption = "non-negative",
-    ridge: RidgeOption = None,
-    hold_out: HoldOutOption = "run",
-    picture: PictureOption = None,
-    model: ModelOption = None,
-    hardware: HardwareOption = None,
-    tp: TensorParallelOption = 1,
-    shape: ShapesOption = None,
+    sources: _Sources,
+    output: _Output = None,
+    structure: _Structure = "overlap",
+    experts: _Experts = "uniform",
+    constraint: _Constraint = "non-negative",
+    ridge: _Ridge = None,
+    hold_out: _HoldOut = "run",
+    picture: _Picture = None,
+    model: _Model = None,
+    hardware: _Hardware = None,
+    tp: _TensorParallel = 1,
+    shape: _Shapes = None,
     requests: Annotated[
         Path | None,
         typer.Option("--requests", metavar="FILE", help="Server's timestamps of requests: adds their overheads."),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Fit a model to the steps of SOURCES, and judge it on each run or model left out."""
-    steps = read_steps(sources, model, hardware, tp, shape)
-    options = fit_options(structure, experts, constraint, ridge)
-    fitted = fit_model(steps.observed, options, fitted_on=dt.datetime.now(dt.UTC).date().isoformat())
+    steps = _read_steps(sources, model, hardware, tp, shape)
+    options = _fit_options(structure, experts, constraint, ridge)
+    fitted = fit_model(steps.observed, options, fitted_on=_today())
     evaluation = _held_out(steps, options, hold_out)
     if evaluation is not None:
         fitted = replace(fitted, provenance=replace(fitted.provenance, held_out=(evaluation.summary(),)))
@@ -167,59 +162,83 @@ def fit(
     if output is not None:
         write_model(output, fitted)
     if picture is not None:
-        draw_fitted(picture, fitted, steps, evaluation)
-    if as_json:
-        print_json(
-            {"model": model_document(fitted), "held_out": evaluations_document([evaluation] if evaluation else [])}
+        predictions = predict_runs(fitted, steps.observed) if evaluation is None else evaluation.predictions
+        _draw(
+            picture,
+            predictions,
+            fitted.structure,
+            "fitted to these steps" if evaluation is None else _manner(evaluation),
         )
+    held_out = evaluations_document([] if evaluation is None else [evaluation])
+    document = {"model": model_document(fitted), "held_out": held_out}
+    files = _files(model=output, picture=picture)
+    tell(document, *_fit_parts(fitted, steps, evaluation, hold_out), *files, as_json=as_json)
+
+
+def _fit_parts(
+    fitted: StepTimeModel, steps: StepSources, evaluation: Evaluation | None, by: str
+) -> Iterator[Table | str]:
+    yield from source_lines(fitted, steps.skipped)
+    yield ""
+    yield coefficient_table(fitted)
+    if (alpha := fitted.overheads) is not None:
+        yield (
+            f"alpha, of {count_of(alpha.num_requests, 'request')}: {four_digits(alpha.arrival_us)} us until queued,"
+            f" {four_digits(alpha.departure_us)} us after the last step, and "
+            f"{four_digits(alpha.departure_us_per_token)} us more for each output token"
+        )
+    yield ""
+    if evaluation is not None:
+        yield evaluation_table([evaluation])
         return
-    print_fit(fitted, steps, evaluation, hold_out)
-    print_files(output, picture)
+    whole = judge(fitted, steps.observed, "run").whole
+    yield accuracy_table("Errors on the steps of the fit itself", "steps", [("all", whole)])
+    yield f"only one {by}: add another to know the errors on unseen ones"
 
 
 @app.command("evaluate")
 def evaluate(
-    sources: SourcesArgument,
+    sources: _Sources,
     fitted: Annotated[
         Path | None,
         typer.Option("--fitted", metavar="MODEL", help="Judge this model instead of fits to the other groups."),
     ] = None,
-    structure: StructureOption = "overlap",
-    experts: ExpertsOption = "uniform",
-    constraint: ConstraintOption = "non-negative",
-    ridge: RidgeOption = None,
-    hold_out: HoldOutOption = "run",
-    picture: PictureOption = None,
-    model: ModelOption = None,
-    hardware: HardwareOption = None,
-    tp: TensorParallelOption = 1,
-    shape: ShapesOption = None,
-    as_json: JsonOption = False,
+    structure: _Structure = "overlap",
+    experts: _Experts = "uniform",
+    constraint: _Constraint = "non-negative",
+    ridge: _Ridge = None,
+    hold_out: _HoldOut = "run",
+    picture: _Picture = None,
+    model: _Model = None,
+    hardware: _Hardware = None,
+    tp: _TensorParallel = 1,
+    shape: _Shapes = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Errors on unseen runs or models, beside those of the published form and of the roofline."""
-    steps = read_steps(sources, model, hardware, tp, shape)
+    steps = _read_steps(sources, model, hardware, tp, shape)
     if fitted is not None:
-        evaluations: tuple[Evaluation, ...] = (judge(_load(fitted), steps.observed, hold_out),)
+        evaluations: Sequence[Evaluation] = [judge(read_model(fitted), steps.observed, hold_out)]
     else:
-        options = fit_options(structure, experts, constraint, ridge)
+        options = _fit_options(structure, experts, constraint, ridge)
         evaluations = compare_structures(steps.observed, options, hold_out)
-    by_bucket = buckets(evaluations[0].predictions)
     if picture is not None:
-        write_picture(picture, evaluations[0].predictions, picture_title(evaluations[0]))
-    if as_json:
-        print_json({"evaluations": evaluations_document(evaluations), "buckets": bucket_document(by_bucket)})
-        return
-    console = wide_console()
-    print_lines(console, [f"not used: {line}" for line in steps.skipped])
-    console.print(evaluation_table(evaluations))
-    console.print()
-    console.print(bucket_table(by_bucket))
-    print_files(None, picture)
+        _draw(picture, evaluations[0].predictions, evaluations[0].structure, _manner(evaluations[0]))
+    by_bucket = buckets(evaluations[0].predictions)
+    tell(
+        {"evaluations": evaluations_document(evaluations), "buckets": bucket_document(by_bucket)},
+        *(f"not used: {line}" for line in steps.skipped),
+        evaluation_table(evaluations),
+        "",
+        bucket_table(by_bucket),
+        *_files(picture=picture),
+        as_json=as_json,
+    )
 
 
 @app.command("predict")
 def predict(
-    fitted: FittedArgument,
+    fitted: _FittedModel,
     model: Annotated[str, typer.Option("--model", help="Model that is served: a built-in name or a directory.")],
     batch: Annotated[int, typer.Option("--batch", min=0, max=MAX_CONCURRENCY, help="Decoding rows.")] = 1,
     context: Annotated[
@@ -236,140 +255,146 @@ def predict(
     ] = 0,
     tp: Annotated[int, typer.Option("--tp", min=1, max=MAX_DEVICES, help="Tensor-parallel size.")] = 1,
     hardware: Annotated[str | None, typer.Option("--hardware", help="Device; that of MODEL by default.")] = None,
-    as_json: JsonOption = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Time of one step with its 90% interval, and the features that it adds up from."""
     if prompt_context and not prefill:
         raise UsageError(f"--prompt-context {prompt_context} without a prompt: give its new tokens with --prefill")
-    step_time = _load(fitted)
+    step_time = read_model(fitted)
     device = hardware_for(resolved_hardware(hardware) if hardware else step_time.hardware)
     deployment = Deployment(shape=shape_for(model), hardware=device, tensor_parallel=tp)
-    work = one_step(
-        num_decodes=batch,
-        context=context,
-        num_prefills=1.0 if prefill else 0.0,
-        prompt_tokens=prefill,
-        prompt_context=prompt_context,
-    )
-    value_us = float(step_time.predict_us(work, deployment))
+    prompts = {"num_prefills": 1.0 if prefill else 0.0, "prompt_tokens": prefill, "prompt_context": prompt_context}
+    work = one_step(num_decodes=batch, context=context, **prompts)
     low_us, high_us = (float(bound[0]) for bound in step_time.interval_us(work, deployment))
-    outside = outside_words(step_time, work)
-    features = {name: float(amount) for name, amount in step_time.columns(work, deployment).items()}
-    if as_json:
-        print_json(
-            {
-                "step_us": value_us,
-                "low_us": low_us,
-                "high_us": high_us,
-                "level": 0.9,
-                "outside": outside,
-                "features": features,
-            }
-        )
-        return
-    what = f"{batch} rows at context {context}"
+    document = {
+        "step_us": float(step_time.predict_us(work, deployment)),
+        "low_us": low_us,
+        "high_us": high_us,
+        "level": 0.9,
+        "outside": outside_words(step_time, work),
+        "features": {name: float(amount) for name, amount in step_time.columns(work, deployment).items()},
+    }
+    what = f"{deployment.shape.name}, TP{tp} on {device.title}, {batch} rows at context {context}"
     if prefill:
         what += f" and a prompt of {prefill} tokens" + (f" behind {prompt_context}" if prompt_context else "")
-    bounds = f"{four_digits(low_us / 1e3)} to {four_digits(high_us / 1e3)}"
+    tell(document, *_predicted_lines(what, document, step_time), as_json=as_json)
+
+
+def _predicted_lines(what: str, document: dict[str, Any], step_time: StepTimeModel) -> Iterator[str]:
+    predicted, low, high = (four_digits(document[name] / 1e3) for name in ("step_us", "low_us", "high_us"))
+    outside = document["outside"]
     beyond = f", outside of what was fitted: {'; '.join(outside)}" if outside else ""
-    print(
-        f"{deployment.shape.name}, TP{tp} on {device.title}, {what}: "
-        f"{four_digits(value_us / 1e3)} ms ({bounds}){beyond}"
-    )
+    yield f"{what}: {predicted} ms ({low} to {high}){beyond}"
     for name, value in step_time.values.items():
-        amount = features.get(name, 0.0)
-        print(f"  {name}: {four_digits(amount)} times {four_digits(value)} is {four_digits(amount * value)} us")
+        amount = document["features"].get(name, 0.0)
+        yield f"  {name}: {four_digits(amount)} times {four_digits(value)} is {four_digits(amount * value)} us"
 
 
 @app.command("calibrate")
 def calibrate(
-    fitted: FittedArgument,
-    sources: SourcesArgument,
-    output: OutputOption = None,
-    model: ModelOption = None,
-    hardware: HardwareOption = None,
-    tp: TensorParallelOption = 1,
-    shape: ShapesOption = None,
-    as_json: JsonOption = False,
+    fitted: _FittedModel,
+    sources: _Sources,
+    output: _Output = None,
+    model: _Model = None,
+    hardware: _Hardware = None,
+    tp: _TensorParallel = 1,
+    shape: _Shapes = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Carry MODEL to other hardware with two scalars, from a few steps measured there."""
-    source = _load(fitted)
-    steps = read_steps(sources, model, hardware, tp, shape)
-    carried, scales = calibrate_model(source, steps.observed, fitted_on=dt.datetime.now(dt.UTC).date().isoformat())
+    source = read_model(fitted)
+    steps = _read_steps(sources, model, hardware, tp, shape)
+    carried, scales = calibrate_model(source, steps.observed, fitted_on=_today())
     whole = judge(carried, steps.observed, "run").whole
     if output is not None:
         write_model(output, carried)
-    if as_json:
-        print_json({"scales": asdict(scales), "in_sample": asdict(whole), "model": model_document(carried)})
-        return
-    console = wide_console()
-    console.print(
+    scaled = (
         f"from {source.hardware} to {carried.hardware}: times bound by arithmetic times {scales.compute:.4g}, by "
         f"memory times {scales.memory:.4g} (condition number {scales.condition:.3g})"
     )
-    console.print(accuracy_table("Errors on the same steps", "steps", [("all", whole)]))
-    print_files(output, None)
+    tell(
+        {"scales": asdict(scales), "in_sample": asdict(whole), "model": model_document(carried)},
+        scaled,
+        accuracy_table("Errors on the same steps", "steps", [("all", whole)]),
+        *_files(model=output),
+        as_json=as_json,
+    )
 
 
 @app.command("diagnose")
 def diagnose(
-    sources: SourcesArgument,
-    structure: StructureOption = "overlap",
-    experts: ExpertsOption = "uniform",
-    constraint: ConstraintOption = "non-negative",
-    ridge: RidgeOption = None,
-    hold_out: HoldOutOption = "run",
-    model: ModelOption = None,
-    hardware: HardwareOption = None,
-    tp: TensorParallelOption = 1,
-    shape: ShapesOption = None,
-    profile_out: ProfileOutOption = None,
+    sources: _Sources,
+    structure: _Structure = "overlap",
+    experts: _Experts = "uniform",
+    constraint: _Constraint = "non-negative",
+    ridge: _Ridge = None,
+    hold_out: _HoldOut = "run",
+    model: _Model = None,
+    hardware: _Hardware = None,
+    tp: _TensorParallel = 1,
+    shape: _Shapes = None,
+    profile_out: _ProfileOut = None,
     engine: Annotated[
         str | None,
         typer.Option("--engine", help="Engine of that profile; by default the one that was measured."),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Health of a fit to SOURCES: features, coefficients, errors by bucket, and the runs to add next."""
-    steps = read_steps(sources, model, hardware, tp, shape)
-    options = fit_options(structure, experts, constraint, ridge)
+    steps = _read_steps(sources, model, hardware, tp, shape)
+    options = _fit_options(structure, experts, constraint, ridge)
     diagnosis = diagnose_model(
         fit_model(steps.observed, options), steps.observed, options, _held_out(steps, options, hold_out)
     )
-    if profile_out is not None and diagnosis.runs_to_add:
-        _write_profile(profile_out, sources, steps, diagnosis, engine)
-    if as_json:
-        print_json(diagnosis_document(diagnosis))
-        return
-    console = wide_console()
-    for table in (column_table(diagnosis), bucket_table(diagnosis.buckets)):
-        console.print(table)
-        console.print()
-    print_lines(console, diagnosis_lines(diagnosis))
+    last: list[Table | str] = []
     if diagnosis.runs_to_add:
-        console.print()
-        console.print(run_table(diagnosis))
-        if profile_out is not None:
-            print(f"profile: {profile_out}")
+        last += ("", run_table(diagnosis), *_files(profile=profile_out))
     elif profile_out is not None:
-        print(f"no profile is written to {profile_out}: no run would determine the coefficients much better")
+        last.append(f"no profile is written to {profile_out}: no run would determine the coefficients much better")
+    if profile_out is not None and diagnosis.runs_to_add:
+        runs, measured = (
+            named_as_measured(diagnosis.runs_to_add, steps.observed),
+            engine or measured_engine(sources),
+        )
+        text = profile_text_of_runs(runs, engine=measured, seed=len(steps.observed))
+        profile_out.write_text(text, encoding="utf-8")
+    tell(
+        diagnosis_document(diagnosis),
+        column_table(diagnosis),
+        "",
+        bucket_table(diagnosis.buckets),
+        "",
+        *diagnosis_lines(diagnosis),
+        *last,
+        as_json=as_json,
+    )
 
 
 app.command("guided")(guided)
 
 
-def _write_profile(
-    path: Path, sources: Sequence[Path], steps: StepSources, diagnosis: Diagnosis, engine: str | None
-) -> None:
+def _read_steps(
+    sources: Sequence[Path], model: str | None, hardware: str | None, tp: int, shapes: list[str] | None
+) -> StepSources:
+    directories = {}
+    for text in shapes or ():
+        name, _, path = text.partition("=")
+        if not (name and path):
+            raise UsageError(f"--shape is {text!r}; write NAME=DIR, with the directory of a config.json")
+        directories[name] = path
+    device = None if hardware is None else resolved_hardware(hardware)
+    defaults = TableDefaults(model=model, hardware=device, tensor_parallel=tp, shapes=directories)
+    return read_sources(sources, defaults)
 
-    runs = named_as_measured(diagnosis.runs_to_add, steps.observed)
-    text = profile_text_of_runs(runs, engine=engine or measured_engine(sources), seed=len(steps.observed))
-    path.write_text(text, encoding="utf-8")
 
-
-def _load(path: Path) -> StepTimeModel:
-
-    return read_model(path)
+def _fit_options(structure: Any, experts: Any, constraint: Any, ridge: float | None) -> FitOptions:
+    # The published form is fitted as published, as ``evaluate`` has it beside the others.
+    return FitOptions(
+        structure=structure,
+        experts_read=experts,
+        constraint=constraint,
+        ridge=0.0 if ridge is None and structure == "original" else ridge,
+    )
 
 
 def _held_out(steps: StepSources, options: FitOptions, by: Any) -> Evaluation | None:
@@ -377,3 +402,23 @@ def _held_out(steps: StepSources, options: FitOptions, by: Any) -> Evaluation | 
     if len({group_label(run, by) for run in steps.observed}) < 2:
         return None
     return hold_out(steps.observed, options, by)
+
+
+def _today() -> str:
+    return dt.datetime.now(dt.UTC).date().isoformat()
+
+
+def _manner(evaluation: Evaluation) -> str:
+    if not evaluation.is_held_out:
+        return "one model for all"
+    return f"each {evaluation.by} predicted by a fit to the others"
+
+
+def _draw(path: Path, predictions: Predictions, structure: str, manner: str) -> None:
+    title = f"Step time on {predictions.runs[0].deployment.hardware.name}: {structure}, {manner}"
+    path.write_bytes(picture_bytes(draw_fit(predictions), title, suffix=path.suffix))
+
+
+def _files(**paths: Path | None) -> Iterator[str]:
+    """A line for each file that was written, by what it is."""
+    return (f"{name}: {path}" for name, path in paths.items() if path is not None)
