@@ -34,7 +34,7 @@ from benchctl.profile.choices import (
     MAX_OUTPUTS,
     MAX_TOTAL_TOKENS,
 )
-from benchctl.records.peaks import MEASURED, best_series, named_peaks, peaks_directory, resolved_hardware
+from benchctl.records.peaks import MEASURED, best_series, named_peaks, resolved_hardware
 from benchctl.report.table import Column, Table, table_of
 from benchctl.steptime.speculation.law import steps_by_length, survival
 from benchctl.units import GIGA, MS_PER_S, PETA, TERA, US_PER_S
@@ -449,7 +449,7 @@ def _launch_us(text: str | None, hardware: str) -> float | None:
         return None
     if text == MEASURED:
         word, _, name = hardware.partition(":")
-        series = best_series(named_peaks(peaks_directory(), name if word == MEASURED and name else None), "launch")
+        series = best_series(named_peaks(name if word == MEASURED and name else None), "launch")
         if series is None:
             raise UsageError("the peaks on file have no launch; measure one with 'benchctl micro roofline'")
         return series.median * US_PER_S
