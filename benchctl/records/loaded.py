@@ -1,7 +1,8 @@
 """A result directory in memory: every run with its records, and a warning for each damaged file."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import gt
@@ -15,7 +16,14 @@ from benchctl.records.claims import current_manifest, settled
 from benchctl.records.directory import RunDirectory, open_results
 from benchctl.records.files import damaged_line, read_jsonl
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
-from benchctl.records.schema import ClientSample, GpuSample, HostSample, PrometheusSample, ResultWarning
+from benchctl.records.schema import (
+    SCHEMA_VERSION,
+    ClientSample,
+    GpuSample,
+    HostSample,
+    PrometheusSample,
+    ResultWarning,
+)
 from benchctl.units import NS_PER_MS, NS_PER_S
 from benchctl.untrusted.text import visible_value
 
@@ -167,22 +175,51 @@ class LoadedResults:
     """Runs that were begun, in plan order."""
 
 
-def load_results(path: Path) -> LoadedResults:
-    """Read a whole result directory; see ``load_run`` for damaged lines."""
+def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
+    """Read a whole result directory; see ``load_run`` for damaged lines.
+
+    Raises RecordError for a file that cannot be read. With a list of ``damage``, such files are left out and the
+    list takes the messages, also those about damaged lines.
+    """
     results = open_results(path)
-    plan, manifest = results.due_plan(), current_manifest(results)
+    plan, profile_yaml = Plan(schema_version=SCHEMA_VERSION, runs=()), ""
+    requests: tuple[PreparedRequest, ...] = ()
+    runs: list[LoadedRun] = []
+    with _collecting(damage):
+        plan = results.due_plan()
+    for planned in plan.runs:
+        with _collecting(damage):
+            run = results.run(planned.run_id)
+            if run.is_begun():
+                runs.append(load_run(run))
+                if damage is not None:
+                    damage += runs[-1].damage
+    with _collecting(damage):
+        profile_yaml = results.profile_yaml()
+    with _collecting(damage):
+        requests = results.prepared_requests()
+    manifest = current_manifest(results)
     return LoadedResults(
         path=results.path,
         manifest=manifest,
-        profile_yaml=results.profile_yaml(),
+        profile_yaml=profile_yaml,
         plan=plan,
-        requests=results.prepared_requests(),
-        runs=settled_runs(map(load_run, results.begun_runs(plan)), manifest),
+        requests=requests,
+        runs=tuple(run if manifest.state == "running" else _ended(run) for run in runs),
     )
 
 
-def settled_runs(runs: Iterable[LoadedRun], manifest: Manifest) -> tuple[LoadedRun, ...]:
-    """``runs`` of an experiment that is in progress as they are; of any other, none is running."""
-    if manifest.state == "running":
-        return tuple(runs)
-    return tuple(replace(run, record=settled(run.record)) if run.record.state == "running" else run for run in runs)
+@contextmanager
+def _collecting(damage: list[str] | None) -> Iterator[None]:
+    """Collects the message of a file that cannot be read, where there is a list for it."""
+    try:
+        yield
+    except RecordError as error:
+        if damage is None:
+            raise
+        damage.append(str(error))
+
+
+def _ended(run: LoadedRun) -> LoadedRun:
+    """The run of an experiment that nobody measures: it is not running any more."""
+    return replace(run, record=settled(run.record)) if run.record.state == "running" else run

@@ -6,10 +6,9 @@ cost of its launches), and latencies of requests (values for a distribution, per
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,19 +35,13 @@ from benchctl.analysis.summary.summary import (
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.analysis.validity.usable import integrity_warnings
 from benchctl.costs.hardware import Hardware, hardware_or_none
-from benchctl.errors import RecordError
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.model import Profile
-from benchctl.records.claims import current_manifest
-from benchctl.records.directory import ResultDirectory, cell_name, open_results
-from benchctl.records.loaded import LoadedResults, LoadedRun, load_run, settled_runs
-from benchctl.records.record import Manifest, Plan, PlannedRun
-from benchctl.records.schema import SCHEMA_VERSION, ResultWarning
+from benchctl.records.directory import ResultDirectory, cell_name
+from benchctl.records.loaded import LoadedResults, load_results
+from benchctl.records.record import Manifest, PlannedRun
+from benchctl.records.schema import ResultWarning
 from benchctl.units import NS_PER_MS, ms_from_ns, us_from_ms
-
-if TYPE_CHECKING:
-    from benchctl.records.record import PreparedRequest
-
 
 LEVEL: Final = "p50_step_ms"
 
@@ -268,7 +261,8 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
     Raises UsageError when ``path`` is not one, SchemaVersionError when its schema is newer; all other damage
     is reported in ``damage``.
     """
-    results, damage = _load(open_results(path))
+    damage: list[str] = []
+    results = load_results(path, damage)
     return analyze(experiment_of(results, allow_suspect=allow_suspect), damage)
 
 
@@ -300,43 +294,6 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         ),
         damage=tuple(dict.fromkeys(damage)),
     )
-
-
-def _load(directory: ResultDirectory) -> tuple[LoadedResults, list[str]]:
-    damage: list[str] = []
-    plan, profile_yaml = Plan(schema_version=SCHEMA_VERSION, runs=()), ""
-    requests: tuple[PreparedRequest, ...] = ()
-    runs: list[LoadedRun] = []
-    with _collecting(damage):
-        plan = directory.due_plan()
-    for run in (directory.run(planned.run_id) for planned in plan.runs):
-        with _collecting(damage):
-            if run.is_begun():
-                runs.append(load_run(run))
-                damage += runs[-1].damage
-    with _collecting(damage):
-        profile_yaml = directory.profile_yaml()
-    with _collecting(damage):
-        requests = directory.prepared_requests()
-    manifest = current_manifest(directory)
-    results = LoadedResults(
-        path=directory.path,
-        manifest=manifest,
-        profile_yaml=profile_yaml,
-        plan=plan,
-        requests=requests,
-        runs=settled_runs(runs, manifest),
-    )
-    return results, damage
-
-
-@contextmanager
-def _collecting(damage: list[str]) -> Iterator[None]:
-    """Collects the message of a file that cannot be read, which is left out."""
-    try:
-        yield
-    except RecordError as error:
-        damage.append(str(error))
 
 
 LATENCY_NAMES: Final = {
