@@ -8,12 +8,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchctl.analysis.compare.cells import compare_answers, decompose_pair, results_by_node
+from benchctl.analysis.compare.cells import compare_answers, decompose_pair, node_sentence, results_by_node
 from benchctl.analysis.compare.metric import MetricComparison, Role, Rules, compare_metric, judge_together, roles_of
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import (
     measurement_warnings,
-    node_warnings,
     statistical_warnings,
     suspect_warnings,
 )
@@ -244,7 +243,7 @@ def compare_experiments(
     )
     deciding_in = [[metric.metric.name for metric in cell.deciding] for cell in cells]
     nodes = results_by_node(zip(pairs, deciding_in, strict=True), confidence, rules.estimator)
-    names = side_names(a_side, b_side)
+    sentence, names = None if nodes is None else node_sentence(nodes), side_names(a_side, b_side)
     return Comparison(
         a_name=names[0],
         b_name=names[1],
@@ -262,7 +261,7 @@ def compare_experiments(
             *misfits,
             *measurement_warnings(a.results, b.results, pairs),
             *statistical_warnings(cells),
-            *node_warnings(nodes),
+            *(() if sentence is None else (ResultWarning(code="node-differs", message=sentence),)),
         ),
         nodes=nodes,
         noise={name: noise for name, noise in rules.noise.items() if name in chain(*deciding_in)},

@@ -3,14 +3,14 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, TypeAlias
 
-from benchctl.analysis.compare.cells import NodeResults, node_sentence
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.experiment.pairing import ArmPair, unmatched_arms, unrecorded_text
-from benchctl.analysis.quality.accuracy import Divergence, accuracy_sentence
-from benchctl.analysis.statistics.decide import Margins, Share, fisher_one_sided
+from benchctl.analysis.quality.accuracy import accuracy_sentence
+from benchctl.analysis.statistics.decide import Share, fisher_one_sided
 from benchctl.analysis.validity.checks import prefix_warnings
 from benchctl.analysis.validity.comparable import Difference
 from benchctl.analysis.validity.machines import ABSENT, machine_warnings
@@ -57,24 +57,18 @@ def measurement_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[Arm
 
 def suspect_warnings(pairs: Sequence[ArmPair], names: tuple[str, str]) -> tuple[ResultWarning, ...]:
     """One warning with the number of suspect runs that count on each side, and the codes of their warnings."""
-    sides = ([run for pair in pairs for run in pair.a_runs], [run for pair in pairs for run in pair.b_runs])
-    counts = [_describe_suspects(name, runs) for name, runs in zip(names, sides, strict=True)]
-    if not any(counts):
+    counts = []
+    for name, runs in zip(names, ([pair.a_runs for pair in pairs], [pair.b_runs for pair in pairs]), strict=True):
+        records = {run.record.run_id: run.record for run in chain.from_iterable(runs)}.values()
+        if suspect := [record for record in records if record.state == "suspect"]:
+            codes = sorted({warning.code for record in suspect for warning in decisive_warnings(record)})
+            reasons = ", ".join(codes) or "no reason recorded"
+            counts.append(f"{len(suspect)} of {len(records)} runs of {name} ({reasons})")
+    if not counts:
         return ()
-    message = (
-        f"suspect runs are counted (--allow-suspect): {' and '.join(filter(None, counts))}; the verdict is only as "
-        "good as they are"
-    )
+    suspects = " and ".join(counts)
+    message = f"suspect runs are counted (--allow-suspect): {suspects}; the verdict is only as good as they are"
     return (ResultWarning(code="suspect-counted", message=message),)
-
-
-def _describe_suspects(name: str, runs: Iterable[LoadedRun]) -> str:
-    distinct = {id(run): run.record for run in runs}.values()
-    suspect = [record for record in distinct if record.state == "suspect"]
-    if not suspect:
-        return ""
-    codes = sorted({warning.code for record in suspect for warning in decisive_warnings(record)})
-    return f"{len(suspect)} of {len(distinct)} runs of {name} ({', '.join(codes) or 'no reason recorded'})"
 
 
 def statistical_warnings(cells: Sequence[CellComparison]) -> tuple[ResultWarning, ...]:
@@ -96,56 +90,50 @@ def statistical_warnings(cells: Sequence[CellComparison]) -> tuple[ResultWarning
     return tuple(warnings)
 
 
-def node_warnings(nodes: NodeResults | None) -> tuple[ResultWarning, ...]:
-    """A warning where nodes differ beyond chance."""
-    sentence = None if nodes is None else node_sentence(nodes)
-    return () if sentence is None else (ResultWarning(code="node-differs", message=sentence),)
-
-
-def _answer_warnings(cell: CellComparison) -> Iterable[ResultWarning]:
+def _answer_warnings(cell: CellComparison) -> Iterator[ResultWarning]:
     """Greedy answers of drafting sides that differ from A's more often than A's from block to block.
 
     The same prompts part in every block, so the test (Fisher's, one-sided) counts the answers of one block.
     """
-    divergence = cell.divergence
-    if divergence is None or divergence.temperature != 0 or divergence.a_against_a is None or cell.num_blocks < 2:
+    divergence, has_drafts = cell.divergence, cell.a_drafts is not None or cell.b_drafts is not None
+    if divergence is None or divergence.temperature != 0 or not has_drafts or cell.num_blocks < 2:
         return
-    has_drafts = cell.a_drafts is not None or cell.b_drafts is not None
     of_b, of_a = divergence.b_against_a, divergence.a_against_a
-    p_value = fisher_one_sided(_parted(of_b, cell.num_blocks), _parted(of_a, cell.num_blocks - 1))
-    if not has_drafts or of_b.identical_frac is None or of_a.identical_frac is None or p_value >= SURPRISING_P:
+    if of_a is None or of_a.identical_frac is None or of_b.identical_frac is None:
         return
-    message = (
-        f"draft tokens change greedy answers: {of_b.identical_frac:.1%} are identical on both sides, and "
-        f"{of_a.identical_frac:.1%} on side A from block to block"
-    )
-    yield ResultWarning(code="greedy-answers-differ", message=message, where=cell.label)
+    parted = [  # answers of a mean block that are not identical
+        Share(round((side.num_pairs - side.num_identical) / blocks), round(side.num_pairs / blocks))
+        for side, blocks in ((of_b, cell.num_blocks), (of_a, cell.num_blocks - 1))
+    ]
+    if fisher_one_sided(*parted) < SURPRISING_P:
+        message = (
+            f"draft tokens change greedy answers: {of_b.identical_frac:.1%} are identical on both sides, and "
+            f"{of_a.identical_frac:.1%} on side A from block to block"
+        )
+        yield ResultWarning(code="greedy-answers-differ", message=message, where=cell.label)
 
 
-def _parted(divergence: Divergence, num_blocks: int) -> Share:
-    """Answers of a mean block that are not identical."""
-    num_parted = divergence.num_pairs - divergence.num_identical
-    return Share(round(num_parted / num_blocks), round(divergence.num_pairs / num_blocks))
-
-
-def _order_warnings(cell: CellComparison, metric: MetricComparison, num_tests: int) -> Iterable[ResultWarning]:
+def _order_warnings(cell: CellComparison, metric: MetricComparison, num_tests: int) -> Iterator[ResultWarning]:
     """Effects with p < 0.01 over all tests (Bonferroni), so that many tests do not raise false alarms."""
     where = f"{metric.metric.name} in {cell.label}"
-    effects, limit = metric.order, SURPRISING_P / num_tests
-    if effects is not None and effects.position is not None and effects.position.p_value < limit:
-        per_position = math.expm1(effects.position.log_per_unit) * 100
-        message = (
-            f"a run takes {per_position:+.2g}% for each position later in its block; the estimate is that of equal "
-            "positions"
-        )
-        yield ResultWarning(code="position-effect", message=message, where=where)
-    if effects is not None and effects.ratio_drift is not None and effects.ratio_drift.p_value < limit:
-        per_block = math.expm1(effects.ratio_drift.log_per_unit) * 100
-        message = (
-            f"the ratio itself moves by {per_block:+.2g}% per block, so one number does not describe it; look at "
-            "the single blocks"
-        )
-        yield ResultWarning(code="ratio-drift", message=message, where=where)
+    effects = (
+        {}
+        if metric.order is None
+        else {
+            "position-effect": (
+                metric.order.position,
+                "a run takes {} for each position later in its block; the estimate is that of equal positions",
+            ),
+            "ratio-drift": (
+                metric.order.ratio_drift,
+                "the ratio itself moves by {} per block, so one number does not describe it; look at single blocks",
+            ),
+        }
+    )
+    for code, (effect, message) in effects.items():
+        if effect is not None and effect.p_value < SURPRISING_P / num_tests:
+            change = f"{math.expm1(effect.log_per_unit) * 100:+.2g}%"
+            yield ResultWarning(code=code, message=message.format(change), where=where)
     if metric.outlier_blocks:
         yield ResultWarning(code="outlier-block", message=_describe_outliers(metric), where=where)
 
@@ -154,15 +142,14 @@ def _describe_outliers(metric: MetricComparison) -> str:
     """The outlier blocks, their weight in the estimate, and the estimate without them."""
     blocks = ", ".join(str(block) for block in metric.outlier_blocks)
     weight = "little" if metric.estimate is not None and metric.estimate.estimator == "robust" else "in full"
-    sentence, them = f"blocks {blocks} stand out and count {weight}", "them"
-    if len(metric.outlier_blocks) == 1:
-        sentence, them = f"block {blocks} stands out and counts {weight}", "it"
-    estimate = metric.without_outliers
+    is_one, estimate = len(metric.outlier_blocks) == 1, metric.without_outliers
+    stands = f"block {blocks} stands out and counts" if is_one else f"blocks {blocks} stand out and count"
+    without = f"{stands} {weight}; without {'it' if is_one else 'them'}"
     if estimate is None or estimate.ci_low is None or estimate.ci_high is None:
-        return f"{sentence}; without {them} nothing can be estimated"
+        return f"{without} nothing can be estimated"
     ends = (estimate.ratio, estimate.ci_low, estimate.ci_high)
     change, low, high = (f"{(end - 1) * 100:+.2f}%" for end in ends)
-    return f"{sentence}; without {them} the change would be {change} [{low}, {high}]"
+    return f"{without} the change would be {change} [{low}, {high}]"
 
 
 def _experiment_warnings(results: LoadedResults) -> Iterable[ResultWarning]:
@@ -395,24 +382,22 @@ _OUTCOME = {
 
 
 def _margins_used(metrics: Sequence[MetricComparison], verdict: str) -> str:
-    """The margins that the verdict rests on: those of a change, of equivalence, or both where neither was left."""
+    """The margins that the verdict rests on: those of a change, of equivalence, or both where neither was left.
+
+    Of a change: the threshold, the noise floors above it, or both where metrics differ in what decides them.
+    """
     margins = [metric.margins for metric in metrics if metric.estimate is not None]
-    changes, equivalences = _change_margins(margins), _reach(m.equivalence_frac for m in margins)
-    if verdict == "equivalent":
-        return f"a margin of {equivalences}"
-    if verdict != "inconclusive" or changes == f"a margin of {equivalences}":
-        return changes
-    return f"a margin of {equivalences} for equivalence and {changes} for a change"
-
-
-def _change_margins(margins: Sequence[Margins]) -> str:
-    """The threshold, the noise floors above it, or both where metrics differ in what decides them."""
+    equivalence = f"a margin of {_reach(m.equivalence_frac for m in margins)}"
     floors = [m.change_frac for m in margins if m.is_noise_floor]
     thresholds = [m.change_frac for m in margins if not m.is_noise_floor]
-    floor = f"{'a' if len(set(floors)) > 1 else 'the'} noise floor of {_reach(floors)}"
-    if not floors:
-        return f"a margin of {_reach(thresholds)}"
-    return f"a margin of {_reach(thresholds)} or {floor}" if thresholds else floor
+    changes = [] if floors and not thresholds else [f"a margin of {_reach(thresholds)}"]
+    changes += [f"{'a' if len(set(floors)) > 1 else 'the'} noise floor of {_reach(floors)}"] if floors else []
+    change = " or ".join(changes)
+    if verdict == "equivalent":
+        return equivalence
+    if verdict != "inconclusive" or change == equivalence:
+        return change
+    return f"{equivalence} for equivalence and {change} for a change"
 
 
 def _reach(margins_frac: Iterable[float]) -> str:
