@@ -221,16 +221,13 @@ class MeasuredRun:
     def judge_records(self, loaded: LoadedRun, requests: Sequence[PreparedRequest]) -> None:
         """Check the records of the run against each other, as they are on disk now."""
         from benchctl.analysis.validity.checks import (  # noqa: PLC0415 - numpy, after the load
-            expected,
             failed_checks,
             reconcile,
             value_model_warnings,
         )
 
-        self.journal.warn(
-            *failed_checks(loaded, reconcile(loaded, expected(self.profile, requests, loaded.record))),
-            *value_model_warnings(loaded),
-        )
+        checks = reconcile(loaded, self.profile, self.settings, requests, self.profile.stop)
+        self.journal.warn(*failed_checks(loaded, checks), *value_model_warnings(loaded))
         self.judge_answers(requests, loaded)
 
     def judge_answers(self, requests: Iterable[PreparedRequest], loaded: LoadedRun) -> None:

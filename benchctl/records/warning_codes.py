@@ -1,6 +1,6 @@
 """Lookups in the table of warning codes: severity, what a suspect run still tells, and the generated reference."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Final
 
@@ -28,3 +28,8 @@ def severity_of(code: str) -> Severity:
 def by_severity(warnings: Iterable[ResultWarning]) -> tuple[ResultWarning, ...]:
     """Sort warnings: those that make a run suspect, other warnings, notes; equal ones keep their order."""
     return tuple(sorted(warnings, key=lambda warning: _RANKS[severity_of(warning.code)]))
+
+
+def warnings_of(messages: Mapping[str, str | None]) -> tuple[ResultWarning, ...]:
+    """The warnings by code that have a message, in order."""
+    return tuple(ResultWarning(code=code, message=text) for code, text in messages.items() if text is not None)

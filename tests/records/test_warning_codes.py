@@ -12,8 +12,9 @@ import pytest
 from support.results.builders import write_results
 
 import benchctl
-from benchctl.analysis.validity.checks import expected, reconcile
+from benchctl.analysis.validity.checks import reconcile
 from benchctl.profile.load import parse_profile
+from benchctl.profile.planning import variant_settings
 from benchctl.records.integrity import AlterationKind
 from benchctl.records.loaded import load_results
 from benchctl.records.schema import ResultWarning
@@ -159,7 +160,8 @@ def test_checks_are_those_of_a_run(tmp_path: Path) -> None:
     results = load_results(write_results(tmp_path).path)
     profile = parse_profile(results.profile_yaml, "profile.yaml")
     run = results.runs[0]
-    checks = reconcile(run, expected(profile, results.requests, run.record))
+    settings = variant_settings(profile, run.record.variant, run.record.cell)
+    checks = reconcile(run, profile, settings, results.requests, profile.stop)
     assert {check.name for check in checks} == set(CHECKS)
     of_comparisons = {code.removeprefix("check-") for code in WARNING_CODES if code.startswith("check-")}
     assert of_comparisons - {"failed"} <= set(CHECKS)

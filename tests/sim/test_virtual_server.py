@@ -3,10 +3,11 @@
 import pytest
 from support.steps import records_of
 
-from benchctl.analysis.validity.checks import expected, reconcile
+from benchctl.analysis.validity.checks import reconcile
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.simulated_run import simulate_run
 from benchctl.profile.load import parse_profile
+from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.record import PlannedRun
@@ -120,7 +121,8 @@ def test_client_usage_steps_and_counters_agree_on_every_draft_and_token(tmp_path
     profile = profile_of(CAPPED, DRAFTING)
     over_http, _ = run(tmp_path, profile, by=measure_run)
     requests = prepare_requests(profile).requests
-    checks = {check.name: check for check in reconcile(over_http, expected(profile, requests, over_http.record))}
+    settings = variant_settings(profile, over_http.record.variant, over_http.record.cell)
+    checks = {check.name: check for check in reconcile(over_http, profile, settings, requests, profile.stop)}
     for name in ("client-tokens", "step-tokens", "counters", "draft-counters", "accepted-drafts", "speculation"):
         assert checks[name].ok, checks[name]
     assert "accepted by position" in checks["draft-counters"].detail

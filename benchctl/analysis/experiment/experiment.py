@@ -20,7 +20,7 @@ from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, Estimator, PooledSlope, SideRatio
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
 from benchctl.analysis.validity.answers import Check, unreported_prompt_warnings
-from benchctl.analysis.validity.checks import expected_of, failed_checks, reconcile
+from benchctl.analysis.validity.checks import failed_checks, reconcile
 from benchctl.analysis.validity.machines import scattered_blocks, side_by_side_warning
 from benchctl.analysis.validity.usable import Usability, redaction_warnings, usability_of
 from benchctl.costs.hardware import Hardware, hardware_or_none
@@ -191,8 +191,7 @@ class Experiment:
         settings = self.settings(run.record)
         if settings is None:
             settings = variant_settings(self.profile, run.record.variant, run.record.cell)
-        manifest = self.results.manifest
-        return reconcile(run, expected_of(self.profile, settings, self.results.requests, manifest.stop))
+        return reconcile(run, self.profile, settings, self.results.requests, self.results.manifest.stop)
 
     @_derive_once
     def contradictions(self, run: LoadedRun) -> tuple[ResultWarning, ...]:

@@ -6,29 +6,32 @@ Planned against counted prompt tokens: the request set's numbers, and those of t
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 from math import sqrt
-from operator import itemgetter
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from benchctl.analysis.metrics.latency import is_completed, total
+from benchctl.analysis.metrics.latency import is_completed, known_values, measured, total
 from benchctl.analysis.metrics.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
-from benchctl.formats import count_of
+from benchctl.formats import count_of, first_of
 from benchctl.records.finish_reasons import finish_of, unknown_reasons
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ESTIMATE, ChoiceRecord, PreparedRequest, RequestRecord
 from benchctl.records.schema import PrometheusSample, ResultWarning
+from benchctl.records.warning_codes import warnings_of
 from benchctl.untrusted.text import visible_line
 from benchctl.workload.datasets.dataset import FileDataset, MadeDataset, names_of_datasets
 
 if TYPE_CHECKING:
     from benchctl.records.columns import StepColumns
+
+NUM_NAMED: Final = 3
+"""Number of requests that a detail of a check names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,6 @@ class Check:
     is_fatal: bool = False
 
 
-def abbreviate_names(names: Sequence[str]) -> str:
-    """The first three names, and the number of others."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
 def client_tokens(request: RequestRecord) -> int | None:
     """Tokens of an answer as the client counted them; None where it could not."""
     counts = ((choice.chunk_tokens, choice.output_tokens) for choice in request.choices)
@@ -54,58 +52,58 @@ def client_tokens(request: RequestRecord) -> int | None:
 
 def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
     """Tokens of usage = tokens that arrived at the client, request by request."""
-    name, wrong, compared = "client-tokens", [], 0
-    for request in completed:
-        counted = client_tokens(request)
-        if request.completion_tokens is None or counted is None:
-            continue
-        compared += 1
-        if counted != request.completion_tokens:
-            wrong.append(f"{request.request_id} {counted} != {request.completion_tokens}")
+    both = [(request, client_tokens(request), request.completion_tokens) for request in completed]
+    compared = [(request, client, usage) for request, client, usage in both if None not in (client, usage)]
     if not compared:
-        return Check(name, None, "no request has both usage and tokens counted by the client")
-    detail = f"client and usage agree in {compared} requests"
+        return Check("client-tokens", None, "no request has both usage and tokens counted by the client")
+    wrong = [f"{request.request_id} {client} != {usage}" for request, client, usage in compared if client != usage]
+    detail = f"client and usage agree in {len(compared)} requests"
     if wrong:
-        detail = f"client and usage differ in {len(wrong)} of {compared} requests: {abbreviate_names(wrong)}"
-    return Check(name, not wrong, detail, is_fatal=True)
+        detail = (
+            f"client and usage differ in {len(wrong)} of {len(compared)} requests: {first_of(wrong, NUM_NAMED)}"
+        )
+    return Check("client-tokens", not wrong, detail, is_fatal=True)
 
 
-def check_step_tokens(
-    steps: "StepColumns", requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
-) -> Check:
-    """Sum of output tokens of steps = sum of usage, or of what the client counted where there is no usage."""
-    name, by_step = "step-tokens", steps.total("output_tokens")
-    tokens = [
-        client_tokens(request) if request.completion_tokens is None else request.completion_tokens
-        for request in completed
-    ]
-    source = "client" if any(request.completion_tokens is None for request in completed) else "usage"
-    if by_step is None or (counted := total(tokens)) is None:
-        return Check(name, None, "steps or usage do not count tokens")
-    return _compare_with_usage(
-        name, by_step, counted, f"steps {by_step}", is_whole=len(completed) == len(requests), source=source
+def check_server_tokens(
+    steps: "StepColumns",
+    samples: Sequence[PrometheusSample],
+    requests: Sequence[RequestRecord],
+    completed: Sequence[RequestRecord],
+) -> tuple[Check, ...]:
+    """Output tokens of all steps = sum of usage, and so is the growth of the server's token counter.
+
+    Where there is no usage, the steps are held against the tokens that the client counted.
+    """
+    usage = [request.completion_tokens for request in completed]
+    counted = [client_tokens(r) if r.completion_tokens is None else r.completion_tokens for r in completed]
+    by_step, grown = steps.total("output_tokens"), measure_growth(samples, GENERATED_TOKENS)
+    source = "client" if None in usage else "usage"
+    rows = (
+        (
+            "step-tokens",
+            by_step,
+            total(counted),
+            f"steps {by_step}, {source} {total(counted)}",
+            "steps or usage do not count tokens",
+        ),
+        (
+            "counters",
+            None if grown is None else grown.count,
+            total(usage),
+            "" if grown is None else f"{grown.name} grew by {grown.count}, usage {total(usage)}",
+            "no two readings of a counter of output tokens, or no usage",
+        ),
     )
-
-
-def check_counters(
-    samples: Sequence[PrometheusSample], requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
-) -> Check:
-    """Growth of the server's token counter during the load = sum of usage."""
-    name, grown = "counters", measure_growth(samples, GENERATED_TOKENS)
-    by_usage = total([request.completion_tokens for request in completed])
-    if grown is None or by_usage is None:
-        return Check(name, None, "no two readings of a counter of output tokens, or no usage")
-    growth = f"{grown.name} grew by {grown.count}"
-    return _compare_with_usage(name, grown.count, by_usage, growth, is_whole=len(completed) == len(requests))
-
-
-def _compare_with_usage(
-    name: str, count: int, usage: int, observed: str, *, is_whole: bool, source: str = "usage"
-) -> Check:
-    detail = f"{observed}, {source} {usage}"
-    if not is_whole:
-        return Check(name, None, f"{detail}; failed requests took tokens that no usage counts")
-    return Check(name, count == usage, detail, is_fatal=True)
+    checks = []
+    for name, count, expected, detail, unknown in rows:
+        if count is None or expected is None:
+            checks.append(Check(name, None, unknown))
+        elif len(completed) < len(requests):
+            checks.append(Check(name, None, f"{detail}; failed requests took tokens that no usage counts"))
+        else:
+            checks.append(Check(name, count == expected, detail, is_fatal=True))
+    return tuple(checks)
 
 
 def check_prefix_cache(
@@ -121,28 +119,28 @@ def check_prefix_cache(
     the experiment and only reported.
     """
     name, grown = "prefix-cache", measure_growth(samples, PREFIX_HITS)
-    by_usage = [request for request in requests if request.cached_tokens is not None]
-    records = [] if grown is None else [f"{grown.name} grew by {grown.count}"]
+    by_usage, uncomputed = known_values(r.cached_tokens for r in requests), _uncomputed_tokens(steps, requests)
+    counts: dict[str, int] = {}
+    if grown is not None:
+        counts[f"{grown.name} grew by {grown.count}"] = grown.count
     if by_usage:
-        cached = sum(request.cached_tokens or 0 for request in by_usage)
-        records.append(f"usage says that {cached} prompt tokens of {len(by_usage)} requests came from a cache")
-    uncomputed = _uncomputed_tokens(steps, requests)
+        of_requests = f"{len(by_usage)} requests came from a cache"
+        counts[f"usage says that {sum(by_usage)} prompt tokens of {of_requests}"] = sum(by_usage)
     if uncomputed is not None:
-        records.append(f"steps left out {uncomputed} of the prompt tokens that usage counts")
-    if not records:
+        counts[f"steps left out {uncomputed} of the prompt tokens that usage counts"] = uncomputed
+    if not counts:
         return Check(name, None, "neither counters nor usage nor steps record hits in a prefix cache")
-    detail = "; ".join(records)
-    has_hits = bool(grown and grown.count) or any(request.cached_tokens for request in by_usage) or bool(uncomputed)
-    if not has_hits:
-        return Check(name, ok=True, detail=detail, is_fatal=True)
+    if not any(counts.values()):
+        return Check(name, ok=True, detail="; ".join(counts), is_fatal=True)
     if is_allowed:
-        return Check(name, None, f"{detail}; the profile allows it (workload.allow_prefix_cache_hits)")
+        allowed = "the profile allows it (workload.allow_prefix_cache_hits)"
+        return Check(name, None, "; ".join([*counts, allowed]))
     remedy = (
         "switch the server's prefix cache off (enable_prefix_caching: false; of an attached server leave "
         "bypass_prefix_cache on, with its dialect and samples_as: requests), or set "
         "workload.allow_prefix_cache_hits: true"
     )
-    return Check(name, ok=False, detail=f"{detail}; {remedy}", is_fatal=True)
+    return Check(name, ok=False, detail="; ".join([*counts, remedy]), is_fatal=True)
 
 
 def _uncomputed_tokens(steps: "StepColumns", requests: Sequence[RequestRecord]) -> int | None:
@@ -181,20 +179,22 @@ def answer_end_warnings(
     ``is_forced``: every answer was to have a certain length. ``may_stop``: the requests had stop strings or a form
     whose end ends the answer.
     """
-    completed = [record for record in records if not record.is_warmup and is_completed(record)]
+    completed = [record for record in measured(records) if is_completed(record)]
     unknown = Counter(word for record in completed for word in unknown_reasons(record))
-    warnings = []
-    if unknown:
-        words = [f"'{visible_line(word)}' ({count} answers)" for word, count in unknown.most_common()]
-        message = f"answers ended with a finish_reason that is not known: {abbreviate_names(words)}"
-        warnings.append(ResultWarning(code="finish-reason-unknown", message=message))
-    if is_forced:
-        warnings += _forced_end_warnings(completed, may_stop=may_stop)
-    return tuple(warnings)
+    words = [f"'{visible_line(word)}' ({count} answers)" for word, count in unknown.most_common()]
+    named = f"answers ended with a finish_reason that is not known: {first_of(words, NUM_NAMED)}"
+    early, unseen = _forced_ends(completed, may_stop=may_stop) if is_forced else (None, None)
+    return warnings_of(
+        {
+            "finish-reason-unknown": named if words else None,
+            "output-ended-early": early,
+            "output-tokens-unseen": unseen,
+        }
+    )
 
 
-def _forced_end_warnings(completed: Iterable[RequestRecord], *, may_stop: bool) -> list[ResultWarning]:
-    """At most one: that answers ended before their forced length, or that nothing shows whether they did."""
+def _forced_ends(completed: Iterable[RequestRecord], *, may_stop: bool) -> tuple[str | None, str | None]:
+    """At most one message: that answers ended before their forced length; that nothing shows whether they did."""
     ends: dict[str, list[RequestRecord]] = defaultdict(list)
     for record in completed:
         if record.completion_tokens and _num_chunks(record) and record.stamps != "whole":
@@ -202,28 +202,23 @@ def _forced_end_warnings(completed: Iterable[RequestRecord], *, may_stop: bool) 
     num_all, (whole, short) = sum(map(len, ends.values())), (ends["whole"], ends["short"])
     texts = []
     if ended := ends["ended"]:
-        names = [
-            f"{each.request_id} ({_num_chunks(each)} chunks, {each.completion_tokens} tokens)" for each in ended
-        ]
-        listed = abbreviate_names(names)
-        texts.append(f"{len(ended)} of {num_all} by their finish_reason, in fewer chunks than tokens: {listed}")
-    if lumped := ends["lumped"]:
-        listed = abbreviate_names([each.request_id for each in lumped])
-        texts.append(f"{len(lumped)} of {num_all} count many tokens in a chunk without text or time: {listed}")
+        listed = [f"{r.request_id} ({_num_chunks(r)} chunks, {r.completion_tokens} tokens)" for r in ended]
+        signs = f"by their finish_reason, in fewer chunks than tokens: {first_of(listed, NUM_NAMED)}"
+        texts.append(f"{len(ended)} of {num_all} {signs}")
+    if lumped := [record.request_id for record in ends["lumped"]]:
+        signs = f"count many tokens in a chunk without text or time: {first_of(lumped, NUM_NAMED)}"
+        texts.append(f"{len(lumped)} of {num_all} {signs}")
     few = f"{len(short)} of {num_all} have {_chunks_per_token(short):.0%} as many chunks" if short else ""
-    if _lacks_text(whole, short):
-        of_whole, of_short = (fmean(map(_bytes_per_token, answers)) for answers in (whole, short))
+    if (num_bytes := _bytes_of_whole_and_short(whole, short)) is not None:
         texts.append(
-            f"{few} as tokens in usage, and {of_short:.1f} bytes of text per token where the others have "
-            f"{of_whole:.1f}"
+            f"{few} as tokens in usage, and {num_bytes[1]:.1f} bytes of text per token where the others have "
+            f"{num_bytes[0]:.1f}"
         )
     if texts:
-        message = f"ignore_eos was sent, and answers ended early all the same: {'; '.join(texts)}"
-        return [ResultWarning(code="output-ended-early", message=message)]
+        return f"ignore_eos was sent, and answers ended early all the same: {'; '.join(texts)}", None
     if len(short) >= _LEAST_ANSWERS and len(whole) < _LEAST_ANSWERS:
-        message = f"{few} as usage counts tokens; nothing shows whether a chunk carries several"
-        return [ResultWarning(code="output-tokens-unseen", message=message)]
-    return []
+        return None, f"{few} as usage counts tokens; nothing shows whether a chunk carries several"
+    return None, None
 
 
 def _end_of(record: RequestRecord, num_tokens: int, *, may_stop: bool) -> str:
@@ -233,8 +228,10 @@ def _end_of(record: RequestRecord, num_tokens: int, *, may_stop: bool) -> str:
     if "natural" in finishes and num_chunks < num_tokens and not may_stop:
         return "ended"
     if all(choice.chunk_tokens is not None for choice in record.choices):
-        return "lumped" if any(_has_lump(choice) for choice in record.choices) else "counted"
-    if "tool-call" in finishes or not all(_is_text(choice) for choice in record.choices):
+        return "lumped" if any(map(_has_lump, record.choices)) else "counted"
+    # parts of tool calls have no text that is recorded
+    have_text = all(c.chunk_tokens is None and min(c.chunk_chars or (0,)) > 0 for c in record.choices)
+    if "tool-call" in finishes or not have_text:
         return "without text"
     if num_tokens - num_chunks <= _slack(num_tokens):
         return "whole"
@@ -245,37 +242,35 @@ def _num_chunks(record: RequestRecord) -> int:
     return sum(len(choice.chunk_ns) for choice in record.choices)
 
 
+def _chunks_per_token(records: Iterable[RequestRecord]) -> float:
+    return fmean(_num_chunks(record) / (record.completion_tokens or 1) for record in records)
+
+
 def _bytes_per_token(record: RequestRecord) -> float:
     num_bytes = sum(len(choice.text.encode("utf-8", "surrogatepass")) for choice in record.choices)
     return num_bytes / (record.completion_tokens or 1)
 
 
-def _chunks_per_token(records: Iterable[RequestRecord]) -> float:
-    return fmean(_num_chunks(record) / (record.completion_tokens or 1) for record in records)
-
-
-def _lacks_text(whole: Sequence[RequestRecord], short: Sequence[RequestRecord]) -> bool:
-    """True when answers with few chunks have the text of their chunks alone.
+def _bytes_of_whole_and_short(
+    whole: Sequence[RequestRecord], short: Sequence[RequestRecord]
+) -> tuple[float, float] | None:
+    """Bytes per token, where answers with few chunks have the text of their chunks alone; None elsewhere.
 
     With the text of all their tokens they would have as many bytes per token as answers with a chunk for each,
     within four standard errors; the decision lies halfway.
     """
     if len(short) < _LEAST_ANSWERS or len(whole) < _LEAST_ANSWERS:
-        return False
+        return None
     per_token = list(map(_bytes_per_token, whole))
     expected, received = fmean(per_token), fmean(map(_bytes_per_token, short))
     spread = max(pstdev(per_token), _LEAST_SPREAD * expected)
     is_far = expected - received > _STANDARD_ERRORS * spread / sqrt(len(short))
-    return is_far and received < expected * (1 + _chunks_per_token(short)) / 2
+    lacks_text = is_far and received < expected * (1 + _chunks_per_token(short)) / 2
+    return (expected, received) if lacks_text else None
 
 
 def _slack(num_tokens: int) -> float:
     return max(_SLACK_TOKENS, _SLACK_FRAC * num_tokens)
-
-
-def _is_text(choice: ChoiceRecord) -> bool:
-    """True when every chunk has text: parts of tool calls have none that is recorded."""
-    return choice.chunk_tokens is None and bool(choice.chunk_chars) and min(choice.chunk_chars or (0,)) > 0
 
 
 def _has_lump(choice: ChoiceRecord) -> bool:
@@ -286,13 +281,13 @@ def _has_lump(choice: ChoiceRecord) -> bool:
         return False
     num_after_first = sum(counts) - counts[0]
     pace_ns = (choice.chunk_ns[-1] - choice.chunk_ns[0]) / num_after_first if num_after_first else 0.0
-    chunks = zip(choice.chunk_ns, counts, chars, strict=True)
-    writes = [(t_ns, list(of_write)) for t_ns, of_write in groupby(chunks, key=itemgetter(0))]
-    for (before_ns, _), (t_ns, of_write) in pairwise(writes):
-        num_hidden = sum(count - 1 - _BYTES_PER_CHAR * num_chars for _, count, num_chars in of_write)
-        if num_hidden > slack and t_ns - before_ns < _LEAST_TIME_FRAC * num_hidden * pace_ns:
-            return True
-    return False
+    num_hidden: Counter[int] = Counter()
+    for t_ns, count, num_chars in zip(choice.chunk_ns, counts, chars, strict=True):
+        num_hidden[t_ns] += count - 1 - _BYTES_PER_CHAR * num_chars
+    return any(
+        num_hidden[t_ns] > slack and t_ns - before_ns < _LEAST_TIME_FRAC * num_hidden[t_ns] * pace_ns
+        for before_ns, t_ns in pairwise(num_hidden)
+    )
 
 
 def _waited_for(record: RequestRecord, num_missing: int, num_tokens: int) -> bool:
@@ -302,8 +297,7 @@ def _waited_for(record: RequestRecord, num_missing: int, num_tokens: int) -> boo
     gaps_ns = [after - before for before, after in pairwise((*times_ns, end_ns))]
     typical_ns = median(gaps_ns)
     waited_ns = sum(gap_ns - typical_ns for gap_ns in gaps_ns if gap_ns > _LONG_GAP * typical_ns)
-    total_ns = end_ns - times_ns[0]
-    return waited_ns >= 2 * _LEAST_TIME_FRAC * total_ns * num_missing / num_tokens
+    return waited_ns >= 2 * _LEAST_TIME_FRAC * (end_ns - times_ns[0]) * num_missing / num_tokens
 
 
 DIFFER: Final = "prompt-tokens-differ"
@@ -326,7 +320,7 @@ def prompt_warnings(
     for request in prepared:
         first = first or request
         planned_of.append(request.prompt_tokens)
-    completed = [r for r in records if not r.is_warmup and is_completed(r) and r.index < len(planned_of)]
+    completed = [r for r in measured(records) if is_completed(r) and r.index < len(planned_of)]
     checked = [(r.prompt_tokens, planned_of[r.index]) for r in completed if r.prompt_tokens is not None]
     num_beyond = sum(
         abs(counted - planned) > max(TOLERANCE_TOKENS, TOLERANCE_FRAC * planned) for counted, planned in checked
@@ -335,14 +329,16 @@ def prompt_warnings(
     unchecked = f"no usage, so no check of the prompt, in {count_of(num_unknown, 'request')}"
     if first is None or not num_beyond:
         return (ResultWarning(code=UNCONFIRMED, message=unchecked),) if num_unknown else ()
-    is_asked = first.prompt_tokens_from != ESTIMATE or _is_made_to_length(first)
+    source, is_asked = first.prompt_tokens_from, first.prompt_tokens_from != ESTIMATE or _is_made_to_length(first)
+    if source == ESTIMATE:
+        planner = "benchctl's own rule" if is_asked else "an estimate"
+    else:
+        planner = "the server" if source == "server" else f"the {source[:25]}"
     counted_mean, planned_mean = (fmean(column) for column in zip(*checked, strict=True))
     message = (
         f"the server counted {counted_mean:.1f} tokens in a prompt on average, and {planned_mean:.1f} were planned "
-        f"(by {_source_text(first.prompt_tokens_from, is_asked=is_asked)}; "
-        f"ratio {counted_mean / planned_mean:.3f}): "
-        f"{num_beyond} of {len(checked)} requests differ by more than {TOLERANCE_TOKENS} tokens and "
-        f"{TOLERANCE_FRAC:.0%}"
+        f"(by {planner}; ratio {counted_mean / planned_mean:.3f}): {num_beyond} of {len(checked)} requests differ "
+        f"by more than {TOLERANCE_TOKENS} tokens and {TOLERANCE_FRAC:.0%}"
     )
     message += f"; {unchecked}" if num_unknown else ""
     return (ResultWarning(code=DIFFER if is_asked else UNCONFIRMED, message=message),)
@@ -365,7 +361,15 @@ def differing_counts(
     a_runs: Sequence[LoadedRun], b_runs: Sequence[LoadedRun], names: tuple[str, str]
 ) -> tuple[ResultWarning, ...]:
     """A warning where the servers of two sides count the same prompts differently, as different tokenizers do."""
-    a, b = _counted_by_request(a_runs), _counted_by_request(b_runs)
+    a, b = (
+        {
+            record.request_id: record.prompt_tokens
+            for run in reversed(runs)
+            for record in measured(run.requests)
+            if record.prompt_tokens is not None and is_completed(record)
+        }
+        for runs in (a_runs, b_runs)
+    )
     shared = a.keys() & b.keys()
     num_different = sum(a[request_id] != b[request_id] for request_id in shared)
     if not num_different:
@@ -377,21 +381,6 @@ def differing_counts(
         "their tokenizers or chat templates differ, so equal requests are not equal work"
     )
     return (ResultWarning(code=DIFFER, message=message),)
-
-
-def _counted_by_request(runs: Sequence[LoadedRun]) -> Mapping[str, int]:
-    return {
-        record.request_id: record.prompt_tokens
-        for run in reversed(runs)
-        for record in run.requests
-        if record.prompt_tokens is not None and not record.is_warmup and is_completed(record)
-    }
-
-
-def _source_text(source: str, *, is_asked: bool) -> str:
-    if source != ESTIMATE:
-        return "the server" if source == "server" else f"the {source[:25]}"
-    return "benchctl's own rule" if is_asked else "an estimate"
 
 
 def _is_made_to_length(request: PreparedRequest) -> bool:

@@ -32,11 +32,11 @@ from benchctl.analysis.metrics.client import (
 )
 from benchctl.analysis.metrics.latency import e2el_ns, is_completed, itls_ns, known_values, measured
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, idle_slots, slot_occupancy
-from benchctl.analysis.validity.usable import warnings_of
 from benchctl.profile.model import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample, ResultWarning
+from benchctl.records.warning_codes import warnings_of
 from benchctl.units import NS_PER_MS, NS_PER_S, ms_from_ns
 
 if TYPE_CHECKING:
@@ -75,17 +75,9 @@ def num_bunched(metric: str, runs: Iterable[LoadedRun]) -> int:
     return sum(any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings) for run in runs)
 
 
-def short_gap_frac(requests: Iterable[RequestRecord], steps: "StepColumns | None" = None) -> float | None:
-    """Share of the gaps between successive chunks of a choice that are shorter than a tenth of the time per chunk.
-
-    None for fewer than 20 gaps.
-    """
-    num_short, num_gaps = _count_gaps(*_gaps_and_limits(requests, steps))
-    return num_short / num_gaps if num_gaps >= _MIN_GAPS else None
-
-
-def _count_gaps(gaps_ns: Sequence[Sequence[int]], limits_ns: Sequence[float]) -> tuple[int, int]:
-    """The numbers of short gaps and of all."""
+def count_gaps(requests: Iterable[RequestRecord], steps: "StepColumns | None" = None) -> tuple[int, int]:
+    """The numbers of short gaps between successive chunks of a choice, and of all."""
+    gaps_ns, limits_ns = _gaps_and_limits(requests, steps)
     pairs = zip(gaps_ns, limits_ns, strict=True)
     return sum(gap < limit for of_request, limit in pairs for gap in of_request), sum(map(len, gaps_ns))
 
@@ -166,7 +158,7 @@ def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
             f"itl is 0 within a write, and the time of {size} chunks between two writes"
         )
         return (ResultWarning(code="server-coalescing", message=message),)
-    num_short, num_gaps = _count_gaps(*_gaps_and_limits(requests, steps))
+    num_short, num_gaps = count_gaps(requests, steps)
     if num_gaps >= _MIN_GAPS and num_short > BUNCHED_FRAC * num_gaps:
         signs = (
             f"more than {BUNCHED_FRAC:.0%} of the gaps between chunks are shorter than a tenth of a chunk's time"

@@ -17,14 +17,14 @@ import msgspec
 
 from benchctl.analysis.validity.launch import (
     BUILD,
+    ENV,
+    EXTRA_ARGS,
     WORDS,
     Sides,
     alike_sizes,
     consequences_of,
-    is_flag,
     launch_settings,
     names_of,
-    names_of_flag,
     split_flags,
 )
 from benchctl.analysis.validity.machines import ABSENT, gpu_names_text, num_cores
@@ -37,9 +37,7 @@ from benchctl.records.record import ESTIMATE, PreparedRequest, RunRecord
 from benchctl.records.schema import NodeGpu
 from benchctl.untrusted.text import visible_line
 
-_ENV: Final = "server.env"
-_EXTRA_ARGS: Final = "server.extra_args"
-COLLECTIVE: Final = frozenset({_ENV, _EXTRA_ARGS})
+COLLECTIVE: Final = frozenset({ENV, EXTRA_ARGS})
 """Options that hold several settings. They stand for all variables and flags only where somebody writes so in
 ``allowed_differences``; a variant declares the ones that it sets."""
 
@@ -84,15 +82,15 @@ def _changed(left: Mapping[str, Any], right: Mapping[str, Any]) -> set[str]:
 def _names_of_change(path: str, left: Any, right: Any) -> Iterator[str]:
     """The names under which a setting with these two values appears in records."""
     yield path
-    if path == _EXTRA_ARGS:
+    if path == EXTRA_ARGS:
         (left_flags, left_words), (right_flags, right_words) = split_flags(left or ()), split_flags(right or ())
         for flag in _changed(left_flags, right_flags):
-            yield from (f"argv.{flag}", *names_of_flag(flag))
+            yield from (f"argv.{flag}", *names_of(f"argv.{flag}"))
         if left_words != right_words:
             yield WORDS
     elif isinstance(left, Mapping) or isinstance(right, Mapping):
         left, right = (value if isinstance(value, Mapping) else {} for value in (left, right))
-        prefix = "env" if path == _ENV else path
+        prefix = "env" if path == ENV else path
         yield from (f"{prefix}.{key}" for key in _changed(left, right))
 
 
@@ -155,7 +153,7 @@ def configuration_differences(
     patterns of what the variants of each cell set. ``hostname`` is the host of runs that record no node, None for
     several: where all runs had one host, paths are compared whole, and where they had the same cores, these.
     """
-    records = [run.record for sides in cells.values() for side in sides for run in side]
+    records = [run.record for side in chain(*cells.values()) for run in side]
     hosts = {hostname if record.node is None else record.node.hostname for record in records}
     is_one = len(hosts) <= 1 and None not in hosts
     ground = {
@@ -166,10 +164,11 @@ def configuration_differences(
     cells_of: dict[tuple[str, str, str, bool], list[str]] = {}
     for cell, sides in cells.items():
         a, b = ([_settings_of(run.record, **ground) for run in runs] for runs in sides)
-        for key in sorted({key for settings in (*a, *b) for key in settings}):
+        keys = {key for settings in (*a, *b) for key in settings}
+        for key in sorted(keys):
             left, right = alike_sizes(key, (_values(a, key), _values(b, key)), (*a, *b))
             # of a flag that sets a reported setting, only the reported value counts
-            is_reported = is_flag(key) and any(name in settings for name in names_of(key) for settings in (*a, *b))
+            is_reported = key.startswith("argv.-") and not keys.isdisjoint(names_of(key))
             if len({*left, *right}) > 1 and not {*left, *right} <= _NOT_SET and not is_reported:
                 patterns = {*declared.get(cell, ())}
                 if key.startswith("server.") and (ABSENT,) in (left, right) and patterns & BUILD:
@@ -208,14 +207,16 @@ def run_differences(
 ) -> tuple[Difference, ...]:
     """Engine versions and hosts that differ between the runs of two sides, or within one side if the sides are two
     experiments (which may differ, with a warning). Runs without the record differ from none, nor do versions that
-    servers report in their configuration. The host of a run that records its node does not count: its hardware
+    all servers report in their configuration. The host of a run that records its node does not count: its hardware
     does.
     """
+    records = [run.record for side in chain(*cells.values()) for run in side]
+    are_reported = all(record.engine_version == record.effective_config.get("server.version") for record in records)
     differences = []
-    for key, value_of in (("engine_version", _unreported_version), ("host", _host_without_node)):
+    for key in ("host",) if are_reported else ("engine_version", "host"):
         differing = {}
         for cell, sides in cells.items():
-            values = ([value_of(run.record) for run in side] for side in sides)
+            values = ([_recorded(run.record)[key] for run in side] for side in sides)
             a, b = (tuple(dict.fromkeys(f'"{value}"' for value in of_side if value)) for of_side in values)
             if (len({*a, *b}) if has_one_experiment else max(len(a), len(b))) > 1:
                 differing[cell] = a, b
@@ -230,13 +231,8 @@ def run_differences(
     return tuple(differences)
 
 
-def _unreported_version(record: RunRecord) -> str | None:
-    is_reported = record.engine_version == record.effective_config.get("server.version")
-    return None if is_reported else record.engine_version
-
-
-def _host_without_node(record: RunRecord) -> str | None:
-    return record.host if record.node is None else None
+def _recorded(record: RunRecord) -> dict[str, str | None]:
+    return {"engine_version": record.engine_version, "host": record.host if record.node is None else None}
 
 
 HARDWARE: Final = "hardware"

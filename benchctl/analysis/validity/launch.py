@@ -23,17 +23,20 @@ _ADDRESS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
 _OURS: Final = re.compile(r"[^\s:=,]*/benchctl/engines/(?:inside/(\w+)|(\w+)/inside)")
 """Paths of benchctl itself, which are not settings of a server."""
 _CHOICES_OF_DEVICES: Final = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
+ENV: Final = "server.env"
+EXTRA_ARGS: Final = "server.extra_args"
 WORDS: Final = "argv.words"
 """The words of a command line that belong to no flag."""
 
 
 _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "argv.program": ("server.python", "server.binary"),
-    WORDS: ("model", "server.extra_args"),
+    WORDS: ("model", EXTRA_ARGS),
     "server.version": ("engine_version",),
     "hardware": ("host",),
 }
 """Whoever allows other hosts, as one had to before runs recorded their hardware, allows their hardware."""
+_COLLECTIVE: Final = {"argv": EXTRA_ARGS, "env": ENV}
 
 
 def names_of(key: str) -> tuple[str, ...]:
@@ -42,14 +45,16 @@ def names_of(key: str) -> tuple[str, ...]:
     Any flag may come from ``extra_args``, and any variable from ``env``.
     """
     kind, _, name = key.partition(".")
-    if key in _OTHER_NAMES:
-        return _OTHER_NAMES[key]
+    if key in _OTHER_NAMES or kind not in _COLLECTIVE:
+        return _OTHER_NAMES.get(key, ())
+    spelt: tuple[str, ...] = ()
     if kind == "argv":
-        return (*names_of_flag(name), "server.extra_args")
-    if kind == "env":
-        spelt = (name.removeprefix(OWN_PREFIX).lower(),) if name.startswith(OWN_PREFIX) else ()
-        return (*(f"server.{option}" for option in _options_by_name().get(name, spelt)), "server.env")
-    return ()
+        name = name.lstrip("-").removeprefix("no-")
+        spelt = (name.replace("-", "_"),)
+    elif name.startswith(OWN_PREFIX):
+        spelt = (name.removeprefix(OWN_PREFIX).lower(),)
+    options = _options_by_name().get(name, spelt)
+    return (*("model" if option == "model" else f"server.{option}" for option in options), _COLLECTIVE[kind])
 
 
 def launch_settings(record: RunRecord, *, has_one_host: bool = True, has_node: bool = False) -> dict[str, str]:
@@ -83,18 +88,6 @@ def launch_settings(record: RunRecord, *, has_one_host: bool = True, has_node: b
 def _last_part(word: str) -> str:
     """The last part of an absolute path, or of each of several; any other word unchanged."""
     return ":".join(PurePosixPath(part).name if part.startswith("/") else part for part in word.split(":"))
-
-
-def is_flag(key: str) -> bool:
-    """True if a setting is a flag of a command line, not its program, a word or a variable."""
-    return key.startswith("argv.-")
-
-
-def names_of_flag(flag: str) -> tuple[str, ...]:
-    """The names of the options behind a flag, in profiles and in what servers report."""
-    positive = flag.lstrip("-").removeprefix("no-")
-    options = _options_by_name().get(positive, (positive.replace("-", "_"),))
-    return tuple("model" if option == "model" else f"server.{option}" for option in options)
 
 
 def split_flags(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:

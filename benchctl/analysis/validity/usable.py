@@ -16,20 +16,18 @@ from benchctl.analysis.metrics.run import load_window_ns
 from benchctl.errors import AlteredError, InvalidDataError
 from benchctl.profile.model import Gate
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.integrity import Alteration, AlterationKind, Verification, verify_directory
+from benchctl.records.integrity import AlterationKind, Verification, verify_directory
 from benchctl.records.loaded import DAMAGED_LINE, LoadedResults, LoadedRun
 from benchctl.records.record import RunRecord
 from benchctl.records.schema import FOREIGN_GPU_PROCESS, ResultWarning
-from benchctl.records.warning_codes import CHECK_FAILED, CLIENT_SUSPECT_CODES, LIGHTER_LOAD_CODES, SUSPECT_CODES
+from benchctl.records.warning_codes import (
+    CHECK_FAILED,
+    CLIENT_SUSPECT_CODES,
+    LIGHTER_LOAD_CODES,
+    SUSPECT_CODES,
+    warnings_of,
+)
 from benchctl.untrusted.files import is_there
-
-
-def warnings_of(messages: Mapping[str, str | None]) -> tuple[ResultWarning, ...]:
-    """The warnings by code that have a message, in order."""
-    return tuple(
-        ResultWarning(code=code, message=message) for code, message in messages.items() if message is not None
-    )
-
 
 _NUM_NAMED: Final = 4
 """Number of files that a warning names; a refusal names all."""
@@ -97,14 +95,14 @@ def integrity_warnings(results: ResultDirectory) -> tuple[ResultWarning, ...]:
 
 def _alteration_warnings(path: Path, verified: Verification) -> tuple[ResultWarning, ...]:
     """One warning for each kind of alteration, with the first files."""
-    by_kind: dict[AlterationKind, list[Alteration]] = {}
+    by_kind: dict[AlterationKind, list[str]] = {}
     for alteration in verified.alterations:
-        by_kind.setdefault(alteration.kind, []).append(alteration)
+        by_kind.setdefault(alteration.kind, []).append(str(alteration))
     warnings = []
-    for kind, alterations in by_kind.items():
-        message = f"{_MEANING[kind]}: {'; '.join(map(str, alterations[:_NUM_NAMED]))}"
-        if len(alterations) > _NUM_NAMED:
-            message += f"; and {len(alterations) - _NUM_NAMED} more, which 'benchctl verify' lists"
+    for kind, texts in by_kind.items():
+        more = len(texts) - _NUM_NAMED
+        others = f"; and {more} more, which 'benchctl verify' lists" if more > 0 else ""
+        message = f"{_MEANING[kind]}: {'; '.join(texts[:_NUM_NAMED])}{others}"
         warnings.append(ResultWarning(code=kind, message=message, where=str(path)))
     return tuple(warnings)
 

@@ -13,7 +13,7 @@ import msgspec
 
 import benchctl
 from benchctl.analysis.validity.answers import answer_end_warnings
-from benchctl.analysis.validity.checks import expected, failed_checks, reconcile
+from benchctl.analysis.validity.checks import failed_checks, reconcile
 from benchctl.errors import UsageError
 from benchctl.interop.lenvm.arm import ArmData, read_arm
 from benchctl.interop.lenvm.convert import (
@@ -226,11 +226,9 @@ def _checked_run(
     directory: RunDirectory, run: RunRecord, profile: Profile, prepared: Sequence[PreparedRequest]
 ) -> RunRecord:
     """The run with the warnings of its checks; suspect if it has any."""
-    loaded = load_run(directory)
-    warnings = (
-        *run.warnings,
-        *failed_checks(loaded, reconcile(loaded, expected(profile, prepared, loaded.record))),
-    )
+    loaded, settings = load_run(directory), variant_settings(profile, run.variant, run.cell)
+    checks = reconcile(loaded, profile, settings, prepared, profile.stop)
+    warnings = (*run.warnings, *failed_checks(loaded, checks))
     checked = msgspec.structs.replace(
         run, warnings=warnings, state="suspect" if warnings else "done", files=digests_of_run(directory)
     )

@@ -5,7 +5,7 @@ import pytest
 from support.results.builders import edit_steps, rewrite_lines, write_results
 
 from benchctl.analysis.experiment.experiment import experiment_of
-from benchctl.analysis.validity.checks import Expectation, expected_of, reconcile
+from benchctl.analysis.validity.checks import reconcile
 from benchctl.profile.engine_options import options_class
 from benchctl.records.loaded import load_results
 
@@ -43,15 +43,14 @@ def plant_counters(results, *, drafts, draft_tokens, accepted_tokens, by_positio
     rewrite_lines(results.run(BASELINE).path / "prometheus.jsonl", change)
 
 
-def checks_of(results, **changes):
+def checks_of(results, **server):
+    """Checks by name; ``server`` are options that the run's variant had."""
     loaded = load_results(results.path)
-    experiment = experiment_of(loaded)
-    run = loaded.runs[0]
-    declared = expected_of(
-        experiment.profile, experiment.settings(run.record), loaded.requests, loaded.manifest.stop
-    )
-    fields = {name: getattr(declared, name) for name in Expectation.__slots__} | changes
-    return {check.name: check for check in reconcile(run, Expectation(**fields))}
+    experiment, run = experiment_of(loaded), loaded.runs[0]
+    settings = experiment.settings(run.record)
+    settings = settings.model_copy(update={"server": settings.server.model_copy(update=server)})
+    checks = reconcile(run, experiment.profile, settings, loaded.requests, loaded.manifest.stop)
+    return {check.name: check for check in checks}
 
 
 def test_steps_and_counters_that_agree_say_so_by_position(results):
@@ -99,7 +98,7 @@ def test_positions_add_up_to_the_accepted_tokens_and_these_are_no_more_than_draf
 
 
 def test_a_server_that_should_draft_and_never_did_makes_the_run_invalid(results):
-    assert checks_of(results, is_speculative=True)["speculation"].ok is True
+    assert checks_of(results, num_speculative_tokens=2)["speculation"].ok is True
     edit_steps(
         results,
         BASELINE,
@@ -108,19 +107,18 @@ def test_a_server_that_should_draft_and_never_did_makes_the_run_invalid(results)
         ),
     )
     plant_counters(results, drafts=0, draft_tokens=0, accepted_tokens=0, by_position=(0, 0))
-    check = checks_of(results, is_speculative=True)["speculation"]
+    check = checks_of(results, num_speculative_tokens=2)["speculation"]
     assert (check.ok, check.is_fatal, check.detail) == (False, True, "speculation declared; 0 draft tokens")
-    assert checks_of(results, is_speculative=False)["speculation"].ok is True
-    assert checks_of(results, is_speculative=None)["speculation"].ok is None
+    assert checks_of(results, num_speculative_tokens=None)["speculation"].ok is True
 
 
 def test_drafts_that_no_option_asked_for_are_told(results):
-    check = checks_of(results, is_speculative=False)["speculation"]
+    check = checks_of(results, num_speculative_tokens=None)["speculation"]
     assert (check.ok, check.is_fatal) == (False, False)
 
 
 def test_records_without_drafts_cannot_tell(tmp_path):
-    checks = checks_of(write_results(tmp_path / "r"), is_speculative=True)
+    checks = checks_of(write_results(tmp_path / "r"), num_speculative_tokens=2)
     assert {checks[name].ok for name in ("draft-counters", "accepted-drafts", "speculation")} == {None}
 
 

@@ -7,9 +7,10 @@ from support.results.builders import PROFILE_YAML, edit_manifest, edit_requests,
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.summary.analyzed import analyze_directory
-from benchctl.analysis.validity.checks import Expectation, expected, expected_of, reconcile
+from benchctl.analysis.validity.checks import reconcile, skips_guidance
 from benchctl.errors import RecordError
 from benchctl.profile.load import load_profile
+from benchctl.profile.model import Arrival
 from benchctl.profile.planning import variant_settings
 from benchctl.records.loaded import load_results
 from benchctl.records.record import RequestError, RunTimes
@@ -22,16 +23,16 @@ def _results(tmp_path):
     return write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},))
 
 
-def checks_of(results, run_id, **changes):
-    """Checks by name, as the profile declares the run unless ``changes`` says otherwise."""
+def checks_of(results, run_id, settings=None, **workload):
+    """Checks by name, as the profile declares the run unless ``settings`` or keys of its workload say otherwise."""
     loaded = load_results(results.path)
     run = next(run for run in loaded.runs if run.record.run_id == run_id)
     experiment = experiment_of(loaded)
-    declared = expected_of(
-        experiment.profile, experiment.settings(run.record), loaded.requests, loaded.manifest.stop
-    )
-    fields = {name: getattr(declared, name) for name in Expectation.__slots__} | changes
-    return {check.name: check for check in reconcile(run, Expectation(**fields))}
+    profile = experiment.profile
+    profile = profile.model_copy(update={"workload": profile.workload.model_copy(update=workload)})
+    declared = settings or experiment.settings(run.record)
+    checks = reconcile(run, profile, declared, loaded.requests, loaded.manifest.stop)
+    return {check.name: check for check in checks}
 
 
 OF_DRAFTS = {"draft-counters", "accepted-drafts", "speculation"}
@@ -45,15 +46,6 @@ def test_records_that_agree_pass_every_check(results):
     assert checks["guided"].detail == "guidance declared; guided rows in 8 of 8 steps"
     assert checks["step-tokens"].detail == "steps 64, usage 64"
     assert checks["concurrency"].detail.startswith("4.00 requests in flight on average, limit 4; 8.00 sequences")
-
-
-def test_expectations_come_from_the_profile(results):
-    loaded = load_results(results.path)
-    baseline, guided = (expected(experiment_of(loaded).profile, loaded.requests, run.record) for run in loaded.runs)
-    assert (baseline.is_guided, guided.is_guided) == (False, True)
-    assert not guided.is_greedy
-    assert guided.max_concurrency == 4
-    assert guided.stop == "forced"
 
 
 def test_a_request_without_a_line_is_named(results):
@@ -171,16 +163,14 @@ def test_a_guided_variant_that_was_never_guided_is_invalid(results):
 
 def test_neutral_guidance_that_the_server_leaves_out_is_not_missed(results):
     profile = load_profile("noop-skip")
-    runs = [run.read() for run in results.runs()]
-    left_out = [
-        expected(profile, (), msgspec.structs.replace(runs[0], variant=variant, cell={})).is_skipped
-        for variant in ("baseline", "computed", "skipped")
-    ]
-    assert left_out == [False, False, True]
-    check = checks_of(results, GUIDED, is_skipped=True)["guided"]
+    settings = {variant: variant_settings(profile, variant, {}) for variant in profile.variants}
+    assert {variant: skips_guidance(each) for variant, each in settings.items()} == {
+        "baseline": False, "computed": False, "skipped": True,
+    }  # fmt: skip
+    check = checks_of(results, GUIDED, settings["skipped"])["guided"]
     assert (check.ok, check.is_fatal) == (False, True)
     edit_steps(results, GUIDED, lambda s: msgspec.structs.replace(s, guided_rows=0))
-    check = checks_of(results, GUIDED, is_skipped=True)["guided"]
+    check = checks_of(results, GUIDED, settings["skipped"])["guided"]
     assert (check.ok, check.detail) == (True, "neutral guidance is skipped; guided rows in 0 of 8 steps")
 
 
@@ -189,9 +179,9 @@ def test_neutral_guidance_that_the_server_leaves_out_is_not_missed(results):
 def test_neutral_guidance_is_left_out_by_the_revisions_that_skip_it(engine, revision, skips):
     profile = load_profile("topk-sweep", engine=engine, overrides=[f"engine.options.revision={revision}"])
     settings = variant_settings(profile, "guided", {"top_k": 5})
-    assert expected_of(profile, settings, (), "forced").is_skipped is skips
+    assert skips_guidance(settings) is skips
     tilted = settings.model_copy(update={"guidance": settings.guidance.model_copy(update={"value_scale": -10.0})})
-    assert not expected_of(profile, tilted, (), "forced").is_skipped
+    assert not skips_guidance(tilted)
 
 
 def test_a_simulated_run_that_skips_neutral_guidance_counts(tmp_path):
@@ -259,7 +249,7 @@ def test_outputs_forced_to_their_natural_length_have_a_declared_one(results):
 
 
 def test_more_requests_in_flight_than_the_loop_allows_are_a_doubt(results):
-    check = checks_of(results, BASELINE, max_concurrency=3)["concurrency"]
+    check = checks_of(results, BASELINE, arrival=Arrival(kind="closed-loop", max_concurrency=3))["concurrency"]
     assert (check.ok, check.is_fatal) == (False, False)
 
 
@@ -287,7 +277,7 @@ def test_prompts_that_no_step_computed_came_from_a_cache_even_if_the_server_tell
     check = checks_of(results, BASELINE)["prefix-cache"]
     assert (check.ok, check.is_fatal) == (False, True)
     assert check.detail.startswith("steps left out 1 of the prompt tokens that usage counts")
-    assert checks_of(results, BASELINE, is_cached=True)["prefix-cache"].ok is None
+    assert checks_of(results, BASELINE, allow_prefix_cache_hits=True)["prefix-cache"].ok is None
 
 
 @pytest.mark.parametrize("computed", [80, 200])

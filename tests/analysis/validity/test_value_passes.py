@@ -38,7 +38,6 @@ def test_passes_that_the_load_recorded_make_a_run_suspect_with_their_number_and_
     (warning,) = warnings_of(results)
     assert warning.code == "value-passes-recorded-late"
     assert warning.code in SUSPECT_CODES
-    assert warning.where == GUIDED
     assert "2 of 8 steps of the load recorded 3 passes" in warning.message
     assert "these steps took 0.6 s, 90.9% of the time of all; raise max_num_seqs" in warning.message
 
