@@ -1,23 +1,24 @@
 """The figures of one load, read back from its run, with goodput counted as in ``vllm bench serve``."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Final
 
+from benchctl.analysis.metrics.bounds import Bounds, run_bounds
+from benchctl.analysis.metrics.client import OfferedLoad, offered_load
 from benchctl.analysis.metrics.latency import (
     is_completed,
-    known_values,
     latencies_ns,
+    mean_of_known,
     measured,
     ms_or_none,
-    percentiles,
     quotient,
     send_lag_ns,
     standard_deviation,
 )
 from benchctl.errors import UsageError
+from benchctl.profile.model import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord
 from benchctl.units import ms_from_ns
@@ -76,35 +77,21 @@ def is_good(record: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
     )
 
 
-SEND_LAG: Final = "send_lag"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Durations:
-    """Statistics of durations of one kind, in ms; None without any, or of too few requests for a percentile."""
-
-    mean: float | None
-    std: float | None
-    percentile: Mapping[int, float | None]
-    largest: float | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFigures:
-    """Totals and durations of one load, without its warm-up. Tokens and durations are those of completed requests.
-
-    ``metrics`` are those of its run. ``durations`` has the latencies of vLLM by their names, and ``send_lag`` of
-    all requests that were sent.
-    """
+    """What one load came to, without its warm-up. Tokens and durations are those of completed requests."""
 
     metrics: Mapping[str, float | None]
+    """Those of its run; ``std_`` and ``max_`` of each latency and the mean ``send_lag_ms`` beside them."""
     num_requests: int
     num_completed: int
     errors: Mapping[str, int]
     """Failed requests by kind of error."""
-    durations: Mapping[str, Durations]
     goodput: Goodput | None
     """Requests within the limits, where some were set."""
+    offered: OfferedLoad | None
+    bounds: Mapping[str, Bounds]
+    """Latencies that are known between bounds only."""
 
     @property
     def num_failed(self) -> int:
@@ -117,37 +104,28 @@ class LoadFigures:
         return None if prompt is None or output is None else quotient(prompt + output, self.metrics["wall_s"])
 
 
-def load_figures(
-    run: LoadedRun, metrics: Mapping[str, float | None], limits_ms: Mapping[str, float]
-) -> LoadFigures:
-    """The figures of a load with the ``metrics`` of its run; goodput counts the requests within ``limits_ms``."""
-    requests = measured(run.requests)
+def load_figures(run: LoadedRun, arrival: Arrival, limits_ms: Mapping[str, float]) -> LoadFigures:
+    """The figures of the load of ``run``; goodput counts the requests within ``limits_ms``."""
+    from benchctl.analysis.metrics.run import run_metrics  # noqa: PLC0415 - numpy, after the load
+
+    requests, metrics = measured(run.requests), run_metrics(run, arrival)
     completed = [request for request in requests if is_completed(request)]
-    lags_ns = known_values(map(send_lag_ns, requests))
-    durations = {name: _durations(values, len(completed)) for name, values in latencies_ns(completed).items()}
+    metrics["send_lag_ms"] = ms_or_none(mean_of_known(map(send_lag_ns, requests)))
+    for latency, durations_ns in latencies_ns(completed).items():
+        metrics[f"std_{latency}_ms"] = ms_or_none(standard_deviation(durations_ns))
+        metrics[f"max_{latency}_ms"] = ms_or_none(max(durations_ns, default=None))
     goodput = None
     if limits_ms:
+        num_good = sum(is_good(request, limits_ms) for request in requests)
         goodput = Goodput(
-            limits_ms=limits_ms,
-            num_good=sum(is_good(request, limits_ms) for request in requests),
-            num_requests=len(requests),
-            wall_s=metrics["wall_s"],
+            limits_ms=limits_ms, num_good=num_good, num_requests=len(requests), wall_s=metrics["wall_s"]
         )
     return LoadFigures(
         metrics=metrics,
         num_requests=len(requests),
         num_completed=len(completed),
         errors=Counter(request.error.kind for request in requests if request.error is not None),
-        durations=durations | {SEND_LAG: _durations(lags_ns, len(lags_ns))},
         goodput=goodput,
-    )
-
-
-def _durations(values_ns: Sequence[float], num_independent: int) -> Durations:
-    tails = percentiles(values_ns, num_independent)
-    return Durations(
-        mean=ms_from_ns(fmean(values_ns)) if values_ns else None,
-        std=ms_or_none(standard_deviation(values_ns)),
-        percentile={percent: ms_or_none(value) for percent, value in tails.items()},
-        largest=ms_from_ns(max(values_ns)) if values_ns else None,
+        offered=offered_load(requests, arrival),
+        bounds=run_bounds(run),
     )

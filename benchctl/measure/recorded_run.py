@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchctl.analysis.metrics.latency import quotient
-from benchctl.analysis.metrics.run import latency_metrics
+from benchctl.analysis.metrics.latency import latency_metrics, quotient
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.errors import UsageError
 from benchctl.measure.run import noise_seed

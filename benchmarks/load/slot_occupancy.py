@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchctl.analysis.metrics.bounds import load_metrics
+from benchctl.analysis.metrics.client import client_metrics
 from benchctl.analysis.metrics.latency import measured
 from benchctl.profile.load import parse_profile
 from benchctl.records.loaded import load_results
@@ -148,7 +148,8 @@ def verdict(results: Path) -> dict[str, Any]:
         return {}
     read = load_results(results)
     loaded = read.runs[0]
-    told = load_metrics(measured(loaded.requests), parse_profile(read.profile_yaml, str(results)).workload.arrival)
+    arrival = parse_profile(read.profile_yaml, str(results)).workload.arrival
+    told = client_metrics(measured(loaded.requests), loaded.client, arrival)
     codes = sorted({warning.code for warning in loaded.record.warnings} - HARMLESS)
     state = f"{loaded.record.state} ({', '.join(codes)})" if codes else loaded.record.state
     return {"says idle": told["slot_idle_frac"], "by itself": state}

@@ -10,15 +10,12 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Final, TypeAlias
 
-import numpy as np
-
 from benchctl.analysis.attribution.flops import RunFlops
 from benchctl.analysis.metrics.latency import (
     is_completed,
     known_values,
     measured,
     percentiles,
-    percentiles_of_sorted,
 )
 from benchctl.analysis.metrics.run import num_guided_steps, tails_of_few
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
@@ -123,15 +120,15 @@ def _output_columns(run: LoadedRun) -> dict[str, Value]:
 
 
 def _step_columns(steps: StepColumns) -> dict[str, Value]:
-    tails = percentiles_of_sorted(np.sort(steps.num_seqs), len(steps), (50, 95))
+    tails = percentiles(steps.num_seqs, len(steps), (50, 95))
     columns: dict[str, Value] = {"batch_size_p50": tails[50], "batch_size_p95": tails[95]}
     columns["n_steps_with_lvm"] = num_guided_steps(steps)
     section_ns, has_section = steps.section_ns, steps.has_section
     for section in TIMED_SECTIONS:
         values: tuple[Value, ...] = (None,) * len(_STATISTICS)
         if section in section_ns:
-            times_ms = np.sort(section_ns[section][has_section[section]]) / NS_PER_MS
-            tails = percentiles_of_sorted(times_ms, len(times_ms), (50, 95))
+            times_ms = section_ns[section][has_section[section]] / NS_PER_MS
+            tails = percentiles(times_ms, len(times_ms), (50, 95))
             total_ms = math.fsum(times_ms)
             values = (total_ms / len(times_ms), tails[50], tails[95], total_ms, len(times_ms))
         columns |= {f"t_{section}_ms_{name}": value for name, value in zip(_STATISTICS, values, strict=True)}

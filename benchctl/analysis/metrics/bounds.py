@@ -1,39 +1,179 @@
-"""Bounds of latencies whose arrival times are uncertain.
+"""Arrival times that a late client knows only between bounds, and the metrics that this moves.
 
-The load that reached the server: concurrent requests of a closed loop, or the rate of an open one.
+A chunk that was read together with newer ones has their timestamp: it arrived at any time since the previous read.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, groupby, pairwise
-from statistics import fmean
-from typing import Final, TypeAlias
+from operator import attrgetter, sub
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from benchctl.analysis.metrics.client import ChoiceErrors, arrival_errors, sends_of
+from benchctl.analysis.metrics.client import by_worker
 from benchctl.analysis.metrics.latency import (
-    PERCENTS,
     is_completed,
     itls_ns,
     latencies_ns,
+    latency_metrics,
     measured,
-    ms_or_none,
-    percentiles,
-    quotient,
+    pooled_itls_ns,
 )
-from benchctl.analysis.metrics.slot_occupancy import SlotOccupancy, slot_occupancy
-from benchctl.profile.model import Arrival
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.record import RequestRecord
+from benchctl.records.record import ChoiceRecord, RequestRecord
 from benchctl.records.schema import ClientSample, ResultWarning
-from benchctl.units import NS_PER_MS, ms_from_ns
+from benchctl.units import NS_PER_MS
+
+BEAT_NS: Final = 20 * NS_PER_MS
+"""Period at which an event loop measures its own lag; it may have been away for that much longer than it saw."""
+LATE_READ_NS: Final = NS_PER_MS
+"""A read within this after its newest bytes is prompt, however fast the stream is: a prompt read takes some tens of
+microseconds, and a hundred simultaneous streams are read within this."""
+IN_TIME_NS: Final = 2 * NS_PER_MS
+"""A loop that wakes no later than this is on time: its waits are rounded up to whole milliseconds."""
+WRITE_SHARE: Final = 0.9
+"""A write has at most as many chunks as this share of the prompt reads ..."""
+MIN_READS: Final = 20
+"""... of which there must be at least this many ..."""
+MIN_AT_ONCE_FRAC: Final = 0.1
+"""... and at least this share of all reads: a client that is always late reads promptly only by chance. Otherwise
+every chunk counts as a write of its own."""
+CHUNKS_EXAMINED: Final = 50_000
+"""Number of chunks that is enough, of choices from the whole load."""
+
+ChoiceErrors: TypeAlias = tuple[int, ...]
+"""Error of each chunk of a choice, in ns; empty if all are 0."""
+_Workers: TypeAlias = Sequence[Sequence[ClientSample]]
+"""The samples of each process, in order of time."""
+
+
+class _Read(NamedTuple):
+    """The chunks of one choice that one read brought."""
+
+    stamp_ns: int
+    late_ns: int
+    """Time from the arrival of its newest bytes to the read."""
+    num_chunks: int
+    before_ns: int
+    """Time of the previous read, or of the send."""
+    pace_ns: float
+    """Time per chunk since then; 0 for the first read, which has no pace."""
+
+    @property
+    def away_ns(self) -> float:
+        """Time for which the client was away if each chunk was a write of its own, at a steady pace."""
+        return self.pace_ns * (self.num_chunks - 1)
+
+
+def _reads(request: RequestRecord, choice: ChoiceRecord) -> Iterator[_Read]:
+    """Each read that brought chunks of a choice with kernel timestamps."""
+    before_ns, is_first = choice.chunk_ns[0] if request.sent_ns is None else request.sent_ns, True
+    chunks = zip(choice.chunk_ns, choice.chunk_late_ns or (), strict=True)
+    for stamp_ns, group in groupby(chunks, lambda chunk: chunk[0]):
+        late = [late_ns for _, late_ns in group]
+        yield _Read(
+            stamp_ns, late[-1], len(late), before_ns, 0.0 if is_first else (stamp_ns - before_ns) / len(late)
+        )
+        before_ns, is_first = stamp_ns + late[-1], False
+
+
+def arrival_errors(
+    requests: Sequence[RequestRecord], samples: Iterable[ClientSample], *, chunks_examined: int = CHUNKS_EXAMINED
+) -> list[tuple[ChoiceErrors, ...]]:
+    """Upper bound of the error of each arrival time, by request and choice; empty if all are 0.
+
+    0 for the chunks of the newest write in each read, whose timestamp is their own, and if the client cannot have
+    been away. Otherwise the chunk arrived after the previous read, and waited at most for the lag that the event
+    loop measured then plus one measuring period. Without samples (a load of less than a tenth of a second) only the
+    previous read bounds the error. Chunks without a kernel timestamp count as exact; ``validity/client`` judges
+    them.
+    """
+    if not pooled_itls_ns(requests).count(0):  # no read brought two chunks of a choice: each timestamp is exact
+        return [((),) * len(request.choices) for request in requests]
+    workers = list(by_worker(samples).values())
+    num_written = _num_chunks_per_write(requests, workers, chunks_examined)
+    return [
+        tuple(_choice_errors(request, choice, num_written, workers) for choice in request.choices)
+        for request in requests
+    ]
+
+
+def num_chunks_per_write(requests: Iterable[RequestRecord], samples: Iterable[ClientSample]) -> int:
+    """Number of chunks of a choice that the server writes at once, from prompt reads; at least 1."""
+    return _num_chunks_per_write(requests, list(by_worker(samples).values()), CHUNKS_EXAMINED)
+
+
+def _num_chunks_per_write(requests: Iterable[RequestRecord], workers: _Workers, chunks_examined: int) -> int:
+    """Most chunks that nine of ten prompt reads brought; 1 if these are too few, or without samples."""
+    stamped = [(request, choice) for request in requests for choice in request.choices if choice.chunk_late_ns]
+    if not workers or not any(_shares_stamps(choice) for _, choice in stamped):
+        return 1
+    every = max(1, sum(len(choice.chunk_ns) for _, choice in stamped) // chunks_examined)
+    num_reads, sizes = 0, []
+    for request, choice in stamped[::every]:
+        reads = list(_reads(request, choice))
+        whole = reads[:-1] or reads  # the last write holds the remainder
+        num_reads += len(whole)
+        sizes += [read.num_chunks for read in whole if _is_prompt(read, workers)]
+    if len(sizes) < max(MIN_READS, MIN_AT_ONCE_FRAC * num_reads):
+        return 1
+    return sorted(sizes)[math.ceil(WRITE_SHARE * len(sizes)) - 1]
+
+
+def _shares_stamps(choice: ChoiceRecord) -> bool:
+    return len(set(choice.chunk_ns)) < len(choice.chunk_ns)
+
+
+def _is_prompt(read: _Read, workers: _Workers) -> bool:
+    """True if the read is likely to have brought a single write.
+
+    A client that was away for several writes reads the newest at any time since its arrival, in half of the cases
+    later than half of the pace; and its measured lag is then at least half of the time that it was away.
+    """
+    if read.late_ns > max(LATE_READ_NS, read.pace_ns / 2):
+        return False
+    return _lag_around(read, workers) <= max(IN_TIME_NS, read.away_ns / 2)
+
+
+def _choice_errors(
+    request: RequestRecord, choice: ChoiceRecord, num_written: int, workers: _Workers
+) -> ChoiceErrors:
+    """Upper bounds of the time by which the older writes of each read precede its timestamp."""
+    errors: list[int] = []
+    if not choice.chunk_late_ns or not _shares_stamps(choice):
+        return ()
+    for read in _reads(request, choice):
+        num_older, error_ns = max(read.num_chunks - num_written, 0), 0
+        most_ns = max(read.stamp_ns - read.before_ns, 0)
+        if num_older and not workers:
+            error_ns = most_ns if read.late_ns > LATE_READ_NS else 0
+        elif num_older:
+            lag_ns = _lag_around(read, workers)
+            is_late = read.late_ns > LATE_READ_NS or lag_ns > IN_TIME_NS
+            error_ns = min(most_ns, lag_ns + BEAT_NS) if is_late and lag_ns + BEAT_NS >= read.away_ns else 0
+        errors += [error_ns] * num_older + [0] * (read.num_chunks - num_older)
+    return tuple(errors) if any(errors) else ()
+
+
+def _lag_around(read: _Read, workers: _Workers) -> int:
+    """Longest lag that any process measured within a period of the read, or in its last sample."""
+    read_ns, time_of = read.stamp_ns + read.late_ns, attrgetter("t_ns")
+    longest_ns = 0
+    for own in workers:
+        first = min(bisect_left(own, read_ns - BEAT_NS, key=time_of), len(own) - 1)
+        last = bisect_left(own, read_ns + BEAT_NS, key=time_of)  # a sample covers the time since the previous
+        longest_ns = max(longest_ns, *(sample.loop_lag_ns for sample in own[first : last + 1]))
+    return longest_ns
+
 
 TIMES_BOUNDED: Final = "times-bounded"
 """Code of the warning that names these metrics."""
 MAX_SHIFT_FRAC: Final = 0.01
 """Tolerated error as a fraction of the metric: the smallest change that comparisons usually call ..."""
-MIN_SHIFT_NS: Final = NS_PER_MS // 50
+MIN_SHIFT_MS: Final = 0.02
 """... or this, the accuracy of a kernel timestamp, whichever is larger."""
 MARK: Final = "†"
 """Follows such a number in every table."""
@@ -55,36 +195,74 @@ class Bounds:
         return f"{self.low:.3g} to {self.high:.3g} ms"
 
 
-_Durations: TypeAlias = tuple[Sequence[float], Sequence[float], Sequence[float]]
-"""Durations of one kind in ns: as recorded, and the shortest and longest possible."""
+def run_bounds(run: LoadedRun) -> dict[str, Bounds]:
+    """The latency metrics of a run that have bounds; on the virtual clock of a server only gaps between chunks.
 
-
-def run_bounds(run: LoadedRun) -> Mapping[str, Bounds]:
-    """The metrics of a run that have bounds; on the virtual clock of a server only those of gaps between chunks."""
-    if run.record.is_simulated:
+    There no read was late, but a simulator that fell behind wrote tokens together: the gaps of a write, of which
+    all but the first are 0, are taken as recorded and as equal, with the same mean.
+    """
+    completed = [request for request in measured(run.requests) if is_completed(request)]
+    if run.record.is_simulated or not completed:
         return {}
-    requests = measured(run.requests)
+    latencies = early = latencies_ns(completed)
+    low, high = dict(latencies), dict(latencies)
     if run.record.clock == "virtual":
-        return _bounds_of_writes([itls_ns(request) for request in requests if is_completed(request)])
-    return metric_bounds(requests, run.client)
+        recorded, evened = sorted(latencies["itl"]), sorted(chain.from_iterable(map(_evened, completed)))
+        if recorded == evened:
+            return {}
+        low["itl"], high["itl"] = list(map(min, recorded, evened)), list(map(max, recorded, evened))
+    else:
+        errors = arrival_errors(completed, run.client)
+        if not any(chain.from_iterable(errors)):
+            return {}
+        earliest = list(map(_as_early_as_possible, completed, errors))
+        early = latencies_ns(earliest)
+        low["ttft"], high["tpot"] = early["ttft"], early["tpot"]  # after an earlier first token
+        low["itl"], high["itl"] = _shortest_and_longest_gaps(completed, earliest)
+    values, lowest, highest = (latency_metrics(each, len(completed)) for each in (latencies, low, high))
+    # the mean gap is moved by errors of first chunks alone, because neighbouring gaps compensate
+    lowest["itl_ms"], highest["itl_ms"] = values["itl_ms"], latency_metrics({"itl": early["itl"]}, 1)["itl_ms"]
+    bounds = {}
+    for name, value in values.items():
+        lies = Bounds(lowest[name] or 0.0, highest[name] or 0.0)
+        most_ms = max(MAX_SHIFT_FRAC * (value or 0.0), MIN_SHIFT_MS)
+        if value is not None and max(value - lies.low, lies.high - value) > most_ms:
+            bounds[name] = lies
+    return bounds
 
 
-def metric_bounds(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> Mapping[str, Bounds]:
-    """``run_bounds`` of a load without its warm-up."""
-    completed = [request for request in requests if is_completed(request)]
-    errors = arrival_errors(completed, samples)
-    if not any(chain.from_iterable(errors)):
-        return {}
-    recorded = latencies_ns(completed)
-    # the earlier the first token, the longer the others took
-    earliest = latencies_ns(_with_earliest_firsts(completed, errors))
-    ttft = (recorded["ttft"], earliest["ttft"], recorded["ttft"])
-    tpot = (recorded["tpot"], recorded["tpot"], earliest["tpot"])
-    return {
-        **_bounds_of("ttft", ttft, len(completed)),
-        **_bounds_of("itl", _itls(completed, errors), len(completed), _itl_means(completed, errors)),
-        **_bounds_of("tpot", tpot, len(completed)),
-    }
+def _evened(request: RequestRecord) -> list[float]:
+    """The gaps of one answer with those of each write equal."""
+    writes = [(time_ns, len(list(chunks))) for time_ns, chunks in groupby(accumulate(itls_ns(request)))]
+    return [
+        (time_ns - before_ns) / size
+        for (before_ns, _), (time_ns, size) in pairwise([(0, 0), *writes])
+        for _ in range(size)
+    ]
+
+
+def _as_early_as_possible(request: RequestRecord, errors: Sequence[ChoiceErrors]) -> RequestRecord:
+    """The request with every chunk at its earliest possible arrival."""
+    choices = []
+    for choice, of_choice in zip(request.choices, errors, strict=True):
+        earliest_ns = tuple(map(sub, choice.chunk_ns, of_choice)) if of_choice else choice.chunk_ns
+        choices.append(msgspec.structs.replace(choice, chunk_ns=earliest_ns))
+    return msgspec.structs.replace(request, choices=tuple(choices))
+
+
+def _shortest_and_longest_gaps(
+    requests: Sequence[RequestRecord], earliest: Sequence[RequestRecord]
+) -> tuple[list[int], list[int]]:
+    """A gap is longer if its first chunk came earlier than recorded, and shorter if its second did."""
+    shortest: list[int] = []
+    longest: list[int] = []
+    recorded, early = (
+        [choice.chunk_ns for each in side for choice in each.choices] for side in (requests, earliest)
+    )
+    for recorded_ns, earliest_ns in zip(recorded, early, strict=True):
+        shortest += [max(gap_ns, 0) for gap_ns in map(sub, earliest_ns[1:], recorded_ns)]
+        longest += map(sub, recorded_ns[1:], earliest_ns)
+    return shortest, longest
 
 
 def bounds_warnings(bounds: Mapping[str, Bounds]) -> tuple[ResultWarning, ...]:
@@ -98,146 +276,3 @@ def bounds_warnings(bounds: Mapping[str, Bounds]) -> tuple[ResultWarning, ...]:
         "for the client"
     )
     return (ResultWarning(code=TIMES_BOUNDED, message=message),)
-
-
-def _bounds_of(
-    latency: str, durations: _Durations, num_independent: int, means: tuple[float, float] | None = None
-) -> dict[str, Bounds]:
-    """The mean and percentiles of a latency that have bounds, by metric name."""
-    if not durations[0] or durations[1] == durations[0] == durations[2]:
-        return {}
-    recorded, shortest, longest = (percentiles(values, num_independent) for values in durations)
-    ends = {
-        f"p{percent}_{latency}_ms": (recorded[percent], shortest[percent], longest[percent]) for percent in PERCENTS
-    }
-    mean, low, high = map(fmean, durations)
-    low, high = means or (low, high)
-    ends[f"{latency}_ms"] = (mean, low, high)
-    return {
-        name: Bounds(ms_from_ns(low), ms_from_ns(high))
-        for name, (value, low, high) in ends.items()
-        if value is not None
-        and low is not None
-        and high is not None
-        and max(value - low, high - value) > max(MAX_SHIFT_FRAC * value, MIN_SHIFT_NS)
-    }
-
-
-def _bounds_of_writes(gaps_ns: Sequence[Sequence[int]]) -> dict[str, Bounds]:
-    """Bounds of ``itl`` where a simulator that fell behind wrote tokens together; no read was late.
-
-    The gaps of a write, of which all but the first are 0, are taken as recorded and as equal, with the same mean.
-    """
-    recorded, evened = (sorted(chain.from_iterable(gaps)) for gaps in (gaps_ns, map(_evened, gaps_ns)))
-    sides = (list(map(min, recorded, evened)), list(map(max, recorded, evened)))
-    mean_ns = fmean(recorded or [0])
-    return _bounds_of("itl", (recorded, *sides), len(gaps_ns), (mean_ns, mean_ns))
-
-
-def _evened(gaps_ns: Sequence[int]) -> list[float]:
-    """The gaps of one answer with those of each write equal."""
-    writes = [(time_ns, len(list(chunks))) for time_ns, chunks in groupby(accumulate(gaps_ns))]
-    return [
-        (time_ns - before_ns) / size
-        for (before_ns, _), (time_ns, size) in pairwise([(0, 0), *writes])
-        for _ in range(size)
-    ]
-
-
-def _itls(requests: Sequence[RequestRecord], errors: Sequence[tuple[ChoiceErrors, ...]]) -> _Durations:
-    """A gap is longer if its first chunk came earlier than recorded, and shorter if its second did."""
-    recorded = list(chain.from_iterable(map(itls_ns, requests)))
-    before: list[int] = []
-    after: list[int] = []
-    for request, of_request in zip(requests, errors, strict=True):
-        for choice, of_choice in zip(request.choices, of_request, strict=True):
-            error_ns = of_choice or (0,) * len(choice.chunk_ns)
-            before += error_ns[:-1]
-            after += error_ns[1:]
-    return (
-        recorded,
-        [max(gap - error, 0) for gap, error in zip(recorded, after, strict=True)],
-        [gap + error for gap, error in zip(recorded, before, strict=True)],
-    )
-
-
-def _itl_means(
-    requests: Sequence[RequestRecord], errors: Sequence[tuple[ChoiceErrors, ...]]
-) -> tuple[float, float]:
-    """Bounds of the mean gap: only errors of the first chunks move it, because neighbouring gaps compensate."""
-    gaps = list(chain.from_iterable(map(itls_ns, requests)))
-    first_errors = [of_choice[0] for of_request in errors for of_choice in of_request if of_choice]
-    return fmean(gaps), fmean(gaps) + sum(first_errors) / len(gaps)
-
-
-def _with_earliest_firsts(
-    requests: Iterable[RequestRecord], errors: Sequence[tuple[ChoiceErrors, ...]]
-) -> list[RequestRecord]:
-    """The requests with every first chunk at its earliest possible arrival."""
-    return [
-        msgspec.structs.replace(
-            request,
-            choices=tuple(
-                msgspec.structs.replace(choice, chunk_ns=(choice.chunk_ns[0] - of_choice[0], *choice.chunk_ns[1:]))
-                if of_choice
-                else choice
-                for choice, of_choice in zip(request.choices, of_request, strict=True)
-            ),
-        )
-        if any(of_request)
-        else request
-        for request, of_request in zip(requests, errors, strict=True)
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferedLoad:
-    """Planned load and the load that the server met, in ``unit``."""
-
-    planned: float
-    met: float
-    unit: str
-
-    @property
-    def frac(self) -> float | None:
-        return quotient(self.met, self.planned)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientQuality:
-    """Quality of the load: the client's own metrics, the offered load, and metrics with bounds."""
-
-    metrics: Mapping[str, float | None]
-    """``CLIENT_METRICS``."""
-    offered: OfferedLoad | None
-    bounds: Mapping[str, Bounds]
-    """Latencies that are known between bounds only."""
-
-
-def offered_load(requests: Sequence[RequestRecord], arrival: Arrival) -> OfferedLoad | None:
-    """The load on the client's clock; None if all requests are sent at one moment, or with a launch rate limit."""
-    return _offered(requests, arrival, slot_occupancy(requests, arrival))
-
-
-def _offered(
-    requests: Sequence[RequestRecord], arrival: Arrival, occupancy: SlotOccupancy | None
-) -> OfferedLoad | None:
-    if occupancy is not None and occupancy.mean_open is not None:
-        return OfferedLoad(planned=occupancy.num_slots, met=occupancy.mean_open, unit="requests at once")
-    sends = sends_of(requests, arrival)
-    if not sends.planned_rate or sends.sent_rate is None:
-        return None
-    return OfferedLoad(planned=sends.planned_rate, met=sends.sent_rate, unit="requests/s")
-
-
-def load_metrics(requests: Sequence[RequestRecord], arrival: Arrival | None) -> dict[str, float | None]:
-    """Metrics of offered load and slots, on the client's clock; unknown without the schedule."""
-    occupancy = None if arrival is None else slot_occupancy(requests, arrival)
-    offered = None if arrival is None else _offered(requests, arrival, occupancy)
-    return {
-        "offered_load_frac": None if offered is None else offered.frac,
-        "slot_idle_frac": None if occupancy is None else occupancy.idle_frac,
-        "p50_refill_gap_ms": None if occupancy is None else ms_or_none(occupancy.gap_ns(50)),
-        "p99_refill_gap_ms": None if occupancy is None else ms_or_none(occupancy.gap_ns(99)),
-        "p99_refill_connect_ms": None if occupancy is None else ms_or_none(occupancy.connecting_part_ns(99)),
-    }

@@ -1,34 +1,31 @@
-"""Delays of sends against the schedule, and the part of them that the client caused.
+"""The load generator's own account: delays of sends against the schedule, and its processes.
 
-Upper bounds of the error of arrival times, for chunks that the client read together with newer ones.
-Quality of the client's timestamps: their source, the delay of reads, and the load of the client's processes.
+The part of each delay that the client caused, and the load that reached the server: concurrent requests of a closed
+loop, or the rate of an open one.
 """
 
 import math
-from bisect import bisect_left
+from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
-from math import expm1, sqrt
+from itertools import accumulate, chain, pairwise
 from statistics import fmean
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
 from benchctl.analysis.metrics.latency import (
-    concatenated,
     known_values,
     ms_or_none,
-    num_zeros,
     percentiles,
     pooled_itls_ns,
     quotient,
     send_lag_ns,
     smallest_sample,
 )
-from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS
+from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, slot_occupancy
 from benchctl.formats import milliseconds
 from benchctl.profile.model import Arrival
-from benchctl.records.record import ChoiceRecord, RequestRecord
+from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample, ResultWarning
 from benchctl.units import NS_PER_MS, NS_PER_S, NS_PER_US, ms_from_ns, s_from_ns
 
@@ -90,38 +87,34 @@ class Sends:
 
 
 def sends_of(requests: Iterable[RequestRecord], arrival: Arrival) -> Sends:
-    """The sends of a load, with the part of each delay that the client caused."""
+    """The sends of a load, with the part of each delay that the client caused: since its slot, or the connection
+    under a cap that left no slot, was free. A launch rate limit explains every delay of planned requests.
+    """
     left = sorted((r for r in requests if r.sent_ns is not None), key=lambda r: (r.scheduled_ns, r.index))
-    is_planned = arrival.kind not in {"closed-loop", "burst"}
-    client_delays_from = _start_of_client_delay(left, arrival, is_planned=is_planned)
+    is_planned, own_lag_ns = arrival.kind not in {"closed-loop", "burst"}, []
+    has_slot_times = any(request.slot_free_ns is not None for request in left)
+    is_capped = not has_slot_times and (not is_planned or _most_open(left) >= (arrival.max_concurrency or math.inf))
+    for request in left:
+        sent_ns = request.sent_ns or 0
+        free_ns = request.slot_free_ns or 0
+        if is_planned and arrival.launch_rate_limit is not None:
+            free_ns = sent_ns
+        elif is_capped:
+            free_ns = request.connected_ns or (sent_ns if is_planned else 0)
+        own_lag_ns.append(max(sent_ns - max(request.scheduled_ns, free_ns), 0))
     return Sends(
         requests=tuple(left),
         lag_ns=tuple((request.sent_ns or 0) - request.scheduled_ns for request in left),
-        own_lag_ns=tuple(max((request.sent_ns or 0) - client_delays_from(request), 0) for request in left),
+        own_lag_ns=tuple(own_lag_ns),
         is_planned=is_planned,
     )
 
 
-def _start_of_client_delay(
-    requests: Sequence[RequestRecord], arrival: Arrival, *, is_planned: bool
-) -> Callable[[RequestRecord], int]:
-    """Returns, for a request, the time from which its delay is the client's and no longer a cap's."""
-    if is_planned and arrival.launch_rate_limit is not None:
-        return lambda request: request.sent_ns or 0
-    has_slot_times = any(request.slot_free_ns is not None for request in requests)
-    if has_slot_times or (is_planned and not _fills(requests, arrival.max_concurrency)):
-        return lambda request: max(request.scheduled_ns, request.slot_free_ns or 0)
-    if is_planned:
-        return lambda request: max(request.scheduled_ns, request.connected_ns or request.sent_ns or 0)
-    return lambda request: max(request.scheduled_ns, request.connected_ns or 0)
-
-
-def _fills(requests: Sequence[RequestRecord], cap: int | None) -> bool:
-    """True if as many were open at once as the cap allows, so that others may have waited for a slot."""
+def _most_open(requests: Sequence[RequestRecord]) -> int:
+    """The most requests that were open at once."""
     sent = [(request.sent_ns or 0, 1) for request in requests]
     ended = [(request.done_ns, -1) for request in requests if request.done_ns is not None]
-    most = max(accumulate(change for _, change in sorted(sent + ended)), default=0)
-    return cap is not None and most >= cap
+    return max(accumulate(change for _, change in sorted(sent + ended)), default=0)
 
 
 def delayed_sends(sends: Sends, load_ns: int) -> Iterator[ResultWarning]:
@@ -191,7 +184,7 @@ def unlike_poisson(sends: Sends, arrival: Arrival) -> Iterator[ResultWarning]:
         _distance_from_poisson(times_ns, rate)
         for times_ns in zip(*((each.scheduled_ns, each.sent_ns or 0) for each in sends.requests), strict=True)
     )
-    limit = KOLMOGOROV_95 / sqrt(len(sends.requests) - 1)
+    limit = KOLMOGOROV_95 / math.sqrt(len(sends.requests) - 1)
     if sent > max(limit, planned):
         yield ResultWarning(
             code="sends-unlike-poisson",
@@ -204,7 +197,7 @@ def unlike_poisson(sends: Sends, arrival: Arrival) -> Iterator[ResultWarning]:
 def _distance_from_poisson(times_ns: Iterable[int], rate_per_s: float) -> float:
     """Kolmogorov distance of the gaps between times from the exponential distribution of this rate."""
     gaps_ns = (later - earlier for earlier, later in pairwise(sorted(times_ns)))
-    shares = sorted(-expm1(-s_from_ns(gap_ns) * rate_per_s) for gap_ns in gaps_ns)
+    shares = sorted(-math.expm1(-s_from_ns(gap_ns) * rate_per_s) for gap_ns in gaps_ns)
     return max(max((i + 1) / len(shares) - share, share - i / len(shares)) for i, share in enumerate(shares))
 
 
@@ -223,185 +216,6 @@ def p99_ms(values_ns: Sequence[float]) -> str:
     return milliseconds(percentiles(values_ns, smallest_sample(99), (99,))[99])  # of any number of values
 
 
-BEAT_NS: Final = 20 * NS_PER_MS
-"""Period at which an event loop measures its own lag; it may have been away for that much longer than it saw."""
-LATE_READ_NS: Final = NS_PER_MS
-"""A read within this after its newest bytes is prompt, however fast the stream is: a prompt read takes some tens of
-microseconds, and a hundred simultaneous streams are read within this."""
-IN_TIME_NS: Final = 2 * NS_PER_MS
-"""A loop that wakes no later than this is on time: its waits are rounded up to whole milliseconds."""
-WRITE_SHARE: Final = 0.9
-"""A write has at most as many chunks as this share of the prompt reads ..."""
-MIN_READS: Final = 20
-"""... of which there must be at least this many ..."""
-MIN_AT_ONCE_FRAC: Final = 0.1
-"""... and at least this share of all reads: a client that is always late reads promptly only by chance. Otherwise
-every chunk counts as a write of its own."""
-CHUNKS_EXAMINED: Final = 50_000
-"""Number of chunks that is enough, of choices from the whole load."""
-
-ChoiceErrors: TypeAlias = tuple[int, ...]
-"""Error of each chunk of a choice, in ns; empty if all are 0."""
-
-
-class _Read(NamedTuple):
-    """The chunks of one choice that one read brought."""
-
-    stamp_ns: int
-    late_ns: int
-    """Time from the arrival of its newest bytes to the read."""
-    num_chunks: int
-    before_ns: int
-    """Time of the previous read, or of the send."""
-    is_first: bool
-
-    @property
-    def away_ns(self) -> float:
-        """Time for which the client was away if each chunk was a write of its own, at a steady pace."""
-        return (self.stamp_ns - self.before_ns) * (self.num_chunks - 1) / self.num_chunks
-
-
-def arrival_errors(
-    requests: Sequence[RequestRecord], samples: Sequence[ClientSample], *, chunks_examined: int = CHUNKS_EXAMINED
-) -> list[tuple[ChoiceErrors, ...]]:
-    """Upper bound of the error of each arrival time, by request and choice; empty if all are 0.
-
-    0 for the chunks of the newest write in each read, whose timestamp is their own, and if the client cannot have
-    been away. Otherwise the chunk arrived after the previous read, and waited at most for the lag that the event
-    loop measured then plus one measuring period. Without samples (a load of less than a tenth of a second) only the
-    previous read bounds the error. Chunks without a kernel timestamp count as exact; ``client_guard`` judges them.
-    """
-    if not num_zeros(pooled_itls_ns(requests)):  # no read brought two chunks of a choice: each timestamp is exact
-        return [((),) * len(request.choices) for request in requests]
-    lags = _Lags.of(samples)
-    num_written = _num_chunks_per_write(_stamped_choices(requests), lags, chunks_examined)
-    return [
-        tuple(_choice_errors(choice, _send_ns(request, choice), num_written, lags) for choice in request.choices)
-        for request in requests
-    ]
-
-
-def num_chunks_per_write(requests: Iterable[RequestRecord], samples: Sequence[ClientSample]) -> int:
-    """Number of chunks of a choice that the server writes at once, from prompt reads; at least 1."""
-    return _num_chunks_per_write(_stamped_choices(requests), _Lags.of(samples), CHUNKS_EXAMINED)
-
-
-_StampedChoice: TypeAlias = tuple[ChoiceRecord, int]
-"""A choice with kernel timestamps, and the time of its send."""
-
-
-def _stamped_choices(requests: Iterable[RequestRecord]) -> list[_StampedChoice]:
-    return [
-        (choice, _send_ns(request, choice))
-        for request in requests
-        for choice in request.choices
-        if choice.chunk_late_ns is not None and choice.chunk_ns
-    ]
-
-
-def _send_ns(request: RequestRecord, choice: ChoiceRecord) -> int:
-    if request.sent_ns is not None:
-        return request.sent_ns
-    return choice.chunk_ns[0] if choice.chunk_ns else 0
-
-
-def _shares_stamps(stamps_ns: Sequence[int]) -> bool:
-    return len(set(stamps_ns)) < len(stamps_ns)
-
-
-def _reads(choice: ChoiceRecord, send_ns: int) -> Iterator[_Read]:
-    """Each read that brought chunks of a choice with kernel timestamps."""
-    before_ns, is_first = send_ns, True
-    for stamp_ns, group in groupby(
-        zip(choice.chunk_ns, choice.chunk_late_ns or (), strict=True), lambda chunk: chunk[0]
-    ):
-        late = [late_ns for _, late_ns in group]
-        yield _Read(stamp_ns, late[-1], len(late), before_ns, is_first)
-        before_ns, is_first = stamp_ns + late[-1], False
-
-
-def _num_chunks_per_write(choices: Sequence[_StampedChoice], lags: "_Lags", chunks_examined: int) -> int:
-    """Most chunks that nine of ten prompt reads brought; 1 if these are too few, or without samples."""
-    if not lags.series or not any(_shares_stamps(choice.chunk_ns) for choice, _ in choices):
-        return 1
-    every = max(1, sum(len(choice.chunk_ns) for choice, _ in choices) // chunks_examined)
-    num_reads, sizes = 0, []
-    for choice, send_ns in choices[::every]:
-        reads = list(_reads(choice, send_ns))
-        whole = reads[:-1] or reads  # the last write holds the remainder
-        num_reads += len(whole)
-        sizes += [read.num_chunks for read in whole if _is_prompt(read, lags)]
-    if len(sizes) < max(MIN_READS, MIN_AT_ONCE_FRAC * num_reads):
-        return 1
-    return sorted(sizes)[math.ceil(WRITE_SHARE * len(sizes)) - 1]
-
-
-def _is_prompt(read: _Read, lags: "_Lags") -> bool:
-    """True if the read is likely to have brought a single write.
-
-    A client that was away for several writes reads the newest at any time since its arrival, in half of the cases
-    later than half of the pace; and its measured lag is then at least half of the time that it was away.
-    """
-    max_late_ns: float = LATE_READ_NS
-    max_lag_ns: float = IN_TIME_NS
-    if not read.is_first:  # the first read has no pace
-        pace_ns = (read.stamp_ns - read.before_ns) / read.num_chunks
-        max_late_ns, max_lag_ns = max(max_late_ns, pace_ns / 2), max(max_lag_ns, read.away_ns / 2)
-    return read.late_ns <= max_late_ns and lags.around(read.stamp_ns + read.late_ns) <= max_lag_ns
-
-
-def _choice_errors(choice: ChoiceRecord, send_ns: int, num_written: int, lags: "_Lags") -> ChoiceErrors:
-    if choice.chunk_late_ns is None or not _shares_stamps(choice.chunk_ns):
-        return ()
-    errors: list[int] = []
-    for read in _reads(choice, send_ns):
-        num_older = max(read.num_chunks - num_written, 0)
-        error_ns = _read_error_ns(read, lags) if num_older else 0
-        errors += [error_ns] * num_older + [0] * (read.num_chunks - num_older)
-    return tuple(errors) if any(errors) else ()
-
-
-def _read_error_ns(read: _Read, lags: "_Lags") -> int:
-    """Upper bound of the time by which the older writes of a read precede its timestamp."""
-    most_ns = max(read.stamp_ns - read.before_ns, 0)
-    if not lags.series:
-        return most_ns if read.late_ns > LATE_READ_NS else 0
-    lag_ns = lags.around(read.stamp_ns + read.late_ns)
-    if read.late_ns <= LATE_READ_NS and lag_ns <= IN_TIME_NS:
-        return 0
-    if not read.is_first and lag_ns + BEAT_NS < read.away_ns:
-        return 0
-    return min(most_ns, lag_ns + BEAT_NS)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lags:
-    """Sample times and longest lag of the event loop since the previous sample, for each process."""
-
-    series: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-
-    @classmethod
-    def of(cls, samples: Iterable[ClientSample]) -> "_Lags":
-        return cls(
-            tuple(
-                (tuple(sample.t_ns for sample in own), tuple(sample.loop_lag_ns for sample in own))
-                for own in by_worker(samples).values()
-            )
-        )
-
-    def around(self, t_ns: int) -> int:
-        """Longest lag that any process measured within a period of ``t_ns``, or in its last sample."""
-        longest_ns = 0
-        for times, lags in self.series:
-            last = len(times) - 1
-            first_covering = min(bisect_left(times, t_ns - BEAT_NS), last)
-            last_covering = min(
-                bisect_left(times, t_ns + BEAT_NS), last
-            )  # a sample covers the time since the previous
-            longest_ns = max(longest_ns, *lags[first_covering : last_covering + 1])
-        return longest_ns
-
-
 def by_worker(samples: Iterable[ClientSample]) -> dict[int, list[ClientSample]]:
     """The samples of each process, in order of time."""
     samples_of: defaultdict[int, list[ClientSample]] = defaultdict(list)
@@ -416,22 +230,54 @@ MIN_CPU_SPAN_NS: Final = NS_PER_S
 """Processor time over a shorter span says little."""
 
 
-def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> dict[str, float | None]:
-    """The metrics of the load generator itself, on its own clock."""
-    lags = known_values([send_lag_ns(request) for request in requests])
-    send = percentiles(lags, len(lags), (50, 99))
-    late = concatenated([choice.chunk_late_ns or () for request in requests for choice in request.choices])
-    chunks = [len(choice.chunk_ns) for request in requests for choice in request.choices]
-    num_bounds = num_zeros(pooled_itls_ns(requests))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedLoad:
+    """Planned load and the load that the server met, in ``unit``."""
+
+    planned: float
+    met: float
+    unit: str
+
+
+def offered_load(requests: Sequence[RequestRecord], arrival: Arrival) -> OfferedLoad | None:
+    """The load on the client's clock; None if all requests are sent at one moment, or with a launch rate limit."""
+    occupancy, sends = slot_occupancy(requests, arrival), sends_of(requests, arrival)
+    if occupancy is not None and occupancy.mean_open is not None:
+        return OfferedLoad(planned=occupancy.num_slots, met=occupancy.mean_open, unit="requests at once")
+    if not sends.planned_rate or sends.sent_rate is None:
+        return None
+    return OfferedLoad(planned=sends.planned_rate, met=sends.sent_rate, unit="requests/s")
+
+
+def client_metrics(
+    requests: Sequence[RequestRecord], samples: Sequence[ClientSample], arrival: Arrival | None
+) -> dict[str, float | None]:
+    """``CLIENT_METRICS``: the load generator itself, on its own clock; of the load only with its schedule."""
+    occupancy = None if arrival is None else slot_occupancy(requests, arrival)
+    offered = None if arrival is None else offered_load(requests, arrival)
+    lags = known_values(map(send_lag_ns, requests))
+    choices = [choice for request in requests for choice in request.choices]
+    late = array("q", chain.from_iterable(choice.chunk_late_ns or () for choice in choices))
+    num_chunks = sum(len(choice.chunk_ns) for choice in choices)
+    gaps, connecting = (occupancy.gaps_ns, occupancy.connecting_ns) if occupancy else ((), ())
+    lag, gap, connect, read = (percentiles(values, len(values)) for values in (lags, gaps, connecting, late))
     cores = busy_cores(samples)
+    in_ns = {
+        "p50_send_lag_ms": lag[50],
+        "p99_send_lag_ms": lag[99],
+        "max_send_lag_ms": max(lags, default=None),
+        "p50_refill_gap_ms": gap[50],
+        "p99_refill_gap_ms": gap[99],
+        "p99_refill_connect_ms": connect[99],
+        "p99_read_delay_ms": read[99],
+        "max_loop_lag_ms": max((sample.loop_lag_ns for sample in samples), default=None),
+    }
     return {
-        "p50_send_lag_ms": ms_or_none(send[50]),
-        "p99_send_lag_ms": ms_or_none(send[99]),
-        "max_send_lag_ms": ms_or_none(max(lags, default=None)),
-        "kernel_stamp_frac": quotient(len(late), sum(chunks)),
-        "coalesced_chunk_frac": quotient(num_bounds, sum(chunks)),
-        "p99_read_delay_ms": ms_or_none(percentiles(late, len(late), (99,))[99]),
-        "max_loop_lag_ms": ms_or_none(max((sample.loop_lag_ns for sample in samples), default=None)),
+        **{name: ms_or_none(value) for name, value in in_ns.items()},
+        "offered_load_frac": None if offered is None else quotient(offered.met, offered.planned),
+        "slot_idle_frac": None if occupancy is None else occupancy.idle_frac,
+        "kernel_stamp_frac": quotient(len(late), num_chunks),
+        "coalesced_chunk_frac": quotient(pooled_itls_ns(requests).count(0), num_chunks),
         "client_cpu_cores": sum(cores.values()) if cores else None,
     }
 

@@ -7,18 +7,16 @@ Percentiles, and the number of independent values that a tail percentile needs b
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from operator import sub
 from statistics import fmean
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from benchctl.records.record import ChoiceRecord, RequestRecord
 from benchctl.records.schema import StepRecord
 from benchctl.units import ms_from_ns
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
+    from numpy.typing import ArrayLike
 
 N = TypeVar("N", int, float)
 
@@ -121,45 +119,10 @@ def itls_ns(request: RequestRecord) -> "array[int]":
 
 def pooled_itls_ns(requests: Iterable[RequestRecord]) -> "array[int]":
     """``itls_ns`` of many requests, in their order."""
-    choices = [choice for request in requests for choice in request.choices]
-    times_ns: list[Sequence[int]] = [choice.chunk_ns for choice in choices if len(choice.chunk_ns) > 1]
-    arrays = [times for times in times_ns if isinstance(times, array)]
-    kinds = {times.typecode for times in arrays}
-    if len(kinds) == 1 and len(arrays) == len(times_ns):
-        return _gaps_of_arrays(arrays, kinds.pop())
     gaps_ns = array("q")
-    for times in times_ns:  # map() instead of a loop: there are as many gaps as tokens
-        gaps_ns.extend(map(sub, times[1:], times))
+    for choice in (choice for request in requests for choice in request.choices):
+        gaps_ns.extend(map(sub, choice.chunk_ns[1:], choice.chunk_ns))  # no loop: there are as many gaps as tokens
     return gaps_ns
-
-
-def _gaps_of_arrays(times_ns: "Sequence[array[int]]", kind: str) -> "array[int]":
-    """Differences of neighbours within each array of this type, concatenated."""
-    import numpy as np  # noqa: PLC0415 - after the load
-
-    values: npt.NDArray[np.int64] = np.frombuffer(b"".join(times_ns), kind).astype(np.int64, copy=False)
-    differences = values[1:] - values[:-1]
-    is_within = np.ones(len(differences), dtype=bool)
-    is_within[np.cumsum([len(times) for times in times_ns[:-1]], dtype=np.int64) - 1] = False
-    gaps_ns = array("q", (0,)) * int(np.count_nonzero(is_within))
-    np.compress(is_within, differences, out=np.asarray(gaps_ns))  # in place: there are as many gaps as tokens
-    return gaps_ns
-
-
-def concatenated(numbers: Sequence[Sequence[int]]) -> "array[int]":
-    """Concatenate the numbers of many choices; arrays of one type by copying their memory."""
-    arrays = [values for values in numbers if isinstance(values, array)]
-    kinds = {values.typecode for values in arrays}
-    if len(kinds) == 1 and all(isinstance(values, array) or not values for values in numbers):
-        return array(kinds.pop(), b"".join(arrays))
-    return array("q", chain.from_iterable(numbers))
-
-
-def num_zeros(numbers: "array[int]") -> int:
-    """Count the zeros."""
-    import numpy as np  # noqa: PLC0415 - after the load
-
-    return len(numbers) - int(np.count_nonzero(numbers))
 
 
 def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:
@@ -188,22 +151,13 @@ TAIL_CONFIDENCE: Final = 0.95
 PERCENTS: Final = (50, 90, 95, 99)
 
 
-class Ascending(Protocol):
-    """Values by rank."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, rank: int, /) -> float: ...
-
-
-def smallest_sample(percent: float, confidence: float = TAIL_CONFIDENCE) -> int:
+def smallest_sample(percent: float) -> int:
     """Values needed before a percentile above the median may be shown: ceil(ln(1 - c) / ln(percent / 100))."""
-    if percent <= 50:
-        return 1
-    return math.ceil(math.log(1 - confidence) / math.log(percent / 100))
+    return 1 if percent <= 50 else math.ceil(math.log(1 - TAIL_CONFIDENCE) / math.log(percent / 100))
 
 
 def percentiles(
-    values: Sequence[float], num_independent: int, percents: Sequence[int] = PERCENTS
+    values: "ArrayLike", num_independent: int, percents: Sequence[int] = PERCENTS
 ) -> Mapping[int, float | None]:
     """Each percentile by linear interpolation between closest ranks, at rank (n - 1)·p (numpy's default).
 
@@ -212,20 +166,15 @@ def percentiles(
     """
     import numpy as np  # noqa: PLC0415 - after the load
 
-    ordered = np.sort(np.asarray(values if isinstance(values, array) else array("d", values)))
-    return percentiles_of_sorted(ordered, num_independent, percents)
-
-
-def percentiles_of_sorted(
-    ordered: Ascending, num_independent: int, percents: Sequence[int] = PERCENTS
-) -> Mapping[int, float | None]:
-    """``percentiles`` of values that ascend."""
-    if not len(ordered):
-        return dict.fromkeys(percents)
-    return {
-        percent: interpolated(ordered, percent / 100) if num_independent >= smallest_sample(percent) else None
-        for percent in percents
-    }
+    ordered = np.sort(np.asarray(values, dtype=float))
+    percentile_of: dict[int, float | None] = dict.fromkeys(percents)
+    for percent in percents:
+        if len(ordered) and num_independent >= smallest_sample(percent):
+            rank = (len(ordered) - 1) * (percent / 100)
+            below = math.floor(rank)
+            low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+            percentile_of[percent] = float(low + (high - low) * (rank - below))
+    return percentile_of
 
 
 def standard_deviation(values: Sequence[float]) -> float | None:
@@ -236,9 +185,13 @@ def standard_deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
-def interpolated(ordered: Ascending, fraction: float) -> float:
-    """The value at rank (n - 1)·fraction of values that ascend, linearly between its neighbours."""
-    rank = (len(ordered) - 1) * fraction
-    below = math.floor(rank)
-    low, high = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)])
-    return low + (high - low) * (rank - below)
+def latency_metrics(
+    latencies: Mapping[str, Sequence[float]], num_completed: int, factor: float = 1.0
+) -> dict[str, float | None]:
+    """Mean and percentiles in ms of ``latencies_ns`` of this many completed requests."""
+    metrics: dict[str, float | None] = {}
+    for latency, durations in latencies.items():
+        metrics[f"{latency}_ms"] = ms_or_none(quotient(math.fsum(durations), len(durations)), factor)
+        for percent, value in percentiles(durations, num_completed).items():
+            metrics[f"p{percent}_{latency}_ms"] = ms_or_none(value, factor)
+    return metrics

@@ -3,34 +3,29 @@
 The metrics of one run: ``METRICS`` says what each is, ``run_metrics`` derives them all from its records.
 """
 
-from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import fsum
 from typing import Final
 
-import numpy as np
-
-from benchctl.analysis.metrics.bounds import load_metrics
 from benchctl.analysis.metrics.client import client_metrics
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
     is_completed,
     known_values,
     latencies_ns,
+    latency_metrics,
     load_span_ns,
     mean_of_known,
     measured,
     ms_or_none,
     percentiles,
-    percentiles_of_sorted,
     quotient,
     smallest_sample,
     total,
 )
 from benchctl.analysis.metrics.speculation import run_drafts, speculation_metrics
-from benchctl.analysis.metrics.table import LATENCIES, METRICS, Direction, Metric
+from benchctl.analysis.metrics.table import METRICS
 from benchctl.profile.model import Arrival
 from benchctl.records.columns import Integers, StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
@@ -84,8 +79,6 @@ def host_metrics(samples: Sequence[HostSample], span: tuple[int, int] | None) ->
     return {"server_cpu_cores": mean_of_known([s.server_cpu_cores for s in inside])}
 
 
-__all__ = ["METRICS", "Direction", "Metric", "run_metrics", "unavailable_reason"]
-
 _UNSAMPLED: Final = frozenset({GPU_LOST, GPU_UNREADABLE})
 """Warnings that say that a device has no samples for all of the load."""
 
@@ -100,8 +93,7 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
     span = load_window_ns(run)
     metrics: dict[str, float | None] = {
         **_load_metrics(run.record, requests, completed, span),
-        **client_metrics(requests, run.client),
-        **load_metrics(requests, arrival),
+        **client_metrics(requests, run.client, arrival),
         **latency_metrics(latencies_ns(completed), len(completed), run.record.clock_factor),
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
         **speculation_metrics(run_drafts(run)),
@@ -171,21 +163,6 @@ def _load_metrics(
     }
 
 
-def latency_metrics(
-    values: Mapping[str, Sequence[float]], num_completed: int, factor: float = 1.0
-) -> dict[str, float | None]:
-    """Mean and percentiles of durations in ns, pooled by latency, of this many completed requests."""
-    metrics: dict[str, float | None] = {}
-    for latency in LATENCIES:
-        durations = values[latency]
-        # an array has as many durations as tokens and is summed as integers
-        sum_ns = int(np.asarray(durations).sum()) if isinstance(durations, array) else fsum(durations)
-        metrics[f"{latency}_ms"] = ms_from_ns(sum_ns / len(durations) * factor) if durations else None
-        for percent, value in percentiles(durations, num_completed).items():
-            metrics[f"p{percent}_{latency}_ms"] = ms_or_none(value, factor)
-    return metrics
-
-
 def tails_of_few(run: LoadedRun, metrics: Mapping[str, float | None]) -> dict[str, float]:
     """Percentiles of latencies that too few requests bear out: of these requests alone, near the slowest of them.
 
@@ -206,7 +183,7 @@ def num_guided_steps(steps: StepColumns) -> int | None:
 
 def _step_metrics(steps: StepColumns, *, covers_steps: bool) -> dict[str, float | None]:
     """Metrics of the steps; without durations if the log times the sampler alone."""
-    tails = percentiles_of_sorted(np.sort(steps.dur_ns), len(steps), (50, 95))
+    tails = percentiles(steps.dur_ns, len(steps), (50, 95))
     is_decode = steps.in_phase("decode")
     output_tokens = steps.total("output_tokens")
     blocks = steps.known_values("kv_used_blocks")

@@ -47,14 +47,6 @@ class SlotOccupancy:
         """Refills that had to wait for a connection."""
         return sum(connecting_ns > 0 for connecting_ns in self.connecting_ns)
 
-    def gap_ns(self, percent: int) -> float | None:
-        """A percentile of the gaps; None with too few of them."""
-        return percentiles(self.gaps_ns, len(self.gaps_ns), (percent,))[percent]
-
-    def connecting_part_ns(self, percent: int) -> float | None:
-        """A percentile of the time for opening connections; None with too few gaps."""
-        return percentiles(self.connecting_ns, len(self.connecting_ns), (percent,))[percent]
-
     @property
     def mean_open(self) -> float | None:
         """Mean number of concurrent requests at the server while requests remained."""
@@ -129,7 +121,8 @@ def idle_slots(occupancy: SlotOccupancy, load_ns: int) -> Iterator[ResultWarning
     idle_frac = occupancy.idle_frac
     if load_ns < MIN_LOAD_NS or idle_frac is None or idle_frac <= MAX_IDLE_FRAC:
         return
-    gaps = list(map(milliseconds, (occupancy.gap_ns(50), occupancy.gap_ns(99), max(occupancy.gaps_ns))))
+    tails = percentiles(occupancy.gaps_ns, len(occupancy.gaps_ns))
+    gaps = [milliseconds(gap_ns) for gap_ns in (tails[50], tails[99], max(occupancy.gaps_ns))]
     connecting = occupancy.connecting_ns
     remedy = "Free a core for the client, or lower the load"
     if 2 * occupancy.num_connecting > len(connecting):

@@ -11,11 +11,10 @@ from operator import sub
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
-from benchctl.analysis.metrics.bounds import bounds_warnings, run_bounds
+from benchctl.analysis.metrics.bounds import arrival_errors, bounds_warnings, num_chunks_per_write, run_bounds
 from benchctl.analysis.metrics.client import (
     HABIT_FRAC,
     MIN_HABIT,
-    arrival_errors,
     busy_cores,
     capped_rate,
     clock_steps,
@@ -23,7 +22,6 @@ from benchctl.analysis.metrics.client import (
     delayed_sends,
     is_habit,
     missed_rate,
-    num_chunks_per_write,
     p99_ms,
     samples_span_ns,
     sends_of,

@@ -283,7 +283,7 @@ def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], 
 
 def _report(path: Path, loaded: LoadResult, result_file: Path | None, *, as_json: bool) -> None:
 
-    document = load_result(loaded.figures, loaded.record, loaded.manifest, loaded.arrival, loaded.client)
+    document = load_result(loaded.figures, loaded.record, loaded.manifest, loaded.arrival)
     write_json_atomic(path / "runs" / loaded.record.run_id / "result.json", document, within=path)
     if result_file is not None:
         result_file.parent.mkdir(parents=True, exist_ok=True)
@@ -299,10 +299,10 @@ def _print_tables(path: Path, loaded: LoadResult) -> None:
 
     console, record = wide_console(), loaded.record
     if loaded.figures.num_requests:
-        console.print(totals_table(loaded.figures, loaded.client))
+        console.print(totals_table(loaded.figures))
         console.print()
-        console.print(durations_table(loaded.figures, loaded.client.bounds))
-        for note in (bounds_note(loaded.client.bounds), missing_tail(loaded.figures)):
+        console.print(durations_table(loaded.figures))
+        for note in (bounds_note(loaded.figures), missing_tail(loaded.figures)):
             if note is not None:
                 print(note)
     print(f"{record.state}: {path}")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from benchctl.analysis.experiment.columns import TIMED_SECTIONS
-from benchctl.analysis.metrics.latency import interpolated
+from benchctl.analysis.metrics.latency import percentiles, smallest_sample
 from benchctl.costs.flops import FlopsAccount, published_flops
 from benchctl.costs.shapes import shape_for
 from benchctl.costs.work import RunTotals
@@ -88,14 +88,13 @@ def _steps(arm: ArmData) -> Row:
 
 
 def _statistics(values: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    total = math.fsum(ordered)
+    total, tails = math.fsum(values), percentiles(values, smallest_sample(95), (50, 95))
     return {
-        "mean": total / len(ordered),
-        "p50": interpolated(ordered, 0.5),
-        "p95": interpolated(ordered, 0.95),
+        "mean": total / len(values),
+        "p50": tails[50] or 0.0,
+        "p95": tails[95] or 0.0,
         "sum": total,
-        "count": len(ordered),
+        "count": len(values),
     }
 
 

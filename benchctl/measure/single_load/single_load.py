@@ -15,7 +15,6 @@ from itertools import islice
 import msgspec
 
 from benchctl.analysis.load_figures import LoadFigures, load_figures
-from benchctl.analysis.metrics.bounds import ClientQuality, offered_load, run_bounds
 from benchctl.analysis.metrics.latency import is_completed, measured, total
 from benchctl.analysis.validity.answers import check_client_tokens
 from benchctl.engines.attach.engine import AttachEngine
@@ -48,8 +47,6 @@ class LoadResult:
     manifest: Manifest
     record: RunRecord
     figures: LoadFigures
-    client: ClientQuality
-    """How well the load generator itself did."""
     arrival: Arrival
 
 
@@ -109,19 +106,11 @@ class _SingleLoad:
             self._run.perform(self._send())
 
     def result(self) -> LoadResult:
-        from benchctl.analysis.metrics.run import run_metrics  # noqa: PLC0415 - numpy, after the load
-
         arrival, loaded = self._profile.workload.arrival, replace(self._loaded, record=self.record)
-        metrics = run_metrics(loaded, arrival)
         return LoadResult(
             manifest=self._results.manifest(),
             record=self.record,
-            figures=load_figures(loaded, metrics, self._limits_ms),
-            client=ClientQuality(
-                metrics=metrics,
-                offered=offered_load(measured(loaded.requests), arrival),
-                bounds=run_bounds(loaded),
-            ),
+            figures=load_figures(loaded, arrival, self._limits_ms),
             arrival=arrival,
         )
 

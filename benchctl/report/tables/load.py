@@ -1,11 +1,10 @@
 """The result of a single load: its ``result.json``, and the printed tables."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from benchctl.analysis.load_figures import SEND_LAG, Goodput, LoadFigures
-from benchctl.analysis.metrics.bounds import MARK, Bounds, ClientQuality, marked
+from benchctl.analysis.load_figures import Goodput, LoadFigures
+from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.formats import UNKNOWN, four_digits, whole
@@ -15,16 +14,14 @@ from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.table import Column, Table, table_of
 
-_NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end", SEND_LAG: "send lag"}
+_NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end", "send_lag": "send lag"}
 
 
-def load_result(
-    figures: LoadFigures, record: RunRecord, manifest: Manifest, arrival: Arrival, client: ClientQuality
-) -> dict[str, Any]:
+def load_result(figures: LoadFigures, record: RunRecord, manifest: Manifest, arrival: Arrival) -> dict[str, Any]:
     """The keys of ``vllm bench serve``, then our own; unknown is null.
 
     The details of each request, which vLLM writes when it is asked to, are in the run's ``requests.jsonl``, and
-    ``benchctl report`` writes them here as well. ``client`` is the report of the load generator on itself.
+    ``benchctl report`` writes them here as well.
     """
     return {
         "date": record.started_at or manifest.created_at,
@@ -52,9 +49,9 @@ def load_result(
         "seed": manifest.seed,
         "errors_by_kind": dict(figures.errors),
         "cached_tokens": figures.metrics["cached_tokens"],
-        "client": {name: client.metrics[name] for name in CLIENT_METRICS},
-        "offered_load": None if client.offered is None else asdict(client.offered),
-        "bounds": bounds_document(client.bounds),
+        "client": {name: figures.metrics[name] for name in CLIENT_METRICS},
+        "offered_load": None if figures.offered is None else asdict(figures.offered),
+        "bounds": bounds_document(figures.bounds),
         "definitions": {f"{latency}_ms": METRICS[f"{latency}_ms"].formula for latency in LATENCIES}
         | {name: METRICS[name].formula for name in CLIENT_METRICS},
     }
@@ -62,16 +59,15 @@ def load_result(
 
 def _latencies(figures: LoadFigures) -> dict[str, float | None]:
     """{mean,median,std,pNN}_<latency>_ms, as vLLM calls them."""
-    latencies: dict[str, float | None] = {}
-    for name in LATENCIES:
-        durations = figures.durations[name]
-        moments = {"mean": durations.mean, "median": durations.percentile[50], "std": durations.std}
-        moments |= {f"p{percent}": durations.percentile[percent] for percent in PERCENTS}
-        latencies |= {f"{moment}_{name}_ms": value for moment, value in moments.items()}
-    return latencies
+    ours = {"mean": "", "median": "p50_", "std": "std_"} | {f"p{percent}": f"p{percent}_" for percent in PERCENTS}
+    return {
+        f"{moment}_{name}_ms": figures.metrics[f"{prefix}{name}_ms"]
+        for name in LATENCIES
+        for moment, prefix in ours.items()
+    }
 
 
-def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:
+def totals_table(figures: LoadFigures) -> Table:
     """Requests, tokens, throughput, the share of the load that reached the server, and the accuracy of times."""
     failed = f"{figures.num_failed} failed"
     if figures.errors:
@@ -85,10 +81,10 @@ def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:
         f"{four_digits(figures.total_token_throughput)} tokens/s, "
         f"{four_digits(metrics['request_throughput'])} requests/s",
         **_goodput(figures.goodput),
-        **_offered(client),
+        **_offered(figures),
         "arrival times": f"{_share(metrics['kernel_stamp_frac'])} of the chunks stamped by the kernel; "
         f"{_share(metrics['coalesced_chunk_frac'])} read together with the next one (an upper bound)",
-        **_client(client),
+        **_client(figures),
     }
     columns = (Column("what", "", is_left=True), Column("text", "", is_left=True))
     return Table("", columns, tuple({"what": what, "text": text} for what, text in rows.items()))
@@ -109,9 +105,9 @@ def _goodput(goodput: Goodput | None) -> dict[str, str]:
     }
 
 
-def _client(client: ClientQuality) -> dict[str, str]:
+def _client(figures: LoadFigures) -> dict[str, str]:
     """Processor time and delay of the load generator, as far as they were sampled; of a short load neither is."""
-    cores, late_ms = client.metrics["client_cpu_cores"], client.metrics["max_loop_lag_ms"]
+    cores, late_ms = figures.metrics["client_cpu_cores"], figures.metrics["max_loop_lag_ms"]
     parts = [
         *([] if cores is None else [f"{four_digits(cores)} cores"]),
         *([] if late_ms is None else [f"its loop at most {four_digits(late_ms)} ms late"]),
@@ -119,17 +115,16 @@ def _client(client: ClientQuality) -> dict[str, str]:
     return {"client": "; ".join(parts) or "not sampled: the load was too short"}
 
 
-def _offered(client: ClientQuality) -> dict[str, str]:
+def _offered(figures: LoadFigures) -> dict[str, str]:
     """The share of the load that reached the server; of a closed loop also the delay before slots were refilled."""
-    if client.offered is None:
+    offered = figures.offered
+    if offered is None:
         return {"load": "all at once"}
-    rows = {
-        "load": f"{four_digits(client.offered.met)} of {four_digits(client.offered.planned)} {client.offered.unit}"
-    }
-    idle_frac = client.metrics["slot_idle_frac"]
+    rows = {"load": f"{four_digits(offered.met)} of {four_digits(offered.planned)} {offered.unit}"}
+    idle_frac = figures.metrics["slot_idle_frac"]
     if idle_frac is not None:
         names = ("p50_refill_gap_ms", "p99_refill_gap_ms", "p99_refill_connect_ms")
-        half, most, connecting = (four_digits(client.metrics[name]) for name in names)
+        half, most, connecting = (four_digits(figures.metrics[name]) for name in names)
         rows["slots"] = (
             f"empty for {idle_frac:.2%} of their time; filled again after {half} ms (p50), {most} ms (p99); a "
             f"connection took {connecting} ms of it (p99)"
@@ -137,23 +132,21 @@ def _offered(client: ClientQuality) -> dict[str, str]:
     return rows
 
 
-def durations_table(figures: LoadFigures, bounds: Mapping[str, Bounds]) -> Table:
+def durations_table(figures: LoadFigures) -> Table:
     """Latencies by vLLM's definitions, and the delays of sends."""
     rows = []
     for name, title in _NAMES.items():
-        durations = figures.durations[name]
-        numbers = {f"{name}_ms": durations.mean}
-        numbers |= {f"p{percent}_{name}_ms": durations.percentile[percent] for percent in (50, 99)}
-        numbers[f"max_{name}_ms"] = durations.largest
-        rows.append((title, *(marked(four_digits(value), column in bounds) for column, value in numbers.items())))
+        columns = [f"{prefix}{name}_ms" for prefix in ("", "p50_", "p99_", "max_")]
+        numbers = {column: four_digits(figures.metrics[column]) for column in columns}
+        rows.append((title, *(marked(number, column in figures.bounds) for column, number in numbers.items())))
     return table_of(("", "mean", "median", "p99", "max"), rows, left=("",), title="Durations, ms")
 
 
-def bounds_note(bounds: Mapping[str, Bounds]) -> str | None:
+def bounds_note(figures: LoadFigures) -> str | None:
     """The meaning of the mark beside a number, where one has it."""
-    if not bounds:
+    if not figures.bounds:
         return None
-    intervals = "; ".join(f"{name} {lies}" for name, lies in bounds.items())
+    intervals = "; ".join(f"{name} {lies}" for name, lies in figures.bounds.items())
     return f"{MARK} known between bounds only, because the client read late: {intervals}"
 
 

@@ -1,6 +1,7 @@
 """Slots of a closed loop that stand empty are seen, measured and told; full ones are left in peace."""
 
 from dataclasses import replace
+from statistics import median
 
 import msgspec
 import pytest
@@ -10,14 +11,21 @@ from support.closed_loops import T0_NS, closed, closed_loop
 from test_client_guard import OPEN, codes, run_of, sent
 
 from benchctl.analysis.load_figures import load_figures
-from benchctl.analysis.metrics.bounds import ClientQuality, load_metrics, offered_load
-from benchctl.analysis.metrics.run import run_metrics
+from benchctl.analysis.metrics.client import client_metrics, offered_load
 from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
 from benchctl.analysis.validity.client import client_suspect_warnings
 from benchctl.profile.model import Arrival
 from benchctl.records.record import RequestError
 from benchctl.report.tables.load import totals_table
 from benchctl.units import NS_PER_MS
+
+OF_SLOTS = (
+    "offered_load_frac",
+    "slot_idle_frac",
+    "p50_refill_gap_ms",
+    "p99_refill_gap_ms",
+    "p99_refill_connect_ms",
+)
 
 
 def occupancy(records, num_slots):
@@ -47,7 +55,7 @@ def test_a_planted_delay_is_found_to_the_nanosecond():
     assert found.idle_ns == 36 * 5 * NS_PER_MS
     assert found.slot_time_ns == 4 * 9 * 100 * NS_PER_MS
     assert found.idle_frac == pytest.approx(0.05)
-    assert found.gap_ns(50) == 5 * NS_PER_MS
+    assert median(found.gaps_ns) == 5 * NS_PER_MS
 
 
 def test_the_end_of_an_answer_counts_by_the_kernel_and_not_by_when_it_was_read():
@@ -58,7 +66,7 @@ def test_the_end_of_an_answer_counts_by_the_kernel_and_not_by_when_it_was_read()
 def test_opening_a_connection_is_idle_time_and_is_told_apart():
     found = occupancy(closed_loop([90.0] * 400, 4, 10.0, connecting_ms=8.0), 4)
     assert found.idle_frac == pytest.approx(0.1)
-    assert found.connecting_part_ns(99) == 8 * NS_PER_MS
+    assert set(found.connecting_ns) == {8 * NS_PER_MS}
     assert found.num_connecting == 396
     assert occupancy(closed_loop([90.0] * 400, 4, 10.0), 4).num_connecting == 0
 
@@ -100,7 +108,7 @@ def test_loads_without_slots_to_fill_have_no_occupancy(arrival):
 def test_of_records_that_do_not_say_when_slots_were_free_nothing_is_claimed():
     old = [msgspec.structs.replace(record, slot_free_ns=None) for record in closed_loop([100.0] * 40, 4, 50.0)]
     assert occupancy(old, 4) is None
-    assert set(load_metrics(old, closed(4)).values()) == {None}
+    assert {client_metrics(old, (), closed(4))[name] for name in OF_SLOTS} == {None}
     assert occupancy(closed_loop([100.0] * 4, 4), 4).idle_frac is None
     assert slot_occupancy([], closed(4)) is None
 
@@ -208,13 +216,13 @@ def test_what_the_server_met_of_a_load_is_told_in_its_own_unit():
     assert (slots.planned, slots.met, slots.unit) == (4, pytest.approx(3.6), "requests at once")
     slower = offered_load([sent(i, 10 * i, i) for i in range(300)], OPEN)
     assert (slower.planned, slower.unit) == (pytest.approx(100), "requests/s")
-    assert slower.frac == pytest.approx(10 / 11)
+    assert slower.met == pytest.approx(slower.planned * 10 / 11)
     assert offered_load([sent(i, 0) for i in range(9)], Arrival(kind="burst")) is None
 
 
 def test_metrics_of_the_slots_are_in_milliseconds():
-    found = load_metrics(closed_loop([90.0] * 400, 4, 10.0, connecting_ms=8.0), closed(4))
-    assert found == {
+    found = client_metrics(closed_loop([90.0] * 400, 4, 10.0, connecting_ms=8.0), (), closed(4))
+    assert {name: found[name] for name in OF_SLOTS} == {
         "offered_load_frac": pytest.approx(0.9),
         "slot_idle_frac": pytest.approx(0.1),
         "p50_refill_gap_ms": 10,
@@ -223,28 +231,18 @@ def test_metrics_of_the_slots_are_in_milliseconds():
     }
 
 
-def rows_of(figures, account):
+def rows_of(figures, cores=None, loop_lag_ms=None):
     """The totals of a load as its table prints them."""
-    return dict(totals_table(figures, account).texts())
+    sampled = {"client_cpu_cores": cores, "max_loop_lag_ms": loop_lag_ms}
+    return dict(totals_table(replace(figures, metrics={**figures.metrics, **sampled})).texts())
 
 
-def test_a_load_says_of_its_slots_what_its_run_says_when_it_is_read():
-    requests = closed_loop([90.0] * 400, 4, 10.0, connecting_ms=8.0)
-    told = load_metrics(requests, closed(4))
-    read = run_metrics(run_of(requests), closed(4))
-    assert told == {name: read[name] for name in told}
-    account = ClientQuality(
-        metrics={**read, "client_cpu_cores": 0.1}, offered=offered_load(requests, closed(4)), bounds={}
-    )
-    figures = load_figures(run_of(requests), read, {})
-    rows = rows_of(figures, account)
+def test_a_load_says_how_its_client_did_and_how_its_slots_were_filled():
+    figures = load_figures(run_of(closed_loop([90.0] * 400, 4, 10.0, connecting_ms=8.0)), closed(4), {})
+    assert rows_of(figures)["client"].startswith("not sampled")
+    assert rows_of(figures, loop_lag_ms=3.0)["client"] == "its loop at most 3.000 ms late"
+    rows = rows_of(figures, cores=0.1)
     assert rows["client"] == "0.1000 cores"
-    unsampled = {"client_cpu_cores": None, "max_loop_lag_ms": None}
-    assert rows_of(figures, replace(account, metrics={**read, **unsampled}))["client"].startswith("not sampled")
-    sampled = {"client_cpu_cores": None, "max_loop_lag_ms": 3.0}
-    assert rows_of(figures, replace(account, metrics={**read, **sampled}))["client"] == (
-        "its loop at most 3.000 ms late"
-    )
     assert rows["load"] == "3.600 of 4.000 requests at once"
     assert rows["slots"] == (
         "empty for 10.00% of their time; filled again after 10.00 ms (p50), 10.00 ms (p99); a connection "

@@ -10,7 +10,8 @@ from support.servers.paced_engine import PacedEngine, call, launch, planned, pro
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.metrics.client import BEAT_NS, arrival_errors, busy_cores
+from benchctl.analysis.metrics.bounds import BEAT_NS, arrival_errors
+from benchctl.analysis.metrics.client import busy_cores
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.analysis.validity.client import bunching_warnings, client_suspect_warnings, client_warnings
