@@ -11,7 +11,7 @@ from threading import Event
 import pytest
 from support.servers.handler_server import handled_by
 
-from benchctl.analysis.metrics.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
+from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.telemetry.prometheus import prometheus_samples
 from benchctl.profile.load import parse_profile
@@ -85,7 +85,7 @@ def test_hits_that_the_profile_wants_are_no_fault(tmp_path: Path) -> None:
 def test_without_a_cache_the_samples_of_one_prompt_hit_nothing(tmp_path: Path, n: int) -> None:
     run = measured(tmp_path, caching=False, n=n)
     assert (run.record.state, codes(run)) == ("done", [])
-    grown = measure_growth(run.prometheus, PREFIX_HITS)
+    grown = measure_growth(run.prometheus, COUNTERS.prefix_hits)
     assert grown is not None
     assert (grown.name, grown.count) == ("vllm:prefix_cache_hits_total", 0)
 
@@ -98,17 +98,17 @@ def readings(name: str, *totals: float) -> tuple[PrometheusSample, ...]:
     )
 
 
-@pytest.mark.parametrize("name", [*GENERATED_TOKENS, *PREFIX_HITS])
+@pytest.mark.parametrize("name", [*COUNTERS.generated_tokens, *COUNTERS.prefix_hits])
 def test_the_counter_of_each_kind_of_server_is_summed_over_its_series(name: str) -> None:
-    names = GENERATED_TOKENS if name in GENERATED_TOKENS else PREFIX_HITS
+    names = COUNTERS.generated_tokens if name in COUNTERS.generated_tokens else COUNTERS.prefix_hits
     grown = measure_growth(readings(name, 10, 25, 31), names)
     assert grown is not None
     assert (grown.name, grown.count) == (name, 21)
 
 
 def test_a_counter_that_is_stated_once_or_never_tells_nothing() -> None:
-    assert measure_growth(readings(GENERATED_TOKENS[0], 7), GENERATED_TOKENS) is None
-    assert measure_growth(readings("vllm:something_else_total", 7, 8), GENERATED_TOKENS) is None
+    assert measure_growth(readings(COUNTERS.generated_tokens[0], 7), COUNTERS.generated_tokens) is None
+    assert measure_growth(readings("vllm:something_else_total", 7, 8), COUNTERS.generated_tokens) is None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from support.results.builders import edit_requests, write_results
 from support.servers.simulator import sim_server
 
 from benchctl.analysis.experiment.experiment import experiment_of
-from benchctl.analysis.metrics.server_counters import GENERATED_TOKENS
+from benchctl.analysis.metrics.server_counters import COUNTERS
 from benchctl.analysis.validity.answers import Check
 from benchctl.engines.metrics_page import series_of
 from benchctl.measure.telemetry.prometheus import prometheus_samples
@@ -20,7 +20,7 @@ from benchctl.records.loaded import load_results
 from benchctl.records.record import RequestError, RequestRecord
 from benchctl.records.schema import PrometheusSample
 
-VLLM_TOKENS = GENERATED_TOKENS[0]
+VLLM_TOKENS = COUNTERS.generated_tokens[0]
 PAGE = """\
 # HELP vllm:generation_tokens_total Tokens.
 # TYPE vllm:generation_tokens counter

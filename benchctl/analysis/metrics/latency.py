@@ -140,13 +140,6 @@ def send_lag_ns(request: RequestRecord) -> int | None:
     return None if request.sent_ns is None else request.sent_ns - request.scheduled_ns
 
 
-def load_span_ns(requests: Sequence[RequestRecord]) -> tuple[int, int] | None:
-    """First send and last output of these requests, or None if nothing was sent or came back."""
-    sent = [request.sent_ns for request in requests if request.sent_ns is not None]
-    last = [arrival for request in requests if (arrival := last_token_ns(request)) is not None]
-    return (min(sent), max(last)) if sent and last else None
-
-
 TAIL_CONFIDENCE: Final = 0.95
 PERCENTS: Final = (50, 90, 95, 99)
 

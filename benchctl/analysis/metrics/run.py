@@ -13,9 +13,9 @@ from benchctl.analysis.metrics.latency import (
     PERCENTS,
     is_completed,
     known_values,
+    last_token_ns,
     latencies_ns,
     latency_metrics,
-    load_span_ns,
     mean_of_known,
     measured,
     ms_or_none,
@@ -49,6 +49,10 @@ def device_energy_j(samples: Sequence[GpuSample]) -> float | None:
     return sum((p1 + p2) / 2 * s_from_ns(t2 - t1) for (t1, p1), (t2, p2) in pairwise(read))
 
 
+def _is_within(sample: GpuSample | HostSample, span: tuple[int, int] | None) -> bool:
+    return span is not None and span[0] <= sample.t_ns <= span[1]
+
+
 def gpu_metrics(
     samples: Sequence[GpuSample], span: tuple[int, int] | None, *, are_whole: bool = True
 ) -> dict[str, float | None]:
@@ -59,7 +63,7 @@ def gpu_metrics(
     """
     devices: dict[int, list[GpuSample]] = defaultdict(list)
     for sample in samples if are_whole else ():
-        if span is not None and span[0] <= sample.t_ns <= span[1]:
+        if _is_within(sample, span):
             devices[sample.index].append(sample)
     groups = [devices[index] for index in sorted(devices)]
     power = [mean_of_known([s.power_w for s in group]) for group in groups]
@@ -71,12 +75,6 @@ def gpu_metrics(
         "gpu_utilization_frac": quotient(total(busy), len(groups)),
         "gpu_peak_memory_bytes": total(memory),
     }
-
-
-def host_metrics(samples: Sequence[HostSample], span: tuple[int, int] | None) -> dict[str, float | None]:
-    """Mean busy cores of the server."""
-    inside = [s for s in samples if span is not None and span[0] <= s.t_ns <= span[1]]
-    return {"server_cpu_cores": mean_of_known([s.server_cpu_cores for s in inside])}
 
 
 _UNSAMPLED: Final = frozenset({GPU_LOST, GPU_UNREADABLE})
@@ -100,26 +98,12 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
         **gpu_metrics(
             run.gpu, span, are_whole=_UNSAMPLED.isdisjoint(warning.code for warning in run.record.warnings)
         ),
-        **host_metrics(run.host, span),
+        "server_cpu_cores": mean_of_known(
+            sample.server_cpu_cores for sample in run.host if _is_within(sample, span)
+        ),
     }
     metrics["gpu_energy_per_token_j"] = quotient(metrics["gpu_energy_j"], metrics["output_tokens"])
     return {name: metrics[name] for name in METRICS}
-
-
-def unavailable_reason(run: LoadedRun, name: str) -> str | None:
-    """Text for a metric of this run that is unknown, with the reason; None if it is known."""
-    if run_metrics(run)[name] is not None:
-        return None
-    requests, steps = sum(map(is_completed, measured(run.requests))), len(run.columns)
-    if steps and name.endswith("step_ms") and not run.record.times_whole_steps:
-        return "n/a (needs a log of whole steps; this one times the sampler alone)"
-    label, _, rest = name.partition("_")
-    counted, noun = (steps, "steps") if rest == "step_ms" else (requests, "completed requests")
-    if label.startswith("p") and label[1:].isdigit() and counted:
-        needed = smallest_sample(int(label[1:]))
-        if counted < needed:
-            return f"n/a (n={counted} < {needed} {noun})"
-    return f"n/a (needs {METRICS[name].needs})"
 
 
 def load_window_ns(run: LoadedRun) -> tuple[int, int] | None:
@@ -127,7 +111,9 @@ def load_window_ns(run: LoadedRun) -> tuple[int, int] | None:
     times = run.record.times
     if times.first_send_ns is not None and times.last_token_ns is not None:
         return times.first_send_ns, times.last_token_ns
-    return load_span_ns(measured(run.requests))
+    requests = measured(run.requests)
+    sent, last = known_values(r.sent_ns for r in requests), known_values(map(last_token_ns, requests))
+    return (min(sent), max(last)) if sent and last else None
 
 
 def _load_metrics(

@@ -43,11 +43,6 @@ class SlotOccupancy:
         return quotient(self.idle_ns, self.slot_time_ns) if self.gaps_ns else None
 
     @property
-    def num_connecting(self) -> int:
-        """Refills that had to wait for a connection."""
-        return sum(connecting_ns > 0 for connecting_ns in self.connecting_ns)
-
-    @property
     def mean_open(self) -> float | None:
         """Mean number of concurrent requests at the server while requests remained."""
         return None if self.idle_frac is None else self.num_slots * (1 - self.idle_frac)
@@ -123,9 +118,9 @@ def idle_slots(occupancy: SlotOccupancy, load_ns: int) -> Iterator[ResultWarning
         return
     tails = percentiles(occupancy.gaps_ns, len(occupancy.gaps_ns))
     gaps = [milliseconds(gap_ns) for gap_ns in (tails[50], tails[99], max(occupancy.gaps_ns))]
-    connecting = occupancy.connecting_ns
+    connecting, num_connecting = occupancy.connecting_ns, sum(map(bool, occupancy.connecting_ns))
     remedy = "Free a core for the client, or lower the load"
-    if 2 * occupancy.num_connecting > len(connecting):
+    if 2 * num_connecting > len(connecting):
         remedy = (
             "The server closes connections, so a slot waits for a new one: let it keep them open, or free a core "
             "for the client"
@@ -135,7 +130,7 @@ def idle_slots(occupancy: SlotOccupancy, load_ns: int) -> Iterator[ResultWarning
         message=f"slots of the closed loop were empty for {idle_frac:.2%} of their time although requests waited "
         f"(more than {MAX_IDLE_FRAC:.0%}): the server met {occupancy.mean_open:.4g} of {occupancy.num_slots} "
         f"requests at once. From the last byte of an answer to the next request: {gaps[0]} ms (p50), "
-        f"{gaps[1]} ms (p99) and {gaps[2]} ms (max); {occupancy.num_connecting} of {len(connecting)} had to open "
+        f"{gaps[1]} ms (p99) and {gaps[2]} ms (max); {num_connecting} of {len(connecting)} had to open "
         f"a connection, which took {sum(connecting) / max(sum(occupancy.gaps_ns), 1):.0%} of that time. "
         f"{remedy}",
     )

@@ -14,14 +14,7 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.metrics.latency import known_values, quotient, total
-from benchctl.analysis.metrics.server_counters import (
-    ACCEPTED_BY_POSITION,
-    ACCEPTED_TOKENS,
-    DRAFT_TOKENS,
-    DRAFTS,
-    measure_growth,
-    measure_growth_by_position,
-)
+from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
 from benchctl.analysis.statistics.intervals import Interval, t_quantile
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.costs.work import RunLengths, StepLogCounts
@@ -79,13 +72,13 @@ def run_drafts(run: LoadedRun) -> DraftCounts:
 def counted_drafts(samples: Sequence[PrometheusSample]) -> DraftCounts:
     """Growth of the server's own counters during the load."""
     grown = {
-        "drafts": measure_growth(samples, DRAFTS),
-        "draft_tokens": measure_growth(samples, DRAFT_TOKENS),
-        "accepted_tokens": measure_growth(samples, ACCEPTED_TOKENS),
+        "drafts": measure_growth(samples, COUNTERS.drafts),
+        "draft_tokens": measure_growth(samples, COUNTERS.draft_tokens),
+        "accepted_tokens": measure_growth(samples, COUNTERS.accepted_tokens),
     }
     return DraftCounts(
         **{name: None if growth is None else growth.count for name, growth in grown.items()},
-        accepted_by_position=measure_growth_by_position(samples, ACCEPTED_BY_POSITION) or None,
+        accepted_by_position=measure_growth_by_position(samples, COUNTERS.accepted_by_position) or None,
     )
 
 

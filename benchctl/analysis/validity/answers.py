@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from benchctl.analysis.metrics.latency import is_completed, known_values, measured, total
-from benchctl.analysis.metrics.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
+from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth
 from benchctl.formats import count_of, first_of
 from benchctl.records.finish_reasons import finish_of, unknown_reasons
 from benchctl.records.loaded import LoadedRun
@@ -77,7 +77,7 @@ def check_server_tokens(
     """
     usage = [request.completion_tokens for request in completed]
     counted = [client_tokens(r) if r.completion_tokens is None else r.completion_tokens for r in completed]
-    by_step, grown = steps.total("output_tokens"), measure_growth(samples, GENERATED_TOKENS)
+    by_step, grown = steps.total("output_tokens"), measure_growth(samples, COUNTERS.generated_tokens)
     source = "client" if None in usage else "usage"
     rows = (
         (
@@ -118,7 +118,7 @@ def check_prefix_cache(
     Cached tokens cost nothing, so a run with a warmer cache would look faster. With ``is_allowed`` hits are part of
     the experiment and only reported.
     """
-    name, grown = "prefix-cache", measure_growth(samples, PREFIX_HITS)
+    name, grown = "prefix-cache", measure_growth(samples, COUNTERS.prefix_hits)
     by_usage, uncomputed = known_values(r.cached_tokens for r in requests), _uncomputed_tokens(steps, requests)
     counts: dict[str, int] = {}
     if grown is not None:

@@ -12,15 +12,7 @@ from typing import Final
 
 from benchctl.analysis.metrics.latency import e2el_ns, is_completed, known_values, measured, total
 from benchctl.analysis.metrics.run import load_window_ns
-from benchctl.analysis.metrics.server_counters import (
-    ACCEPTED_BY_POSITION,
-    ACCEPTED_TOKENS,
-    DRAFT_TOKENS,
-    DRAFTS,
-    PREFIX_HITS,
-    measure_growth,
-    measure_growth_by_position,
-)
+from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth, measure_growth_by_position
 from benchctl.analysis.metrics.speculation import DraftCounts, draft_counts
 from benchctl.analysis.validity.answers import (
     NUM_NAMED,
@@ -43,16 +35,16 @@ from benchctl.units import NS_PER_MS, s_from_ns
 def check_draft_counters(samples: Sequence[PrometheusSample], counts: DraftCounts) -> Check:
     """Growth of the server's counters of drafts during the load = sums over the steps, also by position."""
     by_steps = {
-        "drafts": (counts.drafts, DRAFTS),
-        "draft tokens": (counts.draft_tokens, DRAFT_TOKENS),
-        "accepted tokens": (counts.accepted_tokens, ACCEPTED_TOKENS),
+        "drafts": (counts.drafts, COUNTERS.drafts),
+        "draft tokens": (counts.draft_tokens, COUNTERS.draft_tokens),
+        "accepted tokens": (counts.accepted_tokens, COUNTERS.accepted_tokens),
     }
     agrees: dict[str, bool] = {}
     for noun, (count, counters) in by_steps.items():
         grown = measure_growth(samples, counters)
         if grown is not None and count is not None:
             agrees[f"{noun} {count} by steps, {grown.count} by {grown.name}"] = grown.count == count
-    positions = measure_growth_by_position(samples, ACCEPTED_BY_POSITION)
+    positions = measure_growth_by_position(samples, COUNTERS.accepted_by_position)
     if positions and counts.accepted_by_position is not None:
         pairs = zip_longest(positions, counts.accepted_by_position, fillvalue=0)  # unused positions are left out
         text = f"accepted by position {counts.accepted_by_position} by steps, {positions} by counters"
@@ -88,7 +80,7 @@ def check_speculation(
     Without drafts the variant measures the plain path under another name. ``is_speculative`` is None where the
     options of the server do not say.
     """
-    name, grown = "speculation", measure_growth(samples, DRAFT_TOKENS)
+    name, grown = "speculation", measure_growth(samples, COUNTERS.draft_tokens)
     drafted = known_values([counts.draft_tokens, None if grown is None else grown.count])
     if is_speculative is None:
         return Check(name, None, "the options do not say whether the server speculates")
@@ -303,7 +295,7 @@ def prefix_warnings(
 
 def _hit_share(run: LoadedRun) -> float | None:
     """Share of the prompt tokens of a load that came from a cache, by the server's counters or else by usage."""
-    requests, grown = measured(run.requests), measure_growth(run.prometheus, PREFIX_HITS)
+    requests, grown = measured(run.requests), measure_growth(run.prometheus, COUNTERS.prefix_hits)
     prompt = total([request.prompt_tokens for request in requests])
     hits = total([request.cached_tokens for request in requests]) if grown is None else grown.count
     return None if not prompt or hits is None else min(1.0, hits / prompt)

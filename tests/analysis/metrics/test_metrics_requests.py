@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_client_guard import run_of
 
 from benchctl.analysis.metrics.latency import (
     choice_tokens,
     e2el_ns,
     is_completed,
     itls_ns,
-    load_span_ns,
     measured,
     percentiles,
     send_lag_ns,
@@ -18,6 +18,7 @@ from benchctl.analysis.metrics.latency import (
     tpots_ns,
     ttft_ns,
 )
+from benchctl.analysis.metrics.run import load_window_ns
 from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord
 
 ONE_CHOICE = RequestRecord(
@@ -86,11 +87,11 @@ def test_a_request_that_was_never_sent_has_no_durations():
     assert ttft_ns(NOTHING) is None
     assert e2el_ns(NOTHING) is None
     assert send_lag_ns(NOTHING) is None
-    assert load_span_ns([NOTHING]) is None
+    assert load_window_ns(run_of([NOTHING])) is None
 
 
 def test_the_load_spans_first_send_to_last_output():
-    assert load_span_ns([ONE_CHOICE, TWO_CHOICES, NOTHING]) == (100, 810)
+    assert load_window_ns(run_of([ONE_CHOICE, TWO_CHOICES, NOTHING])) == (100, 810)
 
 
 def test_completed_means_answered_to_the_end_without_an_error():

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from support.results.builders import T0_NS, edit_requests, edit_run, edit_steps, write_results
 
-from benchctl.analysis.metrics.run import load_window_ns, run_metrics, unavailable_reason
+from benchctl.analysis.metrics.run import load_window_ns, run_metrics
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.records.record import RequestError, RunRecord, RunTimes
@@ -244,19 +244,6 @@ def test_host_metrics_are_means_over_the_load():
     assert found["client_cpu_cores"] is None
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("p99_ttft_ms", "n/a (n=4 < 299 completed requests)"),
-        ("p95_step_ms", "n/a (n=8 < 59 steps)"),
-        ("gpu_energy_j", "n/a (needs GPU samples taken during the load)"),
-        ("step_ms", None),
-    ],
-)
-def test_an_unknown_metric_says_what_it_lacks(results, name, reason):
-    assert unavailable_reason(load_results(results.path).runs[0], name) == reason
-
-
 def test_output_past_the_natural_end_is_a_share_of_all_output(results):
     natural = {0: 10, 1: 16, 2: 20, 3: 4}
     edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, natural_tokens=natural[r.index]))
@@ -267,5 +254,3 @@ def test_output_past_an_end_that_nobody_measured_is_unknown(results):
     edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, natural_tokens=16 if r.index else None))
     run = load_results(results.path).runs[0]
     assert run_metrics(run)["past_eos_frac"] is None
-    said = unavailable_reason(run, "past_eos_frac")
-    assert said == "n/a (needs natural lengths: stop replay-natural, or workload.lengths_from)"
