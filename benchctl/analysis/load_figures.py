@@ -28,22 +28,14 @@ _LIMITED: Final = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Requests that kept every limit, of all that were sent or should have been."""
+    """Requests that kept every limit, of all that were sent or should have been, failed ones included."""
 
     limits_ms: Mapping[str, float]
     num_good: int
     num_requests: int
-    wall_s: float | None
-
-    @property
-    def share(self) -> float | None:
-        """Requests within the limits over all requests, failed ones included."""
-        return quotient(self.num_good, self.num_requests)
-
-    @property
-    def request_goodput(self) -> float | None:
-        """Requests within the limits per second."""
-        return quotient(self.num_good, self.wall_s)
+    share: float | None
+    request_goodput: float | None
+    """Requests within the limits per second."""
 
 
 def parse_limits(texts: Iterable[str]) -> dict[str, float]:
@@ -93,16 +85,6 @@ class LoadFigures:
     bounds: Mapping[str, Bounds]
     """Latencies that are known between bounds only."""
 
-    @property
-    def num_failed(self) -> int:
-        return self.num_requests - self.num_completed
-
-    @property
-    def total_token_throughput(self) -> float | None:
-        """Tokens of prompts and outputs per second."""
-        prompt, output = self.metrics["prompt_tokens"], self.metrics["output_tokens"]
-        return None if prompt is None or output is None else quotient(prompt + output, self.metrics["wall_s"])
-
 
 def load_figures(run: LoadedRun, arrival: Arrival, limits_ms: Mapping[str, float]) -> LoadFigures:
     """The figures of the load of ``run``; goodput counts the requests within ``limits_ms``."""
@@ -118,7 +100,11 @@ def load_figures(run: LoadedRun, arrival: Arrival, limits_ms: Mapping[str, float
     if limits_ms:
         num_good = sum(is_good(request, limits_ms) for request in requests)
         goodput = Goodput(
-            limits_ms=limits_ms, num_good=num_good, num_requests=len(requests), wall_s=metrics["wall_s"]
+            limits_ms=limits_ms,
+            num_good=num_good,
+            num_requests=len(requests),
+            share=quotient(num_good, len(requests)),
+            request_goodput=quotient(num_good, metrics["wall_s"]),
         )
     return LoadFigures(
         metrics=metrics,

@@ -81,7 +81,7 @@ def _reads(request: RequestRecord, choice: ChoiceRecord) -> Iterator[_Read]:
 
 
 def arrival_errors(
-    requests: Sequence[RequestRecord], samples: Iterable[ClientSample], *, chunks_examined: int = CHUNKS_EXAMINED
+    requests: Sequence[RequestRecord], samples: Sequence[ClientSample], *, chunks_examined: int = CHUNKS_EXAMINED
 ) -> list[tuple[ChoiceErrors, ...]]:
     """Upper bound of the error of each arrival time, by request and choice; empty if all are 0.
 
@@ -94,22 +94,23 @@ def arrival_errors(
     if not pooled_itls_ns(requests).count(0):  # no read brought two chunks of a choice: each timestamp is exact
         return [((),) * len(request.choices) for request in requests]
     workers = list(by_worker(samples).values())
-    num_written = _num_chunks_per_write(requests, workers, chunks_examined)
+    num_written = num_chunks_per_write(requests, samples, chunks_examined=chunks_examined)
     return [
         tuple(_choice_errors(request, choice, num_written, workers) for choice in request.choices)
         for request in requests
     ]
 
 
-def num_chunks_per_write(requests: Iterable[RequestRecord], samples: Iterable[ClientSample]) -> int:
-    """Number of chunks of a choice that the server writes at once, from prompt reads; at least 1."""
-    return _num_chunks_per_write(requests, list(by_worker(samples).values()), CHUNKS_EXAMINED)
+def num_chunks_per_write(
+    requests: Iterable[RequestRecord], samples: Iterable[ClientSample], *, chunks_examined: int = CHUNKS_EXAMINED
+) -> int:
+    """Number of chunks of a choice that the server writes at once: the most that nine of ten prompt reads brought.
 
-
-def _num_chunks_per_write(requests: Iterable[RequestRecord], workers: _Workers, chunks_examined: int) -> int:
-    """Most chunks that nine of ten prompt reads brought; 1 if these are too few, or without samples."""
+    1 if these are too few, or without samples.
+    """
+    workers = list(by_worker(samples).values())
     stamped = [(request, choice) for request in requests for choice in request.choices if choice.chunk_late_ns]
-    if not workers or not any(_shares_stamps(choice) for _, choice in stamped):
+    if not workers or not any(len(set(choice.chunk_ns)) < len(choice.chunk_ns) for _, choice in stamped):
         return 1
     every = max(1, sum(len(choice.chunk_ns) for _, choice in stamped) // chunks_examined)
     num_reads, sizes = 0, []
@@ -121,10 +122,6 @@ def _num_chunks_per_write(requests: Iterable[RequestRecord], workers: _Workers, 
     if len(sizes) < max(MIN_READS, MIN_AT_ONCE_FRAC * num_reads):
         return 1
     return sorted(sizes)[math.ceil(WRITE_SHARE * len(sizes)) - 1]
-
-
-def _shares_stamps(choice: ChoiceRecord) -> bool:
-    return len(set(choice.chunk_ns)) < len(choice.chunk_ns)
 
 
 def _is_prompt(read: _Read, workers: _Workers) -> bool:
@@ -143,7 +140,7 @@ def _choice_errors(
 ) -> ChoiceErrors:
     """Upper bounds of the time by which the older writes of each read precede its timestamp."""
     errors: list[int] = []
-    if not choice.chunk_late_ns or not _shares_stamps(choice):
+    if not choice.chunk_late_ns or len(set(choice.chunk_ns)) == len(choice.chunk_ns):
         return ()
     for read in _reads(request, choice):
         num_older, error_ns = max(read.num_chunks - num_written, 0), 0

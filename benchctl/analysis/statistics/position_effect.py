@@ -3,7 +3,7 @@
 A machine that drifts within a block makes later runs slower. For the value y of the run of arm j at position p of
 block b, the model is the analysis of variance of a row-column design,
 
-    ln y = block_b + arm_j + β p        (or y itself, for times that are added up)
+    ln y = block_b + arm_j + β p
 
 fitted by least squares over all runs that count. With z the positions less what blocks and arms explain of them,
 β = Σ z y / Σ z² (R. Frisch, F. V. Waugh, *Partial time regressions as compared with individual trends*,
@@ -46,24 +46,20 @@ class PositionEffects:
         """The middle of a block: adjusted values are those of a run there."""
         return max(self.positions.values(), default=0) / 2
 
-    def slope(self, values: Mapping[RunKey, float]) -> PooledSlope | None:
-        """β of the values, which are logarithms where ratios are compared.
+    def log_slope(self, values: Mapping[RunKey, float | None]) -> PooledSlope | None:
+        """β of the logarithms of those values that are known and positive.
 
         None below six blocks, and where the effects of positions and arms are confounded.
         """
-        keys = tuple(key for key in self.positions if key in values)
+        logs = {key: math.log(value) for key in self.positions if (value := values.get(key)) and value > 0}
+        keys = tuple(logs)
         if keys not in self._residuals:
             self._residuals[keys] = _residual_positions(keys, self.positions)
-        z = self._residuals[keys]
+        z, y = self._residuals[keys], np.array(list(logs.values()))
         if z is None:
             return None
         information = float(z @ z)
-        y = np.array([values[key] for key in keys])
         return PooledSlope(float(z @ (y - y.mean())) / information, information)
-
-    def log_slope(self, values: Mapping[RunKey, float | None]) -> PooledSlope | None:
-        """β of the logarithms of those values that are known and positive."""
-        return self.slope({key: math.log(value) for key, value in values.items() if value and value > 0})
 
 
 def _residual_positions(keys: Sequence[RunKey], positions: Mapping[RunKey, int]) -> NDArray[np.float64] | None:
@@ -75,8 +71,7 @@ def _residual_positions(keys: Sequence[RunKey], positions: Mapping[RunKey, int])
     arm_index = np.array([arms.index(arm) for _, arm in keys])
     indicators = np.hstack([np.eye(len(blocks))[block_index], np.eye(len(arms))[arm_index]])
     p = np.array([positions[key] for key in keys], dtype=float)
-    fit, *_ = np.linalg.lstsq(indicators, p, rcond=None)
-    z: NDArray[np.float64] = p - indicators @ fit
+    z: NDArray[np.float64] = p - indicators @ np.linalg.lstsq(indicators, p, rcond=None)[0]
     return z if float(z @ z) > _LEAST_INFORMATION else None
 
 

@@ -8,7 +8,7 @@ from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.formats import UNKNOWN, four_digits, whole
-from benchctl.interop.writers.vllm import bounds_document, schedule
+from benchctl.interop.writers.vllm import bounds_document, schedule, total_throughput
 from benchctl.profile.model import Arrival
 from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
@@ -33,13 +33,13 @@ def load_result(figures: LoadFigures, record: RunRecord, manifest: Manifest, arr
         **schedule(arrival),
         "duration": figures.metrics["wall_s"],
         "completed": figures.num_completed,
-        "failed": figures.num_failed,
+        "failed": figures.num_requests - figures.num_completed,
         "total_input_tokens": figures.metrics["prompt_tokens"],
         "total_output_tokens": figures.metrics["output_tokens"],
         "request_throughput": figures.metrics["request_throughput"],
         "request_goodput": None if figures.goodput is None else figures.goodput.request_goodput,
         "output_throughput": figures.metrics["output_throughput"],
-        "total_token_throughput": figures.total_token_throughput,
+        "total_token_throughput": total_throughput(figures.metrics),
         **_latencies(figures),
         "schema_version": SCHEMA_VERSION,
         "run_id": record.run_id,
@@ -69,7 +69,7 @@ def _latencies(figures: LoadFigures) -> dict[str, float | None]:
 
 def totals_table(figures: LoadFigures) -> Table:
     """Requests, tokens, throughput, the share of the load that reached the server, and the accuracy of times."""
-    failed = f"{figures.num_failed} failed"
+    failed = f"{figures.num_requests - figures.num_completed} failed"
     if figures.errors:
         failed += f" ({', '.join(f'{count} {kind}' for kind, count in sorted(figures.errors.items()))})"
     metrics = figures.metrics
@@ -78,7 +78,7 @@ def totals_table(figures: LoadFigures) -> Table:
         "duration": f"{four_digits(metrics['wall_s'])} s from the first send to the last output",
         "tokens": f"{whole(metrics['prompt_tokens'])} in prompts, {whole(metrics['output_tokens'])} of output",
         "throughput": f"{four_digits(metrics['output_throughput'])} output tokens/s, "
-        f"{four_digits(figures.total_token_throughput)} tokens/s, "
+        f"{four_digits(total_throughput(figures.metrics))} tokens/s, "
         f"{four_digits(metrics['request_throughput'])} requests/s",
         **_goodput(figures.goodput),
         **_offered(figures),
