@@ -63,16 +63,14 @@ def is_completed(request: RequestRecord) -> bool:
 
 def first_token_ns(request: RequestRecord) -> int | None:
     """Arrival of the first output of any choice, whatever its kind."""
-    firsts = [choice.chunk_ns[0] for choice in request.choices if choice.chunk_ns]
-    return min(firsts) if firsts else None
+    return min((choice.chunk_ns[0] for choice in request.choices if choice.chunk_ns), default=None)
 
 
 def last_token_ns(request: RequestRecord) -> int | None:
     """Arrival of the last output of any choice."""
     if request.stamps == "whole":
         return request.done_ns
-    lasts = [choice.chunk_ns[-1] for choice in request.choices if choice.chunk_ns]
-    return max(lasts) if lasts else None
+    return max((choice.chunk_ns[-1] for choice in request.choices if choice.chunk_ns), default=None)
 
 
 def ttft_ns(request: RequestRecord) -> int | None:
@@ -104,12 +102,8 @@ def tpots_ns(request: RequestRecord) -> tuple[float, ...]:
 
     A choice of one token, or of an unknown number of tokens, has none.
     """
-    durations_ns = []
-    for choice in request.choices:
-        tokens = choice_tokens(request, choice)
-        if choice.chunk_ns and tokens is not None and tokens > 1:
-            durations_ns.append((choice.chunk_ns[-1] - choice.chunk_ns[0]) / (tokens - 1))
-    return tuple(durations_ns)
+    choices = [(choice.chunk_ns, choice_tokens(request, choice) or 0) for choice in request.choices]
+    return tuple((times[-1] - times[0]) / (tokens - 1) for times, tokens in choices if times and tokens > 1)
 
 
 def itls_ns(request: RequestRecord) -> "array[int]":

@@ -199,29 +199,6 @@ def _estimate_mean(
     return StudentT(float(weights @ d), standard_error, df), weights, effect
 
 
-def estimate_unpaired(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> RatioEstimate:
-    """Hodges-Lehmann shift of the logarithms: the median of all differences, with the Mann-Whitney test.
-
-    The standard error, which only plans use, is Welch's: se^2 = s_a^2 / n_a + s_b^2 / n_b.
-    """
-    log_a, log_b = [math.log(value) for value in a], [math.log(value) for value in b]
-    log_ratio, uncertainty = fmean(log_b) - fmean(log_a), None
-    if min(len(a), len(b)) >= 2:
-        shifts = tuple(sorted(after - before for after in log_b for before in log_a))
-        of_a, of_b = variance(log_a) / len(a), variance(log_b) / len(b)
-        spread = of_a**2 / (len(a) - 1) + of_b**2 / (len(b) - 1)
-        df = (of_a + of_b) ** 2 / spread if spread > 0 else float(len(a) + len(b) - 2)
-        log_ratio = median(shifts)
-        uncertainty = PairwiseShifts(shifts, (len(a), len(b)), math.sqrt(of_a + of_b), df)
-    return RatioEstimate(
-        num_blocks=min(len(a), len(b)),
-        is_paired=False,
-        confidence=confidence,
-        log_ratio=log_ratio,
-        uncertainty=uncertainty,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class BlockDesign:
     """The block of each value and the positions in it; positions are None where the sides do not share blocks."""
@@ -333,14 +310,27 @@ def logs_at_middle(values: Sequence[float], offsets: Sequence[float] | None, eff
 
 
 def unpaired_ratio(a: Values, b: Values, confidence: float = 0.95) -> SideRatio | None:
-    """The shift of sides that share no blocks; None where a side has no value, or one that is not positive."""
+    """Hodges-Lehmann shift of the logarithms of sides that share no blocks: the median of all differences, with the
+    Mann-Whitney test. None where a side has no value, or one that is not positive.
+
+    The standard error, which only plans use, is Welch's: se^2 = s_a^2 / n_a + s_b^2 / n_b.
+    """
     a_values, b_values = (tuple(value for value in side if value is not None) for side in (a, b))
-    if min((*a_values, *b_values), default=0.0) <= 0 or not a_values or not b_values:
+    if not a_values or not b_values or min(*a_values, *b_values) <= 0:
         return None
-    estimate = estimate_unpaired(a_values, b_values, confidence)
-    return SideRatio(
-        a=geometric_mean(a_values), estimate=estimate, a_values=a_values, b_values=b_values, design=UNORDERED
+    log_a, log_b = ([math.log(value) for value in side] for side in (a_values, b_values))
+    log_ratio, uncertainty, sizes = fmean(log_b) - fmean(log_a), None, (len(log_a), len(log_b))
+    if min(sizes) >= 2:
+        shifts = tuple(sorted(after - before for after in log_b for before in log_a))
+        of_a, of_b = variance(log_a) / sizes[0], variance(log_b) / sizes[1]
+        spread = of_a**2 / (sizes[0] - 1) + of_b**2 / (sizes[1] - 1)
+        df = (of_a + of_b) ** 2 / spread if spread > 0 else float(sum(sizes) - 2)
+        log_ratio, uncertainty = median(shifts), PairwiseShifts(shifts, sizes, math.sqrt(of_a + of_b), df)
+    estimate = RatioEstimate(
+        num_blocks=min(sizes), is_paired=False, confidence=confidence, log_ratio=log_ratio, uncertainty=uncertainty
     )
+    level = geometric_mean(a_values)
+    return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=UNORDERED)
 
 
 def scatter_of(values: Sequence[float], weights: Sequence[float] = ()) -> float | None:

@@ -198,11 +198,11 @@ def newcombe_interval(both: int, only_a: int, only_b: int, neither: int, confide
     low_a, high_a = wilson_interval(both + only_a, n, confidence)
     low_b, high_b = wilson_interval(both + only_b, n, confidence)
     phi = _phi(both, only_a, only_b, neither)
-    difference = share_b - share_a
-    reaches = []
-    for one, other in ((share_b - low_b, high_a - share_a), (high_b - share_b, share_a - low_a)):
-        reaches.append(math.sqrt(max(0.0, one**2 - 2 * phi * one * other + other**2)))
-    return max(-1.0, difference - reaches[0]), min(1.0, difference + reaches[1])
+    below, above = (
+        math.sqrt(max(0.0, one**2 - 2 * phi * one * other + other**2))
+        for one, other in ((share_b - low_b, high_a - share_a), (high_b - share_b, share_a - low_a))
+    )
+    return max(-1.0, share_b - share_a - below), min(1.0, share_b - share_a + above)
 
 
 def _phi(both: int, only_a: int, only_b: int, neither: int) -> float:
@@ -248,10 +248,7 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
         return math.erfc(observed / math.sqrt(sum(step**2 for step in steps)) / math.sqrt(2))
     chances = np.ones(1)
     for step in steps:
-        wider = np.zeros(len(chances) + 2 * step)
-        wider[: len(chances)] = chances / 2
-        wider[2 * step :] += chances / 2
-        chances = wider
+        chances = (np.pad(chances, (0, 2 * step)) + np.pad(chances, (2 * step, 0))) / 2
     return min(1.0, float(chances[: width - observed + 1].sum() + chances[width + observed :].sum()))
 
 

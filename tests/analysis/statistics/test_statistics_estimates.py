@@ -20,8 +20,8 @@ from benchctl.analysis.statistics.estimate import (
     PooledSlope,
     RatioEstimate,
     estimate_paired,
-    estimate_unpaired,
     log_ratios,
+    unpaired_ratio,
 )
 from benchctl.analysis.statistics.intervals import t_quantile
 
@@ -48,7 +48,7 @@ def test_the_paired_interval_is_that_of_a_one_sample_t_test():
 
 
 def test_the_unpaired_ratio_is_the_median_shift_and_its_test_is_that_of_mann_and_whitney():
-    estimate = estimate_unpaired(A, B, 0.95)
+    estimate = unpaired_ratio(A, B, 0.95).estimate
     shifts = np.subtract.outer(np.log(B), np.log(A)).ravel()
     assert estimate.log_ratio == pytest.approx(np.median(shifts))
     assert estimate.p_value == pytest.approx(stats.mannwhitneyu(A, B, method="exact").pvalue)
@@ -62,7 +62,7 @@ def test_the_unpaired_interval_is_where_the_rank_test_does_not_refuse(num_a, num
     stream = random.Random(f"{num_a} {num_b}")
     a = [math.exp(stream.gauss(0, 0.1)) for _ in range(num_a)]
     b = [math.exp(stream.gauss(0.1, 0.1)) for _ in range(num_b)]
-    interval = estimate_unpaired(a, b, confidence).log_interval
+    interval = unpaired_ratio(a, b, confidence).estimate.log_interval
     least_p = 2 / math.comb(num_a + num_b, num_a)
     if least_p > 1 - confidence:
         assert interval is None
@@ -76,7 +76,7 @@ def test_the_unpaired_interval_is_where_the_rank_test_does_not_refuse(num_a, num
 
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=9), st.lists(st.integers(1, 30), min_size=2, max_size=9))
 def test_the_rank_test_is_scipys_and_a_tie_counts_against_a_difference(a, b):
-    p_value = estimate_unpaired(a, b).p_value
+    p_value = unpaired_ratio(a, b).estimate.p_value
     nudged = [stats.mannwhitneyu(a, [v * f for v in b], method="exact").pvalue for f in (0.999, 1.001)]
     if set(a).isdisjoint(b):
         assert p_value == pytest.approx(nudged[0], abs=1e-12)
@@ -188,7 +188,7 @@ def test_an_interval_excludes_no_change_just_where_p_is_below_its_alpha(differen
     st.lists(positive, min_size=2, max_size=9), st.lists(positive, min_size=2, max_size=9), st.floats(0.5, 0.999)
 )
 def test_without_pairs_an_interval_excludes_no_change_just_where_p_is_at_most_its_alpha(a, b, confidence):
-    estimate = estimate_unpaired(a, b)
+    estimate = unpaired_ratio(a, b).estimate
     interval = estimate.interval_at(confidence)
     excludes = interval is not None and (interval[0] > 0 or interval[1] < 0)
     if abs(estimate.p_value - (1 - confidence)) > 1e-9:
@@ -211,12 +211,12 @@ def test_blocks_that_do_not_differ_have_p_one_and_an_interval_of_no_width():
 
 
 def test_sides_that_do_not_scatter_are_told_apart_without_dividing_by_zero():
-    assert estimate_unpaired((2.0,) * 4, (3.0,) * 4).p_value < 0.05
-    assert estimate_unpaired((2.0,) * 4, (3.0,) * 4).ci_low == pytest.approx(1.5)
-    assert estimate_unpaired((2.0, 2.0), (2.0, 2.0)).p_value == 1
+    assert unpaired_ratio((2.0,) * 4, (3.0,) * 4).estimate.p_value < 0.05
+    assert unpaired_ratio((2.0,) * 4, (3.0,) * 4).estimate.ci_low == pytest.approx(1.5)
+    assert unpaired_ratio((2.0, 2.0), (2.0, 2.0)).estimate.p_value == 1
 
 
-@pytest.mark.parametrize("estimate", [estimate_paired((0.5,)), estimate_unpaired((1.0,), (2.0, 3.0))])
+@pytest.mark.parametrize("estimate", [estimate_paired((0.5,)), unpaired_ratio((1.0,), (2.0, 3.0)).estimate])
 def test_one_block_tells_a_ratio_and_nothing_else(estimate):
     assert estimate.ratio > 1
     assert estimate.ci_low is estimate.ci_high is estimate.p_value is estimate.minimum_detectable_effect is None
@@ -236,7 +236,10 @@ def test_the_unit_of_measurement_changes_nothing(pairs, factor):
     a, b = zip(*pairs, strict=True)
     scaled = log_ratios([factor * value for value in a], [factor * value for value in b])
     assert estimate_paired(scaled).log_ratio == pytest.approx(estimate_paired(log_ratios(a, b)).log_ratio, abs=1e-7)
-    before, after = estimate_unpaired(a, b), estimate_unpaired([factor * v for v in a], [factor * v for v in b])
+    before, after = (
+        unpaired_ratio(a, b).estimate,
+        unpaired_ratio([factor * v for v in a], [factor * v for v in b]).estimate,
+    )
     assert after.log_ratio == pytest.approx(before.log_ratio, abs=1e-9)
     assert after.standard_error == pytest.approx(before.standard_error, abs=1e-9)
 
@@ -244,7 +247,7 @@ def test_the_unit_of_measurement_changes_nothing(pairs, factor):
 @given(blocks)
 def test_the_ratio_lies_inside_its_interval(pairs):
     a, b = zip(*pairs, strict=True)
-    for estimate in (estimate_paired(log_ratios(a, b)), estimate_unpaired(a, b)):
+    for estimate in (estimate_paired(log_ratios(a, b)), unpaired_ratio(a, b).estimate):
         assert 0 <= estimate.p_value <= 1
         if estimate.ci_low is not None:
             assert estimate.ci_low <= estimate.ratio <= estimate.ci_high
@@ -273,7 +276,7 @@ def test_the_unpaired_interval_covers_the_truth():
     for _ in range(trials):
         a = [math.exp(stream.gauss(0, 0.1)) for _ in range(6)]
         b = [math.exp(stream.gauss(0.5, 0.1)) for _ in range(8)]
-        low, high = estimate_unpaired(a, b).log_interval
+        low, high = unpaired_ratio(a, b).estimate.log_interval
         covered += low <= 0.5 <= high
     assert covered / trials == pytest.approx(0.957, abs=0.015)
 
