@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -21,24 +20,37 @@ import msgspec
 
 from benchctl.errors import LostClaimError, RecordError, UsageError
 from benchctl.records.directory import ResultDirectory, RunDirectory
-from benchctl.records.files import encode, record_of
+from benchctl.records.files import encode, read_if_there, record_of
 from benchctl.records.integrity import record_run
 from benchctl.records.record import ENDED, INTERRUPTED, Manifest, RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION, Count, ExperimentState, Record, RunState
-from benchctl.untrusted.files import entry_names, inside, is_there, read_file
+from benchctl.untrusted.files import entry_names, inside, is_there
 from benchctl.untrusted.text import visible_value
 
 CLAIMS: Final = "claims"
 LEASE_S: Final = 120.0
 """Default time without a heartbeat after which an owner counts as dead."""
 LEASE_BYTES: Final = 2048
-_NAME: Final = re.compile(r"b(\d{1,9})-(\d{1,9})\.json")
-_LONGEST_WORD: Final = 200
-_MAX_BYTES: Final = 65_536
+_NAME: Final = re.compile(r"b(\d{3}|[1-9]\d{3,8})-([1-9]\d{0,8})\.json")
 _REMEDY: Final = "another program wrote it; remove the file if no benchctl measures into this directory"
 
 
-class Lease(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Owner(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A process that claims blocks."""
+
+    node: str
+    """Name of its node in its cluster, or of its host."""
+    hostname: str
+    """Name that its machine itself has."""
+    boot_id: str | None = None
+    """Identity of the machine's current boot."""
+    pid: Count
+    """Number of the process."""
+    job: str | None = None
+    """Job of the scheduler, such as ``slurm 17_3``."""
+
+
+class Lease(Owner, frozen=True, kw_only=True, omit_defaults=True):
     """The right of one process to measure one block."""
 
     schema_version: int
@@ -51,16 +63,6 @@ class Lease(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Random hexadecimal digits of this claim."""
     state: Literal["held", "released"] = "held"
     """Whether its owner still measures."""
-    node: str
-    """Name of the owner's node in its cluster, or of its host."""
-    hostname: str
-    """Name that the owner's machine itself has."""
-    boot_id: str | None = None
-    """Identity of the machine's current boot."""
-    pid: Count
-    """The owner's process."""
-    job: str | None = None
-    """Job of the scheduler, such as ``slurm 17_3``."""
     is_locked: bool = False
     """Whether the owner holds a lock of the kernel on this file, too."""
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = LEASE_S
@@ -76,17 +78,6 @@ class Lease(Record, frozen=True, kw_only=True, omit_defaults=True):
     def owner(self) -> str:
         """The owner in words: ``process 812 on n2 (slurm 17_3)``."""
         return f"process {self.pid} on {self.node}" + (f" ({self.job})" if self.job else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """The process that claims blocks."""
-
-    node: str
-    hostname: str
-    boot_id: str | None
-    pid: int
-    job: str | None = None
 
 
 def is_shared(directory: Path) -> bool:
@@ -106,51 +97,24 @@ def boot_id() -> str | None:
     return None
 
 
-def lease_name(block: int, generation: int) -> str:
-    """Name of the file of one claim."""
-    return f"b{block:03d}-{generation}.json"
-
-
 def lease_path(directory: Path, block: int, generation: int) -> Path:
     """The file of one claim."""
-    return directory / CLAIMS / lease_name(block, generation)
+    return directory / CLAIMS / f"b{block:03d}-{generation}.json"
 
 
 def lease_bytes(lease: Lease) -> bytes:
     """Content of a lease's file: one line, padded to a constant length, so that it never grows or shrinks."""
-    cut = {
-        name: value[:_LONGEST_WORD]
-        for name, value in msgspec.structs.asdict(lease).items()
-        if isinstance(value, str)
-    }
-    content = encode(msgspec.structs.replace(lease, **cut))
-    return content.ljust(LEASE_BYTES - 1) + b"\n"
+    return encode(lease).ljust(LEASE_BYTES - 1) + b"\n"
 
 
 def generations(directory: Path) -> dict[int, int]:
     """The newest generation of each claimed block, as far as the directory shows them."""
     newest: dict[int, int] = {}
-    for block, generation in _listed(directory):
-        newest[block] = max(generation, newest.get(block, 0))
+    with suppress(FileNotFoundError):
+        for match in map(_NAME.fullmatch, entry_names(directory / CLAIMS, within=directory)):
+            if match is not None:
+                newest[int(match[1])] = max(int(match[2]), newest.get(int(match[1]), 0))
     return newest
-
-
-def _listed(directory: Path) -> Iterator[tuple[int, int]]:
-    try:
-        names = entry_names(directory / CLAIMS, within=directory)
-    except FileNotFoundError:
-        return
-    for name in names:
-        if (match := _NAME.fullmatch(name)) and lease_name(int(match[1]), int(match[2])) == name:
-            yield int(match[1]), int(match[2])
-
-
-def lease_content(path: Path, directory: Path) -> bytes | None:
-    """The content of a lease's file; None without one. Raises OSError and RecordError as ``read_file`` does."""
-    try:
-        return read_file(path, within=directory, max_bytes=_MAX_BYTES)
-    except FileNotFoundError:
-        return None
 
 
 def decoded_lease(content: bytes, path: Path, block: int, generation: int) -> Lease:
@@ -172,11 +136,7 @@ def newest_leases(directory: Path) -> Mapping[int, Lease]:
     leases = {}
     for block, generation in sorted(generations(directory).items()):
         path = lease_path(directory, block, generation)
-        try:
-            content = lease_content(path, directory)
-        except OSError as error:
-            raise RecordError(f"{path} cannot be read: {error.strerror}; correct its permissions") from error
-        if content:  # nothing stands in one that is being created
+        if content := read_if_there(path, within=directory):  # nothing stands in one that is being created
             leases[block] = decoded_lease(content, path, block, generation)
     return leases
 
@@ -217,11 +177,6 @@ class HeldBlock:
     @property
     def generation(self) -> int:
         return self.lease.generation
-
-    @property
-    def is_lost(self) -> bool:
-        """True once it was found that another process may own the block."""
-        return self._lost is not None
 
     def check(self) -> None:
         """Raise LostClaimError when another process may own the block by now."""
@@ -293,11 +248,7 @@ def create_lease(
         block=block,
         generation=generation,
         token=secrets.token_hex(8),
-        node=owner.node,
-        hostname=owner.hostname,
-        boot_id=owner.boot_id,
-        pid=owner.pid,
-        job=owner.job,
+        **msgspec.structs.asdict(owner),
         lease_s=lease_s,
         begun_at=now,
         beaten_at=now,

@@ -24,16 +24,14 @@ from benchctl.records.claims import (
     decoded_lease,
     generations,
     is_shared,
-    lease_content,
     lease_path,
-    newest_leases,
     settle_runs,
     sole_writer,
 )
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import FOLDER, begin_digests
 from benchctl.system_errors import as_usage_error
-from benchctl.untrusted.files import make_folder, opened_folder
+from benchctl.untrusted.files import make_folder, opened_folder, read_file
 
 Sight: TypeAlias = Literal["free", "dead", "alive", "unknown"]
 """State of a block: never claimed or released; owner dead; seen alive; not watched for long enough."""
@@ -85,11 +83,8 @@ class LeaseWatch:
             if self._is_abandoned(lease, path):
                 return "dead"
         sighting = self._sightings.get(block)
-        if sighting is None or sighting.generation != generation:
-            is_newer = sighting is not None
-            self._sightings[block] = _Sighting(generation, content, now_s, has_changed=is_newer)
-        elif sighting.content != content:
-            self._sightings[block] = _Sighting(generation, content, now_s, has_changed=True)
+        if sighting is None or (sighting.generation, sighting.content) != (generation, content):
+            self._sightings[block] = _Sighting(generation, content, now_s, has_changed=sighting is not None)
         elif now_s - sighting.since_s > (LEASE_S if lease is None else lease.lease_s):
             return "dead"
         return "alive" if self._sightings[block].has_changed else "unknown"
@@ -100,7 +95,7 @@ class LeaseWatch:
 
     def _content(self, path: Path) -> bytes:
         try:
-            return lease_content(path, self._directory) or b""
+            return read_file(path, within=self._directory)
         except OSError:
             return b""  # of which nothing is known, unless it stays so
 
@@ -128,8 +123,6 @@ class LeaseWatch:
         # Released, or beaten, between the reading and the lock?
         return self._decoded(content, path, lease.block, lease.generation) == lease
 
-
-__all__ = ["HeldBlock", "Lease", "Owner", "claimed_block", "is_shared", "newest_leases", "share"]
 
 _LOOKS_PER_LEASE: Final = 4 * BEATS_PER_LEASE
 _LONGEST_PAUSE_S: Final = 2.0

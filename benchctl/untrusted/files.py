@@ -155,9 +155,9 @@ def replace_file(path: Path, content: bytes, *, within: Path, fence: Fence | Non
     """Replace a file in one step with ``content``, on disk before the name changes.
 
     ``fence`` may refuse at the last moment; by then the folder is open, so that what passes it goes into the folder
-    of that moment and not into one that took its name since. Other processes may replace the same file at the
-    same time. Raises OutsideError when a folder on the way is a link, OSError naming ``path`` as ``write`` and
-    ``rename`` do, and what ``fence`` raises.
+    of that moment and not into one that took its name since. Other processes may replace the same file meanwhile.
+    Raises OutsideError when a folder on the way is a link, OSError naming ``path`` as ``write`` and ``rename`` do,
+    and what ``fence`` raises.
     """
     unnamed = f".{path.name}.{secrets.token_hex(4)}.partial"
     with opened_folder(path.parent, within=within) as folder:
