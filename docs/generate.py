@@ -36,7 +36,7 @@ from benchctl.records.schema import (
     Record,
     StepRecord,
 )
-from benchctl.records.warnings import CHECKS, FINDINGS, WARNING_TABLE
+from benchctl.records.warning_codes import CHECKS, FINDINGS, WARNING_TABLE
 
 _METRICS_INTRODUCTION: Final = """\
 # Metrics
@@ -421,7 +421,7 @@ def warnings_reference() -> str:
 def _warning_lines() -> Iterator[str]:
     yield "# Warnings, checks and findings"
     yield ""
-    yield "<!-- Generated from benchctl/records/warnings.py; do not edit. -->"
+    yield "<!-- Generated from benchctl/records/warning_codes.py; do not edit. -->"
     yield ""
     yield "Each warning has a code, which is stable, and a message, which names the numbers. Severities:"
     yield ""

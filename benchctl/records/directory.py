@@ -12,8 +12,6 @@ import msgspec
 from benchctl.errors import RecordError, UsageError
 from benchctl.records.files import (
     JsonlWriter,
-    check_name,
-    check_run_id,
     document_bytes,
     read_document,
     read_jsonl,
@@ -107,13 +105,7 @@ class RunDirectory:
         return is_there(self.path / "run.json", within=self.root)
 
     def read(self) -> RunRecord:
-        path = self.path / "run.json"
-        run = _read_json(path, RunRecord, self.root)
-        check_run_id(run.run_id, path, "run_id")
-        check_name(run.variant, path, "variant")
-        for name in run.files:
-            check_name(name, path, "a name among files")
-        return run
+        return _read_json(self.path / "run.json", RunRecord, self.root)
 
     def write(self, run: RunRecord) -> None:
         make_folder(self.path, within=self.root)
@@ -145,12 +137,7 @@ class ResultDirectory:
         write_json_atomic(self.path / "manifest.json", manifest, within=self.path)
 
     def plan(self) -> Plan:
-        path = self.path / "plan.json"
-        plan = _read_json(path, Plan, self.path)
-        for number, planned in enumerate(plan.runs):
-            check_run_id(planned.run_id, path, f"runs[{number}].run_id")
-            check_name(planned.variant, path, f"runs[{number}].variant")
-        return plan
+        return _read_json(self.path / "plan.json", Plan, self.path)
 
     def due_plan(self) -> Plan:
         """The plan without the blocks that a stopping rule made unnecessary."""

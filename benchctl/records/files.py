@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Iterator
-from io import BufferedReader
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ import msgspec
 from benchctl.errors import RecordError
 from benchctl.records.schema import check_version
 from benchctl.system_errors import OWN_LIMITS, system_failure
-from benchctl.untrusted.files import Fence, lines_of, open_file, open_to_append, read_file, replace_file
+from benchctl.untrusted.files import Fence, open_file, open_to_append, read_file, replace_file
 from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem, field_problem
 
@@ -25,67 +25,41 @@ _BLOCK_BYTES: Final = 1 << 19
 """Records take many times the memory of their lines."""
 
 
+@contextmanager
+def _told_by_path(path: Path) -> Iterator[None]:
+    """RecordError for a file that cannot be read, unless it is missing or a limit of this process refuses it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        failure = system_failure(error)
+        if failure is not None and failure.cause in OWN_LIMITS:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise RecordError(
+            f"{path} cannot be read: {error.strerror}; correct its permissions, or copy the directory again"
+        ) from error
+
+
+def read_if_there(path: Path, *, within: Path, max_bytes: int = DOCUMENT_BYTES) -> bytes | None:
+    """The content of a document; None without one. Raises RecordError when it cannot be read."""
+    with suppress(FileNotFoundError), _told_by_path(path):
+        return read_file(path, within=within, max_bytes=max_bytes)
+    return None
+
+
 def read_document(path: Path, *, within: Path, max_bytes: int = DOCUMENT_BYTES) -> bytes:
     """The content of a document. Raises RecordError when it is missing or cannot be read."""
-    try:
-        return read_file(path, within=within, max_bytes=max_bytes)
-    except FileNotFoundError as error:
-        raise RecordError(f"{path} is missing: the result directory is incomplete; copy it again whole") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def read_if_there(path: Path, *, within: Path) -> bytes | None:
-    """The content of a document; None without one. Raises RecordError when it cannot be read."""
-    try:
-        return read_file(path, within=within)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def open_log(path: Path, *, within: Path) -> BufferedReader | None:
-    """Open a JSON Lines file; None without one. Raises RecordError when it cannot be opened."""
-    try:
-        return open_file(path, within=within)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def check_run_id(run_id: str, path: Path, entry: str) -> None:
-    """Raise RecordError naming ``entry`` of the file ``path`` unless ``run_id`` can name a run's directory."""
-    if not _RUN_ID.fullmatch(run_id):
-        raise RecordError(
-            f"{path}: {entry} is {run_id[:80]!r}, which names no run: up to 255 letters, digits, '.', '_' and "
-            "'-' do, beginning with a letter or digit; restore the file from a copy"
-        )
-
-
-def check_name(name: str, path: Path, entry: str) -> None:
-    """Raise RecordError naming ``entry`` of the file ``path`` unless ``name`` is one component of a path."""
-    if not is_name(name):
-        raise RecordError(
-            f"{path}: {entry} is {name[:80]!r}, which names no file of the directory; restore the file from a copy"
-        )
+    content = read_if_there(path, within=within, max_bytes=max_bytes)
+    if content is None:
+        raise RecordError(f"{path} is missing: the result directory is incomplete; copy it again whole")
+    return content
 
 
 def is_name(name: str) -> bool:
     """True if ``name`` is one component of a path on any system."""
     is_plain = name not in {"", ".", ".."} and not any(character in name for character in "/\\\0")
     return is_plain and len(name.encode(errors="surrogatepass")) <= _LONGEST_NAME_BYTES
-
-
-def _unreadable(path: Path, error: OSError) -> Exception:
-    """The error for a file that cannot be read: that of the system where a limit of this process refuses it."""
-    failure = system_failure(error)
-    if failure is not None and failure.cause in OWN_LIMITS:
-        return OSError(error.errno, error.strerror, str(path))
-    return RecordError(
-        f"{path} cannot be read: {error.strerror}; correct its permissions, or copy the directory again"
-    )
 
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -185,42 +159,38 @@ def read_jsonl(path: Path, kind: type[R], *, within: Path | None = None) -> Iter
 
 def read_blocks(path: Path, kind: type[R], *, within: Path) -> Iterator[list[R]]:
     """``read_jsonl`` with the records of half a megabyte at a time, which takes a third of the time."""
-    file = open_log(path, within=within)
-    if file is None:
-        return
     decoder, first_line = msgspec.json.Decoder(kind), 1
-    with file:
+    with suppress(FileNotFoundError), _told_by_path(path), open_file(path, within=within) as file:
         while lines := file.read(_BLOCK_BYTES) + file.readline(LINE_BYTES + 1):
-            try:
+            records, damage = list[R](), None
+            with suppress(*DECODING_ERRORS):
                 records = decoder.decode_lines(lines)
-            except DECODING_ERRORS:
-                records = []
-            if records and len(records) == lines.count(b"\n"):
-                yield records
-            else:
-                yield from _read_singly(lines, path, decoder, first_line)
+            if not records or len(records) != lines.count(b"\n"):
+                records, damage = _read_singly(lines, path, decoder, first_line)
+            yield records
+            if damage is not None:
+                raise damage
             first_line += lines.count(b"\n")
 
 
-def _read_singly(lines: bytes, path: Path, decoder: msgspec.json.Decoder[R], first_line: int) -> Iterator[list[R]]:
-    """The records of a block with a damaged line, or with empty ones."""
+def _read_singly(
+    lines: bytes, path: Path, decoder: msgspec.json.Decoder[R], first_line: int
+) -> tuple[list[R], RecordError | None]:
+    """The records of a block with empty lines, or up to its first damaged one, and the error of that."""
     records: list[R] = []
-    try:
-        for number, line in enumerate(lines_of(io.BytesIO(lines), path, first_line), start=first_line):
+    for number, line in enumerate(io.BytesIO(lines), start=first_line):
+        if len(line) > LINE_BYTES:
+            problem = f"the line is longer than {LINE_BYTES / 1e6:.0f} MB, which no record is"
+            return records, damaged_line(path, number, problem)
+        try:
             if line.strip():
-                records.append(_record_in(line, path, number, decoder))
-    finally:
-        yield records
-
-
-def _record_in(line: bytes, path: Path, number: int, decoder: msgspec.json.Decoder[R]) -> R:
-    try:
-        return decoder.decode(line)
-    except DECODING_ERRORS as error:
-        problem = _problem(error, line)
-        problem = problem if line.endswith(b"\n") else f"the line is cut off ({problem})"
-        beginning = line[:60].decode(errors="replace").rstrip("\n")
-        raise damaged_line(path, number, f"{problem}; it begins {beginning!r}") from error
+                records.append(decoder.decode(line))
+        except DECODING_ERRORS as error:
+            problem = _problem(error, line)
+            problem = problem if line.endswith(b"\n") else f"the line is cut off ({problem})"
+            beginning = line[:60].decode(errors="replace").rstrip("\n")
+            return records, damaged_line(path, number, f"{problem}; it begins {beginning!r}")
+    return records, None
 
 
 def damaged_line(path: Path, number: int, problem: str) -> RecordError:

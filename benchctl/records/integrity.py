@@ -18,7 +18,6 @@ from benchctl.errors import InvalidDataError, RecordError
 from benchctl.records.archive import contents_of
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.files import (
-    check_name,
     document_bytes,
     document_of,
     encode,
@@ -30,7 +29,7 @@ from benchctl.records.files import (
     write_json_atomic,
 )
 from benchctl.records.record import FileDigest, Manifest, PlannedRun, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION, Count, Record
+from benchctl.records.schema import SCHEMA_VERSION, Count, FilePath, Record
 from benchctl.untrusted.files import Fence, OutsideError, entry_names, is_there, make_folder, open_file, stat_file
 from benchctl.untrusted.reading import DECODING_ERRORS
 
@@ -68,7 +67,7 @@ class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Version of benchctl that recorded them."""
     manifest_sha256: str
     """SHA-256 of the manifest without the fields that change during an experiment."""
-    files: dict[str, FileDigest]
+    files: dict[FilePath, FileDigest]
     """Digests by path below the directory, with slashes."""
 
 
@@ -83,7 +82,7 @@ class BlockDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The claim whose owner wrote them, from 1."""
     runs: tuple[str, ...]
     """All runs of the block."""
-    files: dict[str, FileDigest] = {}
+    files: dict[FilePath, FileDigest] = {}
     """Digests of the records of those that have ended, by path below the directory, with slashes."""
 
 
@@ -154,13 +153,7 @@ def digests_as_written(directory: Path) -> DirectoryDigests | None:
 
 def _digests_in(path: Path, directory: Path, kind: type[DigestsT]) -> DigestsT | None:
     content = read_if_there(path, within=directory)
-    if content is None:
-        return None
-    digests = record_of(content, path, kind, remedy=_REMEDY)
-    for file in digests.files:
-        for part in file.split("/"):
-            check_name(part, path, f"the file {file[:80]!r}")
-    return digests
+    return None if content is None else record_of(content, path, kind, remedy=_REMEDY)
 
 
 def _newest_of_blocks(directory: Path, only: int | None = None) -> list[BlockDigests]:
@@ -256,7 +249,7 @@ def _derived_digests(directory: Path) -> dict[str, FileDigest]:
     """Digests of what the last report wrote; empty without a report, or where they cannot be read."""
     with suppress(RecordError, *DECODING_ERRORS):
         content = read_if_there(directory / DERIVED_FILE, within=directory) or b"{}"
-        return msgspec.json.decode(content, type=dict[str, FileDigest])
+        return msgspec.json.decode(content, type=dict[FilePath, FileDigest])
     return {}
 
 

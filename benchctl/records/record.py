@@ -16,12 +16,14 @@ from benchctl.records.schema import (
     Count,
     DurationNs,
     ExperimentState,
+    FileName,
     GpuInfo,
     Int64,
     MomentNs,
     NodeInfo,
     Record,
     ResultWarning,
+    RunId,
     RunState,
     Size,
 )
@@ -35,13 +37,13 @@ class PlannedRun(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     index: Count
     """Position in the plan, from 0."""
-    run_id: str
+    run_id: RunId
     """Name of the run and of its directory."""
     block: Count
     """Block that the run belongs to, from 0."""
     position: Count
     """Position within the block, from 0."""
-    variant: str
+    variant: FileName
     """Variant to be served."""
     cell: Cell = {}
     """Value of each swept factor; empty for the baseline."""
@@ -425,13 +427,13 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Version of the result format."""
     index: Count
     """Position in the plan, from 0."""
-    run_id: str
+    run_id: RunId
     """Name of the run and of its directory."""
     block: Count
     """Block that the run belongs to, from 0."""
     position: Count
     """Position within the block, from 0."""
-    variant: str
+    variant: FileName
     """Variant that was served."""
     cell: Cell = {}
     """Value of each swept factor; empty for the baseline."""
@@ -482,7 +484,7 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The failure of a run in state ``failed``."""
     redactions: dict[str, int] = {}
     """Secrets that were replaced in what the server wrote, by name of the variable or kind of the key."""
-    files: dict[str, FileDigest] = {}
+    files: dict[FileName, FileDigest] = {}
     """The other files of the run by name, as they were when it ended; empty until then and in older records."""
 
     @property

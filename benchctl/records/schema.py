@@ -53,6 +53,12 @@ DurationNs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=86_400 * 10**9)]
 """A duration of a step or a part of it: at most a day."""
 Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 """A measured quantity that is never negative."""
+RunId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")]
+"""All that ``run_directory_name`` makes: one plain component of a path, on any system."""
+FileName: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(?!\.{1,2}\Z)[^/\\\x00]{1,255}\Z")]
+"""One component of a path on any system."""
+FilePath: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A((?!\.{1,2}(/|\Z))[^/\\\x00]{1,255}(/|\Z)){1,16}\Z")]
+"""A path below a directory, with slashes."""
 Cell: TypeAlias = dict[str, str | Int64 | float | bool | None]
 """One point of the sweep: a value for each swept factor. Empty for the baseline."""
 FOREIGN_GPU_PROCESS = "foreign-gpu-process"

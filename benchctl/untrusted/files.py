@@ -5,13 +5,12 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
 
 from benchctl.errors import RecordError
-from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES, SEARCHED_ENTRIES
+from benchctl.untrusted.limits import DOCUMENT_BYTES, LOG_BYTES, SEARCHED_ENTRIES
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -90,19 +89,6 @@ def read_file(path: Path, *, within: Path, max_bytes: int = DOCUMENT_BYTES) -> b
     """The content of a file as ``open_file`` opens it."""
     with open_file(path, within=within, max_bytes=max_bytes) as file:
         return file.read()  # a bound here would be allocated at once
-
-
-def lines_of(file: BinaryIO, path: Path, first_line: int = 1) -> Iterator[bytes]:
-    """The lines of an open file, with their line feeds. Raises RecordError at a line over ``LINE_BYTES``, which is
-    not read to its end.
-    """
-    for number, line in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), start=first_line):
-        if len(line) > LINE_BYTES:
-            raise RecordError(
-                f"{path}:{number}: the line is longer than {LINE_BYTES / 1e6:.0f} MB, which no record is; "
-                "restore the file from a copy"
-            )
-        yield line
 
 
 def stat_file(path: Path, *, within: Path) -> os.stat_result:

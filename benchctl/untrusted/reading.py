@@ -33,7 +33,8 @@ DECODING_ERRORS: Final[tuple[type[Exception], ...]] = (
 Readers of YAML add ``yaml.YAMLError``."""
 
 
-_FIELD: Final = re.compile(r" - at `\$\.(\w+)")
+_PATTERN: Final = re.compile(r"Expected `str` matching regex '.*'(?= - at )")
+_FIELD: Final = re.compile(r" - at `\$\.([\w.\[\]]+)`")
 
 
 def decoding_problem(error: Exception) -> str:
@@ -42,17 +43,24 @@ def decoding_problem(error: Exception) -> str:
         return "it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte {error.start}: {error.reason})"
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    problem = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return _PATTERN.sub("it names no file of the directory", problem)
 
 
 def field_problem(error: Exception, document: Mapping[str, object]) -> str:
     """``decoding_problem``, with the value of the field that does not fit its type or its law."""
     problem = decoding_problem(error)
     field = _FIELD.search(problem)
-    if field is None or field[1] not in document:
+    if field is None:
         return problem
-    value = document[field[1]]
-    return f"{field[1]} is {visible_line(json.dumps(value, ensure_ascii=False), VALUE_CHARS)}: {problem}"
+    value: Any = document
+    try:
+        for step in re.findall(r"\w+", field[1]):
+            value = value[int(step)] if isinstance(value, list) else value[step]
+    except (LookupError, TypeError, ValueError):  # a key that is no word
+        return problem
+    name, shown = field[1].removesuffix("[...]"), json.dumps(value, ensure_ascii=False)
+    return f"{name} is {visible_line(shown, VALUE_CHARS)}: {problem}"
 
 
 MOST_DIGITS: Final = 300

@@ -19,14 +19,18 @@ from benchctl.records.integrity import AlterationKind
 from benchctl.records.loaded import load_results
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import (
+    CHECKS,
     CLIENT_SUSPECT_CODES,
+    FINDINGS,
+    IMPORT_LIMITS,
+    IMPORT_REPAIRS,
     LIGHTER_LOAD_CODES,
     SUSPECT_CODES,
     WARNING_CODES,
+    WARNING_TABLE,
     by_severity,
     severity_of,
 )
-from benchctl.records.warnings import CHECKS, FINDINGS, IMPORT_LIMITS, IMPORT_REPAIRS, WARNING_TABLE
 
 PACKAGE = Path(benchctl.__file__).parent
 PASSED_ON = {

@@ -245,7 +245,7 @@ def test_a_digest_of_a_file_elsewhere_is_refused_unread(root: Path, name: str) -
     edit(root / RUN / "run.json", lambda run: run["files"].update({f"../{name}": digest}))
     code, output = call(root, "show")
     assert code == 4
-    assert "run.json: a name among files is" in output
+    assert "run.json: it names no file of the directory" in output
 
 
 def test_a_line_without_an_end_is_not_read_to_its_end(root: Path) -> None:

@@ -11,7 +11,7 @@ from benchctl.interop.lenvm.experiment import Models
 from benchctl.interop.readers.lenvm_averages import windows_of
 from benchctl.interop.readers.lenvm_timing import load_ms
 from benchctl.records.schema import ResultWarning
-from benchctl.records.warnings import IMPORT_LIMITS, IMPORT_REPAIRS, WARNING_TABLE
+from benchctl.records.warning_codes import IMPORT_LIMITS, IMPORT_REPAIRS, WARNING_TABLE
 from benchctl.units import MS_PER_S
 
 REPAIRS: Final = tuple(WARNING_TABLE[IMPORT_REPAIRS])
