@@ -293,7 +293,7 @@ def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> 
 
     path = output or Path(f"report-{_slug(parse_side(a))}-vs-{_slug(parse_side(b))}.html")
     page, damage = page_of_sides(a, b, CompareOptions(allow_suspect=allow_suspect))
-    write_bytes_atomic(path, page)
+    write_bytes_atomic(path, page.encode())
     print(path)
     if damage:
         raise RecordError("\n".join(damage))

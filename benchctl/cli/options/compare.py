@@ -1,7 +1,7 @@
 """Options of ``benchctl compare``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -42,7 +42,7 @@ EquivalenceMargin = Annotated[
     ),
 ]
 EstimatorName = Annotated[
-    str | None,
+    Literal["robust", "mean"] | None,
     typer.Option(
         "--estimator",
         metavar="NAME",

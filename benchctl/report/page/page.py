@@ -49,8 +49,8 @@ from benchctl.report.page.verdict import (
     AnalyzedSide,
     PageVerdict,
     directory_verdict,
+    made_verdict,
     sides_verdict,
-    unpaired_verdict,
 )
 from benchctl.report.page.waterfall import (
     Waterfall,
@@ -363,7 +363,7 @@ def sides_page(
 
 def files_page(comparison: Comparison, sides: ForeignSides) -> str:
     """The page of an unpaired comparison, of which at least one side are result files of other tools."""
-    verdict = unpaired_verdict(comparison)
+    verdict = made_verdict(comparison)
     title = f"{verdict.word}: {sides.b_name} against {sides.a_name}"
     return render(title, (), verdict, distribution_charts(sides), is_inside=False, foreign=sides)
 

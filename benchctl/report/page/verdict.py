@@ -96,8 +96,8 @@ def sides_verdict(
     return _whole([verdict], verdict.a_name, _notes(analyses))
 
 
-def unpaired_verdict(comparison: Comparison) -> PageVerdict:
-    """The verdict of a comparison that was already made, of sides that share no blocks."""
+def made_verdict(comparison: Comparison) -> PageVerdict:
+    """The verdict of a comparison that was already made."""
     return _whole([_made(comparison)], comparison.a_name, ())
 
 
