@@ -53,8 +53,6 @@ def _run() -> int:
         _handle_signals()
         code = app(prog_name="benchctl", standalone_mode=False)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # noqa: BLE001 - Python would end with 1, which is a verdict
         return report_failure(error)
     return code if isinstance(code, int) else 0

@@ -96,7 +96,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "micro": Entry(
         _MEASURE,
-        "micro.bonus:app",
+        "commands.micro:app",
         "Measure single forward passes, and the peaks of a device, with torch and without a server.",
     ),
     "noise": Entry(
@@ -115,14 +115,14 @@ COMMANDS: Final[dict[str, Entry]] = {
         "commands.workloads:app",
         "Calibration workloads and datasets: list, show, export; lint of other tools' loads.",
     ),
-    "profiles": Entry(_SET_UP, "commands.profiles:app", "List, show and validate profiles."),
+    "profiles": Entry(_SET_UP, "commands.setup:profiles", "List, show and validate profiles."),
     "engines": Entry(
-        _SET_UP, "commands.setup:app", "Install engines, each into an environment of its own, and list them."
+        _SET_UP, "commands.setup:engines", "Install engines, each into an environment of its own, and list them."
     ),
     "models": Entry(
         _SET_UP, "commands.models:app", "Make small models with random weights, to try real engines with."
     ),
-    "data": Entry(_SET_UP, "commands.data:app", "List, fetch and verify dataset files."),
+    "data": Entry(_SET_UP, "commands.workloads:data", "List, fetch and verify dataset files."),
 }
 
 

@@ -1,19 +1,16 @@
-"""Steps that ``run`` and ``simulate`` share: check, prepare and create an experiment, and do its runs.
-
-The plan of ``benchctl run``: the ordered runs, their duration and the power of the experiment.
-"""
+"""An experiment from its profile to its outcome: checked, prepared, shown as a plan, and measured or simulated."""
 
 import fcntl
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import typer
 from tqdm import tqdm
@@ -21,13 +18,12 @@ from tqdm import tqdm
 from benchctl.analysis.experiment.ladder import widest_interval
 from benchctl.analysis.planning import power_lines
 from benchctl.analysis.stopping_rule import stopping_rule
-from benchctl.cli.checks import A_RUN_FAILED
-from benchctl.cli.commands.profiles import check_names
+from benchctl.cli.checks import advising, check_names, exit_code_of, refuse
 from benchctl.cli.failures import drawing, log_line
 from benchctl.cli.output.verdicts import duration_text, estimate_plan, print_prediction
-from benchctl.cli.screen import has_room_for_bars, warn, wide_console
+from benchctl.cli.screen import bar, warn, wide_console
 from benchctl.engines.engine import engine_for
-from benchctl.errors import EngineUnavailableError, UsageError
+from benchctl.errors import EngineUnavailableError, RecordError
 from benchctl.formats import count_of, duration, percentage
 from benchctl.measure.experiment import (
     Listener,
@@ -37,7 +33,6 @@ from benchctl.measure.experiment import (
     create_simulation,
     run_experiment,
 )
-from benchctl.measure.kv_memory import KvPlan, plan_kv_memory
 from benchctl.measure.node import node_name
 from benchctl.measure.result_directory import Origin
 from benchctl.measure.resume.here import Here
@@ -45,7 +40,7 @@ from benchctl.measure.resume.pending import pending_runs, repeated_runs
 from benchctl.measure.run import measure_run
 from benchctl.measure.shared.free_blocks import run_free_blocks
 from benchctl.measure.simulated_check import check_simulated
-from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_counted, tokenizer_for
+from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_counted
 from benchctl.profile.engine_options import own_variables
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import Imbalance, arms, balanced_numbers, imbalance_of, plan_runs, variant_settings
@@ -53,15 +48,17 @@ from benchctl.records.claims import CLAIMS, is_shared
 from benchctl.records.directory import ResultDirectory, arm_label, cell_name
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunRecord, StoppingRecord
-from benchctl.records.schema import ResultWarning
 from benchctl.report.table import table_of
 from benchctl.report.tables.experiment import prompt_lengths_text
 from benchctl.untrusted.text import visible_line, visible_lines
 from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
 from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 from benchctl.workload.prepare import PreparedSet
-from benchctl.workload.tokenizers.files import KEY
 from benchctl.workload.tokenizers.tokenizer import Tokenizer
+
+_REPORT_INTERVAL_S: Final = 10.0
+_TAIL_LINES: Final = 8
+"""Lines shown of the log of a server that failed; the record keeps more."""
 
 
 def check_experiment(profile: Profile, *, is_plan: bool = False) -> None:
@@ -72,32 +69,21 @@ def check_experiment(profile: Profile, *, is_plan: bool = False) -> None:
     check_names(profile)
     for name in sorted(set(own_variables()).intersection(os.environ)):
         warn(f"{name} is set in this environment and not passed on to servers: benchctl sets it from the profile")
-    engine = engine_for(profile.engine.kind)
     problems: dict[str, None] = {}  # each once, in the order of the arms
     for variant, cell in arms(profile):
         try:
-            engine.check_available(variant_settings(profile, variant, cell))
+            engine_for(profile.engine.kind).check_available(variant_settings(profile, variant, cell))
         except EngineUnavailableError as error:
             problems[str(error)] = None
+    for problem in problems if is_plan else ():
+        refuse(problem, is_plan=True)
     if problems and not is_plan:
         raise EngineUnavailableError("\n".join(problems))
-    for problem in problems:
-        warn(f"not to be measured on this machine: {problem}")
 
 
-def share_kv_memory(profile: Profile, *, is_plan: bool = False) -> KvPlan:
-    """One size of KV cache for all servers, where some load a value model.
-
-    Raises UsageError where none fits; of a plan it is a warning. An experiment in which it is left to vLLM warns.
-    """
-    plan = plan_kv_memory(profile)
-    if plan.reason is not None and plan.text is not None and not is_plan:
-        warn(plan.text)
-    if plan.refusal is not None:
-        if not is_plan:
-            raise UsageError(plan.refusal)
-        warn(f"not to be measured on this machine: {plan.refusal}")
-    return plan
+def to_stderr(*, when: bool) -> AbstractContextManager[object]:
+    """Print all that follows on stderr: stdout is for one document."""
+    return redirect_stdout(sys.stderr) if when else nullcontext()
 
 
 @contextmanager
@@ -115,22 +101,6 @@ def reporting_alone(results: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def tokenizer_of(profile: Profile, *, may_start_server: bool = True) -> AbstractContextManager[Tokenizer]:
-    """The tokenizer that counts the prompts of an experiment; it says when it starts a server for that.
-
-    Where none may be started, as on a login node, that raises UsageError with what to do instead.
-    """
-
-    def refuse(_text: str) -> None:
-        raise UsageError(
-            f"profile {profile.name}: the prompts can be counted only by a server of {profile.model}, and --on "
-            f"slurm starts none on the machine that submits; name a tokenizer with {KEY}: a directory with "
-            "tokenizer.json, or a repository of the model hub"
-        )
-
-    return tokenizer_for(profile, (lambda text: print(text, flush=True)) if may_start_server else refuse)
-
-
 def prepare_experiment(
     profile: Profile,
     lengths_from: Path | None = None,
@@ -141,12 +111,11 @@ def prepare_experiment(
 
     ``tokenizer`` counts it; without one, as for a plan, no server is asked.
     """
-    engine = engine_for(profile.engine.kind)
     with tokenizer or nullcontext(planning_tokenizer(profile)) as counting:
         prepared = prepare_counted(profile, counting, lengths_from)
     settings = [variant_settings(profile, variant, cell) for variant, cell in arms(profile)]
     for each in settings:
-        engine.check_requests(prepared.requests, each)
+        engine_for(profile.engine.kind).check_requests(prepared.requests, each)
     if profile.engine.kind == "sim":
         check_simulated(settings, prepared.requests)
     for warning in prepared.warnings:
@@ -156,52 +125,29 @@ def prepare_experiment(
 
 def measure_lengths(
     profile: Profile,
-    output_dir: Path,
-    label: str | None,
+    origin: Origin,
     *,
     is_quiet: bool,
     simulate: MeasureRun | None = None,
     tokenizer: AbstractContextManager[Tokenizer] | None = None,
 ) -> Path | None:
-    """Measure the natural lengths that ``profile`` needs; returns their result directory, None if it needs none."""
+    """Measure the natural lengths that ``profile`` needs, in a directory beside that of ``origin``.
+
+    Returns their result directory; None if it needs none.
+    """
     if not needs_lengths(profile):
         return None
     pilot = lengths_profile(profile)
     prepared = prepare_experiment(pilot, tokenizer=tokenizer)
-    results = create(pilot, prepared, output_dir, label, is_simulated=simulate is not None)
+    create = create_experiment if simulate is None else create_simulation
+    results = create(pilot, prepared, replace(origin, directory=None, is_elsewhere=False, notes=()))
     print(f"natural lengths first: {profile.baseline} once, results in {results.path}", flush=True)
     next_step = f"Set {LENGTHS_KEY}={shlex.quote(str(results.path))} once it is measured, or start again"
     outcome = measure(results, pilot, prepared.requests, next_step, is_quiet=is_quiet, simulate=simulate)
     if outcome.num_failed:
         warn(f"the natural lengths could not be measured, so {profile.name!r} was not begun")
-        raise typer.Exit(A_RUN_FAILED)
+        raise typer.Exit(exit_code_of(outcome.num_failed, 0))
     return results.path
-
-
-def create(
-    profile: Profile,
-    prepared: PreparedSet,
-    output_dir: Path,
-    label: str | None,
-    *,
-    directory: Path | None = None,
-    is_simulated: bool = False,
-    is_elsewhere: bool = False,
-    notes: tuple[ResultWarning, ...] = (),
-) -> ResultDirectory:
-    """A new result directory, which holds all that is known before the first run: ``directory`` where it is given,
-    else one below ``output_dir``. ``notes`` go into its manifest. With ``is_elsewhere`` other machines measure.
-    """
-    argv = ("benchctl", *sys.argv[1:])
-    origin = Origin(
-        output_root=output_dir,
-        label=label,
-        argv=argv,
-        directory=directory,
-        is_elsewhere=is_elsewhere,
-        notes=notes,
-    )
-    return (create_simulation if is_simulated else create_experiment)(profile, prepared, origin)
 
 
 def measure(
@@ -215,28 +161,45 @@ def measure(
     keeps_raw_logs: bool = False,
 ) -> Outcome:
     """Measure, or ``simulate``, the runs that are not done; ``next_step`` is advice for after an interrupt."""
-    is_quiet = is_quiet or bool(os.environ.get("CI"))
     pending = pending_runs(results, Here(profile))
     warn_of_repeats(results, pending)
-    try:
-        with experiment_progress(len(pending), len(arms(profile)), is_quiet=is_quiet) as listener:
-            do_run = simulate or measure_run
-            if is_shared(results.path):
-                return run_free_blocks(
-                    results,
-                    profile,
-                    requests,
-                    listener,
-                    do_run,
-                    keeps_raw_logs=keeps_raw_logs,
-                    lease_s=profile.cluster.lease_s,
-                    on_claimed=warn,
-                    on_wait=lambda text: print(text, file=sys.stderr, flush=True),
-                )
+    do_run = simulate or measure_run
+    progress = experiment_progress(len(pending), len(arms(profile)), is_quiet=is_quiet)
+    with advising(next_step), progress as listener:
+        if not is_shared(results.path):
             return run_experiment(results, profile, requests, listener, do_run, keeps_raw_logs=keeps_raw_logs)
-    except KeyboardInterrupt:
-        print(f"interrupted; results until now are kept. {next_step}", file=sys.stderr)
-        raise
+        return run_free_blocks(
+            results,
+            profile,
+            requests,
+            listener,
+            do_run,
+            keeps_raw_logs=keeps_raw_logs,
+            lease_s=profile.cluster.lease_s,
+            on_claimed=warn,
+            on_wait=tell,
+        )
+
+
+def outcome_elsewhere(
+    results: ResultDirectory, pending: Sequence[PlannedRun], of_others: Collection[int] = ()
+) -> Outcome:
+    """Numbers of the ``pending`` runs by their end, which other processes measured; one without an end has failed.
+
+    The blocks ``of_others`` are left out.
+    """
+    states: Counter[str] = Counter()
+    for planned in pending:
+        if planned.block not in of_others:
+            with suppress(RecordError, OSError):
+                states[results.run(planned.run_id).read().state] += 1
+    num_ours = sum(planned.block not in of_others for planned in pending)
+    return Outcome(
+        num_done=states["done"],
+        num_failed=num_ours - states["done"] - states["suspect"],
+        num_suspect=states["suspect"],
+        num_skipped=len(results.due_plan().runs) - len(pending),
+    )
 
 
 def print_plan(
@@ -249,11 +212,10 @@ def print_plan(
     estimate = estimate_plan(profile, requests, step_time_model)
     plan = plan_runs(profile)
     _print_runs(plan.runs, estimate.run_s)
-    what = (
+    print(
         f"{count_of(len(plan.runs), 'run')} in {count_of(profile.blocks, 'block')} of {len(arms(profile))}, "
-        f"{count_of(len(requests), 'request')} each"
+        f"{count_of(len(requests), 'request')} each; {duration_text(profile, estimate)}"
     )
-    print(f"{what}; {duration_text(profile, estimate)}")
     if (lengths := prompt_lengths_text(requests, profile.engine.kind)) is not None:
         print(f"prompts of {lengths}")
     print_prediction(estimate)
@@ -280,9 +242,9 @@ def print_rest(
 
 def warn_of_repeats(results: ResultDirectory, pending: Sequence[PlannedRun]) -> None:
     """Name the blocks of which a part was measured elsewhere, so that all their runs are measured again here."""
-    nodes_by_block: dict[int, set[str]] = {}
+    nodes_by_block: dict[int, set[str]] = defaultdict(set)
     for record in repeated_runs(results, pending):
-        nodes_by_block.setdefault(record.block, set()).add(record.node_name or "another machine")
+        nodes_by_block[record.block].add(record.node_name or "another machine")
     for block, nodes in nodes_by_block.items():
         elsewhere = " and ".join(sorted(nodes - {node_name()})) or "other devices of this node"
         warn(
@@ -295,19 +257,11 @@ def _print_runs(runs: Sequence[PlannedRun], durations_s: Mapping[str, float]) ->
     """Print a table of runs, with the durations of those arms that have one."""
     headings = ("run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []))
     rows = []
-    for planned in runs:
-        duration_s = durations_s.get(arm_label(planned.variant, planned.cell))
+    for run in runs:
+        duration_s = durations_s.get(arm_label(run.variant, run.cell))
         last = [] if duration_s is None else [f"{duration_s:.1f}"]
-        rows.append(
-            (planned.run_id, planned.block, planned.position, planned.variant, cell_name(planned.cell), *last)
-        )
+        rows.append((run.run_id, run.block, run.position, run.variant, cell_name(run.cell), *last))
     wide_console().print(table_of(headings, rows, left=("run", "variant", "cell")))
-
-
-def print_kv_memory(text: str | None) -> None:
-    """Print the KV cache of the servers in one sentence, where there is anything to say of it."""
-    if text is not None:
-        print(text, flush=True)
 
 
 def balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
@@ -324,143 +278,110 @@ def balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
 
 
 def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
-    """Print the power of the experiment with its blocks, and its stopping rule."""
-    has_steps = engine_for(profile.engine.kind).has_steps
-    for line in power_lines(profile, noise, has_steps):
+    """Print the power of the experiment with its blocks, and its stopping rule with the looks that are known."""
+    for line in power_lines(profile, noise, engine_for(profile.engine.kind).has_steps):
         print(line)
-    rule = stopping_rule(profile)
-    if rule is not None:
-        print(rule_text(rule))
-
-
-def rule_text(rule: StoppingRecord) -> str:
-    """The rule in words, with the looks that are known before the first run."""
-    looks = ", ".join(str(blocks) for blocks in rule.look_blocks)
-    return (
-        f"ends early when every primary metric in every cell is known to ±{percentage(rule.precision_frac)} (half "
-        f"the {percentage(rule.confidence, 4)} interval); looks after block {looks}"
-    )
+    if (rule := stopping_rule(profile)) is not None:
+        print(
+            f"ends early when every primary metric in every cell is known to ±{percentage(rule.precision_frac)} "
+            f"(half the {percentage(rule.confidence, 4)} interval); looks after block "
+            f"{', '.join(map(str, rule.look_blocks))}"
+        )
 
 
 def look_text(look: Look, rule: StoppingRecord) -> str:
-
-    worst = widest_interval(look)
+    """What a look at the results has shown, and what follows."""
+    worst, last = widest_interval(look), rule.look_blocks[-1]
     target = f"±{percentage(rule.precision_frac)}"
     begin = f"look after {look.num_blocks} blocks:"
     if look.is_precise:
-        saved = (
-            "" if rule.ended_after is None else f", {rule.look_blocks[-1] - look.num_blocks} blocks are not needed"
-        )
+        saved = "" if rule.ended_after is None else f", {last - look.num_blocks} blocks are not needed"
         return f"{begin} every primary metric is known to {target}{saved}"
-    then = "the blocks are used up" if look.num_blocks == rule.look_blocks[-1] else "continuing"
+    then = "the blocks are used up" if look.num_blocks == last else "continuing"
     if worst is None:
         return f"{begin} nothing can be compared; {then}"
-    precision = (
-        f"only {worst.num_blocks} blocks count"
-        if worst.half_width_frac is None
-        else f"±{percentage(worst.half_width_frac, 2)}"
-    )
+    width = worst.half_width_frac
+    precision = f"only {worst.num_blocks} blocks count" if width is None else f"±{percentage(width, 2)}"
     return f"{begin} {worst.metric} in {worst.cell}: {precision}, target {target}; {then}"
 
 
-def print_duration(profile: Profile, requests: Sequence[PreparedRequest]) -> None:
-    """Print the estimated duration of an experiment on a real engine; a simulated one ends soon."""
-    if profile.engine.kind != "sim":
-        print(duration_text(profile, estimate_plan(profile, requests)), flush=True)
+def tell(text: str) -> None:
+    """Print a line on stderr."""
+    print(text, file=sys.stderr, flush=True)
 
 
-_REPORT_INTERVAL_S: Final = 10.0
-
-
-_TAIL_LINES: Final = 8
-"""Lines shown of the log of a server that failed; the record keeps more."""
-
-
-@dataclass(slots=True)
 class _Course:
-    """Progress of the experiment and start of the current run."""
+    """Shows the runs of an experiment on stderr: as two bars, or where these are disabled a line for each run."""
 
-    num_runs: int
-    runs_per_block: int = 1
-    started_s: float = field(default_factory=time.monotonic)
-    run_id: str = ""
-    began_s: float = 0.0
-    reported_s: float = 0.0
-    num_ended: int = 0
+    def __init__(self, runs: "tqdm[Any]", requests: "tqdm[Any]", num_runs: int, runs_per_block: int) -> None:
+        self._runs = runs
+        self._requests = requests
+        self._num_runs = num_runs
+        self._runs_per_block = runs_per_block
+        self._run_id = ""
+        self._num_ended = 0
+        self._started_s = self._began_s = self._reported_s = time.monotonic()
 
-    def begin_run(self, planned: PlannedRun) -> None:
-        self.run_id = planned.run_id
-        self.began_s = self.reported_s = time.monotonic()
+    def begin_run(self, planned: PlannedRun, num_requests: int) -> None:
+        self._run_id = planned.run_id
+        self._began_s = self._reported_s = time.monotonic()
+        self._requests.reset(total=num_requests)
+        self._requests.set_description(visible_line(planned.run_id))
 
-    def waiting(self, line: str) -> str | None:
-        """A line on the progress of a starting server; None while the last one is recent."""
+    def advance(self, num_done: int) -> None:
+        self._requests.set_postfix_str("", refresh=False)
+        self._requests.update(num_done - self._requests.n)
+
+    def show_log(self, line: str) -> None:
+        """Show the last line of the log of a starting server; without bars now and then."""
         now_s = time.monotonic()
-        if now_s - self.reported_s < _REPORT_INTERVAL_S:
-            return None
-        self.reported_s = now_s
-        return f"{self.run_id}: the server has been starting for {now_s - self.began_s:.0f} s: {line}"
+        if not self._requests.disable:
+            self._requests.set_postfix_str(visible_line(line))
+        elif now_s - self._reported_s >= _REPORT_INTERVAL_S:
+            self._reported_s = now_s
+            tell(f"{self._run_id}: the server has been starting for {now_s - self._began_s:.0f} s: {line}")
 
-    def end_run(self, planned: PlannedRun, record: RunRecord) -> str:
-        """Count a run that has ended; returns a line on it, and after the first block the time left."""
-        self.num_ended += 1
-        duration_s = time.monotonic() - self.began_s
-        text = f"[{self.num_ended}/{self.num_runs}] {planned.run_id}: {record.state} in {duration_s:.1f} s"
+    def end_run(self, planned: PlannedRun, record: RunRecord) -> None:
+        """Count a run; print a line on it, unless the bars show it, and after the first block the time left."""
+        self._runs.update(1)
+        self._num_ended += 1
+        if not self._runs.disable and record.state == "done":
+            return
+        now_s = time.monotonic()
+        number = f"[{self._num_ended}/{self._num_runs}]"
+        parts = [f"{number} {planned.run_id}: {record.state} in {now_s - self._began_s:.1f} s"]
+        lines: list[str] = []
         if record.failure is not None:
-            tail = record.failure.log_tail.splitlines()[-_TAIL_LINES:]
-            message = visible_line(f"{record.failure.cause}: {record.failure.message}")
-            return "\n".join([f"{text}; {message}", *map(log_line, tail)])
-        line = "; ".join([text, *(visible_line(f"{each.code}: {each.message}") for each in record.warnings)])
-        return f"{line}\n{left}" if record.clock != "virtual" and (left := self._left()) else line
+            parts.append(visible_line(f"{record.failure.cause}: {record.failure.message}"))
+            lines += map(log_line, record.failure.log_tail.splitlines()[-_TAIL_LINES:])
+        else:
+            parts += [visible_line(f"{each.code}: {each.message}") for each in record.warnings]
+            num_left = self._num_runs - self._num_ended
+            if record.clock != "virtual" and self._num_ended == self._runs_per_block and num_left:
+                block_s = now_s - self._started_s
+                left = duration(block_s / self._num_ended * num_left)
+                lines.append(f"the first block took {block_s:.0f} s: {left} left")
+        self._write("\n".join(["; ".join(parts), *lines]))
 
-    def _left(self) -> str | None:
-        num_left = self.num_runs - self.num_ended
-        if self.num_ended != self.runs_per_block or not num_left:
-            return None
-        per_run_s = (time.monotonic() - self.started_s) / self.num_ended
-        return f"the first block took {per_run_s * self.num_ended:.0f} s: {duration(per_run_s * num_left)} left"
+    def show_look(self, look: Look, rule: StoppingRecord) -> None:
+        self._write(look_text(look, rule))
+
+    def _write(self, text: str) -> None:
+        tqdm.write(visible_lines(text), file=drawing(sys.stderr))
 
 
 @contextmanager
 def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -> Iterator[Listener]:
-    """Yield the listener that shows progress; with ``is_quiet`` one line per run on stderr and no bars."""
-    course = _Course(num_runs=num_runs, runs_per_block=runs_per_block)
-    stderr = drawing(sys.stderr)
-    hidden = is_quiet or not has_room_for_bars()
-    bar = partial(tqdm, disable=hidden, file=stderr)
+    """Yield the listener that shows progress; with ``is_quiet``, or in CI, as one line per run and no bars."""
     with (
-        bar(total=num_runs, desc="runs", unit="run", position=0) as runs,
-        tqdm(
-            total=1, desc="requests", unit="req", disable=hidden, position=1, leave=False, file=stderr
-        ) as requests,
+        bar(is_quiet=is_quiet, total=num_runs, desc="runs", unit="run", position=0) as runs,
+        bar(is_quiet=is_quiet, total=1, desc="requests", unit="req", position=1, leave=False) as requests,
     ):
-
-        def started(planned: PlannedRun, num_requests: int) -> None:
-            course.begin_run(planned)
-            requests.reset(total=num_requests)
-            requests.set_description(visible_line(planned.run_id))
-
-        def advanced(num_done: int) -> None:
-            requests.set_postfix_str("", refresh=False)
-            requests.update(num_done - requests.n)
-
-        def log_changed(line: str) -> None:
-            if not hidden:
-                requests.set_postfix_str(visible_line(line))
-            elif report := course.waiting(line):
-                print(report, file=sys.stderr, flush=True)
-
-        def ended(planned: PlannedRun, record: RunRecord) -> None:
-            runs.update(1)
-            line = course.end_run(planned, record)
-            if hidden:
-                print(line, file=sys.stderr, flush=True)
-            elif record.state != "done":  # the bars show the others
-                tqdm.write(visible_lines(line), file=stderr)
-
+        course = _Course(runs, requests, num_runs, runs_per_block)
         yield Listener(
-            on_run_start=started,
-            on_request_end=advanced,
-            on_run_end=ended,
-            on_log_line=log_changed,
-            on_look=lambda look, rule: tqdm.write(visible_lines(look_text(look, rule)), file=stderr),
+            on_run_start=course.begin_run,
+            on_request_end=course.advance,
+            on_run_end=course.end_run,
+            on_log_line=course.show_log,
+            on_look=course.show_look,
         )

@@ -9,7 +9,6 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final, TextIO
 
@@ -27,6 +26,14 @@ cursor hidden or shown."""
 _HELP_WIDTH: Final = "TERMINAL_WIDTH"
 """The variable that typer reads."""
 _LEAST_HELP: Final = 40
+INTERRUPTED: Final = 130
+TRACEBACK_VARIABLE: Final = "BENCHCTL_TRACEBACK"
+"""Set to anything, the traceback of a mistake of benchctl is printed."""
+_COMPLETION: Final = "_BENCHCTL_COMPLETE"
+"""The variable by which a shell asks for completions."""
+_MOST_CHARS: Final = 300
+_interrupts: Final[list[None]] = []
+"""One entry for each interrupt that came while no coroutine ran."""
 
 
 class _Outlet(io.FileIO):
@@ -44,9 +51,10 @@ class _Outlet(io.FileIO):
 class _Shown(io.TextIOWrapper):
     """A standard stream on which control characters, but tab and line feed, are shown as escapes."""
 
-    def __init__(self, number: int, encoding: str, *, line_buffering: bool) -> None:
+    def __init__(self, number: int, encoding: str) -> None:
         outlet = io.BufferedWriter(_Outlet(number, "wb", closefd=False))
-        super().__init__(outlet, encoding=encoding, errors="backslashreplace", line_buffering=line_buffering)
+        is_by_line = number == _STDERR_FD or os.isatty(number)
+        super().__init__(outlet, encoding=encoding, errors="backslashreplace", line_buffering=is_by_line)
         self.rich_proxied_file = _Drawn(self)
 
     def write(self, text: str, /) -> int:
@@ -64,19 +72,19 @@ class _Drawn:
 
     def __init__(self, stream: _Shown) -> None:
         self._stream = stream
-
-    def write(self, text: str) -> int:
-        return self._stream.write_drawn(text)
+        self.write = stream.write_drawn
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
 def steady_streams() -> None:
-    """Make the standard streams of this process steady."""
-    _open_closed()
-    sys.stdout = _steady(sys.stdout, 1)
-    sys.stderr = _steady(sys.stderr, 2)
+    """Make the standard streams of this process steady; one that was closed leads to the null device."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR_FD:  # else the next file opened took its number
+        os.set_inheritable(number, True)
+    os.close(number)
+    encodings = ["utf-8" if stream is None else stream.encoding for stream in (sys.stdout, sys.stderr)]
+    sys.stdout, sys.stderr = _Shown(1, encodings[0]), _Shown(2, encodings[1])
 
 
 def widen_help() -> None:
@@ -107,29 +115,6 @@ def drop_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _open_closed() -> None:
-    """Put the null device where a standard stream was closed: the next file opened would take its number."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR_FD:
-        os.set_inheritable(number, True)
-    os.close(number)
-
-
-def _steady(stream: TextIO | None, number: int) -> TextIO:
-    """``stream`` on an outlet; it is None when it was closed."""
-    encoding = stream.encoding if stream is not None else "utf-8"
-    return _Shown(number, encoding, line_buffering=number == _STDERR_FD or os.isatty(number))
-
-
-INTERRUPTED: Final = 130
-TRACEBACK_VARIABLE: Final = "BENCHCTL_TRACEBACK"
-"""Set to anything, the traceback of a mistake of benchctl is printed."""
-_COMPLETION: Final = "_BENCHCTL_COMPLETE"
-"""The variable by which a shell asks for completions."""
-_MOST_CHARS: Final = 300
-_interrupts: Final[list[None]] = []
-"""One entry for each interrupt that came while no coroutine ran."""
-
-
 def note_interrupt() -> None:
     """Record that the user interrupted the command; a library may make an error of its own of KeyboardInterrupt."""
     _interrupts.append(None)
@@ -140,36 +125,36 @@ def report_failure(error: BaseException) -> int:
     cause = _decisive(error)
     if isinstance(cause, KeyboardInterrupt) or _interrupts:
         return INTERRUPTED
-    if isinstance(cause, BenchctlError):
-        _tell_error(cause)
-        return cause.exit_code
-    if is_of_the_system(cause):
-        _tell_system_error(cause)
+    if isinstance(cause, SystemExit) and (not cause.code or _COMPLETION in os.environ):
+        return UsageError.exit_code if cause.code else 0
+    if hasattr(cause, "format_message"):  # what Typer finds wrong with the command line
+        from typer.rich_utils import rich_format_error
+
+        rich_format_error(cause)  # type: ignore[arg-type]  # the class is private
         return UsageError.exit_code
-    if isinstance(cause, SystemExit) and not cause.code:
-        return 0
-    if not (_is_of_completion(cause) or _is_of_command_line(cause)):
-        _tell(_internal_error_text(cause))
-        return InternalError.exit_code
-    return UsageError.exit_code
+    if is_of_the_system(cause) and not isinstance(cause, BenchctlError):
+        is_of_output = getattr(cause, "errno", None) in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+        cause = as_usage_error(cause, "the output" if is_of_output else "")
+    elif _is_abort(cause):
+        cause = UsageError(
+            "the input ended before every question was answered; give the answers as options (see --help)"
+        )
+    lines, code = _internal(cause), InternalError.exit_code
+    if isinstance(cause, BenchctlError):
+        lines, code = _lines_of(cause), cause.exit_code
+    with suppress(OSError, ValueError):  # nobody may read them
+        print("\n".join(lines), file=sys.stderr)
+    return code
 
 
 def _decisive(error: BaseException) -> BaseException:
     """``error`` itself, what it stands for, or of a group the error that says most."""
     if isinstance(error, BaseExceptionGroup):
-        return min(_leaves(error), key=_rank, default=error)
+        return min(map(_decisive, error.exceptions), key=_rank)
     # Typer leaves so when the reader of the output has gone, or an answer is interrupted.
     stands_for = isinstance(error, SystemExit) and isinstance(error.__context__, OSError)
     is_interrupted = _is_abort(error) and isinstance(error.__context__, KeyboardInterrupt)
     return error.__context__ or error if stands_for or is_interrupted else error
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for member in group.exceptions:
-        if isinstance(member, BaseExceptionGroup):
-            yield from _leaves(member)
-        elif type(member).__name__ != "CancelledError":
-            yield member
 
 
 def _rank(error: BaseException) -> int:
@@ -181,63 +166,26 @@ def _rank(error: BaseException) -> int:
     return 3 if is_of_the_system(error) else 1
 
 
-def _is_of_completion(error: BaseException) -> bool:
-    return isinstance(error, SystemExit) and _COMPLETION in os.environ
-
-
 def _is_abort(error: BaseException) -> bool:
     return type(error).__name__ == "Abort"
 
 
-def _is_of_command_line(error: BaseException) -> bool:
-    """True for what Typer finds wrong with the command line, which is then printed."""
-    if _is_abort(error):
-        _tell(
-            "benchctl: the input ended before every question was answered; give the answers as options (see --help)"
-        )
-    elif hasattr(error, "format_message"):
-        from typer.rich_utils import rich_format_error
-
-        rich_format_error(error)  # type: ignore[arg-type]  # the class is private
-    return _is_abort(error) or hasattr(error, "format_message")
-
-
-def _tell(message: str) -> None:
-    """Print a message on stderr, if that can be written."""
-    with suppress(OSError, ValueError):
-        print(message, file=sys.stderr)
-
-
-def _tell_error(error: BenchctlError) -> None:
+def _lines_of(error: BenchctlError) -> list[str]:
+    """The message, the end of the log of the program that failed, and whether relative paths lead nowhere."""
     from benchctl.untrusted.secrets import redacted
 
-    _tell(f"benchctl: {visible_lines(redacted(str(error)))}")
+    lines = [f"benchctl: {visible_lines(redacted(str(error)))}"]
     if error.log_tail:
-        _tell("\n".join((f"{error.log_title}:", *map(log_line, redacted(error.log_tail).splitlines()))))
-    if isinstance(error, UsageError) and _is_directory_gone():
-        _tell("benchctl: the current directory was deleted, so no relative path leads anywhere; cd to another one")
-
-
-def _tell_system_error(error: BaseException) -> None:
-    if isinstance(error, FileNotFoundError) and _is_directory_gone():
-        _tell("benchctl: the current directory was deleted; cd to another one")
-        return
-    is_of_output = getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-    _tell_error(as_usage_error(error, "the output" if is_of_output else ""))
-
-
-def _is_directory_gone() -> bool:
+        lines += [f"{error.log_title}:", *map(log_line, redacted(error.log_tail).splitlines())]
     try:
         os.getcwd()  # noqa: PTH109 - pathlib may be what cannot be imported
     except FileNotFoundError:
-        return True
-    except OSError:
-        pass
-    return False
+        lines.append("benchctl: the current directory was deleted; cd to another one")
+    return lines
 
 
-def _internal_error_text(error: BaseException) -> str:
-    """Two lines on a mistake of benchctl, and its traceback where the user asked for it; both without secrets."""
+def _internal(error: BaseException) -> list[str]:
+    """Two lines on a mistake of benchctl, and its traceback where the user asked for it; all without secrets."""
     from benchctl.untrusted.secrets import redacted
 
     words = sys.argv[1:3]
@@ -246,11 +194,10 @@ def _internal_error_text(error: BaseException) -> str:
     line = visible_line(" ".join(redacted(str(error)).split()), _MOST_CHARS)
     summary = f"{type(error).__name__}: {line}" if line else type(error).__name__
     first = f"benchctl: internal error in '{command}' (version {__version__}): {summary}"
+    where = f"is printed with {TRACEBACK_VARIABLE}=1"
     if TRACEBACK_VARIABLE in os.environ:
         where = f"is below\n{redacted(''.join(traceback.format_exception(error))).rstrip()}"
-    else:
-        where = f"is printed with {TRACEBACK_VARIABLE}=1"
     if isinstance(error, ImportError):
         again = f"{sys.executable} -m pip install --force-reinstall benchctl"
-        return f"{first}\nthe installation is damaged; run '{again}'; the traceback {where}"
-    return f"{first}\nthis is a mistake of benchctl; please report it with its traceback, which {where}"
+        return [first, f"the installation is damaged; run '{again}'; the traceback {where}"]
+    return [first, f"this is a mistake of benchctl; please report it with its traceback, which {where}"]

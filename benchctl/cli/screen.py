@@ -16,14 +16,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from rich.console import Console, HighlighterType, JustifyMethod, OverflowMethod
 from rich.style import Style
 from rich.text import Text
+from tqdm import tqdm
 
 from benchctl.cli.failures import drawing
 from benchctl.errors import UsageError
@@ -102,20 +102,15 @@ def verdict_text(text: str, style: str = "") -> Text:
     return drawn
 
 
-def print_json(document: object) -> None:
-    """Print a document as JSON in ASCII, which every stream can hold and which has no control characters."""
-    print(_json_text(document, indent=1))
-
-
-def json_line(document: object) -> str:
-    """A document as JSON in ASCII, in one line."""
-    return _json_text(document, indent=-1)
-
-
-def _json_text(document: object, indent: int) -> str:
-
+def json_text(document: object, indent: int = -1) -> str:
+    """A document as JSON in ASCII, which every stream can hold and which has no control characters."""
     text = msgspec.json.format(msgspec.json.encode(encodable(document)), indent=indent).decode()
     return _NOT_PLAIN.sub(lambda match: json.dumps(match.group())[1:-1], text)
+
+
+def print_json(document: object) -> None:
+    """Print a document as JSON with a line for each value."""
+    print(json_text(document, indent=1))
 
 
 def print_tables(console: TextConsole, tables: Iterable[Table | None]) -> None:
@@ -152,88 +147,52 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def has_room_for_bars() -> bool:
-    """True when stderr is a terminal with a width: bars on one without, as programs open them, would be
-    invisible.
+def bar(*, is_quiet: bool = False, **options: Any) -> "tqdm[Any]":
+    """A bar on stderr; hidden with ``is_quiet``, in CI, and where no terminal with a width shows it.
+
+    Programs open terminals without a width. ``options`` are those of tqdm.
     """
-    return sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    has_room = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    is_hidden = is_quiet or bool(os.environ.get("CI")) or not has_room
+    return tqdm(disable=is_hidden, dynamic_ncols=True, file=drawing(sys.stderr), **options)
+
+
+@contextmanager
+def bytes_progress(name: str, total_bytes: int | None) -> Iterator[Callable[[int], object]]:
+    """Yield the function that is told how many more bytes are done; ``total_bytes`` None is not known."""
+    with bar(
+        desc=visible_line(name), total=total_bytes, unit="B", unit_scale=True, delay=1.0, leave=False
+    ) as progress:
+        yield progress.update
 
 
 _LINE_INTERVAL_S: Final = 15.0
 """Between lines where no terminal shows one that changes."""
 
 
-@dataclass(frozen=True, slots=True)
 class PhaseProgress:
-    """``announce`` prints a line of the result on stdout, ``show`` tells on stderr what is being done."""
+    """Shows on stderr what is being done and for how long: on a line that changes, or now and then in one."""
 
-    announce: Callable[[str], None]
-    show: Callable[[str], None]
+    def __init__(self, name: str, *, is_quiet: bool) -> None:
+        self._name = name
+        self._is_quiet = is_quiet
+        self._bar = bar(is_quiet=is_quiet, bar_format="{desc} {elapsed}{postfix}", desc=name, leave=False)
+        self._began_s = self._shown_s = time.monotonic()
+        self.close = self._bar.close
 
-
-@contextmanager
-def phase_progress(name: str, *, is_quiet: bool) -> Iterator[PhaseProgress]:
-    """Yield what shows the progress of ``name``; with ``is_quiet`` only what is announced."""
-    from tqdm import tqdm
-
-    is_drawn = has_room_for_bars() and not is_quiet
-    bar = tqdm(
-        bar_format="{desc} {elapsed}{postfix}",
-        desc=name,
-        disable=not is_drawn,
-        dynamic_ncols=True,
-        file=drawing(sys.stderr),
-        leave=False,
-    )
-    lines = _Lines(name)
-
-    def announce(line: str) -> None:
-        bar.clear()
+    def announce(self, line: str) -> None:
+        """Print a line of the result on stdout."""
+        self._bar.clear()
         print(line, flush=True)
 
-    def show(phase: str) -> None:
-        if is_drawn:
-            bar.set_postfix_str(phase)
-        elif not is_quiet:
-            lines.show(phase)
-
-    with bar:
-        yield PhaseProgress(announce, show)
-
-
-class _Lines:
-    """Lines for a log: what is being done and for how long, at most four a minute."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._began_s = self._shown_s = time.monotonic()
-
     def show(self, phase: str) -> None:
+        """Tell what is being done."""
         now_s = time.monotonic()
-        if now_s - self._shown_s < _LINE_INTERVAL_S:
-            return
-        self._shown_s = now_s
-        minutes, seconds = divmod(int(now_s - self._began_s), 60)
-        print(f"{self._name} {minutes:02}:{seconds:02}, {phase}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def bytes_progress(name: str, total_bytes: int | None) -> Iterator[Callable[[int], object]]:
-    """Yield the function that is told how many more bytes are done; ``total_bytes`` None is not known."""
-    from tqdm import tqdm
-
-    with tqdm(
-        desc=visible_line(name),
-        total=total_bytes,
-        unit="B",
-        unit_scale=True,
-        delay=1.0,
-        dynamic_ncols=True,
-        disable=not has_room_for_bars(),
-        file=drawing(sys.stderr),
-        leave=False,
-    ) as bar:
-        yield bar.update
+        self._bar.set_postfix_str(phase)
+        if self._bar.disable and not self._is_quiet and now_s - self._shown_s >= _LINE_INTERVAL_S:
+            self._shown_s = now_s
+            minutes, seconds = divmod(int(now_s - self._began_s), 60)
+            print(f"{self._name} {minutes:02}:{seconds:02}, {phase}", file=sys.stderr, flush=True)
 
 
 PICTURE_SUFFIXES: Final = (".png", ".svg", ".pdf")

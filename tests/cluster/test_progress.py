@@ -10,7 +10,6 @@ import pytest
 from support.results.builders import edit_run, write_results
 from support.results.planted_progress import plant_block, plant_shared, write_lease
 
-from benchctl.cli.cluster.watch import show_until_done
 from benchctl.cluster.progress import progress_document, progress_of
 from benchctl.cluster.snapshot import SnapshotReader
 from benchctl.cluster.watcher import Watcher
@@ -53,10 +52,11 @@ def states_of(progress):
 @pytest.mark.slow
 def test_an_ordinary_run_is_watched_from_another_process_to_its_end(tmp_path):
     running, results = begin_experiment(tmp_path, "--set", "workload.num_prompts=2")
-    views = []
-    last = show_until_done(
-        results, should_stop=lambda: running.poll() is not None, on_tick=views.append, is_quiet=True
-    )
+    watcher, views = Watcher(results), []
+    while running.poll() is None:
+        views.append(watcher.look())
+        time.sleep(0.1)
+    last = watcher.look()
     assert running.returncode == 0
     assert last.has_ended
     assert (last.state, states_of(last), last.run_states) == ("done", {"done": 2}, {"done": 4})

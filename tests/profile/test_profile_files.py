@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchctl.cli.commands.profiles import app
+from benchctl.cli.commands.setup import profiles as app
 from benchctl.errors import ProfileError
 from benchctl.profile.files import GROUPS, OWN, builtin_profiles, grouped_profiles, list_profiles, preset_files
 from benchctl.profile.keys import option_keys, profile_keys

@@ -4,21 +4,20 @@
 ``benchctl run --prepare``: a result directory whose blocks any job system measures.
 """
 
-import os
 import shlex
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import typer
 
-from benchctl.cli.checks import A_RUN_FAILED, A_RUN_IS_SUSPECT, check_gpu, check_machine
+from benchctl.cli.checks import check_gpu, check_machine, exit_code_of, refuse
 from benchctl.cli.cluster.watch import show_until_done
-from benchctl.cli.conduct import experiment_progress
-from benchctl.cli.options.options import Distribution
+from benchctl.cli.conduct import experiment_progress, outcome_elsewhere, tell
+from benchctl.cli.failures import INTERRUPTED
+from benchctl.cli.options.run import RunOptions
 from benchctl.cli.output.verdicts import estimate_plan
 from benchctl.cli.screen import warn
 from benchctl.cluster.slurm.blocks_on_slurm import BlocksOnSlurm
@@ -37,18 +36,22 @@ from benchctl.measure.shared.block import block_runs, check_block, run_block
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms
 from benchctl.records.directory import ResultDirectory, Submission, arm_label
-from benchctl.records.record import PlannedRun, PreparedRequest
+from benchctl.records.record import PreparedRequest
 from benchctl.untrusted.files import read_file
 from benchctl.untrusted.text import visible_lines
 from benchctl.workload.natural_lengths import KEY, needs_lengths
 
-_INTERRUPTED: Final = 130
 _LINES_OF_LOG: Final = 20
 
 
 def check_slurm(profile: Profile, *, is_plan: bool) -> None:
     """Raise UsageError, before anything is written, where blocks cannot be submitted."""
-    _check_gpus(profile)
+    if gpus_of_block(profile) is None:
+        raise UsageError(
+            f"profile {profile.name}: engine {profile.engine.kind!r} can do with or without a GPU, and Slurm gives "
+            "a task what it asks for; set cluster.gpus_per_block to their number, such as --set "
+            "cluster.gpus_per_block=1, or to 0"
+        )
     if needs_lengths(profile):
         raise UsageError(
             f"profile {profile.name}: stop is replay-natural, and a server on this machine would measure them "
@@ -63,16 +66,6 @@ def check_slurm(profile: Profile, *, is_plan: bool) -> None:
         warn(str(error))
 
 
-def _check_gpus(profile: Profile) -> None:
-
-    if gpus_of_block(profile) is None:
-        raise UsageError(
-            f"profile {profile.name}: engine {profile.engine.kind!r} can do with or without a GPU, and Slurm gives "
-            "a task what it asks for; set cluster.gpus_per_block to their number, such as --set "
-            "cluster.gpus_per_block=1, or to 0"
-        )
-
-
 def check_block_time(profile: Profile, requests: Sequence[PreparedRequest], *, is_plan: bool) -> None:
     """Raise UsageError where one block is expected to need longer than its time limit; of a plan, warn.
 
@@ -84,22 +77,17 @@ def check_block_time(profile: Profile, requests: Sequence[PreparedRequest], *, i
         return
     estimate = estimate_plan(profile, requests)
     labels = [arm_label(variant, cell) for variant, cell in arms(profile)]
-    if any(label not in estimate.run_s for label in labels):
+    if not estimate.run_s.keys() >= set(labels):
         warn(
             f"the duration of a block is unknown here ({estimate.basis}); whether it fits into cluster.time "
             f"({profile.cluster.time}) shows on the nodes"
         )
         return
     needed_s = sum(estimate.run_s[label] for label in labels)
-    if needed_s <= limit_s:
-        return
-    message = (
-        f"cluster.time is {profile.cluster.time}, {limit_s:.0f} s, and one block of {count_of(len(labels), 'run')} "
-        f"needs about {needed_s:.0f} s ({estimate.basis}); raise cluster.time, or measure less in a run"
-    )
-    if not is_plan:
-        raise UsageError(message)
-    warn(message)
+    if needed_s > limit_s:
+        limit = f"cluster.time is {profile.cluster.time}, {limit_s:.0f} s"
+        needed = f"{count_of(len(labels), 'run')} needs about {needed_s:.0f} s ({estimate.basis})"
+        refuse(f"{limit}, and one block of {needed}; raise cluster.time, or measure less in a run", is_plan=is_plan)
 
 
 def print_submission(profile: Profile, blocks: Sequence[int]) -> None:
@@ -108,11 +96,10 @@ def print_submission(profile: Profile, blocks: Sequence[int]) -> None:
         print("no block is left to submit")
         return
     directory = Path("DIR")
-    array = _array_job(directory, profile, keeps_raw_logs=False)
+    array = _array_job(directory, profile)
+    folder = directory / "submissions" / "UTC"
     try:
-        text = script_text(
-            array.parameters(len(blocks)), array.settings, directory / "submissions" / "UTC", len(blocks)
-        )
+        text = script_text(array.parameters(len(blocks)), array.settings, folder, len(blocks))
     except ImportError:
         return  # told by check_slurm
     print("job script, for sbatch:")
@@ -125,41 +112,48 @@ def print_submission(profile: Profile, blocks: Sequence[int]) -> None:
         print(f"array index {index}: block {block}")
 
 
-def measure_on_slurm(
-    results: ResultDirectory,
-    profile: Profile,
-    distribution: Distribution,
-    *,
-    is_quiet: bool,
-    keeps_raw_logs: bool,
-) -> Outcome | None:
+def measure_on_slurm(results: ResultDirectory, profile: Profile, options: RunOptions) -> Outcome | None:
     """Submit the blocks that are not done; returns their outcome, None when detached."""
-    pending = undone_runs(results)
-    array = _array_job(results.path.resolve(), profile, keeps_raw_logs=keeps_raw_logs)
+    path, pending = results.path, undone_runs(results)
+    go_on = shlex.join(["benchctl", "run", "--resume", str(path), "--on", "slurm"])
+    array = _array_job(path.resolve(), profile, keeps_raw_logs=options.keep_raw_logs)
     tasks = queued_blocks(array.directory, active_tasks())
     blocks = sorted({planned.block for planned in pending} - set(tasks.values()))
     if tasks:
-        print(
-            f"{_blocks_text(tasks.values())}: queued or running already, as {', '.join(sorted(tasks))}", flush=True
-        )
+        queued = ", ".join(sorted(tasks))
+        print(f"{_blocks_text(tasks.values())}: queued or running already, as {queued}", flush=True)
+
+    def tell_submitted(submission: Submission) -> None:
+        text = _blocks_text(submission.tasks.values())
+        print(f"submitted as job {submission.job}: {text}; logs in {path}/submissions", flush=True)
+
     if blocks:
         submission = submit_blocks(array, blocks)
-        _tell_submitted(results.path, submission)
+        tell_submitted(submission)
         tasks |= submission.tasks
-    if distribution.is_detached:
-        print(f"progress: {shlex.join(['benchctl', 'watch', str(results.path)])}")
-        print(f"afterwards, also for blocks whose task was lost: {_continue_command(results.path)}")
+    if options.detach:
+        print(f"progress: {shlex.join(['benchctl', 'watch', str(path)])}")
+        print(f"afterwards, also for blocks whose task was lost: {go_on}")
         return None
-    watched = BlocksOnSlurm(
-        results, array, tasks, on_submit=lambda again: _tell_submitted(results.path, again), on_problem=warn
-    )
-    _watch(results, watched, profile, is_quiet=is_quiet)
-    _refuse_unfinished(results, watched)
-    return _outcome(results, pending)
+    watched = BlocksOnSlurm(results, array, tasks, on_submit=tell_submitted, on_problem=warn)
+
+    def is_over() -> bool:
+        watched.look()
+        return watched.is_over
+
+    try:
+        show_until_done(results, is_over, is_quiet=options.is_quiet, width=profile.cluster.parallel)
+    except KeyboardInterrupt:
+        tell(
+            f"no longer watching: the tasks go on without this command. Progress: benchctl watch {path}; "
+            f"cancel: scancel {' '.join(watched.jobs)}; afterwards: {go_on}"
+        )
+        raise
+    _refuse_unfinished(path, watched, go_on)
+    return outcome_elsewhere(results, pending)
 
 
-def _array_job(directory: Path, profile: Profile, *, keeps_raw_logs: bool) -> ArrayJob:
-
+def _array_job(directory: Path, profile: Profile, *, keeps_raw_logs: bool = False) -> ArrayJob:
     return ArrayJob(
         directory=directory,
         name=profile.name,
@@ -170,44 +164,23 @@ def _array_job(directory: Path, profile: Profile, *, keeps_raw_logs: bool) -> Ar
     )
 
 
-def _watch(results: ResultDirectory, watched: BlocksOnSlurm, profile: Profile, *, is_quiet: bool) -> None:
-
-    try:
-        show_until_done(
-            results,
-            should_stop=lambda: watched.is_over,
-            on_tick=lambda _: watched.look(),
-            is_quiet=is_quiet,
-            width=profile.cluster.parallel,
-        )
-    except KeyboardInterrupt:
-        jobs = " ".join(watched.jobs)
-        print(
-            f"no longer watching: the tasks go on without this command. Progress: benchctl watch {results.path}; "
-            f"cancel: scancel {jobs}; afterwards: {_continue_command(results.path)}",
-            file=sys.stderr,
-        )
-        raise
-
-
-def _refuse_unfinished(results: ResultDirectory, watched: BlocksOnSlurm) -> None:
+def _refuse_unfinished(path: Path, watched: BlocksOnSlurm, go_on: str) -> None:
     """End the command where blocks were not measured: cancelled ones as interrupted, others as a failure."""
     if watched.given_up:
         block, task = next(iter(watched.given_up.items()))
         times = count_of(watched.settings.resubmissions + 1, "time")
         raise RunError(
             f"{_blocks_text(watched.given_up)}: submitted {times}, and no task ended its block; when the reason is "
-            f"removed, continue with: {_continue_command(results.path)}",
+            f"removed, continue with: {go_on}",
             cause="task-lost",
-            log_tail=_log_tail(results.path, task, block),
+            log_tail=_log_tail(path, task, block),
         )
     if watched.cancelled:
-        print(
+        tell(
             f"{_blocks_text(watched.cancelled)}: the task was cancelled; what was measured is kept. Continue with: "
-            f"{_continue_command(results.path)}",
-            file=sys.stderr,
+            f"{go_on}"
         )
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
 
 
 def _log_tail(path: Path, task: str, block: int) -> str:
@@ -221,41 +194,16 @@ def _log_tail(path: Path, task: str, block: int) -> str:
     return ""
 
 
-def _outcome(results: ResultDirectory, pending: Sequence[PlannedRun]) -> Outcome:
-
-    states = Counter(results.run(planned.run_id).read().state for planned in pending)
-    return Outcome(
-        num_done=states["done"],
-        num_failed=states["failed"],
-        num_suspect=states["suspect"],
-        num_skipped=len(results.due_plan().runs) - len(pending),
-    )
-
-
-def _tell_submitted(path: Path, submission: Submission) -> None:
-    blocks = tuple(submission.tasks.values())
-    print(f"submitted as job {submission.job}: {_blocks_text(blocks)}; logs in {path}/submissions", flush=True)
-
-
-def _continue_command(path: Path) -> str:
-    return shlex.join(["benchctl", "run", "--resume", str(path), "--on", "slurm"])
-
-
 def _blocks_text(blocks: Iterable[int]) -> str:
     """``block 3``, or ``blocks 0-3, 7``."""
-    ordered, ranges = sorted(blocks), list[list[int]]()
-    for block in ordered:
-        if ranges and block == ranges[-1][1] + 1:
-            ranges[-1][1] = block
-        else:
-            ranges.append([block, block])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
-    return f"{'block' if len(ordered) == 1 else 'blocks'} {', '.join(texts)}"
+    ordered = sorted(blocks)
+    firsts = [block for block in ordered if block - 1 not in ordered]
+    lasts = [block for block in ordered if block + 1 not in ordered]
+    ranges = (f"{low}" if low == high else f"{low}-{high}" for low, high in zip(firsts, lasts, strict=True))
+    return f"{'block' if len(ordered) == 1 else 'blocks'} {', '.join(ranges)}"
 
 
-def measure_block(
-    path: Path, block: int, time_left_s: float | None, *, is_quiet: bool, keeps_raw_logs: bool
-) -> int:
+def measure_block(path: Path, block: int, options: RunOptions) -> int:
     """Measure block ``block`` of ``path``, as far as it is not done; returns the exit code."""
     reopened = reopen_experiment(path, None)
     results, profile, requests = reopened.results, reopened.profile, reopened.requests
@@ -263,22 +211,21 @@ def measure_block(
     check_gpu(profile)
     check_machine(profile, requests, path)
     num_runs = len(block_runs(results, block))
-    is_quiet = is_quiet or bool(os.environ.get("CI"))
     try:
-        with experiment_progress(num_runs, num_runs, is_quiet=is_quiet) as listener:
+        with experiment_progress(num_runs, num_runs, is_quiet=options.is_quiet) as listener:
             outcome = run_block(
                 results,
                 profile,
                 requests,
                 block,
                 listener,
-                time_left=_time_left(time_left_s),
-                keeps_raw_logs=keeps_raw_logs,
+                time_left=_time_left(options.time_left),
+                keeps_raw_logs=options.keep_raw_logs,
                 lease_s=profile.cluster.lease_s,
-                on_wait=_tell,
+                on_wait=tell,
             )
     except KeyboardInterrupt:
-        _tell(f"block {block} was interrupted; what was measured is kept, and its task may run again")
+        tell(f"block {block} was interrupted; what was measured is kept, and its task may run again")
         raise
     counts = {
         "done": outcome.num_done,
@@ -287,11 +234,7 @@ def measure_block(
         "done before": outcome.num_skipped,
     }
     print(f"block {block}: " + ", ".join(f"{count} {state}" for state, count in counts.items() if count))
-    return A_RUN_FAILED if outcome.num_failed else A_RUN_IS_SUSPECT if outcome.num_suspect else 0
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    return exit_code_of(outcome.num_failed, outcome.num_suspect)
 
 
 def _time_left(given_s: float | None) -> Callable[[], float | None]:

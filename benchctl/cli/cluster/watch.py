@@ -1,7 +1,6 @@
-"""Progress of an experiment in words and lines: one line for a log, or a picture that fits a terminal.
+"""``benchctl watch``: the progress of an experiment that other processes measure, from its files.
 
-The live view of an experiment that other processes measure: a picture on a terminal, otherwise lines.
-``benchctl watch``: the progress of an experiment that other processes measure, from its files.
+A picture that is drawn over on a terminal, a line for each change in a log, or a document for each change as JSON.
 """
 
 import os
@@ -15,23 +14,23 @@ from typing import Annotated, Final, TextIO, TypeAlias
 
 import typer
 from rich.console import Group, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from benchctl.cli.checks import A_RUN_FAILED, A_RUN_IS_SUSPECT
+from benchctl.cli.checks import exit_code_of
 from benchctl.cli.failures import INTERRUPTED, drawing
 from benchctl.cli.options.options import complete_results
-from benchctl.cli.screen import TextConsole, json_line, print_json
+from benchctl.cli.screen import TextConsole, json_text, print_json
 from benchctl.cluster.block_progress import STATES, BlockProgress
 from benchctl.cluster.progress import Problem, Progress, progress_document
 from benchctl.cluster.watcher import Watcher
-from benchctl.formats import count_of, duration, first_of, shortened
+from benchctl.formats import count_of, duration, first_of
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.untrusted.text import visible_line
 
 Show: TypeAlias = Callable[[Progress], None]
-
 
 _COLOURS: Final = {
     "running": "cyan",
@@ -49,35 +48,60 @@ _WIDE: Final = 76
 """Columns of a terminal that has room for devices and job."""
 _DEVICE_CHARS: Final = 8
 _MANY_ARMS: Final = 4
-_MANY_SECONDS: Final = 600
+_LEAST_WIDTH: Final = 40
+_LEAST_HEIGHT: Final = 8
+TICK_S: Final = 0.5
+"""Seconds between two calls of a caller's functions."""
+LOOK_S: Final = 2.0
+"""Seconds between two looks at the files."""
 
 
-def summary_line(progress: Progress) -> str:
-    """Blocks by state, ended runs and time left, in one line."""
-    return f"blocks: {_states(progress)}; {_runs(progress)}; {time_left_text(progress)}"
+def _row(block: BlockProgress) -> dict[str, str]:
+    """A running block in words; a field that is empty is unknown."""
+    devices = block.devices[0][:_DEVICE_CHARS] if block.devices else ""
+    if len(block.devices) > 1:
+        devices += f" +{len(block.devices) - 1}"
+    now = "ending" if block.num_ended == block.num_runs else "between two runs" if block.num_ended else "beginning"
+    if block.current is not None:
+        elapsed = "" if block.current.elapsed_s is None else f" {duration(block.current.elapsed_s)}"
+        now = f"{block.current.arm}: {block.current.phase}{elapsed}"
+    if block.generation is not None and block.generation > 1:
+        now += f" (claim {block.generation})"
+    fields = {
+        "block": str(block.block),
+        "node": block.node or "",
+        "devices": devices,
+        "job": block.job or "",
+        "runs": f"{block.num_ended}/{block.num_runs}",
+        "now": now,
+    }
+    return {name: visible_line(text) for name, text in fields.items()}
 
 
-def _states(progress: Progress) -> str:
-    counts = progress.block_states
-    return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+def _running(progress: Progress) -> list[dict[str, str]]:
+    return [_row(block) for block in progress.blocks if block.state == "running"]
+
+
+def _title(progress: Progress) -> str:
+    """Profile and state; a shared directory whose blocks nobody measures now waits for tasks that may be queued."""
+    is_waiting = progress.is_shared and progress.is_idle and not progress.has_ended
+    return f"{progress.profile}: {'waiting' if is_waiting else progress.state}"
 
 
 def _runs(progress: Progress) -> str:
     return f"{sum(block.num_ended for block in progress.blocks)} of {progress.num_runs} runs ended"
 
 
-def state_text(progress: Progress) -> str:
-    """The state in a word; of a shared directory whose blocks nobody measures now, tasks may still be queued."""
-    if progress.is_shared and progress.is_idle and not progress.has_ended:
-        return "waiting"
-    return progress.state
+def _states(progress: Progress) -> str:
+    counts = progress.block_states
+    return "blocks: " + ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
 
 
-def time_left_text(progress: Progress) -> str:
+def _time_left(progress: Progress) -> str:
     """Time left with its range, and what it rests on."""
+    left = progress.time_left
     if progress.has_ended:
         return "nothing is left to measure"
-    left = progress.time_left
     if left is None:
         return "nothing is measured now" if progress.is_idle else "time left unknown until runs have ended"
     low, high = duration(left.low_s), duration(left.high_s)
@@ -89,41 +113,33 @@ def time_left_text(progress: Progress) -> str:
     return f"{text}, once blocks are measured" if progress.is_idle else text
 
 
-def problem_lines(problems: Sequence[Problem]) -> list[str]:
+def _summary(progress: Progress) -> str:
+    return f"{_states(progress)}; {_runs(progress)}; {_time_left(progress)}"
+
+
+def _problem_lines(progress: Progress) -> list[str]:
     """One line for each thing that is not well; runs with the same problem share one."""
-    groups: dict[tuple[str, str], list[Problem]] = defaultdict(list)
-    for problem in problems:
-        alone = f" {problem.block}" if problem.run_id is None else ""
-        groups[problem.kind, problem.message + alone].append(problem)
-    order = {state: number for number, state in enumerate(STATES)}
-    ordered = sorted(groups.values(), key=lambda group: order[group[0].kind])
-    return [_problem_line(group) for group in ordered]
+    groups: dict[tuple[str, str, int | None], list[Problem]] = defaultdict(list)
+    for problem in sorted(progress.problems, key=lambda problem: STATES.index(problem.kind)):
+        groups[problem.kind, problem.message, problem.block if problem.run_id is None else None].append(problem)
+    lines = []
+    for (kind, message, block), group in groups.items():
+        runs = first_of([problem.run_id or "" for problem in group], 1)
+        number = "" if len(group) == 1 else f"{len(group)} runs "
+        lines.append(f"{number}{kind}: {runs}: {message}" if block is None else f"block {block} {kind}: {message}")
+    return [visible_line(line) for line in lines]
 
 
-def _problem_line(group: Sequence[Problem]) -> str:
-    first = group[0]
-    if first.run_id is None:
-        return visible_line(f"block {first.block} {first.kind}: {first.message}")
-    number = "" if len(group) == 1 else f"{len(group)} runs "
-    runs = first_of([problem.run_id or "" for problem in group], 1)
-    return visible_line(f"{number}{first.kind}: {runs}: {first.message}")
-
-
-def all_lines(progress: Progress) -> list[str]:
+def _all_lines(progress: Progress) -> Iterator[str]:
     """The progress as it is printed once: totals, each running block, and each problem."""
-    running = [block for block in progress.blocks if block.state == "running"]
-    rows = [_row(block) for block in running]
-    return [
-        visible_line(f"{progress.profile}: {state_text(progress)}"),
-        summary_line(progress),
-        *(visible_line(_sentence(*row)) for row in rows),
-        *problem_lines(progress.problems),
-    ]
-
-
-def _sentence(block: str, node: str, devices: str, job: str, runs: str, now: str) -> str:
-    where = (f" on {node}" if node else "") + (f" {devices}" if devices else "") + (f" ({job})" if job else "")
-    return f"block {block} running{where}: {runs.replace('/', ' of ')} runs ended; {now}"
+    yield visible_line(_title(progress))
+    yield _summary(progress)
+    for row in _running(progress):
+        where = (f" on {row['node']}" if row["node"] else "") + (f" {row['devices']}" if row["devices"] else "")
+        where += f" ({row['job']})" if row["job"] else ""
+        ended = row["runs"].replace("/", " of ")
+        yield f"block {row['block']} running{where}: {ended} runs ended; {row['now']}"
+    yield from _problem_lines(progress)
 
 
 def picture(progress: Progress, width: int, height: int) -> RenderableType:
@@ -131,42 +147,37 @@ def picture(progress: Progress, width: int, height: int) -> RenderableType:
 
     A bar and totals, the running blocks, what is not well, and a count of all other blocks.
     """
-    head = _head(progress, width)
-    problems = problem_lines(progress.problems)
-    running = [block for block in progress.blocks if block.state == "running"]
-    free = height - len(head) - 1  # the last line is the rest
-    titles = (2 if running else 0) + (2 if problems else 0)
-    for_problems = min(len(problems), max(_LEAST_PROBLEMS, free - titles - len(running)))
-    for_running = max(free - titles - for_problems, 1 if running else 0)
-    return Group(
-        *head,
-        *_running_lines(running, for_running, width),
-        *_problem_texts(problems, for_problems, width),
-        _rest(progress, len(running) - for_running, len(problems) - for_problems, width),
-    )
-
-
-def _line(text: str, width: int, style: str = "") -> Text:
-
-    return Text(shortened(visible_line(text), width), style=style, no_wrap=True, overflow="ellipsis")
-
-
-def _head(progress: Progress, width: int) -> list[RenderableType]:
     arms = [
-        f"{arm.arm} {_run_duration(arm.run_s)} ({arm.num_ended})"
+        f"{arm.arm} {duration(arm.run_s)} ({arm.num_ended})"
         for arm in progress.arms
         if arm.num_ended and arm.run_s is not None
     ]
-    title = f"{progress.profile}: {state_text(progress)}, {_runs(progress)}"
     lines: list[RenderableType] = [
-        _line(title, width, "bold"),
+        _line(f"{_title(progress)}, {_runs(progress)}", "bold"),
         _bar(progress, width),
-        _coloured(f"blocks: {_states(progress)}", width),
-        _line(time_left_text(progress), width),
+        _line(_states(progress)),
+        _line(_time_left(progress)),
+        *([_line(f"a run takes: {first_of(arms, _MANY_ARMS)}", "dim")] if arms else []),
     ]
-    if arms:
-        lines.append(_line(f"a run takes: {first_of(arms, _MANY_ARMS)}", width, "dim"))
-    return lines
+    problems, running = _problem_lines(progress), _running(progress)
+    free = height - len(lines) - 1 - (2 if running else 0) - (2 if problems else 0)  # the last line is the rest
+    num_problems = min(len(problems), max(_LEAST_PROBLEMS, free - len(running)))
+    num_running = min(len(running), max(free - num_problems, 1))
+    if running:
+        lines += ["", _running_table(running[:num_running], width)]
+    if problems:
+        lines += ["", _line("Not well", "bold"), *map(_line, problems[:num_problems])]
+    left = {"more running block": len(running) - num_running, "more problem": len(problems) - num_problems}
+    rest = [f"{count_of(count, noun)} not shown" for noun, count in left.items() if count]
+    return Constrain(Group(*lines, _line("; ".join([*rest, str(progress.path)]), "dim")), width)
+
+
+def _line(text: str, style: str = "") -> Text:
+    """A text on one line, with states in their colours where it has no style of its own."""
+    line = Text(visible_line(text), style=style, no_wrap=True, overflow="ellipsis")
+    for state, colour in _COLOURS.items() if not style else ():
+        line.highlight_words([f" {state}"], style=colour)
+    return line
 
 
 def _bar(progress: Progress, width: int) -> Text:
@@ -179,117 +190,55 @@ def _bar(progress: Progress, width: int) -> Text:
     return Text.assemble(*parts, no_wrap=True)
 
 
-def _run_duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < _MANY_SECONDS else duration(seconds)
-
-
-def _coloured(text: str, width: int) -> Text:
-    line = _line(text, width)
-    for state, colour in _COLOURS.items():
-        line.highlight_words([f" {state}"], style=colour)
-    return line
-
-
-def _running_lines(blocks: Sequence[BlockProgress], limit: int, width: int) -> list[RenderableType]:
-
-    if not blocks:
-        return []
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(justify="right", no_wrap=True)
-    rows = [("block", "node", "devices", "job", "runs", "now"), *map(_row, blocks[:limit])]
-    columns = [
-        number
-        for number, (name, *fields) in enumerate(zip(*rows, strict=True))
-        if any(fields) and (width >= _WIDE or name not in {"devices", "job"})
-    ]
-    for number in columns[1:-1]:
-        table.add_column(no_wrap=True, max_width=_LONGEST.get(rows[0][number]), overflow="ellipsis")
-    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    table.width = width
+def _running_table(rows: Sequence[dict[str, str]], width: int) -> Table:
+    """A column for each field that some block has and that the terminal has room for."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", width=width)
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    columns = [name for name in names if width >= _WIDE or name not in {"devices", "job"}]
+    for name in columns:
+        table.add_column(
+            name,
+            justify="right" if name == "block" else "left",
+            no_wrap=True,
+            max_width=_LONGEST.get(name),
+            overflow="ellipsis",
+            ratio=1 if name == "now" else None,
+        )
     for row in rows:
-        fields = (visible_line(row[number]) for number in columns)
-        table.add_row(*fields, style="dim" if row is rows[0] else None)
-    return [_line("", width), table]
+        table.add_row(*(row[name] for name in columns))
+    return table
 
 
-def _row(block: BlockProgress) -> tuple[str, str, str, str, str, str]:
-    devices = block.devices[0][:_DEVICE_CHARS] if block.devices else ""
-    if len(block.devices) > 1:
-        devices += f" +{len(block.devices) - 1}"
-    current = block.current
-    now = "ending" if block.num_ended == block.num_runs else "between two runs" if block.num_ended else "beginning"
-    if current is not None:
-        elapsed = "" if current.elapsed_s is None else f" {duration(current.elapsed_s)}"
-        now = f"{current.arm}: {current.phase}{elapsed}"
-    if block.generation is not None and block.generation > 1:
-        now += f" (claim {block.generation})"
-    runs = f"{block.num_ended}/{block.num_runs}"
-    return str(block.block), block.node or "", devices, block.job or "", runs, now
+class _Changes:
+    """Prints a line for each change: of the totals and for each new problem, or one document of JSON."""
 
+    def __init__(self, stream: TextIO, *, as_json: bool) -> None:
+        self._stream = stream
+        self._as_json = as_json
+        self._shown: object = None
+        self._told: set[str] = set()
 
-def _problem_texts(lines: Sequence[str], limit: int, width: int) -> list[RenderableType]:
-    if not lines:
-        return []
-    return [_line("", width), _line("Not well", width, "bold"), *(_coloured(line, width) for line in lines[:limit])]
-
-
-def _rest(progress: Progress, running_left: int, problems_left: int, width: int) -> Text:
-    hidden = [
-        f"{count_of(count, noun)} not shown"
-        for count, noun in ((running_left, "more running block"), (problems_left, "more problem"))
-        if count > 0
-    ]
-    return _line("; ".join([*hidden, str(progress.path)]), width, "dim")
-
-
-TICK_S: Final = 0.5
-"""Seconds between two calls of a caller's functions."""
-LOOK_S: Final = 2.0
-"""Seconds between two looks at the files."""
-_LEAST_WIDTH: Final = 40
-_LEAST_HEIGHT: Final = 8
-
-
-def show_until_done(
-    results: ResultDirectory,
-    *,
-    should_stop: Callable[[], bool],
-    on_tick: Callable[[Progress], None],
-    is_quiet: bool,
-    width: int | None = None,
-) -> Progress:
-    """Show the progress of ``results`` on stderr until ``should_stop()`` is true; returns the last one.
-
-    Both functions are called about twice a second; ``on_tick`` gets the latest progress. That every run has ended
-    does not end the view: only the caller knows whether failed blocks are measured again. ``width`` is the number
-    of blocks that can be measured at a time, as far as the caller knows it. With ``is_quiet``, or without a
-    terminal, there is one line for each change. A KeyboardInterrupt passes through.
-    """
-    watcher = Watcher(results, width)
-    with progress_view(is_quiet=is_quiet) as show:
-        progress, looked_s = watcher.look(), time.monotonic()
-        while True:
-            show(progress)
-            on_tick(progress)
-            if should_stop():
-                progress = watcher.look()
-                show(progress)
-                return progress
-            time.sleep(TICK_S)
-            if time.monotonic() - looked_s >= LOOK_S:
-                progress, looked_s = watcher.look(), time.monotonic()
+    def show(self, progress: Progress) -> None:
+        """Print what is new since the last call."""
+        states = [(block.state, block.num_ended, block.generation) for block in progress.blocks]
+        if (shown := (progress.state, states, progress.problems)) == self._shown:
+            return
+        self._shown = shown
+        lines = [line for line in _problem_lines(progress) if line not in self._told]
+        self._told.update(lines)
+        for line in [json_text(progress_document(progress))] if self._as_json else [*lines, _summary(progress)]:
+            print(line, file=self._stream, flush=True)
 
 
 @contextmanager
-def progress_view(stream: TextIO | None = None, *, is_quiet: bool = False) -> Iterator[Show]:
-    """Yield the function that shows a progress on ``stream``, by default stderr: drawn over the last one where that
-    is a terminal with a width, otherwise as lines of what is new.
+def _view(stream: TextIO, *, is_quiet: bool = False, as_json: bool = False) -> Iterator[Show]:
+    """Yield the function that shows a progress on ``stream``: drawn over the last one where that is a terminal with
+    a width and a cursor that can be moved, otherwise as lines of what is new.
     """
-    stream = sys.stderr if stream is None else stream
-    if is_quiet or not _can_draw(stream):
-        yield ChangesInLines(stream).show
+    is_dumb = not stream.isatty() or os.environ.get("TERM", "").lower() in {"", "dumb", "unknown"}
+    if is_quiet or as_json or is_dumb or os.get_terminal_size(stream.fileno()).columns == 0:
+        yield _Changes(stream, as_json=as_json).show
         return
-
     console = TextConsole(file=drawing(stream), force_terminal=True)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
 
@@ -300,40 +249,30 @@ def progress_view(stream: TextIO | None = None, *, is_quiet: bool = False) -> It
         yield show
 
 
-def _can_draw(stream: TextIO) -> bool:
-    """True for a terminal with a width whose cursor can be moved."""
-    if not stream.isatty() or os.environ.get("TERM", "").lower() in {"", "dumb", "unknown"}:
-        return False
-    return os.get_terminal_size(stream.fileno()).columns > 0
+def _follow(watcher: Watcher, show: Show, is_over: Callable[[Progress], bool], interval_s: float) -> Progress:
+    """Show what each look at the files sees until ``is_over``, which is asked at every tick; returns the last."""
+    while True:
+        progress, looked_s = watcher.look(), time.monotonic()
+        show(progress)
+        while time.monotonic() - looked_s < interval_s:
+            if is_over(progress):
+                progress = watcher.look()
+                show(progress)
+                return progress
+            time.sleep(min(TICK_S, interval_s))
 
 
-class ChangesInLines:
-    """Prints a line for each change of the totals, and one for each new problem."""
+def show_until_done(
+    results: ResultDirectory, is_over: Callable[[], bool], *, is_quiet: bool, width: int | None = None
+) -> None:
+    """Show the progress of ``results`` on stderr until ``is_over``, which is called about twice a second.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._counts: object = None
-        self._problems: set[str] = set()
-
-    def show(self, progress: Progress) -> None:
-        """Print what is new since the last call."""
-        lines = [line for line in problem_lines(progress.problems) if line not in self._problems]
-        self._problems.update(lines)
-        if (counts := counts_of(progress)) != self._counts:
-            self._counts = counts
-            lines.append(summary_line(progress))
-        for line in lines:
-            print(line, file=self._stream, flush=True)
-
-
-def counts_of(progress: Progress) -> object:
-    """Value that is another one after each change that a line or a document is worth."""
-    states = [(block.state, block.num_ended, block.generation) for block in progress.blocks]
-    return progress.state, states, progress.problems
-
-
-_LEAST_S: Final = 0.2
-_LONGEST_S: Final = 3600.0
+    That every run has ended does not end the view: only the caller knows whether failed blocks are measured again.
+    ``width`` is the number of blocks that can be measured at a time, as far as the caller knows it. With
+    ``is_quiet``, or without a terminal, there is one line for each change. A KeyboardInterrupt passes through.
+    """
+    with _view(sys.stderr, is_quiet=is_quiet) as show:
+        _follow(Watcher(results, width), show, lambda _: is_over(), LOOK_S)
 
 
 def watch(
@@ -349,7 +288,7 @@ def watch(
     interval: Annotated[
         float,
         typer.Option(
-            "--interval", min=_LEAST_S, max=_LONGEST_S, metavar="S", help="Seconds between two looks at the files."
+            "--interval", min=0.2, max=3600.0, metavar="S", help="Seconds between two looks at the files."
         ),
     ] = LOOK_S,
 ) -> None:
@@ -360,46 +299,16 @@ def watch(
     it was interrupted.
     """
     watcher = Watcher(open_results(results))
-    if once:
-        _print_once(watcher.look(), as_json=as_json)
-        return
-    progress = _watch(watcher, interval, as_json=as_json)
-    if code := _exit_code(progress):
-        raise typer.Exit(code)
-
-
-def _print_once(progress: Progress, *, as_json: bool) -> None:
-
-    if as_json:
-        print_json(progress_document(progress))
-        return
-    for line in all_lines(progress):
-        print(line)
-
-
-def _watch(watcher: Watcher, interval_s: float, *, as_json: bool) -> Progress:
-    """Show the progress until nothing is left, or nobody goes on; returns the last one."""
-    if as_json:
-        counts: object = None
-        while True:
-            progress = watcher.look()
-            if counts != (counts := counts_of(progress)):
-                _print_line(progress)
-            if _is_over(progress):
-                return progress
-            time.sleep(interval_s)
-    with progress_view(sys.stdout) as show:
-        while True:
-            progress = watcher.look()
-            show(progress)
-            if _is_over(progress):
-                return progress
-            time.sleep(interval_s)
-
-
-def _print_line(progress: Progress) -> None:
-
-    print(json_line(progress_document(progress)), flush=True)
+    if once and as_json:
+        print_json(progress_document(watcher.look()))
+    elif once:
+        print("\n".join(_all_lines(watcher.look())))
+    else:
+        with _view(sys.stdout, as_json=as_json) as show:
+            progress = _follow(watcher, show, _is_over, interval)
+        states = progress.run_states
+        code = exit_code_of(states.get("failed", 0), states.get("suspect", 0))
+        raise typer.Exit(code if progress.has_ended else INTERRUPTED)
 
 
 def _is_over(progress: Progress) -> bool:
@@ -407,10 +316,3 @@ def _is_over(progress: Progress) -> bool:
     if progress.state == "running":
         return False  # all may have ended, and the last document is being written
     return progress.has_ended or (not progress.is_shared and progress.state == "interrupted")
-
-
-def _exit_code(progress: Progress) -> int:
-    if not progress.has_ended:
-        return INTERRUPTED
-    states = progress.run_states
-    return A_RUN_FAILED if states.get("failed") else A_RUN_IS_SUSPECT if states.get("suspect") else 0

@@ -1,49 +1,95 @@
-"""``benchctl micro roofline``: the peaks that a device reaches, filed with the machine.
+"""``benchctl micro``: single forward passes of a model with random weights, and the peaks of a device.
 
-Steps that the commands of ``benchctl micro`` share: settings from options, the measurement, its outcome.
-Both ways of backfill on the screen, beside the published numbers.
-``benchctl micro``: forward passes of a model with random weights, without a server.
+``roofline`` measures and files the peaks, ``forward`` is an experiment of passes in every mode, ``bonus`` judges
+batch expansion against a prefill pass for the bonus tokens of a draft model.
 """
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar, get_args
+from typing import Annotated, Any, Final, get_args
 
 import msgspec
 import typer
 
-from benchctl.analysis.bonus import MeasuredBonus, context_in_words, modes_in_words, verdict_sentences
+from benchctl.analysis.bonus import (
+    MeasuredBonus,
+    bonus_design,
+    context_in_words,
+    measured_bonus,
+    modes_in_words,
+    verdict_sentences,
+)
 from benchctl.analysis.summary.analyzed import analyze_directory
-from benchctl.cli.checks import keeping
-from benchctl.cli.conduct import experiment_progress
-from benchctl.cli.options.lists import numbers, words_of
+from benchctl.cli.checks import advising, keeping
+from benchctl.cli.conduct import experiment_progress, to_stderr
+from benchctl.cli.options.options import (
+    RESULTS,
+    AsJson,
+    Label,
+    Output,
+    OutputDir,
+    Quiet,
+    numbers,
+    with_options,
+    words_of,
+)
 from benchctl.cli.output.verdicts import print_tables
-from benchctl.cli.screen import print_json, warn, wide_console
+from benchctl.cli.screen import print_json, uncollected, warn, wide_console
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import UsageError
 from benchctl.formats import count_of, four_digits, percentage
-from benchctl.measure.experiment import Listener
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.measure.resume.pending import undone_runs
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.micro.experiment import MicroOutcome, measure_forward, resume_forward
-from benchctl.micro.forward_profile import PassSettings
+from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_of_points
 from benchctl.micro.peak_checks import best_of_each, data_sheet_peaks, unit_of
 from benchctl.micro.roofline import RooflineSettings, measure_roofline
-from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS, MODES, DataType, KvLayout, Mode
+from benchctl.profile.choices import (
+    MAX_BLOCKS,
+    MAX_OUTPUTS,
+    MAX_SEED,
+    MAX_THREADS,
+    MODES,
+    PHASES,
+    DataType,
+    KvLayout,
+    Mode,
+)
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs
-from benchctl.records.peaks import PEAKS, MeasuredPeaks, PeakSeries, best_series, hardware_of
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.peaks import PEAKS, MeasuredPeaks, PeakQuantity, PeakSeries, best_series, hardware_of
 from benchctl.records.stores import StoredFile
 from benchctl.report.export import write_derived, write_pictures
+from benchctl.report.model_documents import bonus_document
 from benchctl.report.table import table_of
 from benchctl.report.tables.times import bonus_table
 
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Measure single forward passes, and the peaks of a device, with torch and without a server.",
+)
+
 _MIB: Final = 2**20
+_LISTED: Final[dict[str, tuple[PeakQuantity, str | None]]] = {
+    "bfloat16": ("matmul", "bfloat16"),
+    "float32": ("matmul", "float32"),
+    "copy": ("copy", None),
+    "read": ("read", None),
+    "launch": ("launch", None),
+}
+"""Columns of the list of peaks, and the quantity and data type of each."""
+_INCONCLUSIVE: Final = 3
+_BELOW_FLOOR: Final = 4
+_FAILED: Final = 5
 
 _Device = Annotated[
     str | None, typer.Option("--device", help="cpu or cuda:N; by default the first GPU, else the CPU.")
@@ -52,59 +98,45 @@ _Python = Annotated[
     Path | None,
     typer.Option("--python", metavar="PATH", help="Interpreter that has torch; searched for by default."),
 ]
-_Dtypes = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype", metavar="NAME,NAME", help="Arithmetic of products: bfloat16, float16, float32, fp8, int8."
-    ),
-]
-_Sizes = Annotated[str | None, typer.Option("--size", metavar="N,N", help="Sides of the square matrices.")]
-_Rounds = Annotated[int, typer.Option("--rounds", min=2, max=MAX_BLOCKS, help="Values of each kernel.")]
-_BufferMb = Annotated[
-    int | None,
-    typer.Option(
-        "--buffer-mb",
-        min=1,
-        max=1 << 20,
-        help="MiB of a buffer; by default 8 times the last-level cache, and at least 256, of a GPU 2048.",
-    ),
-]
-_ValueMs = Annotated[
-    float | None,
-    typer.Option("--value-ms", min=0.1, max=60_000, help="Duration of one value; by default 50 on a CPU, else 20."),
-]
-_Threads = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, max=MAX_THREADS, help="Threads of a CPU; by default one on each core."),
-]
-_AllReduce = Annotated[
-    int | None,
-    typer.Option(
-        "--all-reduce",
-        min=1,
-        max=64,
-        metavar="N",
-        help="Devices that reduce together; all GPUs by default, 1 for none.",
-    ),
-]
-_Show = Annotated[bool, typer.Option("--show", help="Measure nothing; list what is on file, the newest first.")]
-_NoStore = Annotated[bool, typer.Option("--no-store", help="Do not file the peaks.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 
 
+@app.command("roofline")
 def roofline(
     device: _Device = None,
     python: _Python = None,
-    dtype: _Dtypes = None,
-    size: _Sizes = None,
-    rounds: _Rounds = 9,
-    buffer_mb: _BufferMb = None,
-    value_ms: _ValueMs = None,
-    threads: _Threads = None,
-    all_reduce: _AllReduce = None,
-    show: _Show = False,
-    no_store: _NoStore = False,
-    as_json: _AsJson = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,NAME", help="Arithmetic of products: bfloat16, float16, float32, fp8, int8."),
+    ] = None,
+    size: Annotated[str | None, typer.Option(metavar="N,N", help="Sides of the square matrices.")] = None,
+    rounds: Annotated[int, typer.Option(min=2, max=MAX_BLOCKS, help="Values of each kernel.")] = 9,
+    buffer_mb: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1 << 20,
+            help="MiB of a buffer; by default 8 times the last-level cache, and at least 256, of a GPU 2048.",
+        ),
+    ] = None,
+    value_ms: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=60_000, help="Duration of one value; by default 50 on a CPU, else 20."),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_THREADS, help="Threads of a CPU; by default one on each core."),
+    ] = None,
+    all_reduce: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, metavar="N", help="Devices that reduce together; all GPUs by default, 1 for none."
+        ),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Measure nothing; list what is on file, the newest first.")
+    ] = False,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Do not file the peaks.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
 ) -> None:
     """Measure the peaks of a device: matrix products, memory bandwidth, launches, all-reduce.
 
@@ -112,7 +144,7 @@ def roofline(
     take them in place of a data sheet's; a result directory of a real engine on this machine gets a copy.
     """
     if show:
-        _show(PEAKS.entries(), as_json=as_json)
+        _show_filed(PEAKS.entries(), as_json=as_json)
         return
     settings = RooflineSettings(
         device=device,
@@ -128,7 +160,7 @@ def roofline(
     peaks = measure_roofline(settings)
     path = None if no_store else PEAKS.add(peaks)
     if as_json:
-        _print_json(_document(peaks, path))
+        print_json(_document(peaks, path))
     else:
         _print_peaks(peaks, path)
 
@@ -141,17 +173,19 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _print_peaks(peaks: MeasuredPeaks, path: Path | None) -> None:
-
     sheet, console = data_sheet_peaks(peaks), wide_console()
-    console.print(_heading(peaks))
-    console.print()
+    threads = "" if peaks.threads is None else f", {count_of(peaks.threads, 'thread')}"
+    rounds = f"{len(peaks.series[0].values)} rounds, measured {peaks.measured_at}\n"
+    console.print(f"{peaks.device} of {peaks.host}{threads}, torch {peaks.torch_version}, {rounds}")
     rows = []
     for series in best_of_each(peaks):
         unit, scale = unit_of(series)
         figure = sheet.get((series.quantity, series.dtype))
-        numbers = [four_digits(value / scale) for value in (series.median, series.low, series.high)]
+        is_of_memory = series.quantity in {"copy", "read"}
+        size = f"{int(series.setting) // _MIB} MiB" if is_of_memory else series.setting
+        values = [four_digits(value / scale) for value in (series.median, series.low, series.high)]
         of_sheet = ["", ""] if figure is None else [four_digits(figure / scale), percentage(series.median / figure)]
-        rows.append((_name(series), _setting(series), *numbers, unit, *of_sheet))
+        rows.append((_name(series), size, *values, unit, *of_sheet))
     headings = ("peak", "size", "median", "least", "most", "unit", "data sheet", "of it")
     console.print(table_of(headings, rows, left=("peak", "unit")))
     console.print()
@@ -163,74 +197,43 @@ def _print_peaks(peaks: MeasuredPeaks, path: Path | None) -> None:
     console.print("not filed" if path is None else f"filed: {path.parent.name}/{path.stem}")
 
 
-def _heading(peaks: MeasuredPeaks) -> str:
-
-    threads = "" if peaks.threads is None else f", {count_of(peaks.threads, 'thread')}"
-    rounds = len(peaks.series[0].values)
-    return (
-        f"{peaks.device} of {peaks.host}{threads}, torch {peaks.torch_version}, {rounds} rounds, measured "
-        f"{peaks.measured_at}"
-    )
-
-
 def _name(series: PeakSeries) -> str:
-    return " ".join((series.quantity, *([] if series.dtype is None else [series.dtype])))
+    return series.quantity if series.dtype is None else f"{series.quantity} {series.dtype}"
 
 
-def _setting(series: PeakSeries) -> str:
-    if series.quantity in {"copy", "read"}:
-        return f"{int(series.setting) // _MIB} MiB"
-    return series.setting
-
-
-def _show(entries: Sequence[StoredFile[MeasuredPeaks]], *, as_json: bool) -> None:
-    if as_json:
-        peaks = [(entry, entry.content) for entry in entries]
-        documents = [
-            {"key": entry.key, "name": entry.name, "problem": entry.problem}
-            | ({} if each is None else _document(each, entry.path))
-            for entry, each in peaks
-        ]
-        _print_json({"store": str(PEAKS.directory), "peaks": documents})
-    elif entries:
-        _print_list(entries)
-    else:
+def _show_filed(entries: Sequence[StoredFile[MeasuredPeaks]], *, as_json: bool) -> None:
+    """Print all peaks that are on file; those that cannot be read with the reason."""
+    if not entries and not as_json:
         print(f"{PEAKS.directory} contains no peaks yet; 'benchctl micro roofline' measures them")
-
-
-def _print_list(entries: Sequence[StoredFile[MeasuredPeaks]]) -> None:
-
-    headings = ("key", "measured", "bfloat16", "float32", "copy", "read", "launch", "warnings")
-    rows: list[Sequence[object]] = []
+        return
+    documents, rows = [], []
     for entry in entries:
-        if entry.content is None:
-            rows.append((entry.name, "", "", "", "", "", "", entry.problem))
-        else:
-            codes = dict.fromkeys(warning.code for warning in entry.content.warnings)
-            rows.append((entry.key, entry.content.measured_at, *_medians(entry.content), ", ".join(codes)))
+        peaks, document = entry.content, {"key": entry.key, "name": entry.name, "problem": entry.problem}
+        if peaks is None:
+            documents.append(document)
+            rows.append((entry.name, "", *("" for _ in _LISTED), entry.problem))
+            continue
+        documents.append(document | _document(peaks, entry.path))
+        best = [best_series(peaks, quantity, dtype) for quantity, dtype in _LISTED.values()]
+        codes = dict.fromkeys(warning.code for warning in peaks.warnings)
+        rows.append((entry.key, peaks.measured_at, *map(_median, best), ", ".join(codes)))
+    if as_json:
+        print_json({"store": str(PEAKS.directory), "peaks": documents})
+        return
+    headings = ("key", "measured", *_LISTED, "warnings")
     console = wide_console()
     console.print(table_of(headings, rows, left=("key", "measured", "warnings")))
     console.print(f"store: {PEAKS.directory}; of each key the newest counts, of a quiet machine if there is one")
 
 
-def _medians(peaks: MeasuredPeaks) -> list[str]:
-
-    series = [
-        best_series(peaks, "matmul", "bfloat16"),
-        best_series(peaks, "matmul", "float32"),
-        best_series(peaks, "copy"),
-        best_series(peaks, "read"),
-        best_series(peaks, "launch"),
-    ]
-    units = [("", 1.0) if each is None else unit_of(each) for each in series]
-    return [
-        "" if each is None else f"{four_digits(each.median / scale)} {unit}"
-        for each, (unit, scale) in zip(series, units, strict=True)
-    ]
+def _median(series: PeakSeries | None) -> str:
+    if series is None:
+        return ""
+    unit, scale = unit_of(series)
+    return f"{four_digits(series.median / scale)} {unit}"
 
 
 def _document(peaks: MeasuredPeaks, path: Path | None) -> dict[str, Any]:
-
     best = [
         {"peak": _name(each), "setting": each.setting, "median": each.median, "low": each.low, "high": each.high}
         for each in best_of_each(peaks)
@@ -244,155 +247,237 @@ def _document(peaks: MeasuredPeaks, path: Path | None) -> dict[str, Any]:
     }
 
 
-def _print_json(document: dict[str, Any]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassOptions:
+    """What all passes of an experiment share, and its directory."""
 
-    print_json(document)
+    mode: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,NAME", help="eager, graph or both; by default all that the device has."),
+    ] = None
+    device: _Device = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16; by default bfloat16 on a GPU, float32 on a CPU."),
+    ] = None
+    kv_layout: Annotated[str, typer.Option(help="Key-value cache: contiguous or paged.")] = "contiguous"
+    python: _Python = None
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MAX_THREADS, help="Threads of an operator on a CPU; by default one for each core but one."
+        ),
+    ] = None
+    replays: Annotated[
+        int, typer.Option(min=1, max=MAX_OUTPUTS, help="Timed passes of each point and mode, over all blocks.")
+    ] = 200
+    blocks: Annotated[
+        int, typer.Option(min=1, max=MAX_BLOCKS, help="Complete replicates, each in a process of its own.")
+    ] = 8
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Seed of weights, tokens and the order of runs.")
+    ] = 0
+    output: Output = None
+    output_dir: OutputDir = RESULTS
+    label: Label = None
 
+    def settings(self, model: str) -> PassSettings:
+        """The settings of the passes of ``model``; those that are not named depend on the device.
 
-WordT = TypeVar("WordT", bound=str)
-A_RUN_IS_BELOW_FLOOR: Final = 4
-A_RUN_FAILED: Final = 5
-
-
-def pass_settings(
-    *,
-    model: str,
-    device: str | None,
-    dtype: str | None,
-    mode: str | None,
-    kv_layout: str,
-    python: Path | None,
-    replays: int,
-    blocks: int,
-    seed: int,
-    threads: int | None = None,
-) -> PassSettings:
-    """The settings that all passes of an experiment share; those that are not named depend on the device.
-
-    Raises UsageError for unknown names, and for graphs without a GPU.
-    """
-    gpu = _gpu_name(device)
-    where = device or ("cpu" if gpu is None else "cuda:0")
-    modes = words_of(mode, MODES, "--mode") if mode is not None else _modes_on(where)
-    if "graph" in modes and where == "cpu":
-        raise UsageError(
-            "--mode is graph, and a CPU has no graphs; leave --mode out, or name a GPU with --device cuda:0"
+        Raises UsageError for unknown names, and for graphs without a GPU.
+        """
+        if self.device is not None and not re.fullmatch(r"cpu|cuda(:\d*)?", self.device, re.ASCII):
+            raise UsageError(f"--device is {self.device!r}; write cpu, or cuda:0 for the first GPU")
+        gpus = () if self.device == "cpu" else gpu_inventory()
+        number = int((self.device or "").partition(":")[2] or 0)
+        gpu = gpus[number].name if number < len(gpus) else None
+        device = self.device or ("cpu" if gpu is None else "cuda:0")
+        is_cpu = device == "cpu"
+        modes: tuple[Mode, ...] = ("eager",) if is_cpu else ("eager", "graph")
+        if self.mode is not None:
+            modes = words_of(self.mode, MODES, "--mode")
+        if "graph" in modes and is_cpu:
+            raise UsageError(
+                "--mode is graph, and a CPU has no graphs; leave --mode out, or name a GPU with --device cuda:0"
+            )
+        dtypes: tuple[DataType, ...] = get_args(DataType)
+        layouts: tuple[KvLayout, ...] = get_args(KvLayout)
+        hardware = None if gpu is None else hardware_or_none(gpu)
+        # One thread for each core but one: threads that wait for the one whose core another program has taken spin.
+        num_threads = max(len(os.sched_getaffinity(0)) - 1, 1) if is_cpu else None
+        return PassSettings(
+            model=model,
+            device=device,
+            dtype=words_of(self.dtype or ("float32" if is_cpu else "bfloat16"), dtypes, "--dtype")[0],
+            modes=tuple(word for word in MODES if word in modes),
+            kv_layout=words_of(self.kv_layout, layouts, "--kv-layout")[0],
+            hardware=None if hardware is None else hardware.name,
+            python=None if self.python is None else str(self.python),
+            blocks=self.blocks,
+            replays=self.replays,
+            seed=self.seed,
+            threads=self.threads or num_threads,
         )
-    dtypes: tuple[DataType, ...] = get_args(DataType)
-    layouts: tuple[KvLayout, ...] = get_args(KvLayout)
-    hardware = None if gpu is None else hardware_or_none(gpu)
-    return PassSettings(
-        model=model,
-        device=where,
-        dtype=words_of(dtype or ("float32" if where == "cpu" else "bfloat16"), dtypes, "--dtype")[0],
-        modes=tuple(word for word in MODES if word in modes),
-        kv_layout=words_of(kv_layout, layouts, "--kv-layout")[0],
-        hardware=None if hardware is None else hardware.name,
-        python=None if python is None else str(python),
-        blocks=blocks,
-        replays=replays,
-        seed=seed,
-        threads=threads or (_threads_on_cpu() if where == "cpu" else None),
-    )
 
 
-def _threads_on_cpu() -> int:
-    """One for each core but one: threads that wait for the one whose core another program has taken spin."""
-    return max(len(os.sched_getaffinity(0)) - 1, 1)
+@app.command("forward")
+@with_options
+def forward(
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", "-m", help="Built-in shape, or a directory with a config.json; weights are random."
+        ),
+    ] = "llama-68m",
+    batch_size: Annotated[str, typer.Option(metavar="N,N", help="Sequences of a pass, one or several.")] = "5,10",
+    context: Annotated[
+        str, typer.Option(metavar="N,N", help="Tokens of each sequence in the cache before a decode.")
+    ] = "128",
+    prompt: Annotated[str, typer.Option(metavar="N,N", help="Tokens of each sequence in a prefill.")] = "4",
+    phase: Annotated[str, typer.Option(metavar="NAME,NAME", help="decode, prefill or both.")] = "decode,prefill",
+    *,
+    passes: PassOptions,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Continue DIR: measure the runs that are not done.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure forward passes of a model with random weights: eager, and as CUDA graphs on a GPU.
 
-
-def _modes_on(device: str) -> tuple[Mode, ...]:
-    return ("eager",) if device == "cpu" else ("eager", "graph")
-
-
-def _gpu_name(device: str | None) -> str | None:
-    """Name of the GPU that ``device`` names, or of the first one; None without any."""
-    if device == "cpu":
-        return None
-    number = int((device or "cuda:0").partition(":")[2] or 0) if _is_cuda(device) else 0
-    gpus = gpu_inventory()
-    return gpus[number].name if number < len(gpus) else None
-
-
-def _is_cuda(device: str | None) -> bool:
-    """Raises UsageError for a device that is neither ``cpu`` nor ``cuda:N``."""
-    name, _, number = (device or "cuda:0").partition(":")
-    if name != "cuda" or (number and not number.isdecimal()):
-        raise UsageError(f"--device is {device!r}; write cpu, or cuda:0 for the first GPU")
-    return True
-
-
-def measure_micro(
-    profile: Profile, output_dir: Path, label: str | None, *, directory: Path | None, is_quiet: bool
-) -> MicroOutcome:
-    """Measure an experiment of forward passes in a new directory: ``directory``, or one below ``output_dir``."""
-    argv = ("benchctl", *sys.argv[1:])
-    origin = Origin(output_root=output_dir, label=label, argv=argv, directory=directory)
-    paths: list[Path] = []
-    with _progress(len(plan_runs(profile).runs), profile, is_quiet=is_quiet) as listener, _advice(paths):
-        return measure_forward(profile, origin, listener, on_results=lambda results: _announce(results.path, paths))
-
-
-def resume_micro(path: Path, *, is_quiet: bool) -> MicroOutcome:
-    """Measure the runs of an earlier experiment that are not done."""
-    reopened = reopen_experiment(path, None)
-    print(f"continuing {path}", flush=True)
-    pending = undone_runs(reopened.results)
-    with _progress(len(pending), reopened.profile, is_quiet=is_quiet) as listener, _advice([path]):
-        return resume_forward(reopened, listener)
-
-
-def print_micro(outcome: MicroOutcome) -> None:
-    """Print what an experiment came to; ends the command with its exit code."""
-    path = shlex.quote(str(outcome.path))
+    Each block is a process of its own, in which every point and mode is measured in a balanced order. Exit code: 0
+    measured, 2 a pass that cannot be computed here, 4 a result below the least time of its FLOPs and bytes, 5 a run
+    failed. Example: benchctl micro forward --model llama-68m --batch-size 5,10
+    """
+    if resume is None:
+        points = grid_of_points(
+            words_of(phase, PHASES, "--phase"),
+            _counts(batch_size, "--batch-size"),
+            _counts(context, "--context", least=0),
+            _counts(prompt, "--prompt"),
+        )
+        outcome = _measured(forward_profile(passes.settings(model), points), passes, is_quiet=quiet)
+    else:
+        outcome = _resumed(resume, is_quiet=quiet)
     with keeping(outcome.path):
         analysis = analyze_directory(outcome.path)
         files = write_derived(analysis)
         print_tables(analysis)
+        path = shlex.quote(str(outcome.path))
         print(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}", flush=True)
         write_pictures(analysis, files)
-    if code := warn_of_failures(outcome):
-        raise typer.Exit(code)
+    raise typer.Exit(_warned_of_failures(outcome))
 
 
-def warn_of_failures(outcome: MicroOutcome) -> int:
-    """Warn of runs that count nowhere; returns the exit code that they mean, 0 without any."""
-    counts, path = outcome.outcome, shlex.quote(str(outcome.path))
-    if outcome.below_floor:
-        warn(f"{len(outcome.below_floor)} runs took less time than their FLOPs and bytes allow, and count nowhere")
-    if counts.num_failed > len(outcome.below_floor):
-        warn(f"{counts.num_failed} runs failed; repeat them with: benchctl micro forward --resume {path}")
-    if outcome.below_floor:
-        return A_RUN_IS_BELOW_FLOOR
-    return A_RUN_FAILED if counts.num_failed else 0
+@uncollected()
+@app.command("bonus")
+@with_options
+def bonus(
+    results: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR]", help="Result directory of 'micro' to judge; by default a new one is measured."
+        ),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", help="Draft model: a built-in shape, or a directory with a config.json."),
+    ] = "llama-68m",
+    batch_size: Annotated[
+        str, typer.Option(metavar="N,N", help="Batch sizes at which both ways are compared.")
+    ] = "5,10",
+    context: Annotated[
+        str, typer.Option(metavar="N,N", help="Tokens of each sequence in the cache before a pass.")
+    ] = "128",
+    every_count: Annotated[
+        bool,
+        typer.Option(
+            "--every-count", help="Compare at every number of bonus tokens, not at 1, powers of two and all."
+        ),
+    ] = False,
+    *,
+    passes: PassOptions,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two ways to backfill the bonus tokens of a draft model: batch expansion, and a prefill pass.
 
-
-@contextmanager
-def _progress(num_runs: int, profile: Profile, *, is_quiet: bool) -> Iterator[Listener]:
-
-    is_quiet = is_quiet or bool(os.environ.get("CI"))
-    with experiment_progress(num_runs, len(arms(profile)), is_quiet=is_quiet) as listener:
-        yield listener
-
-
-@contextmanager
-def _advice(paths: list[Path]) -> Iterator[None]:
-    """After an interrupt, say how to go on with the directory that is in ``paths`` by then."""
+    Exit code: 0 every row has a verdict, 2 a pass that cannot be computed here, 3 a row is inconclusive, 4 a result
+    below the least time of its FLOPs and bytes, 5 a run failed. Example: benchctl micro bonus --batch-size 1,8,64
+    """
+    code = 0
+    if results is None:
+        sizes = _counts(batch_size, "--batch-size")
+        designs = [
+            bonus_design(sizes, tokens, ("eager",), every_count=every_count)
+            for tokens in _counts(context, "--context")
+        ]
+        points = tuple(dict.fromkeys(point for design in designs for point in design.points))
+        profile = forward_profile(passes.settings(model), points, "bonus")
+        with to_stderr(when=as_json):
+            outcome = _measured(profile, passes, is_quiet=quiet or as_json)
+        code, results = _warned_of_failures(outcome), outcome.path
     try:
-        yield
-    except KeyboardInterrupt:
-        for path in paths:
-            again = shlex.join(["benchctl", "micro", "forward", "--resume", str(path)])
-            print(f"interrupted; results until now are kept. Continue with: {again}", file=sys.stderr)
+        measured = measured_bonus(results)
+    except UsageError:
+        if code:  # where runs failed, the others may say nothing
+            raise typer.Exit(code) from None
         raise
+    if as_json:
+        print_json(bonus_document(measured))
+    else:
+        _print_bonus(measured)
+    raise typer.Exit(code or (0 if measured.is_decided else _INCONCLUSIVE))
 
 
-def _announce(path: Path, paths: list[Path]) -> None:
-    paths.append(path)
-    print(f"results in {path}", flush=True)
+def _counts(text: str, option: str, least: int = 1) -> tuple[int, ...]:
+    """Whole numbers from ``least`` up, each once."""
+    return tuple(dict.fromkeys(numbers(text, option, int, least=least)))
 
 
-def print_bonus(measured: MeasuredBonus) -> None:
+def _measured(profile: Profile, passes: PassOptions, *, is_quiet: bool) -> MicroOutcome:
+    """Measure an experiment of forward passes in a new directory."""
+    origin = Origin(
+        output_root=passes.output_dir,
+        argv=("benchctl", *sys.argv[1:]),
+        label=passes.label,
+        directory=passes.output,
+    )
+    progress = experiment_progress(len(plan_runs(profile).runs), len(arms(profile)), is_quiet=is_quiet)
+    with progress as listener, ExitStack() as stack:
+
+        def announce(results: ResultDirectory) -> None:
+            print(f"results in {results.path}", flush=True)
+            stack.enter_context(advising(_next_step(results.path)))
+
+        return measure_forward(profile, origin, listener, on_results=announce)
+
+
+def _resumed(path: Path, *, is_quiet: bool) -> MicroOutcome:
+    """Measure the runs of an earlier experiment that are not done."""
+    reopened = reopen_experiment(path, None)
+    print(f"continuing {path}", flush=True)
+    num_runs, num_arms = len(undone_runs(reopened.results)), len(arms(reopened.profile))
+    progress = experiment_progress(num_runs, num_arms, is_quiet=is_quiet)
+    with progress as listener, advising(_next_step(path)):
+        return resume_forward(reopened, listener)
+
+
+def _next_step(path: Path) -> str:
+    return f"Continue with: {shlex.join(['benchctl', 'micro', 'forward', '--resume', str(path)])}"
+
+
+def _warned_of_failures(outcome: MicroOutcome) -> int:
+    """Warn of runs that count nowhere; returns the exit code that they mean, 0 without any."""
+    num_below, num_failed = len(outcome.below_floor), outcome.outcome.num_failed
+    if num_below:
+        warn(f"{num_below} runs took less time than their FLOPs and bytes allow, and count nowhere")
+    if num_failed > num_below:
+        path = shlex.quote(str(outcome.path))
+        warn(f"{num_failed} runs failed; repeat them with: benchctl micro forward --resume {path}")
+    return _BELOW_FLOOR if num_below else _FAILED if num_failed else 0
+
+
+def _print_bonus(measured: MeasuredBonus) -> None:
     """Print a table for each context and pair of modes and what follows."""
     console = wide_console()
     for design, verdict in measured.verdicts:

@@ -1,270 +1,294 @@
-"""``benchctl run``: measure an experiment, resume one, or add blocks to one."""
+"""``benchctl run``: measure an experiment, resume one, add blocks to one, or show its plan."""
 
+import shlex
 import sys
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import typer
 
 from benchctl.analysis.planning import repeated_baseline
-from benchctl.cli.checks import check_gpu, check_machine
-from benchctl.cli.cluster.distributed import check_block_time, check_distribution, with_cluster
-from benchctl.cli.cluster.slurm import measure_block
+from benchctl.cli.checks import check_gpu, check_machine, exit_code_of, keeping, refuse
+from benchctl.cli.cluster.local import check_slots, measure_on_slots, print_slots
+from benchctl.cli.cluster.slurm import (
+    check_block_time,
+    check_slurm,
+    measure_block,
+    measure_on_slurm,
+    print_submission,
+    print_tasks,
+)
 from benchctl.cli.commands.compare import parse_threshold
 from benchctl.cli.conduct import (
     check_experiment,
-    create,
+    measure,
     measure_lengths,
     prepare_experiment,
-    share_kv_memory,
-    tokenizer_of,
+    print_plan,
+    print_power,
+    print_rest,
+    reporting_alone,
+    to_stderr,
+    warn_of_repeats,
 )
-from benchctl.cli.options.options import (
-    RESULTS,
-    Block,
-    Blocks,
-    ClusterFile,
-    Destination,
-    Detach,
-    Distribution,
-    EnginePreset,
-    Into,
-    Label,
-    On,
-    Output,
-    OutputDir,
-    Overrides,
-    Parallel,
-    Prepare,
-    ProfileArgument,
-    ProfileName,
-    Quiet,
-    Scheduler,
-    Seed,
-    TimeLeft,
-    chosen_profile,
-)
-from benchctl.cli.options.run import (
-    QUICK_BLOCKS,
-    AsJson,
-    DryRun,
-    KeepRawLogs,
-    MeasureNoise,
-    NoStoreNoise,
-    Quick,
-    ResumeDir,
-    StepTimeModel,
-    UntilPrecision,
-)
-from benchctl.cli.planned_runs import Manner, measure_and_report, measure_new, print_planned, print_runs_left
-from benchctl.cli.screen import warn
+from benchctl.cli.options.options import with_options
+from benchctl.cli.options.run import RunOptions
+from benchctl.cli.output.verdicts import duration_text, estimate_plan, outcome_document, print_outcome, store_noise
+from benchctl.cli.screen import print_json, warn
+from benchctl.cluster.local.held_slots import held_devices
 from benchctl.errors import UsageError
-from benchctl.measure.kv_memory import KvPlan
+from benchctl.measure.experiment import Outcome, create_experiment
+from benchctl.measure.kv_memory import KvPlan, plan_kv_memory
+from benchctl.measure.noise_on_file import noise_on_file
 from benchctl.measure.result_directory import reopen_experiment
-from benchctl.measure.resume.extension import extend_experiment
-from benchctl.profile.load import load_profile
+from benchctl.measure.resume.extension import extend_experiment, extended_plan
+from benchctl.measure.resume.here import Here
+from benchctl.measure.resume.pending import pending_runs
+from benchctl.measure.tokenizing.choice import tokenizer_for
+from benchctl.profile.load import load_cluster, load_profile
 from benchctl.profile.model import Profile
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.noise import NOISE
+from benchctl.records.record import PreparedRequest
+from benchctl.records.shared_claims import share
+from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
+from benchctl.workload.tokenizers.files import KEY
+from benchctl.workload.tokenizers.tokenizer import Tokenizer
 
 
-def run(  # the parameters are the command line
-    name: ProfileArgument = None,
-    profile: ProfileName = None,
-    engine: EnginePreset = None,
-    overrides: Overrides = None,
-    blocks: Blocks = None,
-    until_precision: UntilPrecision = None,
-    quick: Quick = False,
-    seed: Seed = None,
-    output: Output = None,
-    output_dir: OutputDir = RESULTS,
-    label: Label = None,
-    dry_run: DryRun = False,
-    step_time_model: StepTimeModel = None,
-    resume: ResumeDir = None,
-    measures_noise: MeasureNoise = False,
-    no_store_noise: NoStoreNoise = False,
-    keep_raw_logs: KeepRawLogs = False,
-    on: On = None,
-    parallel: Parallel = None,
-    cluster: ClusterFile = None,
-    detach: Detach = False,
-    prepare: Prepare = False,
-    block: Block = None,
-    into: Into = None,
-    time_left: TimeLeft = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
+@with_options
+def run(options: RunOptions) -> None:
     """Measure an experiment: every variant in every cell, in blocks, each run on a fresh server.
 
     It ends with the verdict on every arm, which does not change the exit code: 0 every run is done, 4 a run is
     suspect, 5 a run failed. The verdict is the exit code of 'benchctl compare DIR'. Example: benchctl run ci-smoke
     """
-    if quick and blocks is not None:
-        raise UsageError(f"--quick means --blocks {QUICK_BLOCKS}; give one of the two")
-    if as_json and dry_run:
-        raise UsageError("--json prints what was measured, and --dry-run measures nothing; leave one of them out")
-    distribution = Distribution(
-        on=on,
-        parallel=parallel,
-        cluster_file=cluster,
-        is_detached=detach,
-        is_prepared_only=prepare,
-    )
-    profile_name, manner = (
-        chosen_profile(name, profile),
-        Manner(
-            is_quiet=quiet or as_json,
-            stores_noise=not no_store_noise,
-            as_json=as_json,
-            keeps_raw_logs=keep_raw_logs,
-            distribution=distribution,
-        ),
-    )
-    if block is not None or into is not None or time_left is not None:
-        raise typer.Exit(_measure_block(block, into, time_left, profile_name, manner))
-    num_blocks, changes = QUICK_BLOCKS if quick else blocks, [*(overrides or []), *_stopping(until_precision)]
-    if resume is not None:
-        if measures_noise or label is not None or output is not None or output_dir != RESULTS:
-            raise UsageError(
-                f"--resume continues {resume} as it was begun: leave out --aa, --label, --output and --output-dir"
-            )
-        changed = _load(profile_name, engine, changes, None, seed)
-        if dry_run:
-            print_runs_left(resume, changed, num_blocks, step_time_model, distribution)
+    if options.into is not None and options.block is not None:
+        with to_stderr(when=options.as_json):
+            raise typer.Exit(measure_block(options.into, options.block, options))
+    profile = None if options.profile_name is None else _load(options.profile_name, options)
+    if options.resume is not None and options.dry_run:
+        _print_runs_left(options.resume, profile, options)
+    elif options.resume is not None:
+        _resume(options.resume, profile, options)
+    elif profile is not None:
+        profile, kv_plan = _completed(profile, options)
+        if options.dry_run:
+            _print_planned(profile, kv_plan, options)
         else:
-            _refuse_model(step_time_model)
-            _resume(resume, changed, num_blocks, manner)
-        return
-    chosen = _load(profile_name, engine, changes, num_blocks, seed)
-    if chosen is None:
-        raise UsageError("name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them")
-    if not dry_run:
-        _refuse_model(step_time_model)
-    chosen, kv_plan = _completed(chosen, num_blocks, distribution, measures_noise=measures_noise, is_plan=dry_run)
-    destination = Destination(output=output, output_dir=output_dir, label=label)
-    if dry_run:
-        print_planned(chosen, step_time_model, destination.path, kv_plan.text, distribution)
-    else:
-        _begin(chosen, destination, kv_plan, manner)
+            _begin(profile, kv_plan, options)
 
 
-def _completed(
-    chosen: Profile,
-    num_blocks: int | None,
-    distribution: Distribution,
-    *,
-    measures_noise: bool,
-    is_plan: bool,
-) -> tuple[Profile, KvPlan]:
+def _load(name: str, options: RunOptions) -> Profile:
+    overrides = list(options.overrides or ())
+    if options.until_precision is not None:  # the number of looks is the profile's, or four
+        overrides.append(f"stopping.precision={parse_threshold(options.until_precision, '--until-precision')!r}")
+    blocks = options.num_blocks if options.resume is None else None  # of a resumed one, those that it shall have
+    return load_profile(
+        name, engine=options.engine, overrides=overrides, blocks=blocks, seed=options.seed, is_to_send=True
+    )
+
+
+def _completed(profile: Profile, options: RunOptions) -> tuple[Profile, KvPlan]:
     """The profile of a new experiment as this machine measures it, checked, and the plan of its KV cache."""
-    chosen = with_cluster(chosen, distribution)
-    check_distribution(chosen, distribution, is_plan=is_plan)
-    # A machine that does not measure needs neither engine nor GPU.
-    is_elsewhere = is_plan or distribution.is_elsewhere
-    check_gpu(chosen, is_plan=is_elsewhere)
+    is_plan = options.dry_run or options.is_elsewhere  # then neither engine nor GPU is needed here
+    profile = _with_cluster(profile, options)
+    _check_place(profile, options)
     # of all arms of the experiment, also where the baseline alone is then measured
-    kv_plan = share_kv_memory(chosen, is_plan=is_elsewhere)
-    chosen = kv_plan.applied_to(chosen)
-    if measures_noise:
-        chosen = _baseline_against_itself(chosen, num_blocks)
-    check_experiment(chosen, is_plan=is_elsewhere)
-    return chosen, kv_plan
+    kv_plan = plan_kv_memory(profile)
+    if kv_plan.reason is not None and kv_plan.text is not None and not is_plan:
+        warn(kv_plan.text)
+    if kv_plan.refusal is not None:
+        refuse(kv_plan.refusal, is_plan=is_plan)
+    profile = kv_plan.applied_to(profile)
+    if options.measures_noise:
+        changes = {} if options.num_blocks is None else {"blocks": options.num_blocks}
+        profile = repeated_baseline(profile).model_copy(update=changes)
+    check_experiment(profile, is_plan=is_plan)
+    return profile, kv_plan
 
 
-def _begin(chosen: Profile, destination: Destination, kv_plan: KvPlan, manner: Manner) -> None:
-    """Create a new experiment and measure it."""
-    distribution = manner.distribution
-    tokenizer = tokenizer_of(chosen, may_start_server=distribution.on is not Scheduler.SLURM)
-    with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
-        lengths_from = measure_lengths(
-            chosen, destination.output_dir, destination.label, is_quiet=manner.is_quiet, tokenizer=tokenizer
-        )
-        prepared = prepare_experiment(chosen, lengths_from, tokenizer=tokenizer)
-        check_machine(chosen, prepared.requests, destination.path, is_plan=distribution.is_elsewhere)
-        check_block_time(chosen, prepared.requests, distribution)
-        results = create(
-            chosen,
-            prepared,
-            destination.output_dir,
-            destination.label,
-            directory=destination.output,
-            notes=kv_plan.notes,
-            is_elsewhere=distribution.is_elsewhere,
-        )
-    measure_new(results, chosen, prepared, manner)
+def _with_cluster(profile: Profile, options: RunOptions, given: Profile | None = None) -> Profile:
+    """The profile with the cluster settings that count: those of ``--cluster FILE``, else those of the profile that
+    was ``given`` with ``--resume``, else its own; ``--parallel`` goes over them.
+
+    Raises ProfileError for a file that does not describe them.
+    """
+    if options.on != "slurm":
+        return profile
+    settings = (given or profile).cluster if options.cluster is None else load_cluster(options.cluster)
+    if options.parallel is not None:
+        settings = settings.model_copy(update={"parallel": options.parallel})
+    return profile.model_copy(update={"cluster": settings})
 
 
-def _measure_block(
-    block: int | None, into: Path | None, time_left_s: float | None, profile_name: str | None, manner: Manner
-) -> int:
-    """Measure one block of an experiment that others measure, too; returns the exit code."""
-    if block is None or into is None:
-        raise UsageError("--block I and --into DIR belong together: the block, and the experiment that it is of")
-    if profile_name is not None or manner.distribution.is_shared:
+def _check_place(profile: Profile, options: RunOptions) -> None:
+    """Raise UsageError, before anything is written, for an experiment that cannot be measured where it shall be.
+
+    A plan may be made where Slurm and devices are not: that is then a warning.
+    """
+    if options.is_shared and profile.stopping is not None:
         raise UsageError(
-            f"--into {into} measures a block as it was planned: leave out the profile, --on and --prepare"
+            "a stopping rule looks at the blocks in their order, and here they are handed out; leave out "
+            "--until-precision (stopping in the profile), or --on and --prepare"
         )
-
-    with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
-        return measure_block(
-            into, block, time_left_s, is_quiet=manner.is_quiet, keeps_raw_logs=manner.keeps_raw_logs
-        )
-
-
-def _refuse_model(step_time_model: Path | None) -> None:
-    if step_time_model is not None:
-        raise UsageError("--step-time-model predicts a plan: add --dry-run; 'compare' has the same option")
+    if options.on == "slurm":
+        check_slurm(profile, is_plan=options.dry_run)
+    elif options.on == "local":
+        check_slots(profile, options.parallel or 1, is_plan=options.dry_run)
+    check_gpu(profile, is_plan=options.dry_run or options.is_elsewhere)
 
 
-def _stopping(until_precision: str | None) -> list[str]:
-    """The override that ``--until-precision`` means; the number of looks is the profile's, or four."""
-    if until_precision is None:
-        return []
-
-    return [f"stopping.precision={parse_threshold(until_precision, '--until-precision')!r}"]
-
-
-def _load(
-    name: str | None,
-    engine: str | None,
-    overrides: list[str],
-    blocks: int | None,
-    seed: int | None,
-) -> Profile | None:
-    if name is None:
-        if engine or overrides or blocks or seed is not None:
-            raise UsageError(
-                "--engine, --set, --blocks, --until-precision, --quick and --seed change a profile: name it, as in "
-                "'benchctl run ci-smoke'"
-            )
-        return None
-
-    return load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed, is_to_send=True)
+def _check_load(profile: Profile, requests: Sequence[PreparedRequest], path: Path, options: RunOptions) -> None:
+    """Raise UsageError where a limit of this machine, or the time of a task, ends the experiment."""
+    check_machine(profile, requests, path, is_plan=options.dry_run or options.is_elsewhere)
+    if options.on == "slurm":
+        check_block_time(profile, requests, is_plan=options.dry_run)
 
 
-def _baseline_against_itself(profile: Profile, num_blocks: int | None) -> Profile:
+def _print_planned(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> None:
+    """Print the ordered runs, with those that measure natural lengths first where needed, the KV cache, and where
+    the blocks would be measured.
+    """
+    first = lengths_profile(profile) if needs_lengths(profile) else profile
+    prepared = prepare_experiment(first)
+    sha256 = prepared.sha256 if first is profile else None
+    on_file = noise_on_file(profile, request_set_sha256=sha256, command=("benchctl", *sys.argv[1:]))
+    for warning in on_file.warnings:
+        warn(warning.message)
+    requests = prepared.requests
+    if first is profile:
+        _check_load(profile, requests, options.output or options.output_dir, options)
+    else:
+        check_machine(first, requests, options.output or options.output_dir, is_plan=True)
+        print(f"first the natural lengths of {len(requests)} answers, in a result directory of {first.name!r}:")
+        print_plan(first, requests, None, options.step_time_model)
+        print(f"then {profile.name!r}, every answer forced to its natural length:")
+    print_plan(profile, requests, on_file.noise, options.step_time_model)
+    if kv_plan.text is not None:
+        print(kv_plan.text, flush=True)
+    _print_place(profile, requests, range(profile.blocks), options)
 
-    repeated = repeated_baseline(profile)
-    return repeated if num_blocks is None else repeated.model_copy(update={"blocks": num_blocks})
 
-
-def _resume(path: Path, profile: Profile | None, num_blocks: int | None, manner: Manner) -> None:
-    """Measure the runs of ``path`` that are not done, after its plan was extended to ``num_blocks`` where given."""
+def _print_runs_left(path: Path, profile: Profile | None, options: RunOptions) -> None:
+    """Print the runs that would be measured; nothing is written."""
     reopened = reopen_experiment(path, profile)
-    extension = None if num_blocks is None else extend_experiment(reopened, num_blocks)
-    with redirect_stdout(sys.stderr) if manner.as_json else nullcontext():
+    results, stored, requests = reopened.results, reopened.profile, reopened.requests
+    plan = results.due_plan() if options.num_blocks is None else extended_plan(reopened, options.num_blocks)
+    check_gpu(stored, is_plan=True)
+    check_machine(stored, requests, path, is_plan=True)
+    pending = pending_runs(results, Here(stored), plan)
+    warn_of_repeats(results, pending)
+    print_rest(stored, requests, pending, len(plan.runs), options.step_time_model)
+    blocks = sorted({planned.block for planned in pending})
+    _print_place(_with_cluster(stored, options, given=profile), requests, blocks, options)
+
+
+def _print_place(
+    profile: Profile, requests: Sequence[PreparedRequest], blocks: Sequence[int], options: RunOptions
+) -> None:
+    if options.on == "slurm":
+        print_submission(profile, blocks)
+    elif options.on == "local":
+        print_slots(profile, requests, options.parallel or 1)
+
+
+def _begin(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> None:
+    """Create a new experiment and measure it."""
+    origin, tokenizer = options.origin(kv_plan.notes), _tokenizer(profile, options)
+    with to_stderr(when=options.as_json):
+        lengths_from = measure_lengths(profile, origin, is_quiet=options.is_quiet, tokenizer=tokenizer)
+        prepared = prepare_experiment(profile, lengths_from, tokenizer=tokenizer)
+        _check_load(profile, prepared.requests, options.output or options.output_dir, options)
+        results = create_experiment(profile, prepared, origin)
+        print(f"results in {results.path}", flush=True)
+        print_power(profile, NOISE.in_results(results.path))
+        for warning in results.manifest().warnings:
+            if warning.code == "kv-memory-computed":
+                print(warning.message, flush=True)
+            if warning.code.startswith("noise-"):
+                warn(warning.message)
+        if profile.engine.kind != "sim" and not options.is_shared:  # a simulated one ends soon
+            print(duration_text(profile, estimate_plan(profile, prepared.requests)), flush=True)
+    _measure_and_report(results, profile, prepared.requests, options)
+
+
+def _tokenizer(profile: Profile, options: RunOptions) -> AbstractContextManager[Tokenizer]:
+    """The tokenizer that counts the prompts of an experiment; it says when it starts a server for that.
+
+    A login node starts none: that raises UsageError with what to do instead.
+    """
+
+    def tell(text: str) -> None:
+        if options.on != "slurm":
+            print(text, flush=True)
+            return
+        raise UsageError(
+            f"profile {profile.name}: the prompts can be counted only by a server of {profile.model}, and --on "
+            f"slurm starts none on the machine that submits; name a tokenizer with {KEY}: a directory with "
+            "tokenizer.json, or a repository of the model hub"
+        )
+
+    return tokenizer_for(profile, tell)
+
+
+def _resume(path: Path, profile: Profile | None, options: RunOptions) -> None:
+    """Measure the runs of ``path`` that are not done, after its plan was extended to ``--blocks`` where given."""
+    reopened = reopen_experiment(path, profile)
+    extension = None if options.num_blocks is None else extend_experiment(reopened, options.num_blocks)
+    with to_stderr(when=options.as_json):
         print(f"continuing {path}", flush=True)
-        if extension is not None:
-            added = extension.to_blocks - extension.from_blocks
-            warn(
-                f"{added} {'block is' if added == 1 else 'blocks are'} added to {extension.from_blocks}; "
-                f"all verdicts are corrected for {extension.num_looks} looks at the results"
-            )
-    is_elsewhere = manner.distribution.is_elsewhere
-    stored = with_cluster(reopened.profile, manner.distribution, given=profile)
-    check_distribution(stored, manner.distribution)
-    check_gpu(stored, is_plan=is_elsewhere)
-    check_machine(stored, reopened.requests, path, is_plan=is_elsewhere)
-    check_block_time(stored, reopened.requests, manner.distribution)
-    measure_and_report(reopened.results, stored, reopened.requests, manner)
+    if extension is not None:
+        added = extension.to_blocks - extension.from_blocks
+        warn(
+            f"{added} {'block is' if added == 1 else 'blocks are'} added to {extension.from_blocks}; "
+            f"all verdicts are corrected for {extension.num_looks} looks at the results"
+        )
+    stored = _with_cluster(reopened.profile, options, given=profile)
+    _check_place(stored, options)
+    _check_load(stored, reopened.requests, path, options)
+    _measure_and_report(reopened.results, stored, reopened.requests, options)
+
+
+def _measure_and_report(
+    results: ResultDirectory, profile: Profile, requests: tuple[PreparedRequest, ...], options: RunOptions
+) -> None:
+    """Measure what is not done, and tell the outcome; ends the command with its exit code."""
+    with to_stderr(when=options.as_json):
+        outcome = _measured(results, profile, requests, options)
+        if outcome is None:
+            return
+        with keeping(results.path), reporting_alone(results.path):
+            analysis, verdict = print_outcome(results.path, outcome)
+            if not options.no_store_noise and not options.is_elsewhere:
+                store_noise(results.path, profile)
+    code = exit_code_of(outcome.num_failed, outcome.num_suspect)
+    if options.as_json:
+        print_json(outcome_document(analysis, outcome, verdict, code))
+    raise typer.Exit(code)
+
+
+def _measured(
+    results: ResultDirectory, profile: Profile, requests: tuple[PreparedRequest, ...], options: RunOptions
+) -> Outcome | None:
+    """The outcome of what is not done, here or elsewhere; None where it is not waited for."""
+    if options.is_shared:
+        share(results)
+    if options.prepare:
+        print_tasks(results)
+        return None
+    if options.on == "slurm":
+        return measure_on_slurm(results, profile, options)
+    if options.on == "local":
+        return measure_on_slots(results, profile, requests, options)
+    next_step = f"Continue with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
+    with held_devices(profile):
+        return measure(
+            results,
+            profile,
+            requests,
+            next_step,
+            is_quiet=options.is_quiet,
+            keeps_raw_logs=options.keep_raw_logs,
+        )

@@ -2,35 +2,37 @@
 
 ``benchctl doctor``: check this machine, with a remedy for each problem.
 ``benchctl engines``: install engines, each into an environment of its own, and list them.
+``benchctl profiles``: list, show and validate profiles.
 """
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.text import Text
 
-from benchctl.cli.commands.profiles import check_names
-from benchctl.cli.options.options import RESULTS, Overrides, complete_engine
-from benchctl.cli.screen import phase_progress, print_json, wide_console
+from benchctl.cli.checks import check_names
+from benchctl.cli.options.options import RESULTS, EnginePreset, Overrides, complete_engine, complete_profile
+from benchctl.cli.screen import PhaseProgress, folding_console, print_json, wide_console
 from benchctl.cluster.slots_check import slots_check
 from benchctl.cluster.slurm.missing import slurm_checks
 from benchctl.engines.engine import engine_for
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.installing.install import install_engine
 from benchctl.engines.installing.recipes import INSTALLABLE, device_here, recipe_for
-from benchctl.errors import EngineUnavailableError, UsageError
+from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
 from benchctl.formats import count_of
 from benchctl.measure.doctor.check import Check, obstacles
 from benchctl.measure.doctor.doctor import Needs, inspect_machine
 from benchctl.measure.doctor.engines import NeededEngine, engine_checks
+from benchctl.profile.files import display_path, grouped_profiles, preset_files
 from benchctl.profile.init import VALUES, Change, NewProfile, check_name, new_profile
-from benchctl.profile.load import load_profile, parse_profile
-from benchctl.profile.model import Profile
-from benchctl.profile.planning import arms, variant_settings
+from benchctl.profile.load import dump_profile, load_profile, parse_profile
+from benchctl.profile.planning import arms, plan_runs, variant_settings
 from benchctl.report.table import table_of
 
 _QUESTIONS: Final = {
@@ -40,55 +42,59 @@ _QUESTIONS: Final = {
     "model": "the model",
     "server": "nothing here: two servers that run already",
 }
-"""Kinds of change, as ``profile.new_profile.Change`` has them, in the words of the question."""
+"""Kinds of change, as ``profile.init.Change`` has them, in the words of the question."""
 _EXAMPLES: Final = {"flag": "max_num_seqs=4", "sampler": "top_k=50"}
 _SIMULATED_MODEL: Final = "qwen2.5-7b"
 _OTHER_SIMULATED_MODEL: Final = "qwen2.5-1.5b"
-_INSTALLABLE: Final = ("vllm", "transformers", "llamacpp")
+_SIMULATORS: Final = ("sim", "sim-exact")
+_BY_PREFERENCE: Final = ("vllm", "transformers", "llamacpp")
 """Engines in the order in which an installed one is chosen."""
+_ANY_PROFILE: Final = "ci-smoke"
+"""An engine preset is read as part of a profile; this one serves every engine."""
+_MISSING: Final = 2
+_STYLES: Final = {"ok": "green", "warning": "yellow", "missing": "red"}
 
-
-_Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of the profile, written to NAME.yaml.")]
-_ChangeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--change",
-        metavar="|".join(_QUESTIONS),
-        help="What changes: an option or flag of the server, its build, fields of requests, the model, the server.",
-        autocompletion=lambda incomplete: [name for name in _QUESTIONS if name.startswith(incomplete)],
-    ),
-]
-_Engine = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        help="Engine preset or kind; by default one that is installed here, else the simulator. With --change "
-        "server, the dialect of the servers.",
-        autocompletion=complete_engine,
-    ),
-]
-_Model = Annotated[
-    str | None, typer.Option("--model", help="Model: a directory, or a name that the engine can load.")
-]
-_Value = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--value",
-        metavar="VALUE",
-        help="What it changes to: OPTION=VALUE or a flag; a path of each build; FIELD=VALUE; the other model; the "
-        "address of each server. Repeat as needed.",
-    ),
-]
-_Force = Annotated[bool, typer.Option("--force", help="Replace NAME.yaml if it exists.")]
+engines = typer.Typer(
+    add_completion=False,
+    help="Install engines, each into an environment of its own, and list them.",
+    no_args_is_help=True,
+)
+profiles = typer.Typer(add_completion=False, no_args_is_help=True, help="List, show and validate profiles.")
 
 
 def init(
-    name: _Name = None,
-    change: _ChangeOption = None,
-    engine: _Engine = None,
-    model: _Model = None,
-    value: _Value = None,
-    force: _Force = False,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Name of the profile, written to NAME.yaml.")
+    ] = None,
+    change: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(_QUESTIONS),
+            help="What changes: an option or flag of the server, its build, fields of requests, the model, the "
+            "server.",
+            autocompletion=lambda incomplete: [name for name in _QUESTIONS if name.startswith(incomplete)],
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Engine preset or kind; by default one that is installed here, else the simulator. With --change "
+            "server, the dialect of the servers.",
+            autocompletion=complete_engine,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model: a directory, or a name that the engine can load.")
+    ] = None,
+    value: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VALUE",
+            help="What it changes to: OPTION=VALUE or a flag; a path of each build; FIELD=VALUE; the other model; "
+            "the address of each server. Repeat as needed.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace NAME.yaml if it exists.")] = False,
 ) -> None:
     """Write a profile that measures one change, and print the command that runs it.
 
@@ -102,8 +108,11 @@ def init(
     path = Path(f"{new.name}.yaml")
     if path.exists() and not force:
         raise UsageError(f"{path} exists; choose another name, or replace it with --force")
-    _write(path, new)
-    print(f"{path}: {_summary(new)}")
+    text = new_profile(new)
+    check_names(parse_profile(f"{text}name: {new.name}\n", str(path)))
+    path.write_text(text, encoding="utf-8")
+    what = f"{_QUESTIONS[new.change].partition(':')[0]} against a baseline, 6 blocks, engine {new.engine}"
+    print(f"{path}: {'two running servers, 6 blocks' if new.change is Change.SERVER else what}")
     print("edit it, or leave it as it is, then run it:")
     print(f"  {shlex.join(['benchctl', 'run', str(path)])}")
 
@@ -122,24 +131,34 @@ def _answered(
     is_asked = sys.stdin.isatty() and sys.stdout.isatty()
     if not is_asked:
         _refuse_missing(change, engine, model, values)
+
+    def answer(question: str, default: str | None) -> str:
+        return typer.prompt(question, default, type=str) if is_asked or default is None else default
+
     kind_of_change = Change(change or _ask_change())
-    chosen = engine or _ask_engine(kind_of_change, is_asked=is_asked)
-    chosen_kind = _kind_of(chosen, kind_of_change)
-    if model is None and kind_of_change is not Change.SERVER:
-        model = _model(chosen, chosen_kind, is_asked=is_asked)
+    is_server = kind_of_change is Change.SERVER
+    if engine is None and is_server:
+        engine = answer("Dialect of the servers (openai, vllm, sglang, …)", "openai")
+    elif engine is None:
+        engine = answer("Engine ('benchctl engines list' shows all)", installed_engine())
+    kind = "attach" if is_server else load_profile(_ANY_PROFILE, engine=engine).engine.kind
+    if model is None and kind == "sim":
+        model = answer("Model", _SIMULATED_MODEL)
+    elif model is None and not is_server:
+        print(f"A model that {engine} can load; without one: benchctl models make-tiny models/tiny --gguf")
+        model = answer("Model (directory or name)", None)
     return NewProfile(
-        name=name
-        or (check_name(typer.prompt("Name", f"my-{kind_of_change}")) if is_asked else f"my-{kind_of_change}"),
+        name=name or check_name(answer("Name", f"my-{kind_of_change}")),
         change=kind_of_change,
-        engine=chosen,
-        kind=chosen_kind,
+        engine=engine,
+        kind=kind,
         model=model,
-        values=values or _ask_values(kind_of_change, chosen_kind),
+        values=values or _ask_values(kind_of_change, kind),
     )
 
 
 def _refuse_missing(change: str | None, engine: str | None, model: str | None, values: tuple[str, ...]) -> None:
-
+    """Raise UsageError that names the options in place of answers."""
     missing = []
     if change is None:
         missing.append(f"--change {'|'.join(_QUESTIONS)}")
@@ -152,35 +171,22 @@ def _refuse_missing(change: str | None, engine: str | None, model: str | None, v
         raise UsageError(f"not at a terminal, where these would be asked: add {', '.join(missing)}")
 
 
-_SIMULATORS: Final = ("sim", "sim-exact")
-
-
 def _ask_change() -> str:
     print("What changes?")
     for number, (kind, meaning) in enumerate(_QUESTIONS.items(), start=1):
         print(f"  {number}  {kind:8} {meaning}")
     by_number = dict(zip("12345", _QUESTIONS, strict=True))
-    return _ask("Number or word", "1", lambda answer: by_number.get(answer, answer), _QUESTIONS)
-
-
-def _ask(question: str, default: str, meaning: Callable[[str], str], choices: dict[str, str]) -> str:
     while True:
-        answer = meaning(typer.prompt(question, default).strip())
-        if answer in choices:
+        given: str = typer.prompt("Number or word", "1").strip()
+        answer = by_number.get(given, given)
+        if answer in _QUESTIONS:
             return answer
-        print(f"{answer!r} is none of {', '.join(choices)}")
-
-
-def _ask_engine(change: Change, *, is_asked: bool) -> str:
-    if change == "server":
-        return typer.prompt("Dialect of the servers (openai, vllm, sglang, …)", "openai") if is_asked else "openai"
-    engine = installed_engine()
-    return typer.prompt("Engine ('benchctl engines list' shows all)", engine) if is_asked else engine
+        print(f"{answer!r} is none of {', '.join(_QUESTIONS)}")
 
 
 def installed_engine() -> str:
-    """The preset of an engine that is installed here, in the order of ``_INSTALLABLE``; else the simulator."""
-    for kind in _INSTALLABLE:
+    """The preset of an engine that is installed here, the preferred first; else the simulator."""
+    for kind in _BY_PREFERENCE:
         try:
             engine_for(kind).installation(None)
         except EngineUnavailableError:
@@ -189,54 +195,21 @@ def installed_engine() -> str:
     return "sim"
 
 
-def _kind_of(engine: str, change: Change) -> str:
-    """The kind of a preset or kind. Raises ProfileError for an unknown name."""
-    if change == "server":
-        return "attach"
-    kind: str = load_profile("ci-smoke", engine=engine).engine.kind
-    return kind
-
-
-def _model(engine: str, kind: str, *, is_asked: bool) -> str:
-    if kind == "sim":
-        return typer.prompt("Model", _SIMULATED_MODEL) if is_asked else _SIMULATED_MODEL
-    print(f"A model that {engine} can load; without one: benchctl models make-tiny models/tiny --gguf")
-    return str(typer.prompt("Model (directory or name)"))
-
-
 def _ask_values(change: Change, kind: str) -> tuple[str, ...]:
-
-    if change == "build":
-        return (typer.prompt("Old build (interpreter or program)"), typer.prompt("New build"))
-    if change == "server":
-        return (typer.prompt("Address of the baseline"), typer.prompt("Address of the server to judge"))
+    questions = {
+        Change.BUILD: ("Old build (interpreter or program)", "New build"),
+        Change.SERVER: ("Address of the baseline", "Address of the server to judge"),
+    }
+    if change in questions:
+        return tuple(typer.prompt(question) for question in questions[change])
     example = _EXAMPLES.get(change, _OTHER_SIMULATED_MODEL if kind == "sim" else None)
     return (typer.prompt(VALUES[change][0].upper() + VALUES[change][1:], example),)
-
-
-def _write(path: Path, new: NewProfile) -> None:
-    """Write the profile once it has proven to be one. Raises ProfileError otherwise, and leaves no file."""
-    text = new_profile(new)
-    check_names(parse_profile(f"{text}name: {new.name}\n", str(path)))
-    path.write_text(text, encoding="utf-8")
-
-
-def _summary(new: NewProfile) -> str:
-    if new.change == "server":
-        return "two running servers, 6 blocks"
-    return f"{_QUESTIONS[new.change].partition(':')[0]} against a baseline, 6 blocks, engine {new.engine}"
-
-
-_MISSING: Final = 2
-_STYLES: Final = {"ok": "green", "warning": "yellow", "missing": "red"}
-_ANY_PROFILE: Final = "ci-smoke"
-"""An engine preset is read as part of a profile; this one serves every engine."""
 
 
 def doctor(
     engine: Annotated[
         list[str] | None,
-        typer.Option("--engine", help="Engine preset or kind that must be installed; repeat as needed."),
+        typer.Option(help="Engine preset or kind that must be installed; repeat as needed."),
     ] = None,
     profile: Annotated[
         str | None,
@@ -257,19 +230,26 @@ def doctor(
     Each problem is followed by the command that fixes it. Exit code: 0 if everything that is needed is available
     (without options, what the simulator needs), 2 if something needed is missing. Warnings do not change it.
     """
-    engines = [_engine(name) for name in engine or ()]
-    planned = _profile(profile, engine or [], overrides or [])
-    needs = Needs(results=output_dir, engines=engines, gpu=gpu, profile=planned)
+    needed = [_needed_engine(name) for name in engine or ()]
+    planned = None
+    if profile is not None:
+        planned = load_profile(profile, engine=engine[0] if engine else None, overrides=overrides or [])
+    elif overrides:
+        raise UsageError("--set changes a profile: name it with --profile, as in --profile topk-sweep")
+    needs = Needs(results=output_dir, engines=needed, gpu=gpu, profile=planned)
     checks = (*inspect_machine(needs), slots_check(), *slurm_checks())
+    missing = obstacles(checks)
     if as_json:
-        print_json(_document(checks))
+        names = ("topic", "name", "state", "is_needed", "finding", "remedy")
+        documents = [{name: getattr(each, name) for name in names} | {"facts": dict(each.facts)} for each in checks]
+        print_json({"is_ready": not missing, "checks": documents})
     else:
-        _print_table(checks)
-    if obstacles(checks):
+        _print_checks(checks)
+    if missing:
         raise typer.Exit(_MISSING)
 
 
-def _engine(name: str) -> NeededEngine:
+def _needed_engine(name: str) -> NeededEngine:
     """A preset or kind with the options of a measurement. Raises UsageError for an unknown one."""
     if name == "attach":
         raise UsageError("--engine attach: nothing needs to be installed for a server that someone else runs")
@@ -279,27 +259,8 @@ def _engine(name: str) -> NeededEngine:
     return NeededEngine(kind=profile.engine.kind, options=variant_settings(profile, variant, cell).server)
 
 
-def _profile(name: str | None, engines: list[str], overrides: list[str]) -> Profile | None:
-    """The profile whose memory is checked, on the first of these engines."""
-    if name is None:
-        if overrides:
-            raise UsageError("--set changes a profile: name it with --profile, as in --profile topk-sweep")
-        return None
-    return load_profile(name, engine=engines[0] if engines else None, overrides=overrides)
-
-
-def _document(checks: Sequence[Check]) -> dict[str, Any]:
-    names = ("topic", "name", "state", "is_needed", "finding", "remedy")
-    return {
-        "is_ready": not any(check.is_obstacle for check in checks),
-        "checks": [
-            {name: getattr(check, name) for name in names} | {"facts": dict(check.facts)} for check in checks
-        ],
-    }
-
-
-def _print_table(checks: Sequence[Check]) -> None:
-
+def _print_checks(checks: Sequence[Check]) -> None:
+    """Print a row for each check, below it its remedy, and what is missing."""
     headings = ("topic", "part", "state", "finding")
     rows: list[tuple[str, ...]] = []
     topic = None
@@ -312,63 +273,37 @@ def _print_table(checks: Sequence[Check]) -> None:
     table = table_of(headings, rows, left=headings)
     console.print(table.drawn(lambda text: Text(text, style=_STYLES.get(text, ""))))
     console.print()
-    console.print(_doctor_summary(checks))
-
-
-def _doctor_summary(checks: Sequence[Check]) -> str:
-    missing = [f"{check.topic} {check.name}" for check in checks if check.is_obstacle]
-    if missing:
-        return f"not ready: {', '.join(missing)} missing; see the lines that begin with →"
+    missing = ", ".join(f"{check.topic} {check.name}" for check in obstacles(checks))
     count = sum(check.state == "warning" for check in checks)
-    return f"ready; {count_of(count, 'warning')}" if count else "ready"
+    ready = f"ready; {count_of(count, 'warning')}" if count else "ready"
+    console.print(f"not ready: {missing} missing; see the lines that begin with →" if missing else ready)
 
 
-app = typer.Typer(
-    add_completion=False,
-    help="Install engines, each into an environment of its own, and list them.",
-    no_args_is_help=True,
-)
-
-
-def _complete_installable(incomplete: str) -> list[str]:
-
-    return [kind for kind in INSTALLABLE if kind.startswith(incomplete)]
-
-
-_Kinds = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="ENGINE...",
-        help="transformers, vllm, llamacpp or sglang.",
-        autocompletion=_complete_installable,
-    ),
-]
-_Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="cpu|cuda",
-        help="Build for this kind of device; by default $BENCHCTL_ENGINES_DEVICE, or what this machine has.",
-    ),
-]
-_Python = Annotated[
-    Path | None,
-    typer.Option(
-        "--python", metavar="FILE", help="Interpreter for the environment; by default the one that runs benchctl."
-    ),
-]
-_EnginesForce = Annotated[bool, typer.Option("--force", help="Install again what is installed.")]
-_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, for CI.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
-
-
-@app.command("install")
+@engines.command("install")
 def install(
-    kinds: _Kinds,
-    device: _Device = None,
-    python: _Python = None,
-    force: _EnginesForce = False,
-    quiet: _Quiet = False,
+    kinds: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ENGINE...",
+            help="transformers, vllm, llamacpp or sglang.",
+            autocompletion=lambda incomplete: [kind for kind in INSTALLABLE if kind.startswith(incomplete)],
+        ),
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="cpu|cuda",
+            help="Build for this kind of device; by default $BENCHCTL_ENGINES_DEVICE, or what this machine has.",
+        ),
+    ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Interpreter for the environment; by default the one that runs benchctl."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Install again what is installed.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, for CI.")] = False,
 ) -> None:
     """Install engines with pip, each into an environment of its own in the user's cache directory.
 
@@ -377,30 +312,86 @@ def install(
     """
     of_device = device_here(device)
     for recipe in [recipe_for(kind, of_device) for kind in dict.fromkeys(kinds)]:
-        with phase_progress(recipe.kind, is_quiet=quiet) as progress:
+        with closing(PhaseProgress(recipe.kind, is_quiet=quiet)) as progress:
             install_engine(recipe, progress.announce, on_progress=progress.show, python=python, is_forced=force)
 
 
-@app.command("list")
-def list_engines(as_json: _AsJson = False) -> None:
+@engines.command("list")
+def list_engines(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+) -> None:
     """List the engines with version and place of what is installed, and the command that installs the rest."""
-    checks = engine_checks((), has_gpu=device_here() == "cuda")
+    directory, checks = engines_directory(), engine_checks((), has_gpu=device_here() == "cuda")
     if as_json:
-        print_json(
-            {"directory": str(engines_directory()), "engines": [_engines_document(check) for check in checks]}
-        )
+        documents = [
+            {
+                "name": check.name,
+                "is_installed": not check.is_missing,
+                "finding": check.finding,
+                "remedy": check.remedy,
+            }
+            for check in checks
+        ]
+        print_json({"directory": str(directory), "engines": documents})
         return
-    _engines_print_table(checks)
-    print(f"directory: {engines_directory()} (set BENCHCTL_ENGINES_DIR for another)")
-
-
-def _engines_document(check: Check) -> dict[str, Any]:
-    is_installed = not check.is_missing
-    return {"name": check.name, "is_installed": is_installed, "finding": check.finding, "remedy": check.remedy}
-
-
-def _engines_print_table(checks: tuple[Check, ...]) -> None:
-
     headings = ("engine", "installed", "to install")
     rows = ((check.name, check.finding, check.remedy or "") for check in checks)
     wide_console().print(table_of(headings, rows, left=headings))
+    print(f"directory: {directory} (set BENCHCTL_ENGINES_DIR for another)")
+
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Change one key, such as workload.num_prompts=3; repeat as needed."
+    ),
+]
+
+
+@profiles.command("list")
+def list_known() -> None:
+    """List the profiles and engine presets that can be used by name."""
+    headings = ("profile", "description", "file")
+    groups = grouped_profiles()
+    rows: list[tuple[str, ...]] = []
+    for group, entries in groups.items():
+        rows.append((group,))
+        rows += [(f"  {entry.name}", entry.description, display_path(entry.path)) for entry in entries]
+    console = folding_console()
+    table = table_of(headings, rows, left=headings)
+    console.print(table.drawn(lambda text: Text(text, style="bold" if text in groups else ""), folds=True))
+    console.print(f"engine presets: {', '.join(preset_files())}", soft_wrap=True)
+
+
+@profiles.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="Name or path of a profile.", autocompletion=complete_profile)],
+    engine: EnginePreset = None,
+    overrides: SetOption = None,
+) -> None:
+    """Print a complete profile as YAML, with inherited values and defaults."""
+    print(dump_profile(load_profile(name, engine=engine, overrides=overrides or ())), end="")
+
+
+@profiles.command("validate")
+def validate(
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Names or paths of profiles.", metavar="NAME...", autocompletion=complete_profile),
+    ],
+    engine: EnginePreset = None,
+    overrides: SetOption = None,
+) -> None:
+    """Check profiles and report every error with its line. Exit code: 2 with errors, else 0."""
+    errors: list[str] = []
+    for name in names:
+        try:
+            profile = load_profile(name, engine=engine, overrides=overrides or [])
+            check_names(profile)
+            num_runs = len(plan_runs(profile).runs)
+            plan = f"{count_of(num_runs, 'run')} in {count_of(profile.blocks, 'block')}"
+            print(f"ok {name}: {plan} on {profile.engine.kind}")
+        except ProfileError as error:
+            errors.append(str(error))
+    if errors:
+        raise ProfileError("\n".join(errors))

@@ -1,27 +1,22 @@
 """``benchctl simulate``: an experiment in virtual time, without servers and HTTP.
 
-A sweep of loads as a table, a JSON document and a picture.
-``benchctl simulate sweep``: the load that a setting carries, by simulation.
+``benchctl simulate sweep``: a table, a JSON document and a picture of the load that a setting carries.
 """
 
 import datetime as dt
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
-from enum import StrEnum
 from itertools import groupby, product
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import typer
 
 from benchctl.analysis.summary.analyzed import analyze_directory
-from benchctl.cli.checks import A_RUN_FAILED, A_RUN_IS_SUSPECT, keeping
-from benchctl.cli.conduct import check_experiment, create, measure, measure_lengths, prepare_experiment
-from benchctl.cli.options.lists import numbers
+from benchctl.cli.checks import exit_code_of, keeping
+from benchctl.cli.conduct import check_experiment, measure, measure_lengths, prepare_experiment, to_stderr
 from benchctl.cli.options.options import (
     RESULTS,
     AsJson,
@@ -34,6 +29,8 @@ from benchctl.cli.options.options import (
     ProfileName,
     Quiet,
     Seed,
+    numbers,
+    refuse_first,
 )
 from benchctl.cli.output.recorded import print_predictions, simulate_summary, write_predictions
 from benchctl.cli.output.verdicts import print_outcome
@@ -45,17 +42,15 @@ from benchctl.measure.capacity.point import LoadKind
 from benchctl.measure.capacity.prediction import predict_intervals
 from benchctl.measure.capacity.search import Largest
 from benchctl.measure.capacity.sweep import Sweep, run_sweep, sweep_points
-from benchctl.measure.experiment import Outcome
-from benchctl.measure.result_directory import renamed_when_complete
+from benchctl.measure.experiment import create_simulation
+from benchctl.measure.result_directory import Origin, renamed_when_complete
 from benchctl.measure.simulated_run import simulate_run
 from benchctl.measure.simulated_runs import simulated_runs
 from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, variant_settings
-from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import write_bytes_atomic, write_json_atomic
-from benchctl.records.record import PreparedRequest
 from benchctl.report.charts.figure import picture_bytes
 from benchctl.report.charts.models import SaturationLine, draw_saturation
 from benchctl.report.documents import show_document
@@ -63,16 +58,13 @@ from benchctl.report.export import write_derived, write_pictures
 from benchctl.report.table import table_of
 from benchctl.sim.settings import costs_in_words
 
+_NO_OBJECTIVE_HELD: Final = 1
+_ALWAYS: Final = ("ttft_ms", "tpot_ms", "output_throughput", "mean_batch_size")
+"""Metrics of every table, behind those of the limits."""
+_OUTCOMES: Final = {True: "kept", False: "broken", None: "too short to tell"}
+_UNITS: Final = {"rate": "requests/s", "max-concurrency": "slots"}
+
 app = typer.Typer(add_completion=False, help="Simulate an experiment in virtual time, without servers and HTTP.")
-
-
-class Kept(StrEnum):
-    """The records that each run keeps."""
-
-    SUMMARY = "summary"
-    REQUESTS = "requests"
-    ALL = "all"
-
 
 Jobs = Annotated[
     int | None,
@@ -80,28 +72,10 @@ Jobs = Annotated[
         "--jobs", "-j", min=1, max=MAX_THREADS, help="Runs at a time; by default one for each core if that pays."
     ),
 ]
-_Keep = Annotated[
-    Kept,
-    typer.Option(
-        "--keep",
-        help="Records of each run: requests and steps, requests alone, or, of a trace of any length, only metrics.",
-    ),
-]
-
-
-_Draws = Annotated[
-    int | None,
-    typer.Option(
-        "--draws",
-        min=2,
-        max=MAX_BLOCKS,
-        help="Repeat each arm with so many draws of a fitted cost model, for prediction intervals.",
-    ),
-]
 
 
 @app.callback(invoke_without_command=True)
-def simulate(  # the parameters are the command line
+def simulate(
     context: typer.Context,
     profile: ProfileName = None,
     engine: EnginePreset = None,
@@ -111,9 +85,22 @@ def simulate(  # the parameters are the command line
     output: Output = None,
     output_dir: OutputDir = RESULTS,
     label: Label = None,
-    keep: _Keep = Kept.ALL,
+    keep: Annotated[
+        Literal["summary", "requests", "all"],
+        typer.Option(
+            help="Records of each run: requests and steps, requests alone, or, of a trace of any length, only "
+            "metrics."
+        ),
+    ] = "all",
     jobs: Jobs = None,
-    draws: _Draws = None,
+    draws: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=MAX_BLOCKS,
+            help="Repeat each arm with so many draws of a fitted cost model, for prediction intervals.",
+        ),
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -124,34 +111,13 @@ def simulate(  # the parameters are the command line
         return
     chosen = simulated_profile(profile, engine, overrides or [], blocks, seed)
     check_experiment(chosen)
-    if keep is Kept.SUMMARY:
-        if output is not None:
-            raise UsageError("--keep summary writes no result directory: leave out --output, or name --output-dir")
+    origin = Origin(output_root=output_dir, argv=("benchctl", *sys.argv[1:]), label=label, directory=output)
+    if keep != "summary":
+        _simulate(chosen, origin, keep, jobs, draws, is_quiet=quiet, as_json=as_json)
+    elif output is None:
         simulate_summary(chosen, output_dir, as_json=as_json)
-        return
-    is_quiet = quiet or as_json
-
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=is_quiet, simulate=simulate_run)
-    prepared = prepare_experiment(chosen, lengths_from)
-    predictions = None
-    if draws is not None:  # first, because a model without draws is an error of usage
-        predictions = predict_intervals(chosen, prepared.requests, draws)
-    results = create(chosen, prepared, output_dir, label, directory=output, is_simulated=True)
-    if not as_json:
-        print(f"results in {results.path}; nothing is measured, all times are those of a cost model", flush=True)
-    outcome = _simulate(results, chosen, prepared.requests, keep, jobs, is_quiet=is_quiet)
-    with keeping(results.path):
-        predicted = [] if predictions is None else write_predictions(results.path, predictions)
-        if as_json:
-            _print_document(results.path, predicted)
-        else:
-            print_outcome(results.path, outcome)
-            print_predictions(predictions or ())
-    if outcome.num_failed:
-        raise typer.Exit(A_RUN_FAILED)
-    if outcome.num_suspect:
-        raise typer.Exit(A_RUN_IS_SUSPECT)
+    else:
+        raise UsageError("--keep summary writes no result directory: leave out --output, or name --output-dir")
 
 
 def simulated_profile(
@@ -171,53 +137,54 @@ def simulated_profile(
 
 
 def _simulate(
-    results: ResultDirectory,
     profile: Profile,
-    requests: tuple[PreparedRequest, ...],
-    keep: Kept,
+    origin: Origin,
+    keep: Literal["requests", "all"],
     jobs: int | None,
+    draws: int | None,
     *,
     is_quiet: bool,
-) -> Outcome:
-
+    as_json: bool,
+) -> None:
+    """Do every run, and tell the outcome; as JSON it is what ``show --json`` prints, with the directory."""
+    is_quiet = is_quiet or as_json
+    with to_stderr(when=as_json):
+        lengths_from = measure_lengths(profile, origin, is_quiet=is_quiet, simulate=simulate_run)
+    prepared = prepare_experiment(profile, lengths_from)
+    # first, because a model without draws is an error of usage
+    predictions = () if draws is None else predict_intervals(profile, prepared.requests, draws)
+    results = create_simulation(profile, prepared, origin)
+    if not as_json:
+        print(f"results in {results.path}; nothing is measured, all times are those of a cost model", flush=True)
     next_step = f"See them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
-    with simulated_runs(
-        results, profile, requests, jobs=jobs, keep="all" if keep is Kept.ALL else "requests"
-    ) as simulate_run:
-        return measure(results, profile, requests, next_step, is_quiet=is_quiet, simulate=simulate_run)
-
-
-def _print_document(path: Path, predicted: list[Any]) -> None:
-    """Print what ``show --json`` prints, with the directory; everything derived is written as well."""
-    analysis = analyze_directory(path)
-    files = write_derived(analysis)
-    intervals = {"predictions": predicted} if predicted else {}
-    print_json({"directory": str(path), **show_document(analysis), **intervals})
-    write_pictures(analysis, files)
-
-
-_ALWAYS: Final = ("ttft_ms", "tpot_ms", "output_throughput", "mean_batch_size")
-"""Metrics of every table, behind those of the limits."""
-_OUTCOMES: Final = {True: "kept", False: "broken", None: "too short to tell"}
-_UNITS: Final = {"rate": "requests/s", "max-concurrency": "slots"}
+    with simulated_runs(results, profile, prepared.requests, jobs=jobs, keep=keep) as do_run:
+        outcome = measure(results, profile, prepared.requests, next_step, is_quiet=is_quiet, simulate=do_run)
+    with keeping(results.path):
+        predicted = write_predictions(results.path, predictions) if predictions else []
+        if as_json:
+            analysis = analyze_directory(results.path)
+            files = write_derived(analysis)
+            intervals = {"predictions": predicted} if predicted else {}
+            print_json({"directory": str(results.path), **show_document(analysis), **intervals})
+            write_pictures(analysis, files)
+        else:
+            print_outcome(results.path, outcome)
+            print_predictions(predictions)
+    raise typer.Exit(exit_code_of(outcome.num_failed, outcome.num_suspect))
 
 
 def print_sweep(sweep: Sweep, profile: Profile) -> None:
     """Print a row for each load, and a sentence for each arm on the largest that keeps all limits."""
     console = wide_console()
-    names = _names(sweep, _ALWAYS)
-    heads = [
-        "arm",
-        *([_UNITS[sweep.kind]] if sweep.kind else []),
-        *names,
-        *(["limits"] if sweep.objectives else []),
-    ]
+    names = list(dict.fromkeys([*(objective.metric for objective in sweep.objectives), *_ALWAYS]))
+    sizes, limits = [_UNITS[sweep.kind]] if sweep.kind else [], ["limits"] if sweep.objectives else []
     rows = []
     for each in sweep.points:
         size = [] if each.point.size is None else [f"{each.point.size:.4g}"]
-        numbers = [None if (value := each.metrics[name]) is None else short_number(value) for name in names]
-        rows.append((each.point.label, *size, *numbers, *([_OUTCOMES[each.holds]] if sweep.objectives else [])))
-    console.print(table_of(heads, rows, left=("arm", "limits")))
+        values = [each.metrics[name] for name in names]
+        texts = [None if value is None else short_number(value) for value in values]
+        rows.append((each.point.label, *size, *texts, *(_OUTCOMES[each.holds] for _ in limits)))
+    console.print(table_of(["arm", *sizes, *names, *limits], rows, left=("arm", "limits")))
     console.print()
     for line in _sentences(sweep):
         console.print(line)
@@ -288,10 +255,6 @@ def _picture(sweep: Sweep, profile: Profile) -> bytes:
     return picture_bytes(spec, f"{profile.name}: load and latency, simulated")
 
 
-def _names(sweep: Sweep, others: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys([*(objective.metric for objective in sweep.objectives), *others]))
-
-
 def _costs(profile: Profile) -> str:
 
     return " and ".join(
@@ -324,52 +287,36 @@ def _in_words(largest: Largest, unit: str) -> str:
     return f"{largest.holds:.4g} {unit} keep the limits, {largest.breaks:.4g} break them"
 
 
-_NO_OBJECTIVE_HELD: Final = 1
-
-
-class Searched(StrEnum):
-    """The size of a load that ``--largest`` searches."""
-
-    RATE = "rate"
-    MAX_CONCURRENCY = "max-concurrency"
-
-
-_Rates = Annotated[
-    str | None, typer.Option("--rate", metavar="A,B,…", help="Requests per second of an open loop to try.")
-]
-_Concurrencies = Annotated[
-    str | None, typer.Option("--max-concurrency", metavar="A,B,…", help="Slots of a closed loop to try.")
-]
-_Slos = Annotated[
-    list[str] | None,
-    typer.Option("--slo", metavar="METRIC=LIMIT", help="Limit that a metric must keep; repeat as needed."),
-]
-_LargestOption = Annotated[
-    Searched | None,
-    typer.Option("--largest", help="Search the largest load of each arm that keeps every --slo, by bisection."),
-]
-_SweptOverrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="A.B=C,D,…", help="Try each value of a setting; repeat for every combination."),
-]
-_BlocksOfPoint = Annotated[
-    int,
-    typer.Option(
-        "--blocks", min=1, max=MAX_BLOCKS, help="Servers of each load, whose mean is taken; they differ in noise."
-    ),
-]
-
-
 @app.command("sweep")
 def sweep(
     profile: ProfileName = None,
     engine: EnginePreset = None,
-    overrides: _SweptOverrides = None,
-    rate: _Rates = None,
-    max_concurrency: _Concurrencies = None,
-    slo: _Slos = None,
-    largest: _LargestOption = None,
-    blocks: _BlocksOfPoint = 1,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="A.B=C,D,…", help="Try each value of a setting; repeat for every combination."
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="A,B,…", help="Requests per second of an open loop to try.")
+    ] = None,
+    max_concurrency: Annotated[
+        str | None, typer.Option(metavar="A,B,…", help="Slots of a closed loop to try.")
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC=LIMIT", help="Limit that a metric must keep; repeat as needed."),
+    ] = None,
+    largest: Annotated[
+        LoadKind | None,
+        typer.Option(help="Search the largest load of each arm that keeps every --slo, by bisection."),
+    ] = None,
+    blocks: Annotated[
+        int,
+        typer.Option(
+            min=1, max=MAX_BLOCKS, help="Servers of each load, whose mean is taken; they differ in noise."
+        ),
+    ] = 1,
     seed: Seed = None,
     output_dir: OutputDir = RESULTS,
     jobs: Jobs = None,
@@ -380,17 +327,22 @@ def sweep(
     Ends with 1 if no load of any arm keeps every --slo.
     """
     objectives = [parse_objective(text) for text in slo or []]
-    kind, sizes = _loads(rate, max_concurrency, largest)
     if largest is not None and not objectives:
         raise UsageError("--largest needs a limit: give --slo METRIC=LIMIT, such as --slo p99_ttft_ms=200")
-    profiles = _profiles(profile, engine, overrides or [], blocks, seed)
+    kind, sizes = _loads(rate, max_concurrency, largest)
+    choices = [_values(override) for override in overrides or []]
+    profiles = []
+    for combination in product(*choices):
+        differing = tuple(each for each, values in zip(combination, choices, strict=True) if len(values) > 1)
+        profiles.append((differing, simulated_profile(profile, engine, list(combination), blocks, seed)))
     points = sweep_points(profiles, kind, sizes)
     outcome = run_sweep(points, objectives, searches=largest is not None, jobs=jobs or os.cpu_count() or 1)
-    written = write_sweep(outcome, profiles[0][1], output_dir)
+    _, first = profiles[0]
+    written = write_sweep(outcome, first, output_dir)
     if as_json:
-        print_json({"files": [str(path) for path in written], **sweep_document(outcome, profiles[0][1])})
+        print_json({"files": [str(path) for path in written], **sweep_document(outcome, first)})
     else:
-        print_sweep(outcome, profiles[0][1])
+        print_sweep(outcome, first)
         print("files: " + ", ".join(map(str, written)))
     if objectives and not any(each.holds for each in outcome.points):
         warn("no load of any arm keeps every limit")
@@ -398,33 +350,29 @@ def sweep(
 
 
 def _loads(
-    rate: str | None, concurrency: str | None, largest: Searched | None
+    rate: str | None, concurrency: str | None, largest: LoadKind | None
 ) -> tuple[LoadKind | None, list[float]]:
     """The swept size of the load, and its values; a search without values begins at 1."""
-    if rate is not None and concurrency is not None:
-        raise UsageError("--rate is for an open loop and --max-concurrency for a closed one; give one of the two")
-    if (concurrency if largest is Searched.RATE else rate if largest is not None else None) is not None:
-        raise UsageError(f"--largest {largest} searches another load than the one whose values are given")
-    text = concurrency if rate is None else rate
-    if text is None:
-        return (None, []) if largest is None else (largest.value, [1.0])
-    name: LoadKind = "max-concurrency" if rate is None else "rate"
-    values = sorted(set(numbers(text, f"--{name}", int if rate is None else float)))
-    if values[0] <= 0:
-        raise UsageError(f"--{name} {text!r}: each must be above 0")
-    return name, list(map(float, values))
-
-
-def _profiles(
-    name: str | None, engine: str | None, overrides: list[str], blocks: int, seed: int | None
-) -> list[tuple[tuple[str, ...], Profile]]:
-    """A profile for each combination of settings, with those that differ between them."""
-    choices = [_values(override) for override in overrides]
-    profiles = []
-    for combination in product(*choices):
-        differing = tuple(each for each, values in zip(combination, choices, strict=True) if len(values) > 1)
-        profiles.append((differing, simulated_profile(name, engine, list(combination), blocks, seed)))
-    return profiles
+    given: dict[LoadKind, str] = {}
+    if rate is not None:
+        given["rate"] = rate
+    if concurrency is not None:
+        given["max-concurrency"] = concurrency
+    refuse_first(
+        {
+            "--rate is for an open loop and --max-concurrency for a closed one; give one of the two": len(given)
+            > 1,
+            f"--largest {largest} searches another load than the one whose values are given": (
+                largest is not None and given and largest not in given
+            ),
+        }
+    )
+    for kind, text in given.items():
+        values = sorted(set(numbers(text, f"--{kind}", float if kind == "rate" else int)))
+        if values[0] <= 0:
+            raise UsageError(f"--{kind} {text!r}: each must be above 0")
+        return kind, list(map(float, values))
+    return (None, []) if largest is None else (largest, [1.0])
 
 
 def _values(override: str) -> list[str]:

@@ -1,27 +1,33 @@
-"""``benchctl workloads``: the calibration workloads, and a lint of anyone's load-generator configuration."""
+"""``benchctl workloads``: the calibration workloads, and a lint of anyone's load-generator configuration.
+
+``benchctl data``: list, fetch and verify the dataset files that workloads read.
+"""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchctl.cli.screen import folding_console
+from benchctl.cli.screen import bar, folding_console
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.errors import UsageError
+from benchctl.errors import DatasetError, UsageError
+from benchctl.formats import megabytes
 from benchctl.interop.writers.inference_perf import write_inference_perf
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_DEVICES
 from benchctl.records.peaks import resolved_hardware
 from benchctl.report.table import table_of
-from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import read_model
 from benchctl.steptime.source import StepTimeSource, fitted_source, roofline_source
 from benchctl.steptime.work import Deployment
 from benchctl.units import MS_PER_S
-from benchctl.workload.calibration import WORKLOADS, CalibrationWorkload, calibration_workload
-from benchctl.workload.datasets.dataset import meanings_of_datasets
+from benchctl.workload.calibration import WORKLOADS, calibration_workload
+from benchctl.workload.datasets.dataset import dataset_file, dataset_files, meanings_of_datasets
+from benchctl.workload.datasets.fetch import fetch_dataset
+from benchctl.workload.datasets.files import DatasetFile, FileState, data_directory, file_state
 from benchctl.workload.lint.lint import LintOptions, LintResult, lint_config
 
 app = typer.Typer(
@@ -29,35 +35,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Calibration workloads and datasets: list, show, export; lint of other tools' loads.",
 )
-
-_Names = Annotated[list[str] | None, typer.Argument(help="W1 to W5 and V1; by default all.", metavar="[NAME]...")]
-_Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="DIR", help="Directory of the files.", show_default=False),
-]
-_Url = Annotated[str, typer.Option("--base-url", metavar="URL", help="Address of the server in the files.")]
-_Files = Annotated[list[Path], typer.Argument(help="Configurations of inference-perf, as YAML.", metavar="FILE...")]
-_Model = Annotated[
-    str | None,
-    typer.Option("--model", help="Model whose load is predicted: a known name, or a directory with a config.json."),
-]
-_Hardware = Annotated[str | None, typer.Option("--hardware", metavar="NAME", help="Device of the server.")]
-_Devices = Annotated[
-    int, typer.Option("--tensor-parallel", min=1, max=MAX_DEVICES, help="Devices that share each layer.")
-]
-_StepTimeModel = Annotated[
-    Path | None,
-    typer.Option("--step-time-model", metavar="FILE", help="A fitted model, in place of the roofline."),
-]
-_MaxSeqs = Annotated[
-    int, typer.Option("--max-num-seqs", min=1, max=MAX_CONCURRENCY, help="Sequences in one batch at most.")
-]
-_KvTokens = Annotated[
-    float | None,
-    typer.Option(
-        "--kv-tokens", min=1, max=1e12, help="Tokens in the server's KV cache; by default what the memory holds."
-    ),
-]
+data = typer.Typer(add_completion=False, help="List, fetch and verify dataset files.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -87,30 +65,51 @@ def show(name: Annotated[str, typer.Argument(help="W1 to W5 or V1.")]) -> None:
 
 @app.command("export")
 def export(
-    names: _Names = None,
-    output: _Output = None,
-    base_url: _Url = "http://127.0.0.1:8000",
+    names: Annotated[
+        list[str] | None, typer.Argument(help="W1 to W5 and V1; by default all.", metavar="[NAME]...")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Directory of the files.", show_default=False),
+    ] = None,
+    base_url: Annotated[
+        str, typer.Option(metavar="URL", help="Address of the server in the files.")
+    ] = "http://127.0.0.1:8000",
     model_name: Annotated[
-        str | None, typer.Option("--model-name", help="Model that requests name; by default the server's own.")
+        str | None, typer.Option(help="Model that requests name; by default the server's own.")
     ] = None,
 ) -> None:
     """Write workloads as configurations of inference-perf."""
     if output is None:
         raise UsageError("name the directory of the files with --output")
-    for workload in _workloads(names):
+    for workload in map(calibration_workload, names or WORKLOADS):
         for path in write_inference_perf(workload, output, base_url=base_url, model_name=model_name):
             print(path)
 
 
 @app.command("lint")
 def lint(
-    files: _Files,
-    model: _Model = None,
-    hardware: _Hardware = None,
-    devices: _Devices = 1,
-    step_time_model: _StepTimeModel = None,
-    max_num_seqs: _MaxSeqs = 256,
-    kv_tokens: _KvTokens = None,
+    files: Annotated[
+        list[Path], typer.Argument(help="Configurations of inference-perf, as YAML.", metavar="FILE...")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model whose load is predicted: a known name, or a directory with a config.json."),
+    ] = None,
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help="Device of the server.")] = None,
+    devices: Annotated[
+        int, typer.Option("--tensor-parallel", min=1, max=MAX_DEVICES, help="Devices that share each layer.")
+    ] = 1,
+    step_time_model: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A fitted model, in place of the roofline.")
+    ] = None,
+    max_num_seqs: Annotated[
+        int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Sequences in one batch at most.")
+    ] = 256,
+    kv_tokens: Annotated[
+        float | None,
+        typer.Option(min=1, max=1e12, help="Tokens in the server's KV cache; by default what the memory holds."),
+    ] = None,
     has_no_prefix_cache: Annotated[
         bool, typer.Option("--no-prefix-caching", help="The server runs without a prefix cache.")
     ] = False,
@@ -157,22 +156,21 @@ def _print_result(result: LintResult) -> None:
 def _source(
     model: str | None, hardware: str | None, devices: int, fitted: Path | None, max_num_seqs: int
 ) -> StepTimeSource | None:
+    """What predicts the load; None where nothing is named."""
     if model is None and hardware is None and fitted is None:
         return None
     if model is None:
         raise UsageError("--model is missing: a prediction of the load needs the model's shape")
-
-    step_time = _step_time_model(fitted) if fitted is not None else None
+    step_time = None if fitted is None else read_model(fitted)
     if (device := hardware or (step_time.hardware if step_time else None)) is None:
         raise UsageError("--hardware is missing: a prediction of the load needs it, or --step-time-model")
     deployment = Deployment(
         shape=shape_for(model), hardware=hardware_for(resolved_hardware(device)), tensor_parallel=devices
     )
-    source = (
-        roofline_source(deployment, max_num_seqs=max_num_seqs)
-        if step_time is None
-        else fitted_source(step_time, deployment, max_num_seqs=max_num_seqs)
-    )
+    if step_time is None:
+        source = roofline_source(deployment, max_num_seqs=max_num_seqs)
+    else:
+        source = fitted_source(step_time, deployment, max_num_seqs=max_num_seqs)
     if source.limits.kv_tokens == 0:
         raise UsageError(
             f"--model {model} does not fit on {devices} x {device}: its weights leave no memory for a KV cache; "
@@ -181,11 +179,54 @@ def _source(
     return source
 
 
-def _step_time_model(path: Path) -> StepTimeModel:
+@data.command("list")
+def list_files() -> None:
+    """List all dataset files with state (judged by size), path, size and licence."""
+    directory = data_directory()
+    _print_table(directory, [(file, file_state(file, directory, full=False)) for file in dataset_files().values()])
 
-    return read_model(path)
+
+@data.command("fetch")
+def fetch(
+    name: Annotated[str, typer.Argument(help="Dataset, for example gsm8k; 'benchctl data list' lists all.")],
+) -> None:
+    """Download a dataset file into the data directory and verify it; a broken download from the hub resumes."""
+    file = dataset_file(name)
+    with bar(desc=name, total=file.size_bytes, unit="B", unit_scale=True, leave=False) as progress:
+        path = fetch_dataset(file, data_directory(), progress)
+    print(f"{name}: {path} ({megabytes(file.size_bytes)}, {file.licence}, sha256 checked)")
 
 
-def _workloads(names: list[str] | None) -> tuple[CalibrationWorkload, ...]:
+@data.command("verify")
+def verify(
+    name: Annotated[str | None, typer.Argument(help="One dataset; by default all that are present.")] = None,
+) -> None:
+    """Compare dataset files with their pinned sha256. Exit code: 2 if one is damaged, or a named one missing."""
+    directory = data_directory()
+    files = dataset_files().values() if name is None else [dataset_file(name)]
+    states = [(file, file_state(file, directory, full=True)) for file in files]
+    _print_table(directory, states)
+    for file, state in states:
+        if state == "damaged" or (state == "missing" and name is not None):
+            raise DatasetError(
+                f"{file.path_in(directory)} is {state}; run 'benchctl data fetch {file.name}' to get it"
+            )
 
-    return tuple(calibration_workload(name) for name in names) if names else tuple(WORKLOADS.values())
+
+def _print_table(directory: Path, states: Iterable[tuple[DatasetFile, FileState]]) -> None:
+
+    headings = ("name", "state", "size", "licence", "file", "source")
+    rows = (
+        (
+            file.name,
+            state,
+            megabytes(file.size_bytes),
+            file.licence,
+            f"{file.folder}/{file.filename}",
+            file.source_page,
+        )
+        for file, state in states
+    )
+    console = folding_console()
+    console.print(table_of(headings, rows, left={*headings} - {"size"}).drawn(folds=True))
+    console.print(f"data directory: {directory} (set BENCHCTL_DATA_DIR for another)", soft_wrap=True)

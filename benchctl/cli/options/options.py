@@ -1,15 +1,17 @@
-"""Options of ``run`` that say where the blocks of an experiment are measured.
+"""Options that several commands share, the values of options that are lists, and words that a shell completes.
 
-Words that a shell completes: names of profiles and engines, and result directories.
-Options of the commands that take a profile.
+A command with many options gets them as one object: a frozen dataclass, whose fields are declared as parameters of
+a command are.
 """
 
+import functools
+import inspect
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from math import isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
@@ -18,101 +20,8 @@ from benchctl.profile.choices import MAX_BLOCKS, MAX_SEED
 from benchctl.profile.engine_options import ENGINES
 from benchctl.profile.files import preset_files, profile_files
 
-
-class Scheduler(StrEnum):
-    """The program that hands out blocks, where they are not measured one after the other in this process."""
-
-    SLURM = "slurm"
-    LOCAL = "local"
-
-
-On = Annotated[
-    Scheduler | None,
-    typer.Option(
-        "--on",
-        help="Hand out whole blocks: to the nodes of a cluster (slurm), or to the GPUs or cores of this host "
-        "(local, with --parallel).",
-    ),
-]
-Parallel = Annotated[
-    int | None,
-    typer.Option("--parallel", min=1, metavar="N", help="With --on: measure at most N blocks at the same time."),
-]
-ClusterFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--cluster", metavar="FILE", help="With --on slurm: YAML file that replaces the profile's cluster section."
-    ),
-]
-Detach = Annotated[
-    bool,
-    typer.Option("--detach", help="With --on slurm: submit and return; 'benchctl watch DIR' shows the progress."),
-]
-Prepare = Annotated[
-    bool,
-    typer.Option(
-        "--prepare",
-        help="Create the result directory and measure nothing: each of its blocks is then one task of any job "
-        "system, 'benchctl run --block I --into DIR'.",
-    ),
-]
-Block = Annotated[
-    int | None, typer.Option("--block", min=0, metavar="I", help="With --into: measure block I alone, from 0.")
-]
-Into = Annotated[
-    Path | None,
-    typer.Option(
-        "--into", metavar="DIR", help="With --block: result directory of the experiment, on a shared disk."
-    ),
-]
-TimeLeft = Annotated[
-    float | None,
-    typer.Option(
-        "--time-left",
-        min=0,
-        metavar="SECONDS",
-        help="With --block: begin no run that would not end in this time; Slurm is asked by itself.",
-    ),
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distribution:
-    """The way in which blocks are handed out. Raises UsageError for options that do not go together."""
-
-    on: Scheduler | None = None
-    parallel: int | None = None
-    cluster_file: Path | None = None
-    is_detached: bool = False
-    is_prepared_only: bool = False
-
-    def __post_init__(self) -> None:
-        for option, scheduler, is_given in (
-            ("--parallel", "slurm or --on local", self.parallel is not None and self.on is None),
-            ("--cluster", "slurm", self.cluster_file is not None and self.on is not Scheduler.SLURM),
-            ("--detach", "slurm", self.is_detached and self.on is not Scheduler.SLURM),
-        ):
-            if is_given:
-                raise UsageError(f"{option} belongs to --on {scheduler}; add that, or leave {option} out")
-        if self.is_prepared_only and self.on is not None:
-            raise UsageError("--prepare measures nothing, and --on measures; give one of the two")
-        if self.on is Scheduler.LOCAL and self.parallel is None:
-            raise UsageError(
-                "--on local needs --parallel N: the number of blocks at a time, such as one for each GPU"
-            )
-
-    @property
-    def is_shared(self) -> bool:
-        """True where the blocks are claimed one by one, so that several processes write into one directory."""
-        return self.on is not None or self.is_prepared_only
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """True where other machines measure, whose engines and devices this one need not have."""
-        return self.on is Scheduler.SLURM or self.is_prepared_only
-
-
-_MANIFEST = "manifest.json"
+RESULTS: Final = Path(os.environ.get("BENCHCTL_RESULTS") or "results")
+"""Parent of result directories where nothing else is named."""
 
 
 def complete_profile(incomplete: str) -> list[str]:
@@ -127,7 +36,7 @@ def complete_engine(incomplete: str) -> list[str]:
 
 def complete_results(incomplete: str) -> list[str]:
     """Result directories below the parent of results that begin so, ``latest`` of each experiment first."""
-    directories = (path.parent for path in RESULTS.glob(f"*/*/{_MANIFEST}"))
+    directories = (path.parent for path in RESULTS.glob("*/*/manifest.json"))
     ordered = sorted(directories, key=lambda path: (path.name != "latest", str(path)))
     return _beginning(incomplete, map(str, ordered))
 
@@ -136,17 +45,6 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-RESULTS = Path(os.environ.get("BENCHCTL_RESULTS") or "results")
-"""Parent of result directories where nothing else is named."""
-
-ProfileArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[NAME]",
-        help="Profile of the experiment, by the name in 'benchctl profiles list' or by its file.",
-        autocompletion=complete_profile,
-    ),
-]
 ProfileName = Annotated[
     str | None,
     typer.Option(
@@ -186,23 +84,63 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="One line per run ins
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """The directory of a new experiment, and the user's remark on it."""
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the fields of each dataclass that it takes as parameters of its own, in their place."""
+    signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        own = inspect.signature(groups[name]).parameters.values() if name in groups else [parameter]
+        parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
 
-    output: Path | None
-    """The directory itself; None for a new one below ``output_dir``."""
-    output_dir: Path
-    label: str | None
+    @functools.wraps(command)
+    def called(**values: Any) -> None:
+        for name, group in groups.items():
+            of_group = {field.name for field in fields(group)} & values.keys()
+            values[name] = group(**{option: values.pop(option) for option in of_group})
+        command(**values)
 
-    @property
-    def path(self) -> Path:
-        """The directory, or its parent where it has no name yet."""
-        return self.output or self.output_dir
+    called.__dict__["__signature__"] = signature.replace(parameters=parameters)
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    return called
 
 
-def chosen_profile(name: str | None, option: str | None) -> str | None:
-    """The profile that the command line names. Raises UsageError where argument and ``--profile`` differ."""
-    if name is not None and option is not None and name != option:
-        raise UsageError(f"two profiles are named, {name!r} and --profile {option!r}; give one of the two")
-    return option if name is None else name
+def refuse_first(messages: Mapping[str, object]) -> None:
+    """Raise UsageError with the first of the messages whose condition is true."""
+    for message, is_wrong in messages.items():
+        if is_wrong:
+            raise UsageError(message)
+
+
+Number = TypeVar("Number", int, float)
+WordT = TypeVar("WordT", bound=str)
+_MOST_CHARACTERS: Final = 40
+
+
+def numbers(
+    text: str,
+    option: str,
+    kind: Callable[[str], Number],
+    *,
+    least: float | None = None,
+    most: float | None = None,
+) -> list[Number]:
+    """Numbers in their order, of a kind and from ``least`` to ``most``. Raises UsageError for anything else."""
+    begin = f"{option} {text[:_MOST_CHARACTERS]!r}: "
+    try:
+        values = [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{begin}expected numbers separated by commas, such as 1,2,4") from None
+    if not all(isfinite(value) for value in values):
+        raise UsageError(f"{begin}each must be finite")
+    if (least is not None and min(values) < least) or (most is not None and max(values) > most):
+        raise UsageError(f"{begin}each must be from {least} {'up' if most is None else f'to {most}'}")
+    return values
+
+
+def words_of(text: str, choices: Sequence[WordT], option: str) -> tuple[WordT, ...]:
+    """Words of a list, each once. Raises UsageError for one that is not in ``choices``."""
+    chosen = [next((word for word in choices if word == part.strip()), None) for part in text.split(",")]
+    if None in chosen:
+        raise UsageError(f"{option} is {text!r}; choose of {', '.join(choices)}, separated by commas")
+    return tuple(dict.fromkeys(word for word in chosen if word is not None))
