@@ -202,8 +202,10 @@ def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy: Collect
 
 def _lazy_loads(runs: Sequence[RunSummary]) -> Iterator[Finding]:
     """A value model that was loaded by its first request: in the warm-up, or in the measured load."""
-    of_warmups = [sum(map(int, run.run.warmup_columns.section_ns.get(_LAZY_LOAD, ()))) for run in runs]
-    of_loads = [run.tally.total_ns.get(_LAZY_LOAD, 0) for run in runs]
+    of_warmups, of_loads = (
+        [sum(map(int, columns.section_ns.get(_LAZY_LOAD, ()))) for columns in of_runs]
+        for of_runs in ([run.run.warmup_columns for run in runs], [run.run.columns for run in runs])
+    )
     missing = "without a warm-up the measured load would have paid for it"
     included = "the measured times include it; warm up with a guided request"
     for code, phase, times_ns, consequence in (

@@ -289,17 +289,17 @@ def _decomposition_document(of: Decomposition) -> dict[str, Any]:
         "sections": None
         if sections is None
         else {
-            **_parts_document(sections.whole, sections.sections),
-            "clock": sections.clock_note,
+            **_parts_document(sections.whole, sections.parts),
+            "clock": sections.origin,
             "unplaced": list(sections.unplaced),
         },
         "work": None
         if isinstance(work, str)
         else {
-            "model": f"roofline of {work.hardware}",
+            "model": f"roofline of {work.origin}",
             **_parts_document(work.whole, work.parts),
             "unexplained_frac": work.rest.share_of(work.whole),
-            "floor": None if work.floor is None else _floor_document(work.floor),
+            "floor": None if not isinstance(of.floor, StepFloor) else _floor_document(of.floor),
         },
         "work_missing": work if isinstance(work, str) else None,
         "model": None

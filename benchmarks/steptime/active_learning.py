@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchctl.analysis.step_time.observed import work_of
+from benchctl.analysis.attribution.work import work_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.sim.config import SimConfig

@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.attribution.breakdown import RunTimeBreakdown
+from benchctl.analysis.attribution.decomposition import WallSplit, split_wall
 from benchctl.analysis.attribution.estimate import PairDesign
-from benchctl.analysis.attribution.splits import WallSplit, split_wall
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.metrics.table import POSITION_ADJUSTED
 from benchctl.analysis.statistics.decide import decision_alpha, holm_levels, margins_of, verdict_of

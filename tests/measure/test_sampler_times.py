@@ -9,7 +9,7 @@ import pytest
 from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opened
 from support.results.lenvm_results import Truth, write_directory
 
-from benchctl.analysis.attribution.breakdown import break_down, tally_steps
+from benchctl.analysis.attribution.breakdown import break_down, mean_breakdown
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.experiment.pairing import parse_side
@@ -91,12 +91,11 @@ def test_the_table_of_sections_begins_at_the_sampler_and_says_so(analysis: Analy
 
 def test_whole_steps_among_them_do_not_make_a_breakdown_one_of_whole_steps(path: Path) -> None:
     run = next(runs(path))
-    whole, alone = (tally_steps(run.columns, covers_steps=covers) for covers in (True, False))
-    mixed = break_down([whole, alone])
+    whole, alone = (break_down(run.columns, covers_steps=covers) for covers in (True, False))
+    mixed = mean_breakdown([(whole, 1.0), (alone, 1.0)])
     assert mixed is not None
     assert not mixed.covers_steps
     assert mixed.step.name == "sampler_total"
-    assert mixed.num_steps == 2 * len(run.columns)
     assert mixed.step.mean_ns == pytest.approx(0.25e6)
 
 

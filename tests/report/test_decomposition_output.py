@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,17 @@ from support.cli import benchctl
 from support.results.builders import write_results
 from support.results.decomposition_laws import assert_exact
 
-from benchctl.analysis.attribution.work import NO_PEAKS, NO_SETTINGS, WorkModel, work_model
+from benchctl.analysis.attribution.work import NO_PEAKS, NO_SETTINGS, deployment_of, floor_of
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.costs.hardware import hardware_for
 from benchctl.profile.load import profile_from_plain
 from benchctl.profile.planning import variant_settings
+from benchctl.records.columns import columns_from
+from benchctl.records.schema import StepRecord
+from benchctl.steptime.work import Deployment
 
+DECODE = {"num_prefill_tokens": 0, "num_decode_tokens": 1, "context_tokens": 100}
 BLOCKS = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(6))
 
 
@@ -83,7 +88,7 @@ def test_a_real_experiment_with_natural_lengths_is_divided_exactly(tmp_path: Pat
     found = cell.decomposition
     assert found is not None, done.stderr
     assert_exact(found)
-    factors = {factor.name: factor.ratio for factor in found.wall.factors}
+    factors = {factor.name: factor.estimate.ratio for factor in found.wall.factors}
     assert list(factors) == ["output tokens", "steps per token", "time per step", "remainder"]
     assert factors["output tokens"] < 1 < factors["time per step"]
 
@@ -105,7 +110,7 @@ def test_work_without_shapes_or_peaks_is_unknown_for_a_reason(
         document = {"name": "p", "engine": {"kind": "sim"}, "workload": workload, "variants": {"baseline": {}}}
         settings = variant_settings(profile_from_plain(document | {"model": "qwen2.5-7b"}, "test"), "baseline", {})
         settings = settings.model_copy(update={"model": model})
-    found = work_model(settings, None if device is None else hardware_for(device))
+    found = deployment_of(settings, None if device is None else hardware_for(device))
     assert isinstance(found, str)
     assert found.startswith(reason)
 
@@ -116,7 +121,9 @@ def test_devices_that_share_each_layer_count_as_one_with_the_sum_of_their_peaks(
     document = {"name": "p", "model": "qwen2.5-7b", "engine": engine, "workload": workload}
     profile = profile_from_plain(document | {"variants": {"baseline": {}}}, "test")
     one = hardware_for("h100-sxm")
-    found = work_model(variant_settings(profile, "baseline", {}), one)
-    assert isinstance(found, WorkModel)
-    assert found.hardware.name == "4 x h100-sxm"
-    assert found.hardware.bandwidth_bytes_per_s == 4 * one.bandwidth_bytes_per_s
+    four = deployment_of(variant_settings(profile, "baseline", {}), one)
+    assert isinstance(four, Deployment)
+    step = StepRecord(step=0, start_ns=0, dur_ns=1, clock="host", phase="decode", num_seqs=1, **DECODE)
+    of_four, of_one = (floor_of(columns_from([step]), each) for each in (four, replace(four, tensor_parallel=1)))
+    assert of_four.hardware == "4 x h100-sxm"
+    assert of_four.base_s == pytest.approx(of_one.base_s / 4)

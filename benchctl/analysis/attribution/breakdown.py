@@ -8,8 +8,11 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.attribution.step_time_model import ModelledRun
-from benchctl.analysis.attribution.work import Floor, WorkModel, floor_of
-from benchctl.records.columns import Flags, Integers, StepColumns, exact_sum
+from benchctl.analysis.attribution.work import Floor, deployment_of, floor_of
+from benchctl.analysis.metrics.speculation import drafter_of
+from benchctl.costs.hardware import Hardware
+from benchctl.profile.model import VariantSettings
+from benchctl.records.columns import StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.schema import SECTION_PARENT, Clock
 from benchctl.units import s_from_ns
@@ -77,132 +80,97 @@ class Breakdown:
     """``step`` is the whole step and not its sampler alone."""
 
     @property
-    def num_steps(self) -> int:
-        return self.step.num_steps
-
-    @property
     def clock_note(self) -> str:
         """Meaning of the times, in words."""
         return "; ".join(CLOCK_NOTE[clock] for clock in self.clocks)
 
-    def section(self, name: str) -> Section | None:
-        """The section called ``name``, in the tree or unplaced."""
-        matches = (section for _, section in self.step.walk() if section.name == name)
-        return next(matches, None) or next((s for s in self.unplaced if s.name == name), None)
+    @property
+    def sections(self) -> dict[str, Section]:
+        """Every section by name, in the tree and unplaced."""
+        return {section.name: section for section in (*(each for _, each in self.step.walk()), *self.unplaced)}
 
     def leaf_means_ns(self) -> dict[str, float]:
         """Time per step of each leaf; the values add up to the mean step."""
         return {leaf.name: leaf.mean_ns for leaf in self.step.leaves()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTally:
-    """Totals of the step itself (``STEP``) and of each section, and the number of steps that have it.
+def break_down(steps: StepColumns, *, covers_steps: bool = True) -> Breakdown | None:
+    """The breakdown of the steps of one run, None without steps; ``covers_steps`` is that of its record.
 
     A parent that a step omits although it has children counts as their sum.
     """
-
-    total_ns: Mapping[str, int]
-    num_records: Mapping[str, int]
-    clocks: tuple[Clock, ...]
-    covers_steps: bool = True
-    """The total of ``STEP`` is that of whole steps, not of their samplers alone."""
-
-
-def tally_steps(steps: StepColumns, *, covers_steps: bool = True) -> StepTally:
-    """The tally of the steps of one run; ``covers_steps`` is that of its record."""
-    sections = _with_parents(steps)
-    return StepTally(
-        total_ns={name: exact_sum(time) for name, (time, _) in sections.items()} | {STEP: exact_sum(steps.dur_ns)},
-        num_records={name: int(has.sum()) for name, (_, has) in sections.items()} | {STEP: len(steps)},
-        clocks=steps.clocks,
-        covers_steps=covers_steps,
-    )
-
-
-def break_down(tallies: Iterable[StepTally], rounding_ns: int = 0) -> Breakdown | None:
-    """The breakdown of the steps of several runs, or of their samplers. None without steps.
-
-    A remainder of up to ``rounding_ns`` per section counts as 0.
-    """
-    totals: Counter[str] = Counter()
-    records: Counter[str] = Counter()
-    clocks: set[Clock] = set()
-    covers_steps = True
-    for tally in tallies:
-        totals.update(tally.total_ns)
-        records.update(tally.num_records)
-        clocks.update(tally.clocks)
-        covers_steps = covers_steps and tally.covers_steps
-    if not records[STEP]:
+    if not len(steps):
         return None
-    unplaced = sorted(name for name in totals if name != STEP and name not in SECTION_PARENT)
-    return Breakdown(
-        step=_section(STEP if covers_steps or SAMPLER not in records else SAMPLER, totals, records, rounding_ns),
-        unplaced=tuple(_leaf(name, totals, records) for name in unplaced),
-        clocks=tuple(sorted(clocks)),
+    times_ns, logged = steps.section_ns, steps.has_section
+    has_section, nowhere = dict(logged), np.zeros(len(steps), dtype=np.bool_)
+    for name, parent in reversed(SECTION_PARENT.items()):  # children before their parents
+        if parent is not None and name in times_ns:
+            is_logged = logged.get(parent, nowhere)
+            times_ns[parent] = times_ns.get(parent, 0) + times_ns[name] * ~is_logged
+            has_section[parent] = has_section.get(parent, is_logged) | has_section[name]
+    return _breakdown(
+        {name: exact_sum(time_ns) for name, time_ns in times_ns.items()} | {STEP: exact_sum(steps.dur_ns)},
+        {name: int(has.sum()) for name, has in has_section.items()} | {STEP: len(steps)},
+        steps.clocks,
         covers_steps=covers_steps,
     )
 
 
-def mean_breakdown(runs: Iterable[tuple[StepTally, float]]) -> Breakdown | None:
-    """The breakdown of the mean run, with equal weights and scaled times. None without steps.
+def mean_breakdown(runs: Iterable[tuple[Breakdown | None, float]]) -> Breakdown | None:
+    """The breakdown of the mean run, with equal weights and each run's times scaled. None without steps.
 
-    Tallies are scaled to one large number of steps, so means over steps become means over runs; rounding to whole
+    Totals are scaled to one large number of steps, so means over steps become means over runs; rounding to whole
     nanoseconds changes a mean by less than a millionth.
     """
-    scaled = []
-    for tally, scale in runs:
-        if num_steps := tally.num_records[STEP]:
-            factor = _MANY_STEPS / num_steps
-            total_ns = {name: round(time_ns * scale * factor) for name, time_ns in tally.total_ns.items()}
-            num_records = {name: round(count * factor) for name, count in tally.num_records.items()}
-            scaled.append(replace(tally, total_ns=total_ns, num_records=num_records))
-    return break_down(scaled, rounding_ns=_ROUNDING_NS)
+    known = [(breakdown, scale) for breakdown, scale in runs if breakdown is not None]
+    total_ns, num_records = Counter[str](), Counter[str]()
+    for breakdown, scale in known:
+        factor = _MANY_STEPS / breakdown.step.num_steps
+        for name, section in breakdown.sections.items():
+            if not section.is_unnamed:
+                total_ns[name] += round(section.total_ns * scale * factor)
+                num_records[name] += round(section.num_records * factor)
+    if not known:
+        return None
+    num_records[STEP] = _MANY_STEPS * len(known)
+    clocks = sorted({clock for breakdown, _ in known for clock in breakdown.clocks})
+    covers_steps = all(breakdown.covers_steps for breakdown, _ in known)
+    return _breakdown(total_ns, num_records, tuple(clocks), covers_steps=covers_steps, rounding_ns=_ROUNDING_NS)
 
 
-def _depth(name: str) -> int:
-    parent = SECTION_PARENT[name]
-    return 0 if parent is None else 1 + _depth(parent)
+def _breakdown(
+    total_ns: Mapping[str, int],
+    num_records: Mapping[str, int],
+    clocks: tuple[Clock, ...],
+    *,
+    covers_steps: bool,
+    rounding_ns: int = 0,
+) -> Breakdown:
+    """The tree of these totals; a remainder of up to ``rounding_ns`` per section counts as 0."""
 
+    def section(name: str) -> Section:
+        leaf = Section(
+            name=name, total_ns=total_ns[name], num_records=num_records[name], num_steps=num_records[STEP]
+        )
+        above = None if name == STEP else name
+        children = [
+            section(child) for child, parent in SECTION_PARENT.items() if parent == above and child in total_ns
+        ]
+        if not children:
+            return leaf
+        named_ns = sum(child.total_ns for child in children)
+        rest_ns = leaf.total_ns - named_ns
+        rest_ns = 0 if abs(rest_ns) <= rounding_ns * len(children) else rest_ns
+        unnamed = replace(leaf, name=f"{name} (unnamed)", total_ns=rest_ns, is_unnamed=True)
+        return replace(leaf, total_ns=named_ns + rest_ns, children=(*children, unnamed))
 
-_DEEPEST_FIRST: Final = tuple(sorted(SECTION_PARENT, key=_depth, reverse=True))
-
-
-def _with_parents(steps: StepColumns) -> dict[str, tuple[Integers, Flags]]:
-    """Time of each section and the steps that have it; an absent parent is the sum of its children."""
-    has_section = steps.has_section
-    complete = {name: (times_ns, has_section[name]) for name, times_ns in steps.section_ns.items()}
-    nothing = (np.zeros(len(steps), dtype=np.int64), np.zeros(len(steps), dtype=np.bool_))
-    for name in _DEEPEST_FIRST:
-        parent = SECTION_PARENT[name]
-        if name in complete and parent is not None:
-            time_ns, is_known = complete.get(parent, nothing)
-            child_ns, has_child = complete[name]
-            is_absent = ~has_section.get(parent, nothing[1])
-            complete[parent] = (time_ns + child_ns * is_absent, is_known | has_child)
-    return complete
-
-
-def _section(name: str, totals: Counter[str], records: Counter[str], rounding_ns: int) -> Section:
-    parent = None if name == STEP else name
-    children = [
-        _section(child, totals, records, rounding_ns)
-        for child, above in SECTION_PARENT.items()
-        if above == parent and child in records
-    ]
-    leaf = _leaf(name, totals, records)
-    if not children:
-        return leaf
-    named_ns = sum(child.total_ns for child in children)
-    rest_ns = leaf.total_ns - named_ns
-    rest_ns = 0 if abs(rest_ns) <= rounding_ns * len(children) else rest_ns
-    unnamed = replace(leaf, name=f"{name} (unnamed)", total_ns=rest_ns, is_unnamed=True)
-    return replace(leaf, total_ns=named_ns + rest_ns, children=(*children, unnamed))
-
-
-def _leaf(name: str, totals: Counter[str], records: Counter[str]) -> Section:
-    return Section(name=name, total_ns=totals[name], num_records=records[name], num_steps=records[STEP])
+    unplaced = sorted(name for name in total_ns if name != STEP and name not in SECTION_PARENT)
+    return Breakdown(
+        step=section(STEP if covers_steps or SAMPLER not in num_records else SAMPLER),
+        unplaced=tuple(section(name) for name in unplaced),
+        clocks=clocks,
+        covers_steps=covers_steps,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +202,11 @@ class RunTimeBreakdown:
     def has_steps(self) -> bool:
         return self.num_steps > 0 and self.step_s > 0 and self.covers_steps
 
+    @property
+    def mean_step_s(self) -> float:
+        """Time per step of a run that has steps."""
+        return self.step_s / self.num_steps
+
     def scaled(self, *, wall: float = 1.0, step: float = 1.0) -> "RunTimeBreakdown":
         """The run with its times multiplied, as for the middle of its block; counts are unchanged."""
         return replace(
@@ -245,16 +218,20 @@ class RunTimeBreakdown:
 
 
 def break_down_run_time(
-    run: LoadedRun, metrics: Mapping[str, float | None], work: WorkModel | str
+    run: LoadedRun,
+    metrics: Mapping[str, float | None],
+    settings: VariantSettings | None,
+    hardware: Hardware | None,
 ) -> RunTimeBreakdown:
-    """The breakdown of a run with its ``metrics``; ``work`` is its work model, or the reason why it is unknown."""
+    """The breakdown of a run with its ``metrics``; settings and device are those of its arm, None where unknown."""
     columns, covers_steps = run.columns, run.record.times_whole_steps
-    tokens = metrics["output_tokens"]
+    deployment, tokens = deployment_of(settings, hardware), metrics["output_tokens"]
     floor: Floor | str
-    if isinstance(work, str):
-        floor = work
+    if isinstance(deployment, str):
+        floor = deployment
     elif covers_steps:
-        floor = floor_of(columns, work)
+        drafter = None if settings is None else drafter_of(settings.server)
+        floor = floor_of(columns, deployment, draft=None if drafter is None else drafter.shape)
     else:
         floor = "the step log times the sampler alone, not the steps that a floor is compared with"
     return RunTimeBreakdown(
@@ -263,7 +240,7 @@ def break_down_run_time(
         num_steps=len(columns),
         step_s=s_from_ns(int(columns.dur_ns.sum())),
         num_passes=float(exact_sum(columns.num_seqs)),
-        breakdown=break_down([tally_steps(columns, covers_steps=covers_steps)]),
+        breakdown=break_down(columns, covers_steps=covers_steps),
         floor=floor,
         covers_steps=covers_steps,
         is_guided=bool((columns.known_values("guided_rows") > 0).any()),

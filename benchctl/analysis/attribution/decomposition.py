@@ -7,54 +7,116 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Final
 
-from benchctl.analysis.attribution.breakdown import STEP, RunTimeBreakdown
+from benchctl.analysis.attribution.breakdown import CLOCK_NOTE, STEP, RunTimeBreakdown, Section
 from benchctl.analysis.attribution.estimate import (
+    MIN_DIFFERENCE,
     Contribution,
     PairDesign,
+    Split,
     StepFloor,
-    WorkSplit,
     estimate_levels,
+    estimate_terms,
+    excludes_zero,
+    logarithmic_mean,
     select_known_runs,
 )
-from benchctl.analysis.attribution.splits import SectionSplit, WallSplit, split_sections, split_wall
 from benchctl.analysis.attribution.step_time_model import ModelledRun, ModelSplit, SourcedModel, split_by_model
 from benchctl.analysis.attribution.work import Floor
 from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio
+from benchctl.analysis.statistics.intervals import StudentT
 from benchctl.records.record import StopMode
-from benchctl.units import MS_PER_S
+from benchctl.units import MS_PER_S, s_from_ns
 
 NO_MODEL: Final = "no step-time model is named"
+TIME_PER_STEP: Final = "time per step"
+METRIC_OF: Final = {"output tokens": "output_tokens", "steps": "num_steps", TIME_PER_STEP: "step_ms"}
+"""The metric that is the same quantity as a factor, so that both have one value."""
+MEANING: Final = {
+    "steps": "number of steps",
+    TIME_PER_STEP: "Σ step time / number of steps",
+    "remainder": "wall time / Σ step time: time without a step, such as queueing, the network, the client; below "
+    "1 if steps overlap",
+    "output tokens": "output tokens of completed requests",
+    "steps per token": "number of steps / output tokens: the inverse of the tokens that the batch gains in one "
+    "step",
+    "passes": "sequences summed over the steps: the fewer, the more tokens a sequence gains in one step",
+    "passes per token": "sequences summed over the steps / output tokens: the inverse of the tokens that a "
+    "sequence gains in one step, prompts included",
+    "steps per pass": "number of steps / sequences summed over them: the inverse of the mean batch size",
+    "wall time per token": "wall time / output tokens, the inverse of output_throughput; not tpot_ms, which is a "
+    "request's own",
+}
 _ROUNDING: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decomposition:
-    """Two sides of one cell. Parts without the necessary records are None."""
+class Factor:
+    """One factor of the ratio of wall times, B over A."""
 
-    label: str
+    name: str
+    estimate: RatioEstimate
+    per_log_s: float
+    """(b - a) / ln(b / a) of the wall times: seconds per unit of logarithm."""
+
+    @property
+    def added_s(self) -> float:
+        """Its share of the difference of the wall times, which does not depend on the order of the factors."""
+        return self.estimate.log_ratio * self.per_log_s
+
+    @property
+    def added_half_s(self) -> float | None:
+        """Half the interval of ``added_s`` for a known difference of the wall times; None for one block."""
+        half = self.estimate.half_width
+        return None if half is None else half * self.per_log_s
+
+    @property
+    def is_significant(self) -> bool:
+        """It differs significantly from 1."""
+        return excludes_zero(self.estimate.log_interval, self.estimate.log_ratio)
+
+    @property
+    def meaning(self) -> str:
+        return MEANING[self.name]
+
+    def share_of(self, total: RatioEstimate) -> float | None:
+        """Share of the logarithm of the whole ratio; None if its interval includes 1."""
+        is_changed = excludes_zero(total.log_interval, total.log_ratio)
+        return self.estimate.log_ratio / total.log_ratio if is_changed else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WallSplit:
+    """Invariants: the factors multiply to ``total.ratio`` and add up to b_s - a_s; b_s / a_s is ``total.ratio``.
+
+    ``a_s`` and ``b_s`` are the centres over the blocks, at equal positions if adjusted for the order.
+    """
+
+    a_s: float
+    b_s: float
+    total: RatioEstimate
+    factors: tuple[Factor, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decomposition:
+    """Two sides of one cell. Parts without the necessary records are None, or the reason where one is told."""
+
     num_blocks: int
     """Of the smaller side."""
     wall: WallSplit | None
     """None if the client's times do not count."""
     step: Contribution | None
     """The mean step."""
-    sections: SectionSplit | None
-    work: WorkSplit | str
-    """The reason where it is unknown, as of ``model``."""
+    sections: Split | None
+    """The mean step by its sections: leaves in the order of the tree, ``x (unnamed)`` the remainder of x."""
+    work: Split | str
+    """The mean step by the least times of the models' FLOPs and bytes, and what these leave."""
     model: ModelSplit | str
-    is_guided: bool = False
-    """A value model scored candidates on a side."""
-
-    @property
-    def floor(self) -> StepFloor | str | None:
-        """The ratio of the floors of both steps, or the reason why it is unknown; None where no side is guided."""
-        if not self.is_guided:
-            return None
-        return self.work if isinstance(self.work, str) else self.work.floor
+    floor: StepFloor | str | None
+    """The ratio of the floors of both steps; None where no side is guided."""
 
 
 def decompose(
-    label: str,
     a: Sequence[RunTimeBreakdown],
     b: Sequence[RunTimeBreakdown],
     design: PairDesign,
@@ -74,21 +136,22 @@ def decompose(
     has_steps = bool(a and b) and all(run.has_steps for run in (*a, *b))
     if not has_wall and not has_steps:
         return None
-    of_steps, step = design.of_times("step"), ratios.get("step_ms")
+    step = sections = None
+    explained: ModelSplit | str = "the steps of a side are not known"
+    of_steps = design.of_times("step")
     if has_steps:
-        a, b = steps_at_level(a, b, step)
-    mean_step = None
-    if has_steps:
-        (mean_step,) = estimate_levels((STEP,), a, b, lambda run: (run.step_s / run.num_steps,), of_steps)
+        a, b = steps_at_level(a, b, ratios.get("step_ms"))
+        (step,) = estimate_levels((STEP,), a, b, lambda run: (run.mean_step_s,), of_steps)
+        sections = split_sections(a, b, of_steps)
+        explained = _explain(model, a, b, of_steps)
     return Decomposition(
-        label=label,
         num_blocks=min(len(timed_a), len(timed_b)) if has_wall else min(len(a), len(b)),
         wall=split_wall(timed_a, timed_b, timed, stop, ratios) if has_wall else None,
-        step=mean_step,
-        sections=split_sections(a, b, of_steps) if has_steps else None,
-        work=split_work(a, b, of_steps, step),
-        model=_explain(model, a, b, of_steps) if has_steps else "the steps of a side are not known",
-        is_guided=any(run.is_guided for run in (*a, *b)),
+        step=step,
+        sections=sections,
+        work=_split_work(a, b, of_steps),
+        model=explained,
+        floor=floor_between(a, b, ratios.get("step_ms")),
     )
 
 
@@ -101,81 +164,181 @@ def steps_at_level(
     """
     sides = [list(a), list(b)]
     for i, level_ms in enumerate(() if step is None else (step.a, step.b)):
-        scale = level_ms / MS_PER_S / fmean(run.step_s / run.num_steps for run in sides[i])
+        scale = level_ms / MS_PER_S / fmean(run.mean_step_s for run in sides[i])
         if not math.isclose(scale, 1.0, rel_tol=_ROUNDING):
             sides[i] = [run.scaled(step=scale) for run in sides[i]]
     return sides[0], sides[1]
 
 
-def split_work(
-    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign, step: SideRatio | None
-) -> WorkSplit | str:
-    """The difference of mean step times, by model: more FLOPs and bytes, and the rest; or why a floor is unknown.
+def split_wall(
+    a: Sequence[RunTimeBreakdown],
+    b: Sequence[RunTimeBreakdown],
+    design: PairDesign,
+    stop: StopMode,
+    ratios: Mapping[str, SideRatio] = MappingProxyType({}),
+) -> WallSplit:
+    """Factors of the wall time; all runs of both sides have one, and positive factors if any.
 
-    ``step`` is the ratio of the comparison, for its interval.
+    The factors are those that every run has the records for. ``ratios`` are those of the comparison, by metric: the
+    whole and the factors of ``METRIC_OF`` are theirs, as far as they are over the same blocks.
     """
-    a_steps: list[tuple[float, Floor]] = []
-    b_steps: list[tuple[float, Floor]] = []
-    for floored, side in ((a_steps, a), (b_steps, b)):
-        for run in side:
-            if isinstance(run.floor, str):
-                return run.floor
-            floored.append((run.step_s / run.num_steps, run.floor))
+    wall, runs = ratios.get("wall_s"), (*a, *b)
+    if wall is not None:
+        design = replace(design, evidence=wall.evidence)
+    has_steps, has_tokens = all(run.has_steps for run in runs), all(run.output_tokens for run in runs)
+    use_tokens = has_tokens and (stop != "forced" or not has_steps)
+    use_passes = any(run.is_speculative for run in runs) and all(run.num_passes for run in runs)
+
+    def factors_in(run: RunTimeBreakdown) -> dict[str, float]:
+        wall_s, steps, tokens = run.wall_s or 0.0, float(run.num_steps), float(run.output_tokens or 0)
+        counts: dict[str, float] = {"output tokens": tokens} if use_tokens else {}
+        if not has_steps:
+            return counts | ({"wall time per token": wall_s / tokens} if use_tokens else {})
+        each, per_token = (tokens, " per token") if use_tokens else (1.0, "")
+        if use_passes:
+            counts |= {f"passes{per_token}": run.num_passes / each, "steps per pass": steps / run.num_passes}
+        else:
+            counts[f"steps{per_token}"] = steps / each
+        return counts | {TIME_PER_STEP: run.mean_step_s, "remainder": wall_s / run.step_s}
+
+    def logs(x: RunTimeBreakdown, y: RunTimeBreakdown) -> list[float]:
+        before, after = ((run.wall_s or 0.0, *factors_in(run).values()) for run in (x, y))
+        return [math.log(b_value) - math.log(a_value) for a_value, b_value in zip(before, after, strict=True)]
+
+    total, *parts = estimate_terms(a, b, logs, design)
+    middle = fmean(fmean(math.log(run.wall_s or 0.0) for run in side) for side in (a, b))
+    a_s, b_s = (math.exp(middle + sign * total.log_ratio / 2) for sign in (-1, 1))
+    estimates = dict(zip(factors_in(runs[0]), parts, strict=True))
+    if wall is not None:
+        total, a_s, b_s = wall.estimate, wall.a, wall.b
+        estimates = _as_compared(wall, estimates, ratios)
+    per_log_s = logarithmic_mean(a_s, b_s)
+    factors = (Factor(name=name, estimate=part, per_log_s=per_log_s) for name, part in estimates.items())
+    return WallSplit(a_s=a_s, b_s=b_s, total=total, factors=tuple(factors))
+
+
+def _as_compared(
+    wall: SideRatio, estimates: Mapping[str, RatioEstimate], ratios: Mapping[str, SideRatio]
+) -> dict[str, RatioEstimate]:
+    """The factors with the ratios compared over the blocks of ``wall``; the last one is what these leave of it.
+
+    What moves it from its own value has no expectation, and its size as standard error, which adds to its own. The
+    interval then holds its own value, too.
+    """
+    exact, blocks = dict(estimates), (wall.design.blocks, wall.estimate.num_blocks)
+    for name in estimates:
+        ratio = ratios.get(METRIC_OF.get(name, ""))
+        if ratio is not None and (ratio.design.blocks, ratio.estimate.num_blocks) == blocks:
+            exact[name] = ratio.estimate
+    if not exact:
+        return {}
+    name, rest = exact.popitem()
+    centre = wall.estimate.log_ratio - math.fsum(part.log_ratio for part in exact.values())
+    uncertainty, moved = rest.uncertainty, centre - rest.log_ratio
+    if uncertainty is not None and abs(moved) > MIN_DIFFERENCE:
+        error = math.hypot(uncertainty.standard_error, moved)
+        uncertainty = StudentT(centre, error, uncertainty.degrees_of_freedom)
+    return {**exact, name: replace(rest, log_ratio=centre, uncertainty=uncertainty)}
+
+
+def split_sections(
+    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
+) -> Split | None:
+    """The mean step by its sections; None if no step of either side has one."""
+    breakdowns = [run.breakdown for run in (*a, *b) if run.breakdown is not None]
+    inner = {section.name for each in breakdowns for _, section in each.step.walk() if section.children}
+    if len(breakdowns) < len(a) + len(b) or not inner:
+        return None
+
+    def name_of(leaf: Section) -> str:
+        """A section that is divided in any tree is divided in all."""
+        return f"{leaf.name} (unnamed)" if leaf.name in inner else leaf.name
+
+    def values(run: RunTimeBreakdown) -> list[float]:
+        sections = () if run.breakdown is None else run.breakdown.step.leaves()
+        times_s = {name_of(leaf): s_from_ns(leaf.mean_ns) * run.step_scale for leaf in sections}
+        return [sum(times_s.values()), *(times_s.get(name, 0.0) for name in names)]
+
+    largest = sorted(breakdowns, key=lambda each: -len(each.sections))
+    names = list(dict.fromkeys(name_of(leaf) for each in largest for leaf in each.step.leaves()))
+    whole, *sections = estimate_levels([STEP, *names], a, b, values, design)
+    clocks = sorted({clock for each in breakdowns for clock in each.clocks})
+    return Split(
+        whole=whole,
+        parts=tuple(sections),
+        origin="; ".join(CLOCK_NOTE[clock] for clock in clocks),
+        unplaced=tuple(sorted({section.name for each in breakdowns for section in each.unplaced})),
+    )
+
+
+def _floors(runs: Sequence[RunTimeBreakdown]) -> list[Floor] | str:
+    """The floor of each run, or the reason of the first that has none."""
+    floors = []
+    for run in runs:
+        if isinstance(run.floor, str):
+            return run.floor
+        floors.append(run.floor)
+    return floors
+
+
+def _split_work(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign) -> Split | str:
+    """The mean step by the floor of each model, and the rest; or the reason why a floor is unknown.
+
+    The draft model is left out where neither side has one of known shape, sampling (what guidance reads and writes
+    of logits) where neither is guided.
+    """
+    floors = _floors((*a, *b))
+    if isinstance(floors, str):
+        return floors
+    steps = [(run.mean_step_s, floor) for run, floor in zip((*a, *b), floors, strict=True)]
+    always = ("base model's", "value model's")
+    models = [
+        name for name in floors[0].of_models if name in always or any(each.of_models[name] for each in floors)
+    ]
 
     def values(run: tuple[float, Floor]) -> tuple[float, ...]:
         step_s, floor = run
-        return step_s, floor.base_s, floor.value_s, floor.sampling_s, floor.draft_s, step_s - floor.total_s
+        return step_s, *(floor.of_models[name] for name in models), step_s - floor.total_s
 
-    models = ("base model's", "value model's", "sampling's", "draft model's")
-    names = ("step", *(f"{model} FLOPs and bytes" for model in models), "rest")
-    whole, base, value, sampling, draft, rest = estimate_levels(names, a_steps, b_steps, values, design)
-    floors = [floor for _, floor in (*a_steps, *b_steps)]
-    hardware = " and ".join(sorted({floor.hardware for floor in floors}))
-    is_guided = any(floor.value_s or floor.sampling_s for floor in floors)
-    has_drafts = any(floor.draft_s for floor in floors)
-    return WorkSplit(
-        whole=whole,
-        models=(base, value, *((sampling,) if is_guided else ()), *((draft,) if has_drafts else ())),
-        rest=rest,
-        hardware=hardware,
-        floor=_step_floor(a_steps, b_steps, None if step is None else step.estimate, hardware)
-        if is_guided
-        else None,
-    )
+    names = (STEP, *(f"{name} FLOPs and bytes" for name in models), "rest")
+    whole, *parts = estimate_levels(names, steps[: len(a)], steps[len(a) :], values, design)
+    return Split(whole=whole, parts=tuple(parts), origin=_devices(floors))
 
 
-_CAUSES: Final = {
-    "weights": "weights_s",
-    "prefixes": "prefixes_s",
-    "arithmetic": "compute_s",
-    "sampling": "sampling_s",
-}
+def _devices(floors: Sequence[Floor]) -> str:
+    return " and ".join(sorted({floor.hardware for floor in floors}))
 
 
-def _step_floor(
-    a: Sequence[tuple[float, Floor]], b: Sequence[tuple[float, Floor]], step: RatioEstimate | None, hardware: str
-) -> StepFloor:
-    def means(attribute: str) -> tuple[float, ...]:
-        return tuple(fmean(getattr(floor, attribute) for _, floor in side) for side in (a, b))
+def floor_between(
+    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], step: SideRatio | None
+) -> StepFloor | str | None:
+    """The floors of both steps as a ratio, or the reason why one is unknown; None where no side is guided.
 
-    (floor_a, floor_b), (step_a, step_b) = (
-        means("total_s"),
-        (fmean(step_s for step_s, _ in side) for side in (a, b)),
-    )
-    of_causes = {name: means(attribute) for name, attribute in _CAUSES.items()}
-    causes = {name: (mean_b - mean_a) / floor_a for name, (mean_a, mean_b) in of_causes.items()}
-    ratio = floor_b / floor_a
+    ``step`` is the ratio of the comparison, beside which the floors are.
+    """
+    floors = _floors((*a, *b)) if any(run.is_guided for run in (*a, *b)) else []
+    if isinstance(floors, str):
+        return floors
+    if not any(any(floor.causes.values()) for floor in floors):
+        return None
+    sides = floors[: len(a)], floors[len(a) :]
+    step_a, step_b = (fmean(run.mean_step_s for run in side) for side in (a, b))
+    floor_a, floor_b = (fmean(floor.total_s for floor in side) for side in sides)
+    causes = {}
+    for name in floors[0].causes:
+        cause_a, cause_b = (fmean(floor.causes[name] for floor in side) for side in sides)
+        causes[name] = (cause_b - cause_a) / floor_a
+    ratio, estimate = floor_b / floor_a, None if step is None else step.estimate
+    interval = None if estimate is None or estimate.log_interval is None else estimate.log_interval
     return StepFloor(
         ratio=ratio,
         causes={**causes, "other work": ratio - 1 - sum(causes.values())},
-        measured=step_b / step_a if step is None else step.ratio,
-        interval=None
-        if step is None or step.ci_low is None or step.ci_high is None
-        else (step.ci_low, step.ci_high),
+        measured=step_b / step_a if estimate is None else estimate.ratio,
+        interval=None if interval is None else (math.exp(interval[0]), math.exp(interval[1])),
         a_times_floor=step_a / floor_a,
         added_s=step_b - step_a,
         floor_added_s=floor_b - floor_a,
-        hardware=hardware,
+        hardware=_devices(floors),
     )
 
 
@@ -185,10 +348,9 @@ def _explain(
     """The difference of the mean steps by the model, or the reason why it says nothing."""
     if isinstance(model, str):
         return model
-    sides: list[list[ModelledRun]] = [[], []]
-    for modelled, side in zip(sides, (a, b), strict=True):
-        for run in side:
-            if isinstance(run.modelled, str):
-                return run.modelled
-            modelled.append(replace(run.modelled, step_s=run.step_s / run.num_steps))
-    return split_by_model(model, sides[0], sides[1], design)
+    modelled: list[ModelledRun] = []
+    for run in (*a, *b):
+        if isinstance(run.modelled, str):
+            return run.modelled
+        modelled.append(replace(run.modelled, step_s=run.mean_step_s))
+    return split_by_model(model, modelled[: len(a)], modelled[len(a) :], design)

@@ -1,5 +1,6 @@
 """Parts of a difference between two sides, each with its interval, that add up exactly."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchctl.analysis.statistics.estimate import PooledSlope, RatioEstimate, estimate_paired
-from benchctl.analysis.statistics.intervals import Interval, StudentT
+from benchctl.analysis.statistics.intervals import StudentT
 
 Run = TypeVar("Run")
 _ROUNDING: Final = 1e-12
@@ -72,17 +73,17 @@ class Contribution:
     @property
     def is_significant(self) -> bool:
         """Its interval excludes 0."""
-        interval = None if self.ci_low_s is None or self.ci_high_s is None else (self.ci_low_s, self.ci_high_s)
-        return excludes_zero(interval, self.added_s)
+        return excludes_zero((self.ci_low_s, self.ci_high_s), self.added_s)
 
     def share_of(self, whole: "Contribution") -> float | None:
         """Its share of the whole difference; None if that is not significantly different from 0."""
         return self.added_s / whole.added_s if whole.is_significant else None
 
 
-def excludes_zero(interval: Interval | None, value: float) -> bool:
-    """True if the whole interval of ``value`` is on one side of 0; rounding does not count."""
-    return interval is not None and (interval[0] > 0 or interval[1] < 0) and abs(value) > MIN_DIFFERENCE
+def excludes_zero(interval: tuple[float | None, float | None] | None, value: float) -> bool:
+    """True if the whole interval of ``value`` is known and on one side of 0; rounding does not count."""
+    low, high = interval or (None, None)
+    return low is not None and high is not None and (low > 0 or high < 0) and abs(value) > MIN_DIFFERENCE
 
 
 def select_known_runs(
@@ -103,22 +104,21 @@ def estimate_terms(
 
     Both sides have at least one run.
     """
-    if design.is_paired:
-        by_block = [split(x, y) for x, y in zip(a, b, strict=True)]
-        return [_over_blocks(values, design) for values in zip(*by_block, strict=True)]
-    pairs = np.array([[split(x, y) for y in b] for x in a], dtype=float)
-    return [_of_all_pairs(pairs[:, :, term], design.confidence) for term in range(pairs.shape[2])]
-
-
-def _over_blocks(values: Sequence[float], design: PairDesign) -> RatioEstimate:
-    return estimate_paired(
-        values,
-        design.confidence,
-        design.positions,
-        slope=design.slope,
-        estimator="mean" if design.evidence is None else "robust",
-        evidence=design.evidence,
-    )
+    if not design.is_paired:
+        pairs = np.array([[split(x, y) for y in b] for x in a], dtype=float)
+        return [_of_all_pairs(pairs[:, :, term], design.confidence) for term in range(pairs.shape[2])]
+    by_block = [split(x, y) for x, y in zip(a, b, strict=True)]
+    return [
+        estimate_paired(
+            values,
+            design.confidence,
+            design.positions,
+            slope=design.slope,
+            estimator="mean" if design.evidence is None else "robust",
+            evidence=design.evidence,
+        )
+        for values in zip(*by_block, strict=True)
+    ]
 
 
 def _of_all_pairs(pairs: NDArray[np.float64], confidence: float) -> RatioEstimate:
@@ -135,20 +135,14 @@ def _of_all_pairs(pairs: NDArray[np.float64], confidence: float) -> RatioEstimat
     return replace(estimate, uncertainty=StudentT(centre, float(np.sqrt(squared)), df))
 
 
-def estimate_differences(
-    names: Sequence[str],
-    a: Sequence[Run],
-    b: Sequence[Run],
-    split: Callable[[Run, Run], Sequence[float]],
-    design: PairDesign,
-) -> tuple[Contribution, ...]:
-    """The parts into which ``split`` divides a difference, in seconds."""
-    estimates = estimate_terms(a, b, split, design)
-    ends = [estimate.log_interval or (None, None) for estimate in estimates]
-    return tuple(
-        Contribution(name=name, added_s=estimate.log_ratio, ci_low_s=low, ci_high_s=high)
-        for name, estimate, (low, high) in zip(names, estimates, ends, strict=True)
-    )
+def contribution_of(name: str, estimate: RatioEstimate, a_s: float | None = None) -> Contribution:
+    """The part that ``estimate`` is a difference of, in seconds; ``a_s`` is the mean of side A, if it has one."""
+    added_s = estimate.log_ratio
+    low, high = estimate.log_interval or (None, None)
+    if a_s is None:
+        return Contribution(name=name, added_s=added_s, ci_low_s=low, ci_high_s=high)
+    b_s = 0.0 if abs(a_s + added_s) < _ROUNDING * abs(a_s) else a_s + added_s
+    return Contribution(name=name, added_s=added_s, ci_low_s=low, ci_high_s=high, a_s=a_s, b_s=b_s)
 
 
 def estimate_levels(
@@ -157,19 +151,41 @@ def estimate_levels(
     b: Sequence[Run],
     values: Callable[[Run], Sequence[float]],
     design: PairDesign,
-) -> tuple[Contribution, ...]:
+) -> list[Contribution]:
     """The differences of the runs' values, in seconds, with the means of both sides."""
 
     def split(x: Run, y: Run) -> list[float]:
         return [after - before for before, after in zip(values(x), values(y), strict=True)]
 
-    means_a = np.mean([values(run) for run in a], axis=0)
-    parts = []
-    for part, mean_a in zip(estimate_differences(names, a, b, split, design), means_a, strict=True):
-        level = mean_a + part.added_s
-        b_s = 0.0 if abs(level) < _ROUNDING * abs(mean_a) else float(level)
-        parts.append(replace(part, a_s=float(mean_a), b_s=b_s))
-    return tuple(parts)
+    means_a = np.mean([values(run) for run in a], axis=0).tolist()
+    return list(map(contribution_of, names, estimate_terms(a, b, split, design), means_a))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Invariant: ``parts`` add up to ``whole``, the mean step or its difference."""
+
+    whole: Contribution
+    parts: tuple[Contribution, ...]
+    origin: str
+    """The clock of measured times, or the device whose peaks a model has."""
+    unplaced: tuple[str, ...] = ()
+    """Sections outside the tree, because their parents are unknown."""
+
+    @property
+    def largest(self) -> Contribution:
+        return max(self.parts, key=lambda part: abs(part.added_s))
+
+    @property
+    def rest(self) -> Contribution:
+        """Of a model: what it does not explain."""
+        return self.parts[-1]
+
+
+def logarithmic_mean(a: float, b: float) -> float:
+    """(b - a) / ln(b / a); a if both are equal."""
+    log = math.log(b) - math.log(a)
+    return a * (math.expm1(log) / log) if log else a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,29 +214,3 @@ class StepFloor:
     def times_floor(self) -> float:
         """The measured ratio over that of the floors. Below 1 where A stays farther behind its floor than B."""
         return self.measured / self.ratio
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkSplit:
-    """Mean time of a step: the ``models`` at their floors and the ``rest`` add up to ``whole``.
-
-    The draft model is left out where neither side has one of known shape, ``sampling`` (what guidance reads and
-    writes of logits) where neither is guided.
-    """
-
-    whole: Contribution
-    models: tuple[Contribution, ...]
-    rest: Contribution
-    hardware: str
-    """The device whose peaks the model uses, with the time at which they were measured if they were."""
-    floor: StepFloor | None
-    """The floors of both steps as a ratio; None where no side is guided."""
-
-    @property
-    def parts(self) -> tuple[Contribution, ...]:
-        return (*self.models, self.rest)
-
-    @property
-    def work(self) -> Contribution:
-        """All models at their floors."""
-        return Contribution(name="FLOPs and bytes", added_s=sum(part.added_s for part in self.models))

@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
-
+from benchctl.analysis.attribution.work import value_count
 from benchctl.analysis.metrics.latency import choice_tokens, is_completed, known_values, measured, total
 from benchctl.analysis.metrics.run import load_window_ns
-from benchctl.analysis.metrics.speculation import Drafter, with_drafts
+from benchctl.analysis.metrics.speculation import DraftCounts, Drafter, run_drafts
 from benchctl.costs.difference import Correction, explain_difference
 from benchctl.costs.flops import (
     FlopsAccount,
-    achieved_flops_per_s,
     observed_flops,
     published_flops,
     utilization_frac,
@@ -27,7 +25,6 @@ from benchctl.costs.flops import (
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape
 from benchctl.costs.work import Lengths, RunLengths, StepLogCounts, spread_evenly
-from benchctl.records.columns import StepColumns
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PreparedRequest, RequestRecord
 from benchctl.records.schema import ResultWarning
@@ -52,10 +49,6 @@ class RunFlops:
     def charges_drafts(self) -> bool:
         """False where a part of what drafts cost is left out of ``observed``."""
         return all(warning.code != "drafts-not-charged" for warning in self.warnings)
-
-    def achieved_flops_per_s(self, account: FlopsAccount | None) -> float | None:
-        """FLOP/s over this run's wall time."""
-        return None if account is None else achieved_flops_per_s(account.total, self.wall_s)
 
     def utilization_frac(self, account: FlopsAccount | None) -> float | None:
         """Achieved FLOP/s as a fraction of the hardware's peak."""
@@ -83,7 +76,7 @@ def count_run_flops(
     if lengths is not None:
         counts = _counts_of_steps(run, lengths, messages, has_value_model=value_model is not None)
         if counts is not None:
-            counts = with_drafts(counts, run, lengths, drafter, messages)
+            counts = _with_drafts(counts, run, lengths, drafter, messages)
         draft_model = None if drafter is None else drafter.shape
         published, observed, corrections = _priced(lengths, counts, base, value_model, draft_model, top_k)
     window = load_window_ns(run)
@@ -195,37 +188,31 @@ def _output_tokens(request: RequestRecord, messages: dict[str, str]) -> tuple[in
 def _counts_of_steps(
     run: LoadedRun, lengths: RunLengths, messages: dict[str, str], *, has_value_model: bool
 ) -> StepLogCounts | None:
-    """Counts of the step log; None if the value model's candidates are unknown."""
+    """Counts of the step log without drafts; None if the value model's candidates are unknown."""
     steps = run.columns
     base_prefill_tokens = steps.total("num_prefill_tokens")
     if base_prefill_tokens is None:
         base_prefill_tokens = sum(lengths.question_prompts)
-        messages.setdefault(
-            "base-prefill-assumed",
-            "observed FLOPs: the step log does not count prefill tokens; one prompt for each question is assumed",
+        messages["base-prefill-assumed"] = (
+            "observed FLOPs: the step log does not count prefill tokens; one prompt for each question is assumed"
         )
     counts = StepLogCounts(base_prefill_tokens=base_prefill_tokens)
-    return _with_value_counts(counts, steps, lengths, messages) if has_value_model else counts
-
-
-def _with_value_counts(
-    counts: StepLogCounts, steps: StepColumns, lengths: RunLengths, messages: dict[str, str]
-) -> StepLogCounts | None:
-    candidates = _value_total(steps, "candidates")
+    if not has_value_model:
+        return counts
+    candidates, prefill, extend = (
+        None if not len(steps) or (values := value_count(steps, name)) is None else int(values.sum())
+        for name in ("candidates", "value_prefill_tokens", "value_extend_tokens")
+    )
     if candidates is None:
-        messages.setdefault(
-            "candidates-unknown",
+        messages["candidates-unknown"] = (
             "no observed FLOPs: the step log does not count the candidates that the value model scored; "
-            "published FLOPs charge top_k for each token",
+            "published FLOPs charge top_k for each token"
         )
         return None
-    prefill = _value_total(steps, "value_prefill_tokens")
-    extend = _value_total(steps, "value_extend_tokens")
     if candidates and (prefill is None or extend is None):
-        messages.setdefault(
-            "value-prefixes-assumed",
+        messages["value-prefixes-assumed"] = (
             "observed FLOPs: the step log does not count the tokens of the value model's prefixes; each sequence's "
-            "prompt and output but the last token are assumed",
+            "prompt and output but the last token are assumed"
         )
         prefill = sum(prompt for prompt, _ in lengths.sequences) if prefill is None else prefill
         extend = sum(max(output - 1, 0) for _, output in lengths.sequences) if extend is None else extend
@@ -234,13 +221,55 @@ def _with_value_counts(
     )
 
 
-def _value_total(steps: StepColumns, name: str) -> int | None:
-    """A count of value-model work; 0 for unguided steps, None if any other step lacks the count."""
-    missing = np.full(len(steps), np.nan)
-    counts, greedy, rows = (
-        missing if values is None else values for values in map(steps.optional, (name, "is_greedy", "guided_rows"))
-    )
-    is_missing = np.isnan(counts)
-    if not len(steps) or (is_missing & (greedy != 1) & (rows != 0)).any():
+def _with_drafts(
+    counts: StepLogCounts, run: LoadedRun, lengths: RunLengths, drafter: Drafter | None, messages: dict[str, str]
+) -> StepLogCounts:
+    """The counts with the drafts of a run; what is unknown is not charged, and ``messages`` say so.
+
+    The draft model forwards the prompts that the base model prefills, and a token for each that it proposes. Of a
+    draft accepted whole, the last token is not in its cache when a bonus token follows: a backfill computes it.
+    """
+    drafts, not_charged = run_drafts(run), None
+    verified = _verification_tokens(run, lengths, drafts)
+    if not drafts.draft_tokens:
+        if drafts.draft_tokens is None and drafter is not None and drafter.is_in_use:
+            not_charged = "drafts are not counted, so they are not charged, neither proposed nor verified"
+    elif verified is None:
+        not_charged = "accepted drafts are not counted, so drafts are not charged, not even verified ones"
+    else:
+        counts = replace(counts, verification_tokens=verified)
+        if drafter is None or drafter.problem is not None:
+            problem = "the profile names no drafts" if drafter is None else drafter.problem
+            not_charged = f"verification is charged, the passes that proposed drafts are not: {problem}"
+        elif drafter.shape is None:
+            messages["drafts-without-model"] = (
+                "observed FLOPs: drafts are looked up in text, which costs no FLOPs; their verification is charged"
+            )
+        else:
+            by_position = drafts.accepted_by_position if drafter.has_backfill else (0,)
+            if by_position is None:
+                not_charged = "acceptance by position is unknown, so the backfill of bonus tokens is not charged"
+            counts = replace(
+                counts,
+                draft_prefill_tokens=counts.base_prefill_tokens,
+                draft_tokens=drafts.draft_tokens,
+                backfill_tokens=by_position[-1] if by_position else 0,
+            )
+    if not_charged is not None:
+        messages["drafts-not-charged"] = f"observed FLOPs: {not_charged}"
+    return counts
+
+
+def _verification_tokens(run: LoadedRun, lengths: RunLengths, drafts: DraftCounts) -> int | None:
+    """Tokens that the base model forwarded for decoding sequences, drafts among them; None where it is unknown.
+
+    By the step log where it counts drafts; else each output token but the first, and the rejected drafts, without
+    those after the end of an output.
+    """
+    logged = run.columns.total("num_decode_tokens")
+    if logged is not None and len(run.columns.known_values("draft_tokens")):
+        return logged
+    if drafts.draft_tokens is None or drafts.accepted_tokens is None:
         return None
-    return int(counts[~is_missing].sum())
+    decoded = sum(max(output - 1, 0) for _, output in lengths.sequences)
+    return decoded + drafts.draft_tokens - drafts.accepted_tokens

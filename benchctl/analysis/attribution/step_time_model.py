@@ -3,32 +3,50 @@
 The work of a run is that of two mean steps, one that only decodes and one that carries prompts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from math import factorial
+from math import comb
 from typing import Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from benchctl.analysis.attribution.estimate import (
     MIN_DIFFERENCE,
     Contribution,
     PairDesign,
-    estimate_differences,
+    Split,
+    contribution_of,
     estimate_levels,
+    estimate_terms,
 )
 from benchctl.costs.hardware import Hardware
+from benchctl.records.columns import Flags, Floats
 from benchctl.steptime.work import Deployment, Quantity, StepWork
 from benchctl.units import US_PER_S
 
-Flags: TypeAlias = npt.NDArray[np.bool_]
-Floats: TypeAlias = npt.NDArray[np.float64]
-
+FACTORS: Final = ("batch", "context", "prompts", "candidates", "drafts")
+"""What two runs may differ in; ``prompts`` has the share of the steps that carry them as well."""
+_OF_ROWS: Final = {
+    "decode_tokens": "drafts",
+    "decode_context": "context",
+    "guided_rows": "candidates",
+    "candidates": "candidates",
+    "value_extend_tokens": "candidates",
+}
+_OF_PROMPTS: Final = {
+    "prefill_tokens": "prompts",
+    "prefill_context": "context",
+    "num_sampled": "prompts",
+    "value_prefill_tokens": "prompts",
+}
+_FACTOR_OF: Final = {"num_decodes": "batch", "num_prefills": "prompts", **_OF_ROWS, **_OF_PROMPTS}
+"""The counts of a mean step by their names in ``StepWork``, and the factor that each belongs to."""
 
 MeanStep: TypeAlias = Mapping[str, float]
-"""Counts of ``FACTORS`` in a mean step; all but ``rows`` and ``prompts`` are means over these, NaN without any."""
+"""Those counts; of ``_OF_ROWS`` and ``_OF_PROMPTS`` the means over rows or prompts, NaN without any."""
+PredictUs: TypeAlias = Callable[[StepWork, Deployment], Quantity]
+"""Duration of steps in microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,102 +58,59 @@ class MeanWork:
     prompting: MeanStep | None
 
 
-FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
-    "batch": ("rows",),
-    "context": ("row_context", "prompt_context"),
-    "prompts": ("prompts", "prompt_tokens", "prompt_ends", "value_prefill_tokens"),
-    "candidates": ("guided", "candidates", "value_extend_tokens"),
-    "drafts": ("row_tokens",),
-}
-"""What two runs may differ in, and the fields of a mean step that say so. ``prompts`` has the share of the steps
-that carry them as well."""
-_PROMPTS: Final = list(FACTORS).index("prompts")
-_FACTOR_OF: Final = {field: index for index, names in enumerate(FACTORS.values()) for field in names}
-
-
 def mean_work(work: StepWork, num_steps: int) -> MeanWork:
     """The mean steps of a run's ``work``. Raises ValueError without steps."""
     if num_steps < 1:
         raise ValueError("a run without steps has no mean step")
     columns = {field.name: np.broadcast_to(getattr(work, field.name), num_steps) for field in fields(work)}
     prompting = columns["num_prefills"] > 0
+
+    def mean_step(where: Flags) -> MeanStep | None:
+        if not where.any():
+            return None
+        mean = {name: float(columns[name][where].mean()) for name in _FACTOR_OF}
+        mean["num_sampled"] -= mean["num_decodes"]  # what prompts that end have sampled
+        for count, names in (("num_decodes", _OF_ROWS), ("num_prefills", _OF_PROMPTS)):
+            mean |= {name: mean[name] / mean[count] if mean[count] else np.nan for name in names}
+        return mean
+
     return MeanWork(
-        prompt_frac=float(prompting.mean()),
-        decoding=_mean_step(columns, ~prompting),
-        prompting=_mean_step(columns, prompting),
+        prompt_frac=float(prompting.mean()), decoding=mean_step(~prompting), prompting=mean_step(prompting)
     )
 
 
-def _mean_step(columns: Mapping[str, Floats], where: Flags) -> MeanStep | None:
-    if not where.any():
-        return None
-    mean = {name: float(column[where].mean()) for name, column in columns.items()}
-    rows, prompts = mean["num_decodes"], mean["num_prefills"]
-    of_rows = {
-        "row_context": mean["decode_context"],
-        "row_tokens": mean["decode_tokens"],
-        "guided": mean["guided_rows"],
-        "candidates": mean["candidates"],
-        "value_extend_tokens": mean["value_extend_tokens"],
-    }
-    of_prompts = {
-        "prompt_context": mean["prefill_context"],
-        "prompt_tokens": mean["prefill_tokens"],
-        "prompt_ends": mean["num_sampled"] - rows,
-        "value_prefill_tokens": mean["value_prefill_tokens"],
-    }
-    return {
-        "rows": rows,
-        "prompts": prompts,
-        **{name: value / rows if rows else np.nan for name, value in of_rows.items()},
-        **{name: value / prompts if prompts else np.nan for name, value in of_prompts.items()},
-    }
-
-
-def works_between(a: MeanWork, b: MeanWork, takes_b: Flags) -> Sequence[tuple[Floats, StepWork]]:
+def _works_between(a: MeanWork, b: MeanWork, takes_b: Mapping[str, Flags]) -> Iterator[tuple[Floats, StepWork]]:
     """Mean steps with some factors of ``b`` and the others of ``a``, each kind with its share of all steps.
 
-    ``takes_b`` has a row for each combination and a column for each of ``FACTORS``; shares and works have a value
-    for each combination. A kind of step that only one run has is taken from that run.
+    ``takes_b`` has each factor's flag for every combination; shares and works have a value for each combination. A
+    kind of step that only one run has is taken from that run.
     """
-    prompt_frac = np.where(takes_b[:, _PROMPTS], b.prompt_frac, a.prompt_frac)
+    prompt_frac = np.where(takes_b["prompts"], b.prompt_frac, a.prompt_frac)
     kinds = [(1 - prompt_frac, a.decoding, b.decoding), (prompt_frac, a.prompting, b.prompting)]
-    works = []
     for share, step_a, step_b in kinds:
         first, second = step_a or step_b, step_b or step_a
         if first is not None and second is not None:
-            works.append((share, _work_between(first, second, takes_b)))
-    return works
+            yield share, _work_between(first, second, takes_b)
 
 
-def _work_between(a: MeanStep, b: MeanStep, takes_b: Flags) -> StepWork:
-    def mixed(name: str) -> Quantity:
-        of_a, of_b = a[name], b[name]
+def _work_between(a: MeanStep, b: MeanStep, takes_b: Mapping[str, Flags]) -> StepWork:
+    mixed: dict[str, Floats] = {}
+    for name, factor in _FACTOR_OF.items():
+        of_a, of_b = (step[name] for step in (a, b))
         of_a, of_b = (other if np.isnan(own) else own for own, other in ((of_a, of_b), (of_b, of_a)))
-        return np.where(takes_b[:, _FACTOR_OF[name]], float(np.nan_to_num(of_b)), float(np.nan_to_num(of_a)))
-
-    rows, prompts = mixed("rows"), mixed("prompts")
-    row_tokens, row_context = mixed("row_tokens"), mixed("row_context")
-    prompt_tokens, prompt_context = mixed("prompt_tokens"), mixed("prompt_context")
+        mixed[name] = np.nan_to_num(np.where(takes_b[factor], of_b, of_a))
+    rows, prompts = mixed["num_decodes"], mixed["num_prefills"]
+    counts = {name: rows * mixed[name] for name in _OF_ROWS}
+    counts |= {name: prompts * mixed[name] for name in _OF_PROMPTS}
+    counts["num_sampled"] += rows
     return StepWork(
         num_prefills=prompts,
-        prefill_tokens=prompts * prompt_tokens,
-        prefill_context=prompts * prompt_context,
-        prefill_positions=prompts * prompt_tokens * (prompt_context + prompt_tokens / 2),
+        prefill_positions=counts["prefill_tokens"] * (mixed["prefill_context"] + mixed["prefill_tokens"] / 2),
         num_decodes=rows,
-        decode_tokens=rows * row_tokens,
-        decode_context=rows * row_context,
-        decode_positions=rows * row_tokens * (row_context + row_tokens / 2),
-        num_sampled=rows + prompts * mixed("prompt_ends"),
-        guided_rows=rows * mixed("guided"),
-        candidates=rows * mixed("candidates"),
-        value_prefill_tokens=prompts * mixed("value_prefill_tokens"),
-        value_extend_tokens=rows * mixed("value_extend_tokens"),
+        decode_positions=counts["decode_tokens"] * (mixed["decode_context"] + mixed["decode_tokens"] / 2),
+        **counts,
     )
 
-
-PredictUs: TypeAlias = Callable[[StepWork, Deployment], Quantity]
-"""Duration of steps in microseconds."""
 
 MODEL: Final = "model and devices"
 SCATTER: Final = "scatter of the steps"
@@ -167,26 +142,20 @@ class SourcedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSplit:
-    """Mean time of a step: ``factors`` and ``rest`` add up to ``whole``, ``factors`` alone to ``predicted``.
+class ModelSplit(Split):
+    """The mean step by its work, and the rest. The parts before the rest add up to ``predicted``.
 
     ``whole``, ``predicted`` and ``rest`` have the means of both sides.
     """
 
     source: SourcedModel
-    whole: Contribution
     predicted: Contribution
-    factors: tuple[Contribution, ...]
-    rest: Contribution
 
     @property
-    def shown_factors(self) -> tuple[Contribution, ...]:
-        """The factors in which any two runs of both sides differ."""
-        return tuple(part for part in self.factors if max(map(abs, part.numbers)) > MIN_DIFFERENCE)
-
-    @property
-    def parts(self) -> tuple[Contribution, ...]:
-        return *self.factors, self.rest
+    def shown_parts(self) -> tuple[Contribution, ...]:
+        """The factors in which any two runs of both sides differ, and the rest."""
+        differing = (part for part in self.parts[:-1] if max(map(abs, part.numbers)) > MIN_DIFFERENCE)
+        return *differing, self.rest
 
     @property
     def explained_frac(self) -> float | None:
@@ -207,39 +176,34 @@ def split_by_model(
         return *parts, y.predicted_s - x.predicted_s - sum(parts)
 
     whole, predicted, rest = estimate_levels(("step", "predicted", REST), a, b, levels, design)
-    factors = estimate_differences((*_NAMES, SCATTER), a, b, factors_s, design)
-    return ModelSplit(source=model, whole=whole, predicted=predicted, factors=factors, rest=rest)
+    factors = map(contribution_of, (*_NAMES, SCATTER), estimate_terms(a, b, factors_s, design))
+    return ModelSplit(source=model, origin=model.name, whole=whole, predicted=predicted, parts=(*factors, rest))
 
 
 def shapley_s(predict_us: PredictUs, a: ModelledRun, b: ModelledRun) -> tuple[float, ...]:
     """Seconds that each factor adds to the predicted mean step: those of ``FACTORS``, then the model itself."""
     values = _mean_steps_us(predict_us, a, b) / US_PER_S
-    num_set = _ORDERS.sum(axis=1)
-    n = len(_NAMES)
+    num_set, n = _ORDERS.sum(axis=1), len(_NAMES)
+    weights = np.array([1 / (n * comb(n - 1, size)) for size in range(n)])
     parts = []
     for factor in range(n):
-        without = ~_ORDERS[:, factor]
-        weights = np.array([factorial(size) * factorial(n - size - 1) / factorial(n) for size in range(n)])
-        with_factor = np.flatnonzero(without) + 2 ** (n - 1 - factor)
-        parts.append(float((weights[num_set[without]] * (values[with_factor] - values[without])).sum()))
+        without = np.flatnonzero(~_ORDERS[:, factor])
+        added = values[without + 2 ** (n - 1 - factor)] - values[without]
+        parts.append(float((weights[num_set[without]] * added).sum()))
     return tuple(parts)
 
 
-def _mean_steps_us(predict_us: PredictUs, a: ModelledRun, b: ModelledRun) -> npt.NDArray[np.float64]:
-    """The predicted mean step of every row of ``_ORDERS``."""
-    is_b, total_us = _ORDERS[:, -1], np.zeros(len(_ORDERS))
-    deployed_a, deployed_b = _deployments(a, b)
-    for share, work in works_between(a.work, b.work, _ORDERS[:, :-1]):
+def _mean_steps_us(predict_us: PredictUs, a: ModelledRun, b: ModelledRun) -> Floats:
+    """The predicted mean step of every row of ``_ORDERS``.
+
+    A value model that only one side has counts by its candidates, not as another model.
+    """
+    takes_b, total_us = dict(zip(_NAMES, _ORDERS.T, strict=True)), np.zeros(len(_ORDERS))
+    value_a, value_b = a.deployment.value_shape, b.deployment.value_shape
+    deployed_a = replace(a.deployment, value_shape=value_a or value_b)
+    deployed_b = replace(b.deployment, value_shape=value_b or value_a)
+    for share, work in _works_between(a.work, b.work, takes_b):
         of_a = predict_us(work, deployed_a)
         of_b = of_a if deployed_a == deployed_b else predict_us(work, deployed_b)
-        total_us += np.where(share > 0, share * np.where(is_b, of_b, of_a), 0.0)
+        total_us += np.where(share > 0, share * np.where(takes_b[MODEL], of_b, of_a), 0.0)
     return total_us
-
-
-def _deployments(a: ModelledRun, b: ModelledRun) -> tuple[Deployment, Deployment]:
-    """Both deployments; a value model that only one side has counts by its candidates, not as another model."""
-    value_a, value_b = a.deployment.value_shape, b.deployment.value_shape
-    return (
-        replace(a.deployment, value_shape=value_a or value_b),
-        replace(b.deployment, value_shape=value_b or value_a),
-    )

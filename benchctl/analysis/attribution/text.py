@@ -4,9 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from benchctl.analysis.attribution.decomposition import Decomposition
+from benchctl.analysis.attribution.decomposition import TIME_PER_STEP, Decomposition, Factor
 from benchctl.analysis.attribution.estimate import Contribution
-from benchctl.analysis.attribution.splits import TIME_PER_STEP, Factor
 from benchctl.analysis.attribution.step_time_model import ModelSplit, SourcedModel
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.statistics.intervals import Interval
@@ -41,10 +40,8 @@ def wall_line(decomposition: Decomposition) -> str:
     wall = decomposition.wall
     if wall is None:
         return _NO_WALL
-    total = f"wall {factor_text(wall.total)}"
-    if not wall.factors:
-        return total
-    return f"{total} = {' * '.join(f'{factor.name} {factor_text(factor.estimate)}' for factor in wall.factors)}"
+    factors = " * ".join(f"{factor.name} {factor_text(factor.estimate)}" for factor in wall.factors)
+    return f"wall {factor_text(wall.total)}{' = ' if factors else ''}{factors}"
 
 
 def sentence(decomposition: Decomposition) -> str:
@@ -57,40 +54,35 @@ def sentence(decomposition: Decomposition) -> str:
     if not wall.factors:
         return f"the wall time changes by {whole}; neither steps nor tokens are known to explain it"
     if wall.total.log_interval is None:
-        return (
-            f"the wall time changes by {whole} "
-            f"{'in one block' if wall.total.is_paired else 'over too few runs for an interval'}, which tells no "
-            "factor from 1"
-        )
-    significant = sorted((f for f in wall.factors if f.is_significant), key=lambda factor: -abs(factor.log_ratio))
-    if not significant:
+        blocks = "in one block" if wall.total.is_paired else "over too few runs for an interval"
+        return f"the wall time changes by {whole} {blocks}, which tells no factor from 1"
+    clear = sorted((f for f in wall.factors if f.is_significant), key=lambda factor: -_size(factor))
+    if not clear:
         return f"no factor can be told from 1 ({whole} in all)"
-    text = _carried(significant, wall.total, whole)
-    if any(factor.name == TIME_PER_STEP for factor in significant):
+    text = _carried(clear, wall.total, whole)
+    if any(factor.name == TIME_PER_STEP for factor in clear):
         return "; ".join([": ".join([text, *_section(decomposition)]), *_by_models(decomposition)])
     return text
 
 
+def _size(factor: Factor) -> float:
+    return abs(factor.estimate.log_ratio)
+
+
 def _carried(factors: Sequence[Factor], total: RatioEstimate, whole: str) -> str:
     """One factor that carries the whole, several that add up to it, or a part that is not significant."""
-    shares = [(factor.name, factor.share_of(total)) for factor in factors]
-    name, share = shares[0]
-    moved = sum(abs(factor.log_ratio) for factor in factors)
-    has_opposite_signs = abs(total.log_ratio) < _CARRIES * moved or (share is not None and not 0 < share <= _MOST)
-    if len(factors) > 1 and has_opposite_signs:
-        qualification = ", which cannot be told from 0" if share is None else ""
-        return f"{_listed(factors)} make {whole}{qualification}"
+    (name, share), *others = [(factor.name, factor.share_of(total)) for factor in factors]
+    worth = [factor for factor in factors if _size(factor) >= _WORTH_A_WORD * _size(factors[0])]
+    listed = " and ".join(f"{factor.name} {change_of_ratio(factor.estimate.ratio)}" for factor in worth)
+    cancels = abs(total.log_ratio) < _CARRIES * sum(map(_size, factors))
+    if others and (cancels or (share is not None and not 0 < share <= _MOST)):
+        return f"{listed} make {whole}{', which cannot be told from 0' if share is None else ''}"
     if share is None:
-        return f"{_listed(factors)} can be told from 1, {whole} in all cannot"
+        return f"{listed} can be told from 1, {whole} in all cannot"
     if share < _CARRIES:
-        return f"{_listed(factors)} can be told from 1; what carries the rest of the {whole} cannot"
-    others = [f", {other} {_percent(part)}" for other, part in shares[1:] if part and abs(part) >= _WORTH_A_WORD]
-    return f"{name} carries {_percent(share)} of the {whole}{''.join(others)}"
-
-
-def _listed(factors: Sequence[Factor]) -> str:
-    worth = [factor for factor in factors if abs(factor.log_ratio) >= _WORTH_A_WORD * abs(factors[0].log_ratio)]
-    return " and ".join(f"{factor.name} {change_of_ratio(factor.ratio)}" for factor in worth)
+        return f"{listed} can be told from 1; what carries the rest of the {whole} cannot"
+    parts = [f", {other} {_percent(part)}" for other, part in others if part and abs(part) >= _WORTH_A_WORD]
+    return f"{name} carries {_percent(share)} of the {whole}{''.join(parts)}"
 
 
 def _section(decomposition: Decomposition) -> Iterator[str]:
@@ -98,18 +90,16 @@ def _section(decomposition: Decomposition) -> Iterator[str]:
     split = decomposition.sections
     if split is None or not split.largest.is_significant:
         return
-    largest = split.largest
-    share = largest.share_of(split.whole)
+    largest, share = split.largest, split.largest.share_of(split.whole)
     if share is not None and 0 < share <= _MOST:
         factors = () if decomposition.wall is None else decomposition.wall.factors
         whole = "it" if sum(factor.is_significant for factor in factors) == 1 else "the step's difference"
         yield f"{_percent(share)} of {whole} {largest.name}"
         return
-    significant = sorted(
-        (section for section in split.sections if section.is_significant), key=lambda s: -abs(s.added_s)
-    )
-    pulling = [section for section in significant if abs(section.added_s) >= _CARRIES * abs(largest.added_s)]
-    yield f"per step {', '.join(f'{s.name} {added_text(s)}' for s in pulling)}"
+    least_s = _CARRIES * abs(largest.added_s)
+    pulling = [part for part in split.parts if part.is_significant and abs(part.added_s) >= least_s]
+    pulling.sort(key=lambda part: -abs(part.added_s))
+    yield f"per step {', '.join(f'{part.name} {added_text(part)}' for part in pulling)}"
 
 
 def _by_models(decomposition: Decomposition) -> Iterator[str]:
@@ -123,14 +113,15 @@ def _by_models(decomposition: Decomposition) -> Iterator[str]:
             part = _percent(1 - rest)
             yield f"the roofline floor of its FLOPs and bytes explains {part} of the step's difference"
         else:  # the floors add more than the difference
-            yield f"FLOPs and bytes alone would add {added_text(work.work)} (roofline model)"
+            floors = Contribution(name="floors", added_s=sum(part.added_s for part in work.parts[:-1]))
+            yield f"FLOPs and bytes alone would add {added_text(floors)} (roofline model)"
 
 
 def _explained(split: ModelSplit, share: float) -> str:
     """The share of the step's difference that a step-time model predicts, and the factor that carries it."""
     if not 0 <= share <= _MOST:
         return f"for its work a step-time model predicts {added_text(split.predicted)} per step"
-    largest = max(split.factors, key=lambda part: part.added_s * split.predicted.added_s)
+    largest = max(split.parts[:-1], key=lambda part: part.added_s * split.predicted.added_s)
     carrier = f", most by {largest.name}" if largest.is_significant else ""
     return f"a step-time model explains {_percent(share)} of the step's difference by its work{carrier}"
 
@@ -142,10 +133,8 @@ def floor_line(decomposition: Decomposition) -> str | None:
     the floor is unknown.
     """
     floor = decomposition.floor
-    if floor is None:
-        return None
-    if isinstance(floor, str):
-        return f"no floor to compare the step with: {floor}"
+    if floor is None or isinstance(floor, str):
+        return None if floor is None else f"no floor to compare the step with: {floor}"
     causes = ", ".join(f"{name} {signed_three_digits(share)}" for name, share in floor.causes.items())
     added, floor_added = (
         f"{signed_three_digits(time_s * MS_PER_S)} ms" for time_s in (floor.added_s, floor.floor_added_s)
@@ -162,15 +151,16 @@ def model_line(decomposition: Decomposition) -> str | None:
     split = decomposition.model
     if isinstance(split, str):
         return None
-    parts = ", ".join(f"{part.name} {added_text(part)}" for part in (*split.shown_factors, split.rest))
+    parts = ", ".join(f"{part.name} {added_text(part)}" for part in split.shown_parts)
     return f"step {added_text(split.whole)}: {parts} ({source_text(split.source)})"
 
 
 def source_text(source: SourcedModel) -> str:
     """Name of a step-time model, and how far its predictions have been off."""
-    if source.mape_frac is None:
-        return f"step-time model {source.name}"
-    return f"step-time model {source.name}, {percentage(source.mape_frac, 2)} off on steps left out of its fit"
+    off = (
+        "" if source.mape_frac is None else f", {percentage(source.mape_frac, 2)} off on steps left out of its fit"
+    )
+    return f"step-time model {source.name}{off}"
 
 
 def added_text(part: Contribution, like: Contribution | None = None) -> str:

@@ -1,15 +1,15 @@
-"""Step time against the least time for its FLOPs and bytes: a roofline model, not a measurement.
+"""The work of a run's steps, from the columns of their log, and the least time of its FLOPs and bytes.
 
-Knowledge of a fitted step-time model about the verification of drafts.
+The least time is that of a roofline model, not a measurement. Also the devices of runs, and what a fitted step-time
+model knows about the verification of drafts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from benchctl.analysis.metrics.speculation import drafter_of
 from benchctl.analysis.validity.machines import Machine, gpu_names, machines_of
 from benchctl.costs.guided_floor import LOGIT_BYTES
 from benchctl.costs.hardware import Hardware, hardware_or_none
@@ -23,6 +23,8 @@ from benchctl.records.columns import Flags, Floats, StepColumns
 from benchctl.records.loaded import LoadedResults
 from benchctl.records.peaks import MeasuredPeaks, hardware_of
 from benchctl.records.schema import ResultWarning
+from benchctl.steptime.step_counts import count_step_work
+from benchctl.steptime.work import Deployment, StepWork
 
 if TYPE_CHECKING:
     from benchctl.steptime.model import StepTimeModel
@@ -32,42 +34,8 @@ NO_PEAKS: Final = "the peaks of the device are unknown"
 NO_SETTINGS: Final = "the profile does not name the models"
 _BASE_COUNTS: Final = ("num_prefill_tokens", "num_decode_tokens", "context_tokens")
 _VALUE_COUNTS: Final = ("guided_rows", "value_prefill_tokens", "value_extend_tokens", "candidates")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkModel:
-    """Models and device of a run's steps.
-
-    ``value`` is None for a run without guidance, ``draft`` without speculation by a model of known shape.
-    """
-
-    base: ModelShape
-    value: ModelShape | None
-    hardware: Hardware
-    draft: ModelShape | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
-    """Least mean time of a step in seconds: the base and the draft model's, and that of guidance by cause."""
-
-    base_s: float
-    draft_s: float = 0.0
-    weights_s: float = 0.0
-    prefixes_s: float = 0.0
-    compute_s: float = 0.0
-    """Time of the value model's FLOPs beyond both."""
-    sampling_s: float = 0.0
-    hardware: str
-
-    @property
-    def value_s(self) -> float:
-        """The value model's passes, without the sampling of guidance."""
-        return self.weights_s + self.prefixes_s + self.compute_s
-
-    @property
-    def total_s(self) -> float:
-        return self.base_s + self.value_s + self.sampling_s + self.draft_s
+_CAUSES: Final = ("weights", "prefixes", "arithmetic", "sampling")
+"""What guidance adds to the floor of a step."""
 
 
 def peaks_of(
@@ -115,10 +83,10 @@ def _are_of(measured: MeasuredPeaks, machines: Sequence[Machine]) -> bool:
     return measured.device in gpu_names(machines) or any(measured.host == machine.hostname for machine in machines)
 
 
-def work_model(settings: VariantSettings | None, hardware: Hardware | None) -> WorkModel | str:
-    """The work model of a run with these settings, or the reason why there is none.
+def deployment_of(settings: VariantSettings | None, hardware: Hardware | None) -> Deployment | str:
+    """Models and devices of a run with these settings, or the reason why they are unknown.
 
-    Devices that share each layer count as one with the sum of their peaks.
+    A value model counts where requests are guided.
     """
     if settings is None:
         return NO_SETTINGS
@@ -131,44 +99,110 @@ def work_model(settings: VariantSettings | None, hardware: Hardware | None) -> W
     except UsageError as error:
         return f"the shape of a model is unknown: {error}"
     devices: int = getattr(settings.server, "tensor_parallel_size", 1)
-    if devices > 1:
-        hardware = hardware.times(devices)
-    drafter = drafter_of(settings.server)
-    return WorkModel(base=base, value=value, hardware=hardware, draft=None if drafter is None else drafter.shape)
+    return Deployment(shape=base, hardware=hardware, tensor_parallel=devices, value_shape=value)
 
 
-def floor_of(columns: StepColumns, work: WorkModel) -> Floor | str:
-    """The floor of a run's steps, or the reason why it is unknown."""
-    if not len(columns):
-        return "there is no step log"
-    counts = _counted(columns, _BASE_COUNTS, None)
-    if isinstance(counts, str):
-        return counts
-    base = _base_passes(columns, counts)
-    totals = {"base_s": _total_s(base.times(work.base, work.hardware))}
-    if work.value is not None:
-        guidance = _guidance_s(columns, counts[-1], work.value, work)
-        if isinstance(guidance, str):
-            return guidance
-        totals |= guidance
-    if work.draft is not None:
-        totals["draft_s"] = _draft_s(columns, base, work.draft, work.hardware)
-    means = {name: total_s / len(columns) for name, total_s in totals.items()}
-    return Floor(**means, hardware=work.hardware.title)
+def value_count(columns: StepColumns, name: str) -> Floats | None:
+    """A count of the value model's work, 0 in steps without guidance; None if any other step lacks it."""
+    missing = np.full(len(columns), np.nan)
+    counts, greedy, rows = (
+        missing if values is None else values
+        for values in map(columns.optional, (name, "is_greedy", "guided_rows"))
+    )
+    counts = np.where(np.isnan(counts) & ((greedy == 1) | (rows == 0)), 0.0, counts)
+    return None if np.isnan(counts).any() else counts
 
 
-def _counted(columns: StepColumns, names: Sequence[str], idle: Floats | None) -> list[Floats] | str:
-    """Counts of all steps; unknown ones of ``idle`` steps are 0."""
+def or_zero(columns: StepColumns, name: str) -> Floats:
+    """An optional field of steps, 0 where it is unknown."""
+    values = columns.optional(name)
+    return np.zeros(len(columns)) if values is None else np.nan_to_num(values)
+
+
+def _counts(columns: StepColumns, names: Sequence[str]) -> list[Floats] | str:
+    """Counts of all steps, or the reason why one of them is unknown."""
     counts = []
     for name in names:
-        column = columns.optional(name)
-        values = np.full(len(columns), np.nan) if column is None else column
-        if idle is not None:
-            values = np.where(np.isnan(values) & (idle > 0), 0.0, values)
-        if np.isnan(values).any():
+        values = value_count(columns, name) if name in _VALUE_COUNTS else columns.optional(name)
+        if values is None or np.isnan(values).any():
             return f"the step log does not count {name} in every step"
         counts.append(values)
     return counts
+
+
+def work_of(columns: StepColumns) -> StepWork | str:
+    """The work of each step as input of a step-time model, or the reason why it is unknown."""
+    counts = _counts(columns, _BASE_COUNTS)
+    if isinstance(counts, str):
+        return counts
+    prefill, decode, context = counts
+    num_seqs, drafts = columns.num_seqs.astype(np.float64), or_zero(columns, "draft_tokens")
+    num_decodes = np.minimum(decode - drafts, np.where(prefill > 0, num_seqs - 1.0, num_seqs))
+    return count_step_work(
+        num_prefills=num_seqs - num_decodes,
+        prefill_tokens=prefill,
+        num_decodes=num_decodes,
+        decode_tokens=decode,
+        context_after=context,
+        output_tokens=columns.optional("output_tokens"),
+        draft_tokens=drafts,
+        accepted_tokens=or_zero(columns, "accepted_tokens"),
+        guided={name: or_zero(columns, name) for name in _VALUE_COUNTS},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """Least mean time of a step in seconds: of the base model, of the draft model, and of guidance by cause."""
+
+    base_s: float
+    draft_s: float
+    causes: Mapping[str, float]
+    """The value model's weights, its prefixes and its arithmetic beyond both; sampling, which moves logits."""
+    hardware: str
+
+    @property
+    def value_s(self) -> float:
+        """The value model's passes, without the sampling of guidance."""
+        return sum(time_s for cause, time_s in self.causes.items() if cause != "sampling")
+
+    @property
+    def total_s(self) -> float:
+        return self.base_s + self.value_s + self.causes["sampling"] + self.draft_s
+
+    @property
+    def of_models(self) -> dict[str, float]:
+        """Each part of the whole in seconds."""
+        models = {"base model's": self.base_s, "value model's": self.value_s}
+        return {**models, "sampling's": self.causes["sampling"], "draft model's": self.draft_s}
+
+
+def floor_of(columns: StepColumns, deployment: Deployment, *, draft: ModelShape | None = None) -> Floor | str:
+    """The floor of a run's steps, or the reason why it is unknown; ``draft`` is the model that drafts, if any.
+
+    Devices that share each layer count as one with the sum of their peaks.
+    """
+    if not len(columns):
+        return "there is no step log"
+    hardware, value = deployment.hardware, deployment.value_shape
+    if deployment.tensor_parallel > 1:
+        hardware = hardware.times(deployment.tensor_parallel)
+    counts = _counts(columns, (*_BASE_COUNTS, *(() if value is None else _VALUE_COUNTS)))
+    if isinstance(counts, str):
+        return counts
+    prefill, decode, context, *guided = counts
+    base, causes = _base_passes(columns, prefill, decode, context), dict.fromkeys(_CAUSES, 0.0)
+    if value is not None:
+        causes |= _guidance_s(columns, context, guided, value, hardware)
+        logit_bytes = LOGIT_BYTES * deployment.shape.vocab
+        causes["sampling"] = float(guided[0].sum()) * logit_bytes / hardware.bandwidth_bytes_per_s
+    draft_s = 0.0 if draft is None else _draft_s(columns, base, draft, hardware)
+    return Floor(
+        base_s=_total_s(base.times(deployment.shape, hardware)) / len(columns),
+        draft_s=draft_s / len(columns),
+        causes={cause: total_s / len(columns) for cause, total_s in causes.items()},
+        hardware=hardware.title,
+    )
 
 
 class _Passes(NamedTuple):
@@ -196,9 +230,13 @@ class _Passes(NamedTuple):
         )
 
 
-def _base_passes(columns: StepColumns, counts: Sequence[Floats]) -> _Passes:
+def _total_s(times: PassTime[Floats], repeats: Floats | float = 1.0) -> float:
+    """Sum over passes of their least time."""
+    return float((times.floor_s * repeats).sum())
+
+
+def _base_passes(columns: StepColumns, prefill: Floats, decode: Floats, context: Floats) -> _Passes:
     """The base model's passes, which have logits at each draft that they verify."""
-    prefill, decode, context = counts
     drafts, accepted = (or_zero(columns, name) for name in ("draft_tokens", "accepted_tokens"))
     rows = np.maximum(columns.num_seqs.astype(np.float64), 1.0)
     mean_context = context / rows
@@ -208,12 +246,6 @@ def _base_passes(columns: StepColumns, counts: Sequence[Floats]) -> _Passes:
     output = columns.optional("output_tokens")
     heads = rows if output is None else np.where(np.isnan(output), rows, output)
     return _Passes(prefill, decode, context, mean_context, prefill * seen_by_prompt, heads + drafts - accepted)
-
-
-def or_zero(columns: StepColumns, name: str) -> Floats:
-    """An optional field of steps, 0 where it is unknown."""
-    values = columns.optional(name)
-    return np.zeros(len(columns)) if values is None else np.nan_to_num(values)
 
 
 def _draft_s(columns: StepColumns, base: _Passes, shape: ModelShape, hardware: Hardware) -> float:
@@ -231,26 +263,17 @@ def _draft_s(columns: StepColumns, base: _Passes, shape: ModelShape, hardware: H
 
 
 def _guidance_s(
-    columns: StepColumns, context: Floats, shape: ModelShape, work: WorkModel
-) -> dict[str, float] | str:
-    """Sums over the steps by cause, or the reason why they are unknown."""
-    greedy, rows, fused = map(columns.optional, ("is_greedy", "guided_rows", "fused"))
-    idle = np.zeros(len(columns)) if greedy is None else np.nan_to_num(greedy)
-    if rows is not None:
-        idle = np.maximum(idle, np.where(rows == 0, 1.0, 0.0))
-    counts = _counted(columns, _VALUE_COUNTS, idle)
-    if isinstance(counts, str):
-        return counts
-    active = counts[0] > 0
-    is_one_pass = np.ones(len(columns)) if fused is None else np.where(fused == 0, 0.0, 1.0)
-    guided, prefill, extend, candidates, together = (values[active] for values in (*counts, is_one_pass))
-    if not len(guided):
-        return {}
-    length = context[active] / np.maximum(columns.num_seqs[active], 1)
+    columns: StepColumns, context: Floats, counts: Sequence[Floats], shape: ModelShape, hardware: Hardware
+) -> dict[str, float]:
+    """Sums over the steps of the value model's passes by cause; a step that is not fused has two."""
+    fused, active = columns.optional("fused"), counts[0] > 0
+    is_fused = np.ones(len(columns)) if fused is None else np.where(fused == 0, 0.0, 1.0)
+    length = (context / np.maximum(columns.num_seqs, 1))[active]
+    guided, prefill, extend, candidates, together = (values[active] for values in (*counts, is_fused))
 
     def times(where: Flags, prefill: Floats, extend: Floats, scored: Floats) -> PassTime[Floats]:
         counted = _Passes(prefill, extend + scored, guided * length, length, prefill * length / 2, scored)
-        return _Passes(*(values[where] for values in counted)).times(shape, work.hardware)
+        return _Passes(*(values[where] for values in counted)).times(shape, hardware)
 
     none, is_split = np.zeros(len(guided)), (together == 0) & (prefill + extend > 0)
     passes = (
@@ -259,16 +282,10 @@ def _guidance_s(
         times(is_split, none, none, candidates),
     )
     return {
-        "weights_s": sum(float(each.weights_s.sum()) for each in passes),
-        "prefixes_s": sum(float(each.prefixes_s.sum()) for each in passes),
-        "compute_s": sum(float(each.excess_compute_s.sum()) for each in passes),
-        "sampling_s": float(guided.sum()) * LOGIT_BYTES * work.base.vocab / work.hardware.bandwidth_bytes_per_s,
+        "weights": sum(float(each.weights_s.sum()) for each in passes),
+        "prefixes": sum(float(each.prefixes_s.sum()) for each in passes),
+        "arithmetic": sum(float(each.excess_compute_s.sum()) for each in passes),
     }
-
-
-def _total_s(times: PassTime[Floats], repeats: Floats | float = 1.0) -> float:
-    """Sum over passes of their least time."""
-    return float((times.floor_s * repeats).sum())
 
 
 def fitted_draft_warnings(model: "StepTimeModel", name: str, num_draft_tokens: int) -> tuple[ResultWarning, ...]:

@@ -9,14 +9,15 @@ from scipy.stats import f_oneway
 
 from benchctl.analysis.attribution.breakdown import RunTimeBreakdown
 from benchctl.analysis.attribution.decomposition import (
+    METRIC_OF,
     NO_MODEL,
     Decomposition,
     decompose,
-    split_work,
+    floor_between,
     steps_at_level,
 )
 from benchctl.analysis.attribution.estimate import PairDesign, StepFloor
-from benchctl.analysis.attribution.splits import METRIC_OF
+from benchctl.analysis.attribution.observed import modelled_run
 from benchctl.analysis.attribution.step_time_model import SourcedModel
 from benchctl.analysis.compare.metric import roles_of
 from benchctl.analysis.experiment.experiment import Experiment
@@ -29,7 +30,6 @@ from benchctl.analysis.quality.accuracy import (
 )
 from benchctl.analysis.quality.judge import Judge, judge_named
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator, RatioEstimate, SideRatio
-from benchctl.analysis.step_time.observed import modelled_run
 from benchctl.analysis.validity.client import num_bunched
 from benchctl.errors import UsageError
 from benchctl.formats import change_of_ratio, count_of, p_value
@@ -275,7 +275,7 @@ def decompose_pair(
     compared = {name: paired.ratio(name, confidence, estimator) for name in ("wall_s", *METRIC_OF.values())}
     ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
     design, stop = _pair_design(paired, confidence), paired.sides[0].results.manifest.stop
-    return decompose(paired.label, a, b, design, stop, ratios, model)
+    return decompose(a, b, design, stop, ratios, model)
 
 
 def step_floor(paired: ArmPair, confidence: float) -> StepFloor | str | None:
@@ -289,8 +289,7 @@ def step_floor(paired: ArmPair, confidence: float) -> StepFloor | str | None:
     if not a or not b or not all(run.has_steps for run in (*a, *b)):
         return "the step log of a side does not time whole steps"
     ratio = paired.ratio("step_ms", confidence)
-    work = split_work(*steps_at_level(a, b, ratio), _pair_design(paired, confidence).of_times("step"), ratio)
-    return work if isinstance(work, str) else work.floor
+    return floor_between(*steps_at_level(a, b, ratio), ratio)
 
 
 def _pair_design(paired: ArmPair, confidence: float) -> PairDesign:

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchctl.analysis.attribution.observed import explaining_model
 from benchctl.analysis.compare.cells import compare_answers, decompose_pair, node_sentence, results_by_node
 from benchctl.analysis.compare.metric import MetricComparison, Role, Rules, compare_metric, judge_together, roles_of
 from benchctl.analysis.compare.result import CellComparison, Comparison
@@ -32,7 +33,6 @@ from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
 from benchctl.analysis.quality.judge import judge_named
 from benchctl.analysis.statistics.decide import blocks_for_verdict
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator
-from benchctl.analysis.step_time.observed import explaining_model
 from benchctl.analysis.validity.client import num_bunched
 from benchctl.analysis.validity.comparable import (
     Difference,

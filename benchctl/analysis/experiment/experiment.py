@@ -11,7 +11,7 @@ import msgspec
 
 from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, break_down_run_time
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
-from benchctl.analysis.attribution.work import peaks_of, work_model
+from benchctl.analysis.attribution.work import peaks_of
 from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, TIME_COLUMNS, Value, number_of, summary_row
 from benchctl.analysis.metrics.bounds import Bounds, run_bounds
 from benchctl.analysis.metrics.run import run_metrics
@@ -267,8 +267,8 @@ class Experiment:
     @_derive_once
     def run_time(self, run: LoadedRun) -> RunTimeBreakdown:
         """Breakdown of the time of a run, as measured."""
-        work = work_model(self.settings(run.record), self.hardware_of(run.record))
-        return break_down_run_time(run, self.counted_metrics(run), work)
+        metrics, settings = self.counted_metrics(run), self.settings(run.record)
+        return break_down_run_time(run, metrics, settings, self.hardware_of(run.record))
 
     @cached_property
     def arms(self) -> tuple[Arm, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from benchctl.analysis.attribution.splits import logarithmic_mean
+from benchctl.analysis.attribution.estimate import logarithmic_mean
 from benchctl.analysis.experiment.experiment import Arm, Experiment
 from benchctl.analysis.experiment.pairing import ArmPair, Side, deciding_between, match_cells
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, SideRatio

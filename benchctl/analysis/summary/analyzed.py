@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.attribution.splits import logarithmic_mean
+from benchctl.analysis.attribution.estimate import logarithmic_mean
 from benchctl.analysis.bonus import MeasuredBonus, bonus_of
 from benchctl.analysis.compare.cells import NodeResults, nodes_of_variants, step_floor
 from benchctl.analysis.experiment.columns import Value

@@ -11,7 +11,7 @@ from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any, Final
 
-from benchctl.analysis.attribution.breakdown import Breakdown, StepTally, mean_breakdown, tally_steps
+from benchctl.analysis.attribution.breakdown import Breakdown, break_down, mean_breakdown
 from benchctl.analysis.attribution.estimate import StepFloor
 from benchctl.analysis.attribution.flops import RunFlops
 from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, LABEL_COLUMNS, SUMMARY_COLUMNS, Value, number_of
@@ -70,9 +70,9 @@ class RunSummary:
         return self.experiment.bounds(self.run)
 
     @cached_property
-    def tally(self) -> StepTally:
+    def breakdown(self) -> Breakdown | None:
         """Sections of its steps after the warm-up."""
-        return tally_steps(self.run.columns, covers_steps=self.record.times_whole_steps)
+        return break_down(self.run.columns, covers_steps=self.record.times_whole_steps)
 
     @cached_property
     def warnings(self) -> tuple[ResultWarning, ...]:
@@ -182,7 +182,7 @@ class CellSummary:
         times_ms = [run.number("step_ms") for run in self.runs]
         at_middle_ms = [time_ms * scale for time_ms, scale in zip(times_ms, scales, strict=True) if time_ms]
         to_level = level_ms / fmean(at_middle_ms) if level_ms and at_middle_ms else 1.0
-        return mean_breakdown((run.tally, scale * to_level) for run, scale in zip(self.runs, scales, strict=True))
+        return mean_breakdown((run.breakdown, scale * to_level) for run, scale in zip(self.runs, scales, strict=True))
 
 
 def summarise_cells(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from benchctl.analysis.step_time.observed import StepSources, read_sources
+from benchctl.analysis.attribution.observed import StepSources, read_sources
 from benchctl.cli.commands.flops import guided
 from benchctl.cli.screen import drawable, tell
 from benchctl.costs.hardware import hardware_for

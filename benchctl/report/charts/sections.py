@@ -100,7 +100,7 @@ def draw_guidance(source: figure.ChartSource) -> figure.Chart:
     clocks: list[Clock] = []
     for arm in arms_of(source.analysis):
         breakdown = arm.breakdown()
-        section = None if breakdown is None else breakdown.section("lvm_apply_outer")
+        section = None if breakdown is None else breakdown.sections.get("lvm_apply_outer")
         if breakdown is None or section is None or not section.children:
             continue
         means = {child.name: ms_from_ns(child.mean_ns) for child in section.children}

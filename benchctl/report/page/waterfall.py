@@ -91,15 +91,15 @@ def from_decomposition(cell: CellComparison) -> Waterfall | None:
 def from_sections(cell: CellComparison) -> Waterfall | None:
     """The mean step by its sections, the smallest as one bar; None where no section is known."""
     split = None if cell.decomposition is None else cell.decomposition.sections
-    if split is None or split.whole.a_s is None or len(split.sections) < 2:
+    if split is None or split.whole.a_s is None or len(split.parts) < 2:
         return None
-    lines = (f"sections of a step: {split.clock_note}", cell.decomposition and floor_line(cell.decomposition))
+    lines = (f"sections of a step: {split.origin}", cell.decomposition and floor_line(cell.decomposition))
     return Waterfall(
         title=f"{cell.label}: mean step",
         unit="ms",
         start_label=cell.a_label,
         start=split.whole.a_s * MS_PER_S,
-        falls=_parts_of_step(split.sections, "time per step in"),
+        falls=_parts_of_step(split.parts, "time per step in"),
         end_label=cell.b_label,
         end=(split.whole.a_s + split.whole.added_s) * MS_PER_S,
         sentence=f"{'. '.join(capitalized(line) for line in lines if line)}.",
@@ -116,7 +116,7 @@ def from_model(cell: CellComparison) -> Waterfall | None:
         unit="ms",
         start_label=cell.a_label,
         start=split.whole.a_s * MS_PER_S,
-        falls=_parts_of_step((*split.shown_factors, split.rest), "time per step by"),
+        falls=_parts_of_step(split.shown_parts, "time per step by"),
         end_label=cell.b_label,
         end=(split.whole.a_s + split.whole.added_s) * MS_PER_S,
         sentence=f"By the {source_text(split.source)}.",

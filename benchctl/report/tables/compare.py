@@ -4,9 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from benchctl.analysis.attribution.decomposition import Decomposition
+from benchctl.analysis.attribution.decomposition import TIME_PER_STEP, Decomposition
 from benchctl.analysis.attribution.estimate import Contribution
-from benchctl.analysis.attribution.splits import TIME_PER_STEP
 from benchctl.analysis.attribution.text import added_text, factor_text, floor_line, sentence, unit_of, wall_line
 from benchctl.analysis.compare.metric import MetricComparison, scatters_of
 from benchctl.analysis.compare.result import Comparison
@@ -168,14 +167,14 @@ def _rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[dict[str,
 def _step_rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[dict[str, str]]:
     split = decomposition.sections
     if split is not None:
-        clear = [section for section in split.sections if section.is_significant]
+        clear = [section for section in split.parts if section.is_significant]
         largest = sorted(clear, key=lambda section: -abs(section.added_s))[:SHOWN_SECTIONS]
-        rows = split.sections if show_all else [section for section in split.sections if section in largest]
+        rows = split.parts if show_all else [section for section in split.parts if section in largest]
         yield from (_part_row(section, split.whole, of=" of the step") for section in rows)
     if not show_all:
         return
     if not isinstance(decomposition.model, str):
-        for part in (*decomposition.model.shown_factors, decomposition.model.rest):
+        for part in decomposition.model.shown_parts:
             yield _part_row(part, decomposition.model.whole, of=" of the step (step-time model)")
     if not isinstance(decomposition.work, str):
         for part in decomposition.work.parts:

@@ -248,7 +248,7 @@ def breakdown_table(analysis: AnalyzedExperiment) -> Table | None:
     sections = (Column(label, label.replace(" ", "\n", 1), _section) for label in cells)
     rows = [
         {"section": "  " * depth + name}
-        | {label: part for label, cell in cells.items() if (part := cell.section(name)) is not None}
+        | {label: part for label, cell in cells.items() if (part := cell.sections.get(name)) is not None}
         for name, depth in _section_names(cells).items()
     ]
     return Table(title, (Column("section", "section", is_left=True), *sections), tuple(rows))

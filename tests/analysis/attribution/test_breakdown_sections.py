@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results import builders
 
-from benchctl.analysis.attribution.breakdown import Breakdown, tally_steps
-from benchctl.analysis.attribution.breakdown import break_down as break_down_tallies
+from benchctl.analysis.attribution.breakdown import Breakdown, mean_breakdown
+from benchctl.analysis.attribution.breakdown import break_down as break_down_columns
 from benchctl.records.columns import columns_from
 from benchctl.records.loaded import load_results
 from benchctl.records.schema import SECTION_PARENT, Clock, StepRecord
@@ -28,7 +28,7 @@ def step(dur_ns: int, sections_ns: dict[str, int], *, clock: Clock = "host", is_
 
 
 def break_down(steps: Iterable[StepRecord]) -> Breakdown | None:
-    return break_down_tallies([tally_steps(columns_from(steps))])
+    return break_down_columns(columns_from(steps))
 
 
 def test_sections_per_step_add_up_to_the_step_and_remainders_are_named():
@@ -54,7 +54,7 @@ def test_sections_per_step_add_up_to_the_step_and_remainders_are_named():
 def test_the_mean_over_records_that_have_a_section_stands_beside_the_mean_over_all_steps():
     breakdown = break_down([step(10, {"sampler_total": 8, "lvm_forward": 6}), step(4, {"sampler_total": 2})])
     assert breakdown is not None
-    forward = breakdown.section("lvm_forward")
+    forward = breakdown.sections.get("lvm_forward")
     assert forward is not None
     assert (forward.mean_ns, forward.record_mean_ns, forward.num_records) == (3.0, 6.0, 1)
 
@@ -62,7 +62,7 @@ def test_the_mean_over_records_that_have_a_section_stands_beside_the_mean_over_a
 def test_a_parent_that_the_log_leaves_out_is_the_sum_of_its_children():
     breakdown = break_down([step(10, {"lvm_build_pending": 3, "lvm_forward": 4})])
     assert breakdown is not None
-    outer, total = breakdown.section("lvm_apply_outer"), breakdown.section("sampler_total")
+    outer, total = breakdown.sections.get("lvm_apply_outer"), breakdown.sections.get("sampler_total")
     assert outer is not None
     assert total is not None
     assert (outer.total_ns, total.total_ns) == (7, 7)
@@ -81,9 +81,9 @@ def test_a_parent_that_the_log_leaves_out_is_the_sum_of_its_children():
 def test_warm_up_steps_do_not_count():
     breakdown = break_down([step(1_000, {"value_model_load": 900}, is_warmup=True), step(10, {"model_forward": 9})])
     assert breakdown is not None
-    assert breakdown.num_steps == 1
+    assert breakdown.step.num_steps == 1
     assert breakdown.step.mean_ns == 10
-    assert breakdown.section("value_model_load") is None
+    assert "value_model_load" not in breakdown.sections
 
 
 def test_there_is_no_breakdown_without_measured_steps():
@@ -102,7 +102,7 @@ def test_a_section_with_unknown_parent_stands_outside_the_tree():
     breakdown = break_down([step(10, {"model_forward": 8, "logprob": 1})])
     assert breakdown is not None
     assert [section.name for section in breakdown.unplaced] == ["logprob"]
-    assert breakdown.section("logprob") is breakdown.unplaced[0]
+    assert breakdown.sections["logprob"] is breakdown.unplaced[0]
     assert sum(breakdown.leaf_means_ns().values()) == 10
 
 
@@ -116,14 +116,13 @@ def test_the_clock_says_what_the_times_are(clock, words):
     assert words in breakdown.clock_note
 
 
-def test_steps_of_several_runs_are_pooled(tmp_path):
+def test_the_mean_over_runs_gives_each_the_same_weight(tmp_path):
     builders.write_results(
         tmp_path, block_factors=({"baseline": 1.0, "guided": 1.0}, {"baseline": 3.0, "guided": 1.0})
     )
     runs = [run for run in load_results(tmp_path).runs if run.record.variant == "baseline"]
-    breakdown = break_down_tallies(tally_steps(run.columns) for run in runs)
+    breakdown = mean_breakdown((break_down_columns(run.columns), 1.0) for run in runs)
     assert breakdown is not None
-    assert breakdown.num_steps == 16
     assert breakdown.step.mean_ns == 2 * builders.STEP_NS
 
 

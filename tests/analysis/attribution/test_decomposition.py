@@ -51,7 +51,7 @@ def within(results: ResultDirectory) -> Decomposition:
 
 
 def ratios(found: Decomposition) -> dict[str, float]:
-    return {factor.name: factor.ratio for factor in found.wall.factors}
+    return {factor.name: factor.estimate.ratio for factor in found.wall.factors}
 
 
 def natural(path: Path, **options: Any) -> ResultDirectory:
@@ -66,7 +66,7 @@ def test_slower_steps_are_the_whole_difference_and_the_sections_say_which(tmp_pa
     assert ratios(found) == pytest.approx({"steps": 1, "time per step": TRUTH, "remainder": 1})
     assert found.wall.b_s - found.wall.a_s == pytest.approx(8 * 5.5e-3)
     assert found.sections is not None
-    added = {section.name: section.added_s for section in found.sections.sections if section.added_s}
+    added = {section.name: section.added_s for section in found.sections.parts if section.added_s}
     assert added == pytest.approx({"lvm_build_pending": 1e-3, "lvm_forward": 4e-3, "lvm_apply_guidance": 0.5e-3})
     assert sentence(found).startswith(
         "time per step carries 100 % of the +55%: 73 % of it lvm_forward; the roofline floor of its FLOPs and bytes"
@@ -82,7 +82,7 @@ def test_time_that_no_section_names_stays_visible(tmp_path: Path) -> None:
             )
     found = within(results)
     assert found.sections is not None
-    unnamed = next(section for section in found.sections.sections if section.name == "step (unnamed)")
+    unnamed = next(section for section in found.sections.parts if section.name == "step (unnamed)")
     assert (unnamed.a_s, unnamed.b_s) == pytest.approx((0, 2e-3))
 
 
@@ -98,17 +98,17 @@ def test_a_section_that_only_one_side_divides_is_divided_on_both(tmp_path: Path)
             edit_steps(results, planned.run_id, whole_sampler)
     found = within(results)
     assert found.sections is not None
-    names = [section.name for section in found.sections.sections]
+    names = [section.name for section in found.sections.parts]
     assert len(names) == len(set(names))
     assert "sampler_total" not in names
-    undivided = next(section for section in found.sections.sections if section.name == "sampler_total (unnamed)")
+    undivided = next(section for section in found.sections.parts if section.name == "sampler_total (unnamed)")
     assert undivided.a_s == pytest.approx(0.2e-3)
 
 
 def test_the_clock_of_the_sections_is_named(tmp_path: Path) -> None:
     found = within(write_results(tmp_path / "r", block_factors=STEADY))
     assert found.sections is not None
-    assert found.sections.clock_note.startswith("host time, so a section may include waiting")
+    assert found.sections.origin.startswith("host time, so a section may include waiting")
 
 
 def test_fewer_tokens_at_the_same_pace_are_told_from_faster_steps(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def test_swapping_the_sides_turns_every_part_around(tmp_path: Path) -> None:
         assert ratio * ratios(back)[name] == pytest.approx(1)
     assert forth.sections is not None
     assert back.sections is not None
-    turned = {section.name: -section.added_s for section in back.sections.sections}
-    assert {section.name: section.added_s for section in forth.sections.sections} == pytest.approx(turned)
+    turned = {section.name: -section.added_s for section in back.sections.parts}
+    assert {section.name: section.added_s for section in forth.sections.parts} == pytest.approx(turned)
 
 
 def test_sides_without_common_blocks_multiply_and_add_up_too(tmp_path: Path) -> None:

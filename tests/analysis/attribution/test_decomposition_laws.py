@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_ind
 from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
 
-from benchctl.analysis.attribution.estimate import PairDesign, estimate_levels, estimate_terms
-from benchctl.analysis.attribution.splits import logarithmic_mean
-from benchctl.analysis.attribution.work import Floor, WorkModel, floor_of
+from benchctl.analysis.attribution.estimate import PairDesign, estimate_levels, estimate_terms, logarithmic_mean
+from benchctl.analysis.attribution.work import Floor, floor_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.records.columns import columns_from
+from benchctl.steptime.work import Deployment
 
-WORK = WorkModel(
-    base=shape_for("qwen2.5-7b"), value=shape_for(VALUE_MODEL).as_value_model(), hardware=hardware_for("h100-sxm")
+WORK = Deployment(
+    shape=shape_for("qwen2.5-7b"),
+    value_shape=shape_for(VALUE_MODEL).as_value_model(),
+    hardware=hardware_for("h100-sxm"),
 )
 numbers = st.floats(-1e3, 1e3)
 times_s = st.floats(1e-4, 1e3)
@@ -119,8 +121,8 @@ def test_the_floor_of_drafts_is_the_time_of_an_ideal_engine_that_speculates(
         noise="none",
     )
     steps = simulation.measured_steps()
-    drafting = replace(WORK, value=None, draft=shape_for("qwen2.5-0.5b"))
-    floor = floor_of(columns_from(steps), drafting)
+    drafting = replace(WORK, value_shape=None)
+    floor = floor_of(columns_from(steps), drafting, draft=shape_for("qwen2.5-0.5b"))
     assert isinstance(floor, Floor)
     verify_s, draft_s = (
         sum(step.sections_ns.get(name, 0) for step in steps) / len(steps) / 1e9
@@ -129,7 +131,7 @@ def test_the_floor_of_drafts_is_the_time_of_an_ideal_engine_that_speculates(
     assert floor.base_s == pytest.approx(verify_s, rel=0.01)
     assert 0.98 * draft_s < floor.draft_s <= draft_s  # a simulated pass also samples
     assert floor.total_s == floor.base_s + floor.draft_s
-    assert floor_of(columns_from(steps), replace(drafting, draft=None)).base_s == floor.base_s
+    assert floor_of(columns_from(steps), drafting).base_s == floor.base_s
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from support.results.builders import edit_manifest, write_results
 from support.servers.simulator import FILTERED, request_of, run
 
 from benchctl.analysis.attribution.estimate import StepFloor
-from benchctl.analysis.attribution.work import Floor, WorkModel, floor_of
+from benchctl.analysis.attribution.work import Floor, floor_of
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.costs.guided_floor import Scoring, guided_floor
 from benchctl.costs.hardware import HARDWARE
@@ -19,6 +19,7 @@ from benchctl.costs.shapes import shape_for
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.columns import columns_from
 from benchctl.records.schema import StepRecord
+from benchctl.steptime.work import Deployment
 
 BASE, VALUE, H200 = shape_for("qwen2.5-7b"), shape_for("qwen2.5-1.5b"), HARDWARE["h200-sxm"]
 ROWS, CONTEXT, CANDIDATES = 64, 300, 5
@@ -39,7 +40,7 @@ def logged_floor(**counts: Any) -> Floor:
         StepRecord(step=i, start_ns=i, dur_ns=1, clock="host", phase="decode", num_seqs=ROWS, **(of_batch | counts))
         for i in range(10)
     ]
-    floor = floor_of(columns_from(steps), WorkModel(base=BASE, value=VALUE.as_value_model(), hardware=H200))
+    floor = floor_of(columns_from(steps), Deployment(shape=BASE, value_shape=VALUE.as_value_model(), hardware=H200))
     assert isinstance(floor, Floor)
     return floor
 
@@ -61,15 +62,14 @@ def test_a_logged_step_has_the_floor_of_its_batch_context_and_candidates(
     assert of_log.total_s == pytest.approx(of_step.step_s, rel=1e-12)
     assert of_log.base_s == pytest.approx(of_step.base_s, rel=1e-12)
     parts = [share * of_step.base_s for share in of_step.parts.values()]
-    causes = (of_log.weights_s, of_log.prefixes_s, of_log.compute_s, of_log.sampling_s)
-    assert causes == pytest.approx(parts[:4], rel=1e-9)
+    assert list(of_log.causes.values()) == pytest.approx(parts[:4], rel=1e-9)
 
 
 def test_fewer_candidates_than_k_and_fewer_rows_lower_the_floor() -> None:
     full = logged_floor(value_extend_tokens=0)
     few = logged_floor(value_extend_tokens=0, guided_rows=16, candidates=40)
     assert few.total_s < full.total_s
-    assert few.weights_s == full.weights_s, "a pass reads all weights, however few rows it scores"
+    assert few.causes["weights"] == full.causes["weights"], "a pass reads all weights, however few rows it scores"
 
 
 @pytest.fixture(name="path", scope="module")
@@ -151,7 +151,7 @@ def test_a_simulated_server_that_is_nothing_but_a_roofline_reaches_the_floor_but
         steps = [step for step in simulation.measured_steps() if step.phase == "decode"]
         means[name] = fmean(step.dur_ns for step in steps)
         value = VALUE.as_value_model() if guidance else None
-        floor = floor_of(columns_from(steps), WorkModel(base=BASE, value=value, hardware=H200))
+        floor = floor_of(columns_from(steps), Deployment(shape=BASE, value_shape=value, hardware=H200))
         assert isinstance(floor, Floor)
         floors[name] = floor.total_s
     measured, expected = means["guided"] / means["base"], floors["guided"] / floors["base"]

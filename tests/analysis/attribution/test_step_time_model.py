@@ -86,7 +86,7 @@ def split(a, b):
 def test_the_parts_add_up_to_the_difference_and_the_factors_to_what_the_model_predicts(a, b):
     parts = split(a, b)
     assert sum(part.added_s for part in parts.parts) == pytest.approx(b.step_s - a.step_s, abs=1e-12)
-    assert sum(part.added_s for part in parts.factors) == pytest.approx(b.predicted_s - a.predicted_s, abs=1e-12)
+    assert sum(part.added_s for part in parts.parts[:-1]) == pytest.approx(b.predicted_s - a.predicted_s, abs=1e-12)
     assert parts.whole.b_s == pytest.approx(b.step_s)
     assert parts.rest.b_s == pytest.approx(b.step_s - b.predicted_s, abs=1e-12)
 
@@ -100,12 +100,12 @@ def test_exchanged_sides_have_the_negative_parts(a, b):
 @given(runs(), st.floats(-0.01, 0.01))
 def test_runs_of_equal_work_differ_in_the_rest_alone(a, added_s):
     parts = split(a, replace(a, step_s=a.step_s + added_s))
-    assert [part.added_s for part in parts.factors] == pytest.approx([0.0] * len(parts.factors), abs=1e-12)
+    assert [part.added_s for part in parts.parts[:-1]] == pytest.approx([0.0] * len(parts.parts[:-1]), abs=1e-12)
     assert parts.rest.added_s == pytest.approx(added_s, abs=1e-12)
 
 
 def added_us(a, b):
-    return {part.name: part.added_s * US_PER_S for part in split(a, b).factors}
+    return {part.name: part.added_s * US_PER_S for part in split(a, b).parts[:-1]}
 
 
 def test_one_factor_that_differs_gets_the_whole_difference():
@@ -153,7 +153,7 @@ def test_steps_that_scatter_about_the_same_mean_differ_by_the_bend_of_the_model(
         for rows in ([10, 10], [5, 15])
     )
     bent = SourcedModel(predict_us=bent_us, name="planted", hardware=SMALL.hardware)
-    parts = split_by_model(bent, [steady], [scattered], PairDesign(is_paired=True)).factors
+    parts = split_by_model(bent, [steady], [scattered], PairDesign(is_paired=True)).parts[:-1]
     by_name = {part.name: part.added_s * US_PER_S for part in parts}
     assert by_name.pop(SCATTER) == pytest.approx(25)
     assert all(abs(part) < 1e-9 for part in by_name.values())
@@ -163,10 +163,10 @@ def test_blocks_that_scatter_give_every_part_an_interval_that_covers_it():
     a = [run_of([8, 8], 1000 + i) for i in range(6)]
     b = [run_of([12, 12], 1000 - i, rest_s=2e-6 * i) for i in range(6)]
     parts = split_by_model(PLANTED, a, b, PairDesign(is_paired=True))
-    batch = next(part for part in parts.factors if part.name == "batch")
+    batch = next(part for part in parts.parts if part.name == "batch")
     assert batch.ci_low_s < batch.added_s < batch.ci_high_s
     assert parts.explained_frac == pytest.approx(parts.predicted.added_s / parts.whole.added_s)
-    assert {part.name for part in parts.factors} == {*FACTORS, MODEL, SCATTER}
+    assert {part.name for part in parts.parts[:-1]} == {*FACTORS, MODEL, SCATTER}
 
 
 def test_a_run_without_steps_has_no_mean_step():

@@ -6,7 +6,7 @@ import math
 import pytest
 from support.results.builders import edit_run
 
-from benchctl.analysis.attribution.splits import logarithmic_mean
+from benchctl.analysis.attribution.estimate import logarithmic_mean
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.ladder import describe_difference
 from benchctl.analysis.experiment.pairing import Side

@@ -5,7 +5,7 @@ import json
 import pytest
 from test_vllm_steps import line
 
-from benchctl.analysis.attribution.breakdown import break_down, tally_steps
+from benchctl.analysis.attribution.breakdown import break_down
 from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
 from benchctl.errors import RecordError
 from benchctl.records.columns import columns_from
@@ -43,7 +43,7 @@ def test_times_of_the_device_stand_beside_a_step_of_the_host_and_never_among_its
     (step,) = read(tmp_path, [engine_line(0)], [guided_line(0, **on_device)])
     assert step.clock == "host"
     assert step.sections_ns == SECTIONS | {"device.lvm_forward": 5_000_000}
-    found = break_down([tally_steps(columns_from([step]))])
+    found = break_down(columns_from([step]))
     assert found.clocks == ("host",)
     assert [section.name for section in found.unplaced] == ["device.lvm_forward"]
     assert {section.name for _, section in found.step.walk()} >= {"lvm_forward", "lvm_apply_outer", "sampler_total"}

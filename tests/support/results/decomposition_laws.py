@@ -13,12 +13,14 @@ def assert_exact(found: Decomposition) -> None:
     wall = found.wall
     assert math.log(wall.b_s / wall.a_s) == pytest.approx(wall.total.log_ratio, abs=1e-9)
     if wall.factors:
-        assert math.fsum(f.log_ratio for f in wall.factors) == pytest.approx(wall.total.log_ratio, abs=1e-9)
+        assert math.fsum(f.estimate.log_ratio for f in wall.factors) == pytest.approx(
+            wall.total.log_ratio, abs=1e-9
+        )
         assert math.fsum(f.added_s for f in wall.factors) == pytest.approx(
             wall.b_s - wall.a_s, rel=1e-9, abs=1e-9 * wall.a_s
         )
     if found.sections is not None:
-        assert_adds_up(found.sections.whole, found.sections.sections)
+        assert_adds_up(found.sections.whole, found.sections.parts)
     if not isinstance(found.work, str):
         assert_adds_up(found.work.whole, found.work.parts)
 
