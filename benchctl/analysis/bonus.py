@@ -3,10 +3,10 @@ cheaper way, and the verdict in sentences.
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.statistics.decide import joint_level
@@ -19,8 +19,9 @@ from benchctl.units import NS_PER_MS
 Backfill: TypeAlias = Literal["expansion", "prefill"]
 
 
-class DesignRow(NamedTuple):
-    """One comparison of both ways."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesignRow:
+    """One comparison of both ways of backfill, in one pair of modes."""
 
     context_tokens: int
     decode_mode: Mode
@@ -29,50 +30,50 @@ class DesignRow(NamedTuple):
     bonus_tokens: int
     """Sequences of the batch that lack a bonus token."""
 
+    @property
+    def passes(self) -> tuple[tuple[ForwardPoint, Mode], ...]:
+        """The step of the batch, the same step expanded by the bonus tokens, and their prefill pass."""
+        expanded = self.batch_size + self.bonus_tokens
+        return (
+            (decode_point(self.batch_size, self.context_tokens), self.decode_mode),
+            (decode_point(expanded, self.context_tokens), self.decode_mode),
+            (backfill_point(self.bonus_tokens, self.context_tokens), self.prefill_mode),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BonusDesign:
     """Batch sizes at which both ways are compared, and the modes in which their passes run."""
 
     counts: Mapping[int, tuple[int, ...]]
-    """Numbers of sequences that lack a bonus token at which each batch size is compared, in ascending order."""
+    """By batch size, the numbers of sequences that lack a bonus token; both in ascending order."""
     context_tokens: int
     modes: tuple[Mode, ...] = ("eager",)
 
     @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        return tuple(sorted(self.counts))
-
-    @property
     def points(self) -> tuple[ForwardPoint, ...]:
         """Every pass of the comparison once: decodes, then prefills, each in ascending order of sequences."""
-        decodes: set[int] = set(self.batch_sizes)
-        prefills: set[int] = set()
-        for batch_size, counts in self.counts.items():
-            decodes.update(batch_size + count for count in counts)
-            prefills.update(counts)
-        return (
-            *(decode_point(size, self.context_tokens) for size in sorted(decodes)),
-            *(backfill_point(count, self.context_tokens) for count in sorted(prefills)),
-        )
+        points = {point for row in self.rows for point, _ in row.passes}
+        return tuple(sorted(points, key=lambda point: (point.phase, point.batch_size)))
 
     @property
-    def mode_pairs(self) -> tuple[tuple[Mode, Mode], ...]:
-        """The modes of the decode and of the prefill pass, every combination.
+    def rows(self) -> tuple[DesignRow, ...]:
+        """Every comparison, by modes of the decode and of the prefill pass, batch size and number of tokens.
 
         Decode with graphs against prefill without is the choice that vLLM had: graphs were captured for decode
         only.
         """
-        return tuple(itertools.product(self.modes, self.modes))
-
-    @property
-    def rows(self) -> tuple[DesignRow, ...]:
-        """Every comparison, by modes, batch size and number of tokens."""
         return tuple(
-            DesignRow(self.context_tokens, *modes, batch_size, count)
-            for modes in self.mode_pairs
-            for batch_size in self.batch_sizes
-            for count in self.counts[batch_size]
+            DesignRow(
+                context_tokens=self.context_tokens,
+                decode_mode=decode_mode,
+                prefill_mode=prefill_mode,
+                batch_size=batch_size,
+                bonus_tokens=count,
+            )
+            for decode_mode, prefill_mode in itertools.product(self.modes, self.modes)
+            for batch_size, counts in self.counts.items()
+            for count in counts
         )
 
 
@@ -98,11 +99,12 @@ def bonus_design(
         raise UsageError(f"batch sizes {list(batch_sizes)}: give at least one, each 1 or more")
     if context_tokens < 1:
         raise UsageError(f"context of {context_tokens} tokens: a sequence in decode has 1 or more")
+    counts = {
+        size: range(1, size + 1) if every_count else {*(2**exponent for exponent in range(size.bit_length())), size}
+        for size in sorted(set(batch_sizes))
+    }
     return BonusDesign(
-        counts={
-            size: tuple(range(1, size + 1)) if every_count else _powers_and_itself(size)
-            for size in sorted(set(batch_sizes))
-        },
+        counts={size: tuple(sorted(of_size)) for size, of_size in counts.items()},
         context_tokens=context_tokens,
         modes=tuple(modes),
     )
@@ -114,40 +116,24 @@ def measured_designs(passes: Iterable[ForwardPass]) -> tuple[BonusDesign, ...]:
     A batch size counts if decodes at B and 2B and a prefill of B tokens are there in every mode of that context.
     Passes behind an empty cache are none of a design: nothing comes before a bonus token there.
     """
-    modes_of: dict[ForwardPoint, set[Mode]] = {}
+    modes_of: dict[int, dict[ForwardPoint, set[Mode]]] = {}
     for point, mode in passes:
         if point.context_tokens:
-            modes_of.setdefault(point, set()).add(mode)
+            modes_of.setdefault(point.context_tokens, {}).setdefault(point, set()).add(mode)
     designs = []
-    for context in sorted({point.context_tokens for point in modes_of}):
-        modes = {
-            mode for point, of_point in modes_of.items() if point.context_tokens == context for mode in of_point
-        }
-        points = {point for point, of_point in modes_of.items() if of_point == modes}
-        counts = {
-            size: _counts_within(points, size, context)
-            for size in sorted({point.batch_size for point in points})
-            if size in _counts_within(points, size, context)
-        }
+    for context, of_points in sorted(modes_of.items()):
+        modes = set.union(*of_points.values())
+        points = {point for point, of_point in of_points.items() if of_point == modes}
+        counts: dict[int, tuple[int, ...]] = {}
+        for size in sorted(point.batch_size for point in points if point.phase == "decode"):
+            expanded = {count: decode_point(size + count, context) for count in range(1, size + 1)}
+            of_size = (n for n, point in expanded.items() if {point, backfill_point(n, context)} <= points)
+            counts[size] = tuple(of_size)
+        counts = {size: of_size for size, of_size in counts.items() if size in of_size}
         if counts:
             ordered = tuple(mode for mode in MODES if mode in modes)
             designs.append(BonusDesign(counts=counts, context_tokens=context, modes=ordered))
     return tuple(designs)
-
-
-def _counts_within(points: Collection[ForwardPoint], batch_size: int, context_tokens: int) -> tuple[int, ...]:
-    if decode_point(batch_size, context_tokens) not in points:
-        return ()
-    return tuple(
-        count
-        for count in range(1, batch_size + 1)
-        if decode_point(batch_size + count, context_tokens) in points
-        and backfill_point(count, context_tokens) in points
-    )
-
-
-def _powers_and_itself(batch_size: int) -> tuple[int, ...]:
-    return tuple(sorted({*(2**exponent for exponent in range(batch_size.bit_length())), batch_size}))
 
 
 BlockTimes: TypeAlias = Mapping[ForwardPass, Mapping[int, float]]
@@ -166,13 +152,9 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackfillComparison:
+class BackfillComparison(DesignRow):
     """Both ways of backfill for ``bonus_tokens`` sequences of a batch, in one pair of modes."""
 
-    batch_size: int
-    bonus_tokens: int
-    decode_mode: Mode
-    prefill_mode: Mode
     num_blocks: int
     decode: Cost
     """The step that is expanded, by itself."""
@@ -192,8 +174,9 @@ class BackfillComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillVerdict:
-    """All comparisons, which hold together with ``confidence``."""
+    """All comparisons behind one context, which hold together with ``confidence``."""
 
+    context_tokens: int
     confidence: float
     row_confidence: float
     """Confidence of the interval of each difference."""
@@ -220,50 +203,49 @@ def judge_backfill(times: BlockTimes, design: BonusDesign, confidence: float = 0
 
     Raises UsageError, with the passes that lack, where ``times`` does not hold the design in a common block.
     """
-    measured = [_times_of_row(times, row) for row in design.rows]
-    estimates = [
-        estimate_paired([x - p for x, p in zip(ns["expansion"], ns["prefill"], strict=True)], confidence)
-        for _, ns in measured
-    ]
-    scores = [
-        {b: w * r for b, w, r in zip(blocks, each.block_weights, each.residuals, strict=True)}
-        for (blocks, _), each in zip(measured, estimates, strict=True)
-        if each.block_weights
-    ]
+    parts_of = {row: _parts_by_block(times, row) for row in design.rows}
+    estimates = {
+        row: [estimate_paired(ns, confidence) for ns in zip(*by_block.values(), strict=True)]
+        for row, by_block in parts_of.items()
+    }
+    scores = []
+    for row, (*_, difference) in estimates.items():
+        if difference.block_weights:
+            weighted = zip(parts_of[row], difference.block_weights, difference.residuals, strict=True)
+            scores.append({block: weight * residual for block, weight, residual in weighted})
     level = joint_level(scores, 1 - confidence) if scores else 1 - confidence
     return BackfillVerdict(
+        context_tokens=design.context_tokens,
         confidence=confidence,
         row_confidence=1 - level,
         comparisons=tuple(
             BackfillComparison(
-                batch_size=row.batch_size,
-                bonus_tokens=row.bonus_tokens,
-                decode_mode=row.decode_mode,
-                prefill_mode=row.prefill_mode,
-                num_blocks=len(blocks),
+                **asdict(row),
+                num_blocks=len(parts_of[row]),
+                decode=_cost(decode, confidence),
+                expansion=_cost(expansion, confidence),
+                prefill=_cost(prefill, confidence),
                 difference=_cost(difference, 1 - level),
-                **{name: _cost(estimate_paired(ns, confidence), confidence) for name, ns in by_part.items()},
             )
-            for row, (blocks, by_part), difference in zip(design.rows, measured, estimates, strict=True)
+            for row, (decode, expansion, prefill, difference) in estimates.items()
         ),
     )
 
 
-def _times_of_row(times: BlockTimes, row: DesignRow) -> tuple[tuple[int, ...], dict[str, list[float]]]:
-    """The blocks in which all passes of a row were measured, and the nanoseconds of its parts in each."""
-    context_tokens, decode_mode, prefill_mode, batch_size, count = row
-    keys = (
-        (decode_point(batch_size, context_tokens), decode_mode),
-        (decode_point(batch_size + count, context_tokens), decode_mode),
-        (backfill_point(count, context_tokens), prefill_mode),
-    )
-    blocks = tuple(sorted(set.intersection(*(set(times.get(key, {})) for key in keys))))
-    if not blocks:
-        names = ", ".join(f"{point.phase} of {point.batch_size} sequences ({mode})" for point, mode in keys)
+def _parts_by_block(times: BlockTimes, row: DesignRow) -> dict[int, tuple[float, ...]]:
+    """Nanoseconds of decode, expansion, prefill and their difference in each block that has all passes of a row.
+
+    Raises UsageError where no block has.
+    """
+    parts: dict[int, tuple[float, ...]] = {}
+    for block in sorted(set.intersection(*(set(times.get(each, {})) for each in row.passes))):
+        decode, expanded, prefill = (times[each][block] for each in row.passes)
+        expansion = expanded - decode
+        parts[block] = (decode, expansion, prefill, expansion - prefill)
+    if not parts:
+        names = ", ".join(f"{p.phase} of {p.batch_size} sequences ({mode})" for p, mode in row.passes)
         raise UsageError(f"no block has all of {names}; measure them together with benchctl micro bonus")
-    decode, expanded, prefill = ([times[key][block] for block in blocks] for key in keys)
-    expansion = [after - before for before, after in zip(decode, expanded, strict=True)]
-    return blocks, {"decode": decode, "expansion": expansion, "prefill": prefill}
+    return parts
 
 
 def _cost(estimate: RatioEstimate, confidence: float) -> Cost:
@@ -297,15 +279,19 @@ class MeasuredBonus:
     model: str
     device: str
     dtype: str
-    verdicts: tuple[tuple[BonusDesign, BackfillVerdict], ...]
+    verdicts: tuple[BackfillVerdict, ...]
     missing: tuple[str, ...] = ()
     """Sentences on planned comparisons that have no row, because a pass of theirs does not count."""
 
     @property
+    def cheaper(self) -> list[Backfill | None]:
+        """The verdict of every row, None for those without one."""
+        return [row.cheaper for verdict in self.verdicts for row in verdict.comparisons]
+
+    @property
     def is_decided(self) -> bool:
         """Every planned comparison has a verdict."""
-        rows = [row for _, verdict in self.verdicts for row in verdict.comparisons]
-        return not self.missing and all(row.cheaper is not None for row in rows)
+        return not self.missing and None not in self.cheaper
 
     @property
     def where(self) -> str:
@@ -344,13 +330,14 @@ def bonus_of(experiment: Experiment) -> MeasuredBonus | None:
     planned_designs = measured_designs(each for each in passes if each is not None)
     if not planned_designs:
         return None
-    times, verdicts, missing = block_times(experiment), [], []
+    times, verdicts, missing = _block_times(experiment), [], []
+    judged: set[DesignRow] = set()
     for design in measured_designs(times):
         try:
-            verdicts.append((design, judge_backfill(times, design)))
+            verdicts.append(judge_backfill(times, design))
+            judged.update(design.rows)
         except UsageError as error:
             missing.append(str(error))
-    judged = {row for design, _ in verdicts for row in design.rows}
     for design in planned_designs:
         if lost := [row for row in design.rows if row not in judged]:
             sizes = dict.fromkeys(str(row.batch_size) for row in lost)
@@ -370,43 +357,42 @@ def bonus_of(experiment: Experiment) -> MeasuredBonus | None:
     )
 
 
-def block_times(experiment: Experiment) -> BlockTimes:
+def _block_times(experiment: Experiment) -> BlockTimes:
     """The median of the replays of each pass in each block, from runs that count."""
     times: dict[ForwardPass, dict[int, float]] = {}
     for run in experiment.results.runs:
-        settings = experiment.settings(run.record)
-        if settings is None or settings.server.forward_pass is None:
-            continue
-        median_ms = experiment.metrics(run)["p50_step_ms"]
-        if median_ms is not None and experiment.usability(run).is_usable:
-            times.setdefault(settings.server.forward_pass, {})[run.record.block] = median_ms * NS_PER_MS
+        settings, median_ms = experiment.settings(run.record), experiment.metrics(run)["p50_step_ms"]
+        forward_pass = None if settings is None else settings.server.forward_pass
+        if forward_pass is not None and median_ms is not None and experiment.usability(run).is_usable:
+            times.setdefault(forward_pass, {})[run.record.block] = median_ms * NS_PER_MS
     return times
 
 
-WAYS: Final[dict[Backfill, str]] = {"expansion": "batch expansion", "prefill": "a prefill pass"}
+_WAYS: Final[dict[Backfill, str]] = {"expansion": "batch expansion", "prefill": "a prefill pass"}
 _MODES: Final[dict[Mode, str]] = {"eager": "without graphs", "graph": "with graphs"}
 
 
 def modes_in_words(decode_mode: Mode, prefill_mode: Mode) -> str:
+    """``decode with graphs, prefill without graphs``."""
     if decode_mode == prefill_mode:
         return f"decode and prefill {_MODES[decode_mode]}"
     return f"decode {_MODES[decode_mode]}, prefill {_MODES[prefill_mode]}"
 
 
-def context_in_words(design: BonusDesign) -> str:
-    return f"{design.context_tokens} tokens in the cache of each sequence"
+def context_in_words(verdict: BackfillVerdict) -> str:
+    """``128 tokens in the cache of each sequence``."""
+    return f"{verdict.context_tokens} tokens in the cache of each sequence"
 
 
 def bonus_headline(bonus: MeasuredBonus) -> str:
     """The number of decided comparisons, and the answer at each context for each pair of modes."""
-    rows = [row for _, verdict in bonus.verdicts for row in verdict.comparisons]
-    if not rows:
+    if not bonus.cheaper:
         return "no comparison of ways of backfill has all its passes"
-    num_decided = sum(row.cheaper is not None for row in rows)
-    decided = "" if bonus.is_decided else f"{num_decided} of {len(rows)} comparisons are decided; "
+    num_decided = sum(way is not None for way in bonus.cheaper)
+    decided = "" if bonus.is_decided else f"{num_decided} of {len(bonus.cheaper)} comparisons are decided; "
     answers = []
-    for design, verdict in bonus.verdicts:
-        context = f"behind {design.context_tokens} tokens, " if len(bonus.verdicts) > 1 else ""
+    for verdict in bonus.verdicts:
+        context = f"behind {verdict.context_tokens} tokens, " if len(bonus.verdicts) > 1 else ""
         answers += [f"{context}{sentence}" for sentence in _answers(verdict)]
     return decided + "; ".join(answers)
 
@@ -429,18 +415,17 @@ def _answers(verdict: BackfillVerdict) -> list[str]:
     ]
 
 
-def _cheaper_way(rows: tuple[BackfillComparison, ...], rows_of_all: tuple[BackfillComparison, ...]) -> str:
+def _cheaper_way(rows: Sequence[BackfillComparison], rows_of_all: Sequence[BackfillComparison]) -> str:
     blocks = min(row.num_blocks for row in rows)
     if blocks < MIN_PAIRED_BLOCKS:
         return f"no verdict from {blocks} blocks; {MIN_PAIRED_BLOCKS} are the least that give one (--blocks)"
-    if answer := cheaper_from(rows):
-        return f"{_answer(*answer)}, for every number of tokens"
-    if answer := cheaper_from(rows_of_all):
-        return f"where every sequence lacks a token, {_answer(*answer)}; for fewer tokens see the table"
-    largest = rows_of_all[-1]
-    return f"inconclusive at batch {largest.batch_size}, whose interval holds 0; more blocks tell more (--blocks)"
-
-
-def _answer(way: Backfill, least: int, most: int) -> str:
+    every = cheaper_from(rows)
+    if (answer := every or cheaper_from(rows_of_all)) is None:
+        size = rows_of_all[-1].batch_size
+        return f"inconclusive at batch {size}, whose interval holds 0; more blocks tell more (--blocks)"
+    way, least, most = answer
     sizes = f"at batch {least}" if least == most else f"from batch {least} on (measured up to {most})"
-    return f"{WAYS[way]} is cheaper {sizes}"
+    cheaper = f"{_WAYS[way]} is cheaper {sizes}"
+    if every is not None:
+        return f"{cheaper}, for every number of tokens"
+    return f"where every sequence lacks a token, {cheaper}; for fewer tokens see the table"

@@ -33,6 +33,11 @@ from benchctl.steptime.speculation.law import (
 )
 
 _ENOUGH_FRAC: Final = 0.5
+NEGLIGIBLE_FRAC: Final = 0.005
+"""A relative difference that counts as agreement however narrow the intervals: virtual times hardly scatter, and
+step times are not exactly a line."""
+_LONGEST_OUTPUT: Final = 4096
+"""Longer outputs are taken as endless: their last step hardly counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,35 +61,27 @@ class DraftTally:
 
 
 def count_drafts(runs: Sequence[StepColumns]) -> DraftTally:
-    """Drafts of the runs of one arm, without the warm-up."""
-    drafted = [columns for run in runs if (columns := _columns(run)) is not None]
-    longest = max((accepted.shape[1] for _, accepted, _ in drafted), default=0)
-    all_steps, whole_steps = np.zeros(longest + 1), np.zeros(longest + 1)
-    for drafts, accepted, draft_tokens in drafted:
-        num = accepted.shape[1]
-        counts = np.column_stack([drafts, accepted])
-        all_steps[: num + 1] += counts.sum(axis=0)
-        whole_steps[: num + 1] += counts[draft_tokens == drafts * longest].sum(axis=0)
+    """Drafts of the runs of one arm, without the warm-up, in the steps that count them by position."""
+    tables = []
+    for run in runs:
+        accepted, drafts, tokens = run.accepted_by_position, run.optional("drafts"), run.optional("draft_tokens")
+        if accepted is not None and drafts is not None:
+            drafts = np.nan_to_num(drafts)
+            tokens = drafts * accepted.shape[1] if tokens is None else np.nan_to_num(tokens)
+            table = np.column_stack([tokens, drafts, accepted])
+            tables.append(table[~np.isnan(accepted).any(axis=1)])
+    width = max((table.shape[1] for table in tables), default=2)
+    steps = np.vstack([np.zeros((0, width)), *(np.pad(t, ((0, 0), (0, width - t.shape[1]))) for t in tables)])
+    is_whole = steps[:, 0] == steps[:, 1] * (width - 2)
+    all_steps, whole_steps = steps[:, 1:].sum(axis=0), steps[is_whole, 1:].sum(axis=0)
     if not all_steps[0]:
         return DraftTally(drafts=0, accepted=(), whole_frac=0.0)
     whole_frac = float(whole_steps[0] / all_steps[0])
-    counted = whole_steps if whole_frac >= _ENOUGH_FRAC else all_steps
-    return DraftTally(drafts=int(counted[0]), accepted=tuple(int(n) for n in counted[1:]), whole_frac=whole_frac)
+    drafts_of, *accepted_of = map(int, whole_steps if whole_frac >= _ENOUGH_FRAC else all_steps)
+    return DraftTally(drafts=drafts_of, accepted=tuple(accepted_of), whole_frac=whole_frac)
 
 
-def _columns(run: StepColumns) -> tuple[Floats, Floats, Floats] | None:
-    """Drafts, accepted drafts by position and draft tokens of the steps that count them; None without any."""
-    accepted = run.accepted_by_position
-    drafts, tokens = run.optional("drafts"), run.optional("draft_tokens")
-    if accepted is None or drafts is None:
-        return None
-    drafts = np.nan_to_num(drafts)
-    tokens = drafts * accepted.shape[1] if tokens is None else np.nan_to_num(tokens)
-    has_counts = ~np.isnan(accepted).any(axis=1)
-    return drafts[has_counts], accepted[has_counts], tokens[has_counts]
-
-
-def _counts_by_position(arms: Sequence[DraftTally]) -> list[list[PositionCounts]]:
+def counts_by_position(arms: Sequence[DraftTally]) -> list[list[PositionCounts]]:
     """Accepted of judged in each arm that drafted at a position; a position that no draft reached ends the list."""
     groups = []
     for position in range(max((arm.num_draft_tokens for arm in arms), default=0)):
@@ -96,44 +93,28 @@ def _counts_by_position(arms: Sequence[DraftTally]) -> list[list[PositionCounts]
     return groups
 
 
-def pooled(arms: Sequence[DraftTally]) -> list[PositionCounts]:
-    """Accepted of judged at each position over all arms."""
+def pooled(groups: Sequence[Sequence[PositionCounts]]) -> list[PositionCounts]:
+    """Accepted of judged in each group."""
     return [
         PositionCounts(accepted=sum(each.accepted for each in group), judged=sum(each.judged for each in group))
-        for group in _counts_by_position(arms)
+        for group in groups
     ]
 
 
-def same_everywhere_p(counts: Sequence[PositionCounts]) -> float | None:
-    """p of the hypothesis that all positions have one acceptance; None for fewer than two positions."""
-    return _chi_square_p([counts])
-
-
-def same_in_arms_p(arms: Sequence[DraftTally]) -> float | None:
-    """p of the hypothesis that each position has one acceptance in all arms; None where no two arms share one.
-
-    It fails where requests differ in acceptance: those that accept little take more steps and more of the drafts,
-    the more so the longer the drafts are.
-    """
-    return _chi_square_p(_counts_by_position(arms))
-
-
-def _chi_square_p(groups: Sequence[Sequence[PositionCounts]]) -> float | None:
+def same_acceptance_p(groups: Sequence[Sequence[PositionCounts]]) -> float | None:
     """Chi-square test that each group has one acceptance a: sum of (k - n a)^2 / (n a (1 - a)).
 
-    Its degrees of freedom are counts minus groups. A group whose drafts were all accepted, or none, cannot
-    contradict.
+    Its degrees of freedom are counts minus groups; None for 0. A group whose drafts were all accepted, or none,
+    cannot contradict.
     """
-    statistic, degrees = 0.0, 0
-    for counts in groups:
-        if len(counts) < 2:
-            continue
-        mean = sum(each.accepted for each in counts) / sum(each.judged for each in counts)
-        degrees += len(counts) - 1
+    statistic = 0.0
+    for counts, whole in zip(groups, pooled(groups), strict=True):
+        mean = whole.acceptance
         if 0 < mean < 1:
             statistic += sum(
                 (each.accepted - each.judged * mean) ** 2 / (each.judged * mean * (1 - mean)) for each in counts
             )
+    degrees = sum(len(counts) - 1 for counts in groups)
     return float(chi2.sf(statistic, degrees)) if degrees else None
 
 
@@ -141,17 +122,18 @@ def _chi_square_p(groups: Sequence[Sequence[PositionCounts]]) -> float | None:
 class FittedCosts:
     """c and, where arms differ in bonus tokens, d of step ratio = 1 + K c + d, fitted in each block."""
 
-    by_block: tuple[tuple[float, ...], ...]
+    by_block: Floats
+    """A row for each block, a column for each cost."""
 
     @property
     def draft(self) -> Estimate:
         """Time that one more draft token adds to a step, as a share of the baseline's."""
-        return self._along([1.0, 0.0])
+        return self._along(1, bonus=False)
 
     @property
     def backfill(self) -> Estimate | None:
         """Time that bonus tokens add; None unless arms with and without them were measured."""
-        return self._along([0.0, 1.0]) if self._has_backfill else None
+        return self._along(0, bonus=True) if self.by_block.shape[1] > 1 else None
 
     @property
     def cost(self) -> DraftCost:
@@ -163,32 +145,26 @@ class FittedCosts:
 
     def step(self, num_draft_tokens: int, *, bonus: bool) -> Estimate:
         """1 + K c + d, without d for a server without bonus tokens or where it is unknown."""
-        added = self._along([num_draft_tokens, 1.0 if bonus else 0.0])
+        added = self._along(num_draft_tokens, bonus=bonus)
         bounds = (None if bound is None else max(0.0, 1 + bound) for bound in (added.low, added.high))
         return Estimate(1 + added.value, *bounds)
 
     def draws(self, seed: int = 0) -> CostDraws | None:
         """Draws of the means: multivariate t with the covariance of the blocks. None for a single block."""
-        costs, num_blocks = np.array(self.by_block), len(self.by_block)
+        num_blocks, num_costs = self.by_block.shape
         if num_blocks < 2:
             return None
         stream = np.random.default_rng([seed, num_blocks])
-        covariance = np.atleast_2d(np.cov(costs, rowvar=False)) / num_blocks
+        covariance = np.atleast_2d(np.cov(self.by_block, rowvar=False)) / num_blocks
         scale = np.sqrt((num_blocks - 1) / stream.chisquare(num_blocks - 1, NUM_DRAWS))
-        normal = stream.multivariate_normal(np.zeros(costs.shape[1]), covariance, NUM_DRAWS)
-        drawn = np.maximum(costs.mean(axis=0) + normal * scale[:, None], 0.0)
-        return CostDraws(draft=drawn[:, 0], backfill=drawn[:, 1] if self._has_backfill else np.zeros(NUM_DRAWS))
+        normal = stream.multivariate_normal(np.zeros(num_costs), covariance, NUM_DRAWS)
+        drawn = np.maximum(self.by_block.mean(axis=0) + normal * scale[:, None], 0.0)
+        return CostDraws(draft=drawn[:, 0], backfill=drawn[:, 1] if num_costs > 1 else np.zeros(NUM_DRAWS))
 
-    @property
-    def _has_backfill(self) -> bool:
-        return len(self.by_block[0]) > 1
-
-    def _along(self, weights: Sequence[float]) -> Estimate:
-        """Weighted sum of c and d with the interval over blocks."""
-        sums = [sum(w * x for w, x in zip(weights, costs, strict=False)) for costs in self.by_block]
-        mean = mean_over_blocks(sums)
-        assert mean is not None  # noqa: S101  # there is at least one block
-        return mean
+    def _along(self, num_draft_tokens: int, *, bonus: bool) -> Estimate:
+        """K c + d with the interval over blocks."""
+        weights = np.array([num_draft_tokens, bonus], dtype=float)[: self.by_block.shape[1]]
+        return mean_over_blocks((self.by_block * weights).sum(axis=1).tolist())
 
 
 def fit_costs(drafts: Mapping[str, tuple[int, bool]], ratios: Mapping[str, SideRatio]) -> FittedCosts | None:
@@ -205,27 +181,17 @@ def fit_costs(drafts: Mapping[str, tuple[int, bool]], ratios: Mapping[str, SideR
     of_blocks = [ratios[label].block_ratios for label in labels]
     shared = sorted(set.intersection(*(set(each) for each in of_blocks)))
     added = [np.array([each[block] - 1 for each in of_blocks], dtype=float) for block in shared]
-    costs = tuple(tuple(float(cost) for cost in np.linalg.lstsq(design, each)[0]) for each in added)
-    return FittedCosts(by_block=costs) if costs else None
+    costs = [np.linalg.lstsq(design, each)[0] for each in added]
+    return FittedCosts(by_block=np.array(costs)) if costs else None
 
 
-def mean_over_blocks(values: Sequence[float | None]) -> Estimate | None:
-    """Mean over blocks with the interval of Student's t; None where it is unknown in all of them."""
-    known_values = [value for value in values if value is not None]
-    if not known_values:
-        return None
-    mean, num = fmean(known_values), len(known_values)
+def mean_over_blocks(values: Sequence[float]) -> Estimate:
+    """Mean over blocks, of which there is at least one, with the interval of Student's t."""
+    mean, num = fmean(values), len(values)
     if num < 2:
         return Estimate(mean)
-    half = t_quantile((1 + LEVEL) / 2, num - 1) * float(np.std(known_values, ddof=1)) / num**0.5
+    half = t_quantile((1 + LEVEL) / 2, num - 1) * float(np.std(values, ddof=1)) / num**0.5
     return Estimate(mean, mean - half, mean + half)
-
-
-NEGLIGIBLE_FRAC: Final = 0.005
-"""A relative difference that counts as agreement however narrow the intervals: virtual times hardly scatter, and
-step times are not exactly a line."""
-_LONGEST_OUTPUT: Final = 4096
-"""Longer outputs are taken as endless: their last step hardly counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +216,10 @@ class SpeculativeArm:
     """``measured_tokens / measured_step``."""
     tpot_speed_up: Estimate | None
     """The baseline's time per output token over this arm's, steps with prompts included."""
+    tokens_agree: bool | None
+    """Law and measurement of the tokens per step agree, in all arms at once with 95 %; None where it is unknown."""
+    speed_up_agrees: bool | None
+    """The same of the speed-up of decoding."""
 
     @property
     def num_draft_tokens(self) -> int:
@@ -268,17 +238,13 @@ class MeasuredSpeculation:
     same_everywhere_p: float | None
     """p of the hypothesis that all positions have one acceptance; None for a single position."""
     same_in_arms_p: float | None
-    """p of the hypothesis that a position has one acceptance in all arms, which pooling takes for granted."""
+    """p of the hypothesis that a position has one acceptance in all arms, which pooling takes for granted.
+
+    It fails where requests differ in acceptance: those that accept little take more steps and more of the drafts,
+    the more so the longer the drafts are.
+    """
     costs: FittedCosts | None
     """None without a baseline."""
-
-    def tokens_agree(self, arm: SpeculativeArm) -> bool | None:
-        """True if law and measurement of the tokens per step of an arm agree, in all arms at once with 95 %."""
-        return agrees(arm.expected_tokens, arm.measured_tokens, comparisons=len(self.arms))
-
-    def speed_up_agrees(self, arm: SpeculativeArm) -> bool | None:
-        """The same of the speed-up of decoding."""
-        return agrees(arm.expected_speed_up, arm.measured_speed_up, comparisons=len(self.arms))
 
 
 def agrees(expected: Estimate | None, measured: Estimate | None, *, comparisons: int = 1) -> bool | None:
@@ -300,55 +266,72 @@ def agrees(expected: Estimate | None, measured: Estimate | None, *, comparisons:
 
 def measured_speculation(experiment: Experiment) -> MeasuredSpeculation:
     """Speculation of an experiment beside the law. Raises UsageError where no run counted drafts by position."""
-    drafts = {arm.label: count_drafts([run.columns for run in arm.runs.values()]) for arm in experiment.arms}
-    drafting = [arm for arm in experiment.arms if drafts[arm.label].num_draft_tokens]
+    tallies = {arm.label: count_drafts([run.columns for run in arm.runs.values()]) for arm in experiment.arms}
+    drafting = [arm for arm in experiment.arms if tallies[arm.label].num_draft_tokens]
     if not drafting:
         raise UsageError(
             f"{experiment.path}: no usable run counts accepted drafts by position; measure with speculation and "
             "a step log, or state counts with --drafts and --accepted"
         )
-    acceptance = counted(pooled([drafts[arm.label] for arm in drafting]))
+    by_position = counts_by_position([tallies[arm.label] for arm in drafting])
+    acceptance = counted(pooled(by_position))
     pairs = {  # arms that draft with the baseline that does not
         pair.b.label: pair
         for pair in baseline_pairs(experiment)
-        if drafts[pair.b.label].num_draft_tokens and not drafts[pair.a.label].num_draft_tokens
+        if tallies[pair.b.label].num_draft_tokens and not tallies[pair.a.label].num_draft_tokens
     }
-    ratios = {label: pair.ratio("decode_step_ms") for label, pair in pairs.items()}
-    kinds = {arm.label: (drafts[arm.label].num_draft_tokens, _has_bonus(experiment, arm)) for arm in drafting}
-    costs = fit_costs(kinds, {label: ratio for label, ratio in ratios.items() if ratio is not None})
-    arms = []
-    for arm in drafting:
-        num, bonus = kinds[arm.label]
-        expected_step = None if costs is None else costs.step(num, bonus=bonus)
-        arms.append(
-            _speculative_arm(arm, drafts[arm.label], acceptance, expected_step, pairs.get(arm.label), bonus=bonus)
-        )
+    ratios = {label: ratio for label, pair in pairs.items() if (ratio := pair.ratio("decode_step_ms")) is not None}
+    kinds = {arm.label: (tallies[arm.label].num_draft_tokens, _has_bonus(experiment, arm)) for arm in drafting}
+    costs = fit_costs(kinds, ratios)
     return MeasuredSpeculation(
         baseline=next((pair.a.label for pair in pairs.values()), None),
-        arms=tuple(arms),
+        arms=tuple(
+            _speculative_arm(
+                arm,
+                tallies[arm.label],
+                acceptance,
+                costs,
+                pairs.get(arm.label),
+                bonus=kinds[arm.label][1],
+                comparisons=len(drafting),
+            )
+            for arm in drafting
+        ),
         acceptance=acceptance,
-        same_everywhere_p=same_everywhere_p(acceptance.counts),
-        same_in_arms_p=same_in_arms_p([drafts[arm.label] for arm in drafting]),
+        same_everywhere_p=same_acceptance_p([acceptance.counts]),
+        same_in_arms_p=same_acceptance_p(by_position),
         costs=costs,
     )
+
+
+def _has_bonus(experiment: Experiment, arm: Arm) -> bool:
+    """False where the engine's setting ``bonus_token`` says so; engines without that setting have bonus tokens."""
+    settings = experiment.settings(arm)
+    return settings is None or bool(getattr(settings.server, "bonus_token", True))
 
 
 def _speculative_arm(
     arm: Arm,
     counts: DraftTally,
     acceptance: Acceptance,
-    expected_step: Estimate | None,
+    costs: FittedCosts | None,
     pair: ArmPair | None,
     *,
     bonus: bool,
+    comparisons: int,
 ) -> SpeculativeArm:
     num = counts.num_draft_tokens
     draws = tokens_by_drafts(acceptance.survival_draws(num), bonus=bonus)[-1]
     endless = estimate(tokens_per_step(acceptance.of(num), bonus=bonus), draws)
     expected = endless.times(_cut_share(arm, acceptance.of(num), bonus=bonus))
-    tokens = mean_over_blocks([_tokens_per_row(run) for run in arm.runs.values()])
-    step = None if pair is None else _ratio_estimate(pair.ratio("decode_step_ms"))
-    tpot = None if pair is None else _ratio_estimate(pair.ratio("tpot_ms"))
+    of_blocks = [each for run in arm.runs.values() if (each := _tokens_per_row(run)) is not None]
+    tokens = mean_over_blocks(of_blocks) if of_blocks else None
+    expected_step = None if costs is None else costs.step(num, bonus=bonus)
+    step, tpot = (
+        None if pair is None else _estimate_of(pair.ratio(name)) for name in ("decode_step_ms", "tpot_ms")
+    )
+    expected_speed_up = None if expected_step is None else quotient(expected, expected_step)
+    measured_speed_up = None if tokens is None or step is None else quotient(tokens, step)
     return SpeculativeArm(
         label=arm.label,
         bonus=bonus,
@@ -359,17 +342,16 @@ def _speculative_arm(
         measured_tokens=tokens,
         expected_step=expected_step,
         measured_step=step,
-        expected_speed_up=None if expected_step is None else quotient(expected, expected_step),
-        measured_speed_up=None if tokens is None or step is None else quotient(tokens, step),
+        expected_speed_up=expected_speed_up,
+        measured_speed_up=measured_speed_up,
         tpot_speed_up=None if tpot is None else quotient(Estimate(1.0, 1.0, 1.0), tpot),
+        tokens_agree=agrees(expected, tokens, comparisons=comparisons),
+        speed_up_agrees=agrees(expected_speed_up, measured_speed_up, comparisons=comparisons),
     )
 
 
-def _has_bonus(experiment: Experiment, arm: Arm) -> bool:
-    """False where the engine's setting ``bonus_token`` says so; engines without that setting have bonus tokens."""
-    run = next(iter(arm.runs.values()))
-    settings = experiment.settings(run.record)
-    return settings is None or bool(getattr(settings.server, "bonus_token", True))
+def _estimate_of(ratio: SideRatio | None) -> Estimate | None:
+    return None if ratio is None else Estimate(ratio.estimate.ratio, ratio.estimate.ci_low, ratio.estimate.ci_high)
 
 
 def _tokens_per_row(run: LoadedRun) -> float | None:
@@ -389,10 +371,9 @@ def _tokens_per_row(run: LoadedRun) -> float | None:
 def _cut_share(arm: Arm, acceptance: Sequence[float], *, bonus: bool) -> float:
     """Tokens per step of requests as long as those measured over those of endless ones."""
     lengths: Counter[int] = Counter()
-    for run in arm.runs.values():
-        for request in measured(run.requests):
-            if request.completion_tokens and request.choices:
-                lengths[round(request.completion_tokens / len(request.choices)) - 1] += len(request.choices)
+    for request in (each for run in arm.runs.values() for each in measured(run.requests)):
+        if request.completion_tokens and request.choices:
+            lengths[round(request.completion_tokens / len(request.choices)) - 1] += len(request.choices)
     decoded = {tokens: number for tokens, number in lengths.items() if 0 < tokens <= _LONGEST_OUTPUT}
     if not decoded:
         return 1.0
@@ -400,7 +381,3 @@ def _cut_share(arm: Arm, acceptance: Sequence[float], *, bonus: bool) -> float:
     tokens = sum(tokens * number for tokens, number in decoded.items())
     steps = sum(by_length[tokens] * number for tokens, number in decoded.items())
     return tokens / steps / tokens_per_step(acceptance, bonus=bonus)
-
-
-def _ratio_estimate(ratio: SideRatio | None) -> Estimate | None:
-    return None if ratio is None else Estimate(ratio.estimate.ratio, ratio.estimate.ci_low, ratio.estimate.ci_high)

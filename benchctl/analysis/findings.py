@@ -246,7 +246,7 @@ def _drafts_in_vain(runs: Sequence[RunSummary], cells: Sequence[CellSummary]) ->
             return None
         server = next((run.settings.server for run in cell.runs if run.settings is not None), None)
         options = (getattr(server, "num_speculative_tokens", None), getattr(server, "bonus_token", None))
-        rates = {"acceptance_rate": drafts.acceptance_rate, "acceptance_length": drafts.acceptance_length}
+        rates = {name: drafts.counts.metrics[name] for name in ("acceptance_rate", "acceptance_length")}
         reason = ""
         if options == (1, False):
             reason = ": of one draft token and no bonus token one token comes, the accepted one or its replacement"

@@ -9,7 +9,7 @@ import msgspec
 
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.estimate import Contribution, StepFloor
-from benchctl.analysis.attribution.text import floor_line, model_line, sentence, wall_line
+from benchctl.analysis.attribution.text import floor_line, sentence, wall_line
 from benchctl.analysis.compare.cells import NodeResults
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
@@ -218,19 +218,8 @@ def drafts_document(drafts: ArmDrafts | None) -> dict[str, Any] | None:
     if drafts is None:
         return None
     return {
-        "drafts": drafts.counts.drafts,
-        "draft_tokens": drafts.counts.draft_tokens,
-        "accepted_tokens": drafts.counts.accepted_tokens,
-        "acceptance_rate": drafts.acceptance_rate,
-        "acceptance_length": drafts.acceptance_length,
-        "positions": [
-            {
-                **asdict(position.pooled),
-                "survival_interval": position.survival_interval,
-                "conditional_interval": position.conditional_interval,
-            }
-            for position in drafts.positions
-        ],
+        **drafts.counts.metrics,
+        "positions": [asdict(position) for position in drafts.positions],
     }
 
 
@@ -263,7 +252,7 @@ def _divergence_values(divergence: Divergence) -> dict[str, Any]:
 
 def _decomposition_document(of: Decomposition) -> dict[str, Any]:
     """Everything of a decomposition; times in seconds, factors and shares as numbers."""
-    lines = [line(of) for line in (wall_line, model_line, floor_line)]
+    lines = [line(of) for line in (wall_line, floor_line)]
     wall, sections, work, model = of.wall, of.sections, of.work, of.model
     return {
         "sentence": sentence(of),

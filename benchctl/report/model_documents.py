@@ -54,15 +54,7 @@ def _measured_document(measured: MeasuredSpeculation) -> dict[str, Any]:
         "same_in_arms_p": measured.same_in_arms_p,
         "draft_cost": None if costs is None else asdict(costs.draft),
         "backfill_cost": None if costs is None or costs.backfill is None else asdict(costs.backfill),
-        "arms": [
-            {
-                "num_draft_tokens": arm.num_draft_tokens,
-                **asdict(arm),
-                "tokens_agree": measured.tokens_agree(arm),
-                "speed_up_agrees": measured.speed_up_agrees(arm),
-            }
-            for arm in measured.arms
-        ],
+        "arms": [{"num_draft_tokens": arm.num_draft_tokens, **asdict(arm)} for arm in measured.arms],
     }
 
 
@@ -130,13 +122,13 @@ def verdicts_document(measured: MeasuredBonus) -> dict[str, Any]:
         "dtype": measured.dtype,
         "verdicts": [
             {
-                "context_tokens": design.context_tokens,
+                "context_tokens": verdict.context_tokens,
                 "confidence": verdict.confidence,
                 "row_confidence": verdict.row_confidence,
                 "comparisons": [_row(row) for row in verdict.comparisons],
                 "sentences": verdict_sentences(verdict),
             }
-            for design, verdict in measured.verdicts
+            for verdict in measured.verdicts
         ],
         "missing": list(measured.missing),
     }

@@ -329,7 +329,7 @@ def divide(experiment: Experiment, stop: StopMode) -> WallSplit:
         own_design = design if name in POSITION_ADJUSTED else design.without_positions
         ratio = side_ratio(a, b, own_design, None)
         ratios |= {} if ratio is None else {name: ratio}
-    paired = PairDesign(is_paired=True, positions=positions, has_own_wall=True)
+    paired = PairDesign(is_paired=True, positions=positions)
     return split_wall(sides[0], sides[1], paired, stop, ratios)
 
 

@@ -13,11 +13,11 @@ from benchctl.analysis.drafts import (
     DraftTally,
     agrees,
     count_drafts,
+    counts_by_position,
     fit_costs,
     measured_speculation,
     pooled,
-    same_everywhere_p,
-    same_in_arms_p,
+    same_acceptance_p,
 )
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.statistics.estimate import UNORDERED, SideRatio, side_ratio
@@ -66,27 +66,27 @@ def test_counts_of_arms_are_pooled_by_position() -> None:
         DraftTally(drafts=50, accepted=(40, 20, 0), whole_frac=1.0),
         DraftTally(drafts=10, accepted=(0, 0, 0, 0), whole_frac=1.0),
     ]
-    counts = [(each.accepted, each.judged) for each in pooled(arms)]
+    counts = [(each.accepted, each.judged) for each in pooled(counts_by_position(arms))]
     assert counts == [(120, 160), (20, 40), (0, 20)]
 
 
 def test_one_acceptance_for_all_positions_is_rejected_where_it_falls() -> None:
     same = [PositionCounts(accepted=800, judged=1000), PositionCounts(accepted=640, judged=800)]
     falling = [PositionCounts(accepted=800, judged=1000), PositionCounts(accepted=400, judged=800)]
-    assert same_everywhere_p(same) == pytest.approx(1)
-    assert (same_everywhere_p(falling) or 0) < 1e-6
-    assert same_everywhere_p(same[:1]) is None
-    assert same_everywhere_p([PositionCounts(accepted=9, judged=9)] * 2) == 1
+    assert same_acceptance_p([same]) == pytest.approx(1)
+    assert (same_acceptance_p([falling]) or 0) < 1e-6
+    assert same_acceptance_p([same[:1]]) is None
+    assert same_acceptance_p([[PositionCounts(accepted=9, judged=9)] * 2]) == 1
 
 
 def test_requests_that_differ_show_in_arms_of_different_length() -> None:
     """Half of the requests accept nearly all, half nearly none; those take the more drafts the longer these are."""
     few, many = [DraftTally(drafts=n, accepted=(k,), whole_frac=1.0) for n, k in ((1000, 600), (1000, 450))]
-    assert (same_in_arms_p([few, many]) or 0) < 1e-6
-    assert same_in_arms_p([few, few]) == pytest.approx(1)
-    assert same_in_arms_p([few]) is None
+    assert (same_acceptance_p(counts_by_position([few, many])) or 0) < 1e-6
+    assert same_acceptance_p(counts_by_position([few, few])) == pytest.approx(1)
+    assert same_acceptance_p(counts_by_position([few])) is None
     long = DraftTally(drafts=1000, accepted=(600, 360), whole_frac=1.0)
-    assert same_in_arms_p([few, long]) == pytest.approx(1)
+    assert same_acceptance_p(counts_by_position([few, long])) == pytest.approx(1)
 
 
 def test_one_test_in_twenty_of_equal_positions_is_below_5_percent() -> None:
@@ -94,7 +94,7 @@ def test_one_test_in_twenty_of_equal_positions_is_below_5_percent() -> None:
     below = 0
     for _ in range(400):
         counts = [PositionCounts(accepted=int(stream.binomial(200, 0.7)), judged=200) for _ in range(4)]
-        below += (same_everywhere_p(counts) or 0) < 0.05
+        below += (same_acceptance_p([counts]) or 0) < 0.05
     assert 8 <= below <= 34
 
 
@@ -191,5 +191,5 @@ def test_rejected_drafts_yield_one_token_though_steps_with_prompts_count_none(tm
     assert measured.baseline == "baseline"
     assert arm.measured_tokens == Estimate(1.0, 1.0, 1.0)
     assert arm.expected_tokens.value == 1
-    assert measured.tokens_agree(arm)
+    assert arm.tokens_agree
     assert arm.measured_speed_up.value == pytest.approx(1 / arm.measured_step.value)

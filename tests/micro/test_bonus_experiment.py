@@ -23,8 +23,10 @@ def _both_modes(tmp_path_factory) -> Path:
 
 def test_the_directory_of_both_ways_gives_back_the_design_and_the_planted_costs(both_modes):
     bonus = measured_bonus(both_modes)
-    ((design, verdict),) = bonus.verdicts
-    assert design == bonus_design((5, 10), 256, BOTH)
+    (verdict,) = bonus.verdicts
+    rows = [(row.decode_mode, row.prefill_mode, row.batch_size, row.bonus_tokens) for row in verdict.comparisons]
+    design = bonus_design((5, 10), verdict.context_tokens, BOTH)
+    assert rows == [(row.decode_mode, row.prefill_mode, row.batch_size, row.bonus_tokens) for row in design.rows]
     assert len(verdict.comparisons) == 4 * (4 + 5)
     for row in verdict.comparisons:
         assert row.num_blocks == 6
@@ -38,7 +40,7 @@ def test_the_directory_of_both_ways_gives_back_the_design_and_the_planted_costs(
 
 def test_each_context_has_a_verdict_of_its_own(tmp_path):
     bonus = measured_bonus(measured(tmp_path, batch_sizes=(4,), modes=("eager",), contexts=(64, 2048)))
-    assert [design.context_tokens for design, _ in bonus.verdicts] == [64, 2048]
+    assert [verdict.context_tokens for verdict in bonus.verdicts] == [64, 2048]
 
 
 def test_passes_that_failed_take_their_rows_with_them_and_leave_the_others(tmp_path):
@@ -48,8 +50,8 @@ def test_passes_that_failed_take_their_rows_with_them_and_leave_the_others(tmp_p
     workers = FakeWorkers(too_fast, device_name="NVIDIA A100-SXM4-80GB")
     path = measured(tmp_path, workers=workers)
     bonus = measured_bonus(path)
-    ((design, verdict),) = bonus.verdicts
-    assert design.batch_sizes == (5,)
+    (verdict,) = bonus.verdicts
+    assert {row.batch_size for row in verdict.comparisons} == {5}
     assert all(row.cheaper == "expansion" for row in verdict.comparisons)
     assert not bonus.is_decided
     (sentence,) = bonus.missing

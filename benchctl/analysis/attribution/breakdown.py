@@ -11,6 +11,7 @@ from benchctl.analysis.attribution.step_time_model import ModelledRun
 from benchctl.analysis.attribution.work import Floor, deployment_of, floor_of
 from benchctl.analysis.metrics.speculation import drafter_of
 from benchctl.costs.hardware import Hardware
+from benchctl.errors import UsageError
 from benchctl.profile.model import VariantSettings
 from benchctl.records.columns import StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
@@ -225,15 +226,14 @@ def break_down_run_time(
 ) -> RunTimeBreakdown:
     """The breakdown of a run with its ``metrics``; settings and device are those of its arm, None where unknown."""
     columns, covers_steps = run.columns, run.record.times_whole_steps
-    deployment, tokens = deployment_of(settings, hardware), metrics["output_tokens"]
-    floor: Floor | str
-    if isinstance(deployment, str):
-        floor = deployment
-    elif covers_steps:
-        drafter = None if settings is None else drafter_of(settings.server)
-        floor = floor_of(columns, deployment, draft=None if drafter is None else drafter.shape)
-    else:
-        floor = "the step log times the sampler alone, not the steps that a floor is compared with"
+    tokens, drafter = metrics["output_tokens"], None if settings is None else drafter_of(settings.server)
+    floor: Floor | str = "the step log times the sampler alone, not the steps that a floor is compared with"
+    try:
+        deployment = deployment_of(settings, hardware)
+        if covers_steps:
+            floor = floor_of(columns, deployment, draft=None if drafter is None else drafter.shape)
+    except UsageError as error:
+        floor = str(error)
     return RunTimeBreakdown(
         wall_s=metrics["wall_s"],
         output_tokens=None if tokens is None else int(tokens),

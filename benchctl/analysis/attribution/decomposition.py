@@ -1,11 +1,11 @@
 """Decomposition of the difference between two sides: the wall time as a product, the step as sums."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from benchctl.analysis.attribution.breakdown import CLOCK_NOTE, STEP, RunTimeBreakdown, Section
 from benchctl.analysis.attribution.estimate import (
@@ -20,7 +20,7 @@ from benchctl.analysis.attribution.estimate import (
     logarithmic_mean,
     select_known_runs,
 )
-from benchctl.analysis.attribution.step_time_model import ModelledRun, ModelSplit, SourcedModel, split_by_model
+from benchctl.analysis.attribution.step_time_model import ModelSplit, SourcedModel, split_by_model
 from benchctl.analysis.attribution.work import Floor
 from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio
 from benchctl.analysis.statistics.intervals import StudentT
@@ -47,6 +47,7 @@ MEANING: Final = {
     "request's own",
 }
 _ROUNDING: Final = 1e-12
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,26 +120,24 @@ class Decomposition:
 def decompose(
     a: Sequence[RunTimeBreakdown],
     b: Sequence[RunTimeBreakdown],
-    design: PairDesign,
+    of_wall: PairDesign,
+    of_steps: PairDesign,
     stop: StopMode,
     ratios: Mapping[str, SideRatio] = MappingProxyType({}),
     model: SourcedModel | str = NO_MODEL,
 ) -> Decomposition | None:
     """The decomposition of B against A; None if neither wall times nor steps are known on both sides.
 
-    If paired, both sequences have the same blocks in the same order. ``ratios`` are those of the comparison,
-    by metric.
+    If paired, both sequences have the same blocks in the same order. Wall times and steps have a design each;
+    ``ratios`` are those of the comparison, by metric.
     """
-    timed_a, timed_b, timed = select_known_runs(
-        a, b, design.of_times("wall"), lambda run: bool(run.wall_s and run.wall_s > 0)
-    )
+    timed_a, timed_b, timed = select_known_runs(a, b, of_wall, lambda run: bool(run.wall_s and run.wall_s > 0))
     has_wall = bool(timed_a and timed_b)
     has_steps = bool(a and b) and all(run.has_steps for run in (*a, *b))
     if not has_wall and not has_steps:
         return None
     step = sections = None
     explained: ModelSplit | str = "the steps of a side are not known"
-    of_steps = design.of_times("step")
     if has_steps:
         a, b = steps_at_level(a, b, ratios.get("step_ms"))
         (step,) = estimate_levels((STEP,), a, b, lambda run: (run.mean_step_s,), of_steps)
@@ -271,14 +270,14 @@ def split_sections(
     )
 
 
-def _floors(runs: Sequence[RunTimeBreakdown]) -> list[Floor] | str:
-    """The floor of each run, or the reason of the first that has none."""
-    floors = []
-    for run in runs:
-        if isinstance(run.floor, str):
-            return run.floor
-        floors.append(run.floor)
-    return floors
+def _known(values: Iterable[T | str]) -> list[T] | str:
+    """All values, or the first reason in place of one."""
+    known: list[T] = []
+    for value in values:
+        if isinstance(value, str):
+            return value
+        known.append(value)
+    return known
 
 
 def _split_work(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign) -> Split | str:
@@ -287,7 +286,7 @@ def _split_work(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], de
     The draft model is left out where neither side has one of known shape, sampling (what guidance reads and writes
     of logits) where neither is guided.
     """
-    floors = _floors((*a, *b))
+    floors = _known(run.floor for run in (*a, *b))
     if isinstance(floors, str):
         return floors
     steps = [(run.mean_step_s, floor) for run, floor in zip((*a, *b), floors, strict=True)]
@@ -316,7 +315,8 @@ def floor_between(
 
     ``step`` is the ratio of the comparison, beside which the floors are.
     """
-    floors = _floors((*a, *b)) if any(run.is_guided for run in (*a, *b)) else []
+    runs = (*a, *b)
+    floors = _known(run.floor for run in runs if any(each.is_guided for each in runs))
     if isinstance(floors, str):
         return floors
     if not any(any(floor.causes.values()) for floor in floors):
@@ -348,9 +348,8 @@ def _explain(
     """The difference of the mean steps by the model, or the reason why it says nothing."""
     if isinstance(model, str):
         return model
-    modelled: list[ModelledRun] = []
-    for run in (*a, *b):
-        if isinstance(run.modelled, str):
-            return run.modelled
-        modelled.append(replace(run.modelled, step_s=run.mean_step_s))
-    return split_by_model(model, modelled[: len(a)], modelled[len(a) :], design)
+    modelled = _known(run.modelled for run in (*a, *b))
+    if isinstance(modelled, str):
+        return modelled
+    runs = [replace(run, step_s=of.mean_step_s) for run, of in zip(modelled, (*a, *b), strict=True)]
+    return split_by_model(model, runs[: len(a)], runs[len(a) :], design)

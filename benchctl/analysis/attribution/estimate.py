@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -21,9 +21,8 @@ MIN_DIFFERENCE: Final = 1e-9
 class PairDesign:
     """Pairing of the runs of two sides.
 
-    If the runs are adjusted for the effect of their position, ``positions`` are those of B less those of A and
-    ``position_information`` is the information about the effect (``PooledSlope``); ``informations`` has that of
-    each kind of times.
+    ``positions`` are those of B less those of A where the effect of the position is removed: by the runs, with
+    ``position_information`` about it (``PooledSlope``), or where that is None by the estimate itself.
     """
 
     is_paired: bool
@@ -32,17 +31,6 @@ class PairDesign:
     position_information: float | None = None
     evidence: tuple[float, ...] | None = None
     """Log-ratios of the blocks, from which the robust estimator takes their weights; None: equal weights."""
-    informations: Mapping[str, float] = field(default_factory=dict)
-    has_own_wall: bool = False
-    """Wall times are not adjusted: the effect of the position on them is estimated with their ratio."""
-
-    def of_times(self, kind: str) -> "PairDesign":
-        """The design for ``wall`` or ``step`` times; without positions if they have no effect."""
-        if kind == "wall" and self.has_own_wall:
-            return replace(self, position_information=None)
-        information = self.informations.get(kind, self.position_information)
-        positions = None if information is None else self.positions
-        return replace(self, position_information=information, positions=positions)
 
     @property
     def slope(self) -> PooledSlope | None:

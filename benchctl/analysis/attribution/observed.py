@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.attribution.step_time_model import ModelledRun, SourcedModel, mean_work
-from benchctl.analysis.attribution.work import NO_PEAKS, NO_SETTINGS, deployment_of, or_zero, work_of
+from benchctl.analysis.attribution.work import NO_PEAKS, NO_STEPS, deployment_of, or_zero, work_of
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.metrics.latency import e2el_ns, is_completed, measured, ttft_ns
 from benchctl.costs.hardware import Hardware, hardware_for
@@ -27,22 +27,18 @@ from benchctl.units import NS_PER_US, US_PER_S
 from benchctl.untrusted.files import is_there
 
 
-def observed_steps(experiment: Experiment, run: LoadedRun, hardware: Hardware | None = None) -> ObservedSteps | str:
-    """The steps of the load of a run, or the reason why a model cannot use them.
+def observed_steps(experiment: Experiment, run: LoadedRun, hardware: Hardware | None = None) -> ObservedSteps:
+    """The steps of the load of a run. Raises UsageError with the reason why a model cannot use them.
 
     ``hardware`` stands for the device of a machine that has no name for it, or for the peaks of the one it has.
     """
     columns, record = run.columns, run.record
     if not len(columns):
-        return "there is no step log"
+        raise UsageError(NO_STEPS)
     if not record.times_whole_steps:
-        return "the step log times the sampler alone"
+        raise UsageError("the step log times the sampler alone")
     deployment = _deployment(experiment, run, hardware)
-    if isinstance(deployment, str):
-        return deployment
     work = work_of(columns)
-    if isinstance(work, str):
-        return work
     reasons = {
         "empty batch": columns.num_seqs <= 0,
         "time not positive": columns.dur_ns <= 0,
@@ -79,16 +75,14 @@ def run_label(experiment: Experiment, run: LoadedRun) -> str:
     return f"{experiment.results.manifest.profile}/{experiment.path.resolve().name}/{run.record.run_id}"
 
 
-def _deployment(experiment: Experiment, run: LoadedRun, hardware: Hardware | None) -> Deployment | str:
-    """Model and devices of a run, or the reason why they are unknown."""
+def _deployment(experiment: Experiment, run: LoadedRun, hardware: Hardware | None) -> Deployment:
+    """Model and devices of a run. Raises UsageError where they are unknown, or other devices are named."""
     settings, own = experiment.settings(run.record), experiment.hardware_of(run.record)
     is_assumed = any(warning.code == "hardware-unknown" for warning in experiment.warnings)
-    if settings is None:
-        return NO_SETTINGS
     if own is not None and hardware is not None and hardware.device != own.device and not is_assumed:
-        return f"it ran on {own.device}, and {hardware.device} is named for it: leave out --hardware"
-    if own is None and hardware is None:
-        return f"{NO_PEAKS}; --hardware NAME gives them"
+        raise UsageError(f"it ran on {own.device}, and {hardware.device} is named for it: leave out --hardware")
+    if settings is not None and own is None and hardware is None:
+        raise UsageError(f"{NO_PEAKS}; --hardware NAME gives them")
     return deployment_of(settings, hardware or own)
 
 
@@ -130,9 +124,10 @@ def _named_model(experiments: Sequence[Experiment], path: Path) -> SourcedModel:
 
 def modelled_run(experiment: Experiment, run: LoadedRun, model: SourcedModel) -> ModelledRun | str:
     """A run with its steps as the model predicts them, or the reason why it predicts nothing."""
-    observed = observed_steps(experiment, run, model.hardware)
-    if isinstance(observed, str):
-        return observed
+    try:
+        observed = observed_steps(experiment, run, model.hardware)
+    except UsageError as error:
+        return str(error)
     predicted_us = model.predict_us(observed.work, observed.deployment)
     return ModelledRun(
         step_s=float(observed.duration_us.mean()) / US_PER_S,
@@ -166,12 +161,12 @@ def read_sources(
             experiment = load_experiment(path, allow_suspect=allow_suspect)
             hardware = None if defaults.hardware is None else hardware_for(defaults.hardware)
             for run in experiment.results.runs:
-                excluded = experiment.usability(run).excluded or saturation(run)
-                steps = excluded or observed_steps(experiment, run, hardware)
-                if isinstance(steps, str):
-                    skipped.append(f"{run_label(experiment, run)}: {steps}")
-                else:
-                    observed.append(steps)
+                reason = experiment.usability(run).excluded or saturation(run)
+                try:
+                    observed += [] if reason else [observed_steps(experiment, run, hardware)]
+                except UsageError as error:
+                    reason = str(error)
+                skipped += [f"{run_label(experiment, run)}: {reason}"] if reason else []
         else:
             raise UsageError(
                 f"{path}: neither a result directory nor a table of steps; name a directory that 'benchctl run' "

@@ -45,17 +45,10 @@ _FACTOR_OF: Final = {"num_decodes": "batch", "num_prefills": "prompts", **_OF_RO
 
 MeanStep: TypeAlias = Mapping[str, float]
 """Those counts; of ``_OF_ROWS`` and ``_OF_PROMPTS`` the means over rows or prompts, NaN without any."""
+MeanWork: TypeAlias = Sequence[tuple[float, MeanStep | None]]
+"""Share and mean step of the steps that only decode, then of those that carry prompts; None without any."""
 PredictUs: TypeAlias = Callable[[StepWork, Deployment], Quantity]
 """Duration of steps in microseconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeanWork:
-    """The mean steps of a run, None for a kind that it has not; ``prompt_frac`` of its steps carry prompts."""
-
-    prompt_frac: float
-    decoding: MeanStep | None
-    prompting: MeanStep | None
 
 
 def mean_work(work: StepWork, num_steps: int) -> MeanWork:
@@ -64,19 +57,16 @@ def mean_work(work: StepWork, num_steps: int) -> MeanWork:
         raise ValueError("a run without steps has no mean step")
     columns = {field.name: np.broadcast_to(getattr(work, field.name), num_steps) for field in fields(work)}
     prompting = columns["num_prefills"] > 0
-
-    def mean_step(where: Flags) -> MeanStep | None:
-        if not where.any():
-            return None
-        mean = {name: float(columns[name][where].mean()) for name in _FACTOR_OF}
-        mean["num_sampled"] -= mean["num_decodes"]  # what prompts that end have sampled
-        for count, names in (("num_decodes", _OF_ROWS), ("num_prefills", _OF_PROMPTS)):
-            mean |= {name: mean[name] / mean[count] if mean[count] else np.nan for name in names}
-        return mean
-
-    return MeanWork(
-        prompt_frac=float(prompting.mean()), decoding=mean_step(~prompting), prompting=mean_step(prompting)
-    )
+    prompt_frac = float(prompting.mean())
+    kinds = []
+    for share, where in ((1 - prompt_frac, ~prompting), (prompt_frac, prompting)):
+        mean = {name: float(columns[name][where].mean()) for name in _FACTOR_OF} if share else None
+        if mean is not None:
+            mean["num_sampled"] -= mean["num_decodes"]  # what prompts that end have sampled
+            for count, names in (("num_decodes", _OF_ROWS), ("num_prefills", _OF_PROMPTS)):
+                mean |= {name: mean[name] / mean[count] if mean[count] else np.nan for name in names}
+        kinds.append((share, mean))
+    return kinds
 
 
 def _works_between(a: MeanWork, b: MeanWork, takes_b: Mapping[str, Flags]) -> Iterator[tuple[Floats, StepWork]]:
@@ -85,31 +75,30 @@ def _works_between(a: MeanWork, b: MeanWork, takes_b: Mapping[str, Flags]) -> It
     ``takes_b`` has each factor's flag for every combination; shares and works have a value for each combination. A
     kind of step that only one run has is taken from that run.
     """
-    prompt_frac = np.where(takes_b["prompts"], b.prompt_frac, a.prompt_frac)
-    kinds = [(1 - prompt_frac, a.decoding, b.decoding), (prompt_frac, a.prompting, b.prompting)]
-    for share, step_a, step_b in kinds:
+    for (share_a, step_a), (share_b, step_b) in zip(a, b, strict=True):
         first, second = step_a or step_b, step_b or step_a
-        if first is not None and second is not None:
-            yield share, _work_between(first, second, takes_b)
-
-
-def _work_between(a: MeanStep, b: MeanStep, takes_b: Mapping[str, Flags]) -> StepWork:
-    mixed: dict[str, Floats] = {}
-    for name, factor in _FACTOR_OF.items():
-        of_a, of_b = (step[name] for step in (a, b))
-        of_a, of_b = (other if np.isnan(own) else own for own, other in ((of_a, of_b), (of_b, of_a)))
-        mixed[name] = np.nan_to_num(np.where(takes_b[factor], of_b, of_a))
-    rows, prompts = mixed["num_decodes"], mixed["num_prefills"]
-    counts = {name: rows * mixed[name] for name in _OF_ROWS}
-    counts |= {name: prompts * mixed[name] for name in _OF_PROMPTS}
-    counts["num_sampled"] += rows
-    return StepWork(
-        num_prefills=prompts,
-        prefill_positions=counts["prefill_tokens"] * (mixed["prefill_context"] + mixed["prefill_tokens"] / 2),
-        num_decodes=rows,
-        decode_positions=counts["decode_tokens"] * (mixed["decode_context"] + mixed["decode_tokens"] / 2),
-        **counts,
-    )
+        if first is None or second is None:
+            continue
+        mixed: dict[str, Floats] = {}
+        for name, factor in _FACTOR_OF.items():
+            of_a, of_b = first[name], second[name]
+            of_a, of_b = (other if np.isnan(own) else own for own, other in ((of_a, of_b), (of_b, of_a)))
+            mixed[name] = np.nan_to_num(np.where(takes_b[factor], of_b, of_a))
+        rows, prompts = mixed["num_decodes"], mixed["num_prefills"]
+        counts = {name: rows * mixed[name] for name in _OF_ROWS}
+        counts |= {name: prompts * mixed[name] for name in _OF_PROMPTS}
+        counts["num_sampled"] += rows
+        yield (
+            np.where(takes_b["prompts"], share_b, share_a),
+            StepWork(
+                num_prefills=prompts,
+                prefill_positions=counts["prefill_tokens"]
+                * (mixed["prefill_context"] + mixed["prefill_tokens"] / 2),
+                num_decodes=rows,
+                decode_positions=counts["decode_tokens"] * (mixed["decode_context"] + mixed["decode_tokens"] / 2),
+                **counts,
+            ),
+        )
 
 
 MODEL: Final = "model and devices"

@@ -6,7 +6,7 @@ from typing import Final
 
 from benchctl.analysis.attribution.decomposition import TIME_PER_STEP, Decomposition, Factor
 from benchctl.analysis.attribution.estimate import Contribution
-from benchctl.analysis.attribution.step_time_model import ModelSplit, SourcedModel
+from benchctl.analysis.attribution.step_time_model import SourcedModel
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.formats import change_of_ratio, percentage, signed_three_digits, three_digits
@@ -107,7 +107,13 @@ def _by_models(decomposition: Decomposition) -> Iterator[str]:
     model, work = decomposition.model, decomposition.work
     share = None if isinstance(model, str) else model.explained_frac
     if not isinstance(model, str) and share is not None and not 0 <= share < _WORTH_A_WORD:
-        yield _explained(model, share)
+        largest = max(model.parts[:-1], key=lambda part: part.added_s * model.predicted.added_s)
+        carrier = f", most by {largest.name}" if largest.is_significant else ""
+        if 0 <= share <= _MOST:
+            part = _percent(share)
+            yield f"a step-time model explains {part} of the step's difference by its work{carrier}"
+        else:
+            yield f"for its work a step-time model predicts {added_text(model.predicted)} per step"
     elif not isinstance(work, str) and (rest := work.rest.share_of(work.whole)) is not None:
         if 0 <= rest <= _MOST:
             part = _percent(1 - rest)
@@ -115,15 +121,6 @@ def _by_models(decomposition: Decomposition) -> Iterator[str]:
         else:  # the floors add more than the difference
             floors = Contribution(name="floors", added_s=sum(part.added_s for part in work.parts[:-1]))
             yield f"FLOPs and bytes alone would add {added_text(floors)} (roofline model)"
-
-
-def _explained(split: ModelSplit, share: float) -> str:
-    """The share of the step's difference that a step-time model predicts, and the factor that carries it."""
-    if not 0 <= share <= _MOST:
-        return f"for its work a step-time model predicts {added_text(split.predicted)} per step"
-    largest = max(split.parts[:-1], key=lambda part: part.added_s * split.predicted.added_s)
-    carrier = f", most by {largest.name}" if largest.is_significant else ""
-    return f"a step-time model explains {_percent(share)} of the step's difference by its work{carrier}"
 
 
 def floor_line(decomposition: Decomposition) -> str | None:
@@ -144,15 +141,6 @@ def floor_line(decomposition: Decomposition) -> str | None:
         f"{floor_added}, at the peaks of {floor.hardware} ({causes}), so {three_digits(floor.times_floor)} times "
         f"the floor; the first side's step is {three_digits(floor.a_times_floor)} times its own floor"
     )
-
-
-def model_line(decomposition: Decomposition) -> str | None:
-    """``step +3.1 ms: batch +2.9 ms, context +0.3 ms; not explained by the work -0.1 ms (model.json)``, or None."""
-    split = decomposition.model
-    if isinstance(split, str):
-        return None
-    parts = ", ".join(f"{part.name} {added_text(part)}" for part in split.shown_parts)
-    return f"step {added_text(split.whole)}: {parts} ({source_text(split.source)})"
 
 
 def source_text(source: SourcedModel) -> str:

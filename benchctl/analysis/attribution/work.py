@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 NO_PEAKS: Final = "the peaks of the device are unknown"
+NO_STEPS: Final = "there is no step log"
 NO_SETTINGS: Final = "the profile does not name the models"
 _BASE_COUNTS: Final = ("num_prefill_tokens", "num_decode_tokens", "context_tokens")
 _VALUE_COUNTS: Final = ("guided_rows", "value_prefill_tokens", "value_extend_tokens", "candidates")
@@ -83,21 +84,21 @@ def _are_of(measured: MeasuredPeaks, machines: Sequence[Machine]) -> bool:
     return measured.device in gpu_names(machines) or any(measured.host == machine.hostname for machine in machines)
 
 
-def deployment_of(settings: VariantSettings | None, hardware: Hardware | None) -> Deployment | str:
-    """Models and devices of a run with these settings, or the reason why they are unknown.
+def deployment_of(settings: VariantSettings | None, hardware: Hardware | None) -> Deployment:
+    """Models and devices of a run with these settings. A value model counts where requests are guided.
 
-    A value model counts where requests are guided.
+    Raises UsageError, as all functions here, with the reason why they are unknown.
     """
     if settings is None:
-        return NO_SETTINGS
+        raise UsageError(NO_SETTINGS)
     if hardware is None:
-        return NO_PEAKS
+        raise UsageError(NO_PEAKS)
     guided_by = settings.server.guides_with if settings.guidance is not None else None
     try:
         base = shape_for(settings.model)
         value = None if guided_by is None else shape_for(guided_by).as_value_model()
     except UsageError as error:
-        return f"the shape of a model is unknown: {error}"
+        raise UsageError(f"the shape of a model is unknown: {error}") from error
     devices: int = getattr(settings.server, "tensor_parallel_size", 1)
     return Deployment(shape=base, hardware=hardware, tensor_parallel=devices, value_shape=value)
 
@@ -119,23 +120,20 @@ def or_zero(columns: StepColumns, name: str) -> Floats:
     return np.zeros(len(columns)) if values is None else np.nan_to_num(values)
 
 
-def _counts(columns: StepColumns, names: Sequence[str]) -> list[Floats] | str:
-    """Counts of all steps, or the reason why one of them is unknown."""
+def _counts(columns: StepColumns, names: Sequence[str]) -> list[Floats]:
+    """Counts of all steps. Raises UsageError for one that is unknown."""
     counts = []
     for name in names:
         values = value_count(columns, name) if name in _VALUE_COUNTS else columns.optional(name)
         if values is None or np.isnan(values).any():
-            return f"the step log does not count {name} in every step"
+            raise UsageError(f"the step log does not count {name} in every step")
         counts.append(values)
     return counts
 
 
-def work_of(columns: StepColumns) -> StepWork | str:
-    """The work of each step as input of a step-time model, or the reason why it is unknown."""
-    counts = _counts(columns, _BASE_COUNTS)
-    if isinstance(counts, str):
-        return counts
-    prefill, decode, context = counts
+def work_of(columns: StepColumns) -> StepWork:
+    """The work of each step as input of a step-time model. Raises UsageError for steps that do not count it."""
+    prefill, decode, context = _counts(columns, _BASE_COUNTS)
     num_seqs, drafts = columns.num_seqs.astype(np.float64), or_zero(columns, "draft_tokens")
     num_decodes = np.minimum(decode - drafts, np.where(prefill > 0, num_seqs - 1.0, num_seqs))
     return count_step_work(
@@ -177,20 +175,19 @@ class Floor:
         return {**models, "sampling's": self.causes["sampling"], "draft model's": self.draft_s}
 
 
-def floor_of(columns: StepColumns, deployment: Deployment, *, draft: ModelShape | None = None) -> Floor | str:
-    """The floor of a run's steps, or the reason why it is unknown; ``draft`` is the model that drafts, if any.
+def floor_of(columns: StepColumns, deployment: Deployment, *, draft: ModelShape | None = None) -> Floor:
+    """The floor of a run's steps; ``draft`` is the model that drafts, if any.
 
-    Devices that share each layer count as one with the sum of their peaks.
+    Devices that share each layer count as one with the sum of their peaks. Raises UsageError for a log that
+    does not count the work.
     """
     if not len(columns):
-        return "there is no step log"
+        raise UsageError(NO_STEPS)
     hardware, value = deployment.hardware, deployment.value_shape
     if deployment.tensor_parallel > 1:
         hardware = hardware.times(deployment.tensor_parallel)
-    counts = _counts(columns, (*_BASE_COUNTS, *(() if value is None else _VALUE_COUNTS)))
-    if isinstance(counts, str):
-        return counts
-    prefill, decode, context, *guided = counts
+    names = (*_BASE_COUNTS, *(() if value is None else _VALUE_COUNTS))
+    prefill, decode, context, *guided = _counts(columns, names)
     base, causes = _base_passes(columns, prefill, decode, context), dict.fromkeys(_CAUSES, 0.0)
     if value is not None:
         causes |= _guidance_s(columns, context, guided, value, hardware)

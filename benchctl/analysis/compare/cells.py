@@ -274,8 +274,8 @@ def decompose_pair(
     a, b = _break_down_runs(paired, model)
     compared = {name: paired.ratio(name, confidence, estimator) for name in ("wall_s", *METRIC_OF.values())}
     ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
-    design, stop = _pair_design(paired, confidence), paired.sides[0].results.manifest.stop
-    return decompose(a, b, design, stop, ratios, model)
+    of_wall, of_steps = (_pair_design(paired, confidence, metric) for metric in ("wall_s", "step_ms"))
+    return decompose(a, b, of_wall, of_steps, paired.sides[0].results.manifest.stop, ratios, model)
 
 
 def step_floor(paired: ArmPair, confidence: float) -> StepFloor | str | None:
@@ -292,14 +292,18 @@ def step_floor(paired: ArmPair, confidence: float) -> StepFloor | str | None:
     return floor_between(*steps_at_level(a, b, ratio), ratio)
 
 
-def _pair_design(paired: ArmPair, confidence: float) -> PairDesign:
-    slopes = {kind: paired.sides[0].position_slope(name) for kind, name in _SCALED.items() if paired.is_ordered}
+def _pair_design(paired: ArmPair, confidence: float, metric: str) -> PairDesign:
+    """The design for times that drift as ``metric`` does; without positions if they have no effect.
+
+    The wall times of two arms are not adjusted: the effect on them is estimated with their ratio.
+    """
+    slope = paired.sides[0].position_slope(metric) if paired.is_ordered else None
+    has_own_effect = metric == "wall_s" and paired.is_ordered and not paired.sides[0].is_pooled
     return PairDesign(
         is_paired=paired.pairing != "unpaired",
         confidence=confidence,
-        positions=paired.design.positions,
-        informations={kind: slope.information for kind, slope in slopes.items() if slope is not None},
-        has_own_wall=paired.is_ordered and not paired.sides[0].is_pooled,
+        positions=None if slope is None and not has_own_effect else paired.design.positions,
+        position_information=None if slope is None or has_own_effect else slope.information,
     )
 
 
@@ -322,7 +326,3 @@ def _break_down_runs(
 
     a = [break_down(run, paired.sides[0]) for run in paired.a_runs]
     return a, [break_down(run, paired.sides[1]) for run in paired.b_runs]
-
-
-_SCALED = {"wall": "wall_s", "step": "step_ms"}
-"""The metric whose effect of the position is that of each kind of time."""

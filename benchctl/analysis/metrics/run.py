@@ -24,7 +24,7 @@ from benchctl.analysis.metrics.latency import (
     smallest_sample,
     total,
 )
-from benchctl.analysis.metrics.speculation import run_drafts, speculation_metrics
+from benchctl.analysis.metrics.speculation import run_drafts
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.profile.model import Arrival
 from benchctl.records.columns import Integers, StepColumns, exact_sum
@@ -94,7 +94,7 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
         **client_metrics(requests, run.client, arrival),
         **latency_metrics(latencies_ns(completed), len(completed), run.record.clock_factor),
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
-        **speculation_metrics(run_drafts(run)),
+        **run_drafts(run).metrics,
         **gpu_metrics(
             run.gpu, span, are_whole=_UNSAMPLED.isdisjoint(warning.code for warning in run.record.warnings)
         ),

@@ -182,7 +182,8 @@ class CellSummary:
         times_ms = [run.number("step_ms") for run in self.runs]
         at_middle_ms = [time_ms * scale for time_ms, scale in zip(times_ms, scales, strict=True) if time_ms]
         to_level = level_ms / fmean(at_middle_ms) if level_ms and at_middle_ms else 1.0
-        return mean_breakdown((run.breakdown, scale * to_level) for run, scale in zip(self.runs, scales, strict=True))
+        breakdowns = [run.breakdown for run in self.runs]
+        return mean_breakdown(zip(breakdowns, [scale * to_level for scale in scales], strict=True))
 
 
 def summarise_cells(

@@ -480,8 +480,8 @@ def _warned_of_failures(outcome: MicroOutcome) -> int:
 def _print_bonus(measured: MeasuredBonus) -> None:
     """Print a table for each context and pair of modes and what follows."""
     console = wide_console()
-    for design, verdict in measured.verdicts:
-        console.print(f"{measured.where}, {context_in_words(design)}; ms")
+    for verdict in measured.verdicts:
+        console.print(f"{measured.where}, {context_in_words(verdict)}; ms")
         for modes in verdict.mode_pairs:
             console.print()
             console.print(modes_in_words(*modes), style="bold")

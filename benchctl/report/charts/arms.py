@@ -257,8 +257,8 @@ def draw_acceptance(source: figure.ChartSource) -> figure.Chart | None:
 def _acceptance_rows(label: str, drafts: ArmDrafts) -> Iterator[figure.Row]:
     for at in drafts.positions:
         for panel, (share, interval) in enumerate(
-            ((at.pooled.survival, at.survival_interval), (at.pooled.conditional, at.conditional_interval))
+            ((at.survival, at.survival_interval), (at.conditional, at.conditional_interval))
         ):
             low, high = interval or (None, None)
-            position = at.pooled.position
+            position = at.position
             yield {"arm": label, "panel": panel, "position": position, "share": share, "low": low, "high": high}

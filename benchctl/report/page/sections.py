@@ -453,11 +453,11 @@ def bonus_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
         "where": analysis.bonus.where,
         "verdicts": [
             {
-                "context": context_in_words(design),
+                "context": context_in_words(verdict),
                 "sentences": verdict_sentences(verdict),
                 "tables": [(modes_in_words(*modes), bonus_table(verdict, modes)) for modes in verdict.mode_pairs],
             }
-            for design, verdict in analysis.bonus.verdicts
+            for verdict in analysis.bonus.verdicts
         ],
         "missing": analysis.bonus.missing,
     }

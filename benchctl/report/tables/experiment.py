@@ -434,7 +434,7 @@ def bonus_notes(analysis: AnalyzedExperiment) -> Iterator[tuple[str, list[str]]]
     """The verdict of each context as a title and its sentences; nothing where no ways of backfill are compared."""
     if analysis.bonus is None:
         return
-    for design, verdict in analysis.bonus.verdicts:
-        yield f"Backfill of bonus tokens, {context_in_words(design)}", verdict_sentences(verdict)
+    for verdict in analysis.bonus.verdicts:
+        yield f"Backfill of bonus tokens, {context_in_words(verdict)}", verdict_sentences(verdict)
     if analysis.bonus.missing:
         yield "Backfill of bonus tokens, missing", list(analysis.bonus.missing)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from benchctl.analysis.drafts import NEGLIGIBLE_FRAC, MeasuredSpeculation
-from benchctl.analysis.metrics.speculation import ArmDrafts, PositionOverBlocks
+from benchctl.analysis.metrics.speculation import ArmDrafts, PositionAcceptance
 from benchctl.formats import (
     UNKNOWN,
     change_of_ratio,
@@ -46,26 +46,24 @@ def acceptance_table(arms: Mapping[str, ArmDrafts]) -> Table | None:
         Column("drafts", "drafts", whole),
         Column("draft_tokens", "draft tokens", whole),
         Column("accepted_tokens", "accepted", whole),
-        Column("rate", "rate", three_digits),
-        Column("length", "length", three_digits),
+        Column("acceptance_rate", "rate", three_digits),
+        Column("acceptance_length", "length", three_digits),
         *(Column(f"{number}", f"position {number}", _share_of_drafts) for number in range(1, num_positions + 1)),
     )
     rows = (
-        {"arm": arm, "rate": drafts.acceptance_rate, "length": drafts.acceptance_length}
-        | {name: getattr(drafts.counts, name) for name in ("drafts", "draft_tokens", "accepted_tokens")}
+        {"arm": arm, **drafts.counts.metrics}
         | {f"{number}": position for number, position in enumerate(drafts.positions, start=1)}
         for arm, drafts in arms.items()
     )
     return Table(title, columns, tuple(rows))
 
 
-def _share_of_drafts(position: PositionOverBlocks) -> str:
+def _share_of_drafts(at: PositionAcceptance) -> str:
     """``0.512 (0.800)``; the first position has no other before it."""
-    pooled = position.pooled
-    survival = UNKNOWN if pooled.survival is None else three_digits(pooled.survival)
-    if pooled.position == 1 or pooled.conditional is None:
+    survival = UNKNOWN if at.survival is None else three_digits(at.survival)
+    if at.position == 1 or at.conditional is None:
         return survival
-    return f"{survival} ({three_digits(pooled.conditional)})"
+    return f"{survival} ({three_digits(at.conditional)})"
 
 
 def law_table(law: SpeculationLaw) -> Table:
@@ -251,10 +249,9 @@ def measured_table(measured: MeasuredSpeculation) -> Table:
     )
     rows = []
     for arm in measured.arms:
-        agreed, faster = measured.tokens_agree(arm), measured.speed_up_agrees(arm)
         row = {
-            "tokens_difference": _difference(arm.expected_tokens, arm.measured_tokens, agreed),
-            "speed_up_difference": _difference(arm.expected_speed_up, arm.measured_speed_up, faster),
+            "tokens_difference": _difference(arm.expected_tokens, arm.measured_tokens, arm.tokens_agree),
+            "speed_up_difference": _difference(arm.expected_speed_up, arm.measured_speed_up, arm.speed_up_agrees),
         }
         rows.append({c.key: getattr(arm, c.key) for c in columns if c.key not in row} | row)
     return Table(title, columns, tuple(rows))
@@ -272,8 +269,8 @@ def measured_lines(measured: MeasuredSpeculation) -> Iterator[str]:
     """Agreement, fitted costs, and what the counts leave out."""
     arms = measured.arms
     for words, verdicts in (
-        ("tokens per step", [measured.tokens_agree(arm) for arm in arms]),
-        ("speed-up", [measured.speed_up_agrees(arm) for arm in arms]),
+        ("tokens per step", [arm.tokens_agree for arm in arms]),
+        ("speed-up", [arm.speed_up_agrees for arm in arms]),
     ):
         judged = [verdict for verdict in verdicts if verdict is not None]
         if judged:

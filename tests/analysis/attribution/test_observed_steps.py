@@ -29,7 +29,10 @@ def path(tmp_path: Path) -> Path:
 def observe(path: Path, index: int, hardware: str | None = None) -> ObservedSteps | str:
     experiment = load_experiment(path, allow_suspect=True)
     run = experiment.results.runs[index]
-    return observed_steps(experiment, run, None if hardware is None else hardware_for(hardware))
+    try:
+        return observed_steps(experiment, run, None if hardware is None else hardware_for(hardware))
+    except UsageError as error:
+        return str(error)
 
 
 def test_prompts_and_decoding_rows_have_their_own_counts(path: Path) -> None:

@@ -40,9 +40,7 @@ def logged_floor(**counts: Any) -> Floor:
         StepRecord(step=i, start_ns=i, dur_ns=1, clock="host", phase="decode", num_seqs=ROWS, **(of_batch | counts))
         for i in range(10)
     ]
-    floor = floor_of(columns_from(steps), Deployment(shape=BASE, value_shape=VALUE.as_value_model(), hardware=H200))
-    assert isinstance(floor, Floor)
-    return floor
+    return floor_of(columns_from(steps), Deployment(shape=BASE, value_shape=VALUE.as_value_model(), hardware=H200))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +150,6 @@ def test_a_simulated_server_that_is_nothing_but_a_roofline_reaches_the_floor_but
         means[name] = fmean(step.dur_ns for step in steps)
         value = VALUE.as_value_model() if guidance else None
         floor = floor_of(columns_from(steps), Deployment(shape=BASE, value_shape=value, hardware=H200))
-        assert isinstance(floor, Floor)
         floors[name] = floor.total_s
     measured, expected = means["guided"] / means["base"], floors["guided"] / floors["base"]
     assert expected < measured < 1.02 * expected

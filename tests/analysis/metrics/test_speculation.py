@@ -6,10 +6,8 @@ from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.speculation import (
     DraftCounts,
     PositionAcceptance,
-    acceptance_by_position,
     draft_counts,
     run_drafts,
-    speculation_metrics,
 )
 from benchctl.records.columns import columns_from
 from benchctl.records.loaded import LoadedRun
@@ -43,14 +41,14 @@ def test_counts_are_sums_over_the_steps_that_drafted():
 
 
 def test_acceptance_is_what_vllm_calls_so():
-    metrics = speculation_metrics(draft_counts(columns_from(STEPS)))
+    metrics = draft_counts(columns_from(STEPS)).metrics
     assert metrics["acceptance_rate"] == 10 / 20
     assert metrics["acceptance_length"] == 1 + 10 / 8
     assert (metrics["drafts"], metrics["draft_tokens"], metrics["accepted_tokens"]) == (8, 20, 10)
 
 
 def test_each_position_has_a_share_of_all_drafts_and_of_those_that_came_so_far():
-    first, second, third = acceptance_by_position(draft_counts(columns_from(STEPS)))
+    first, second, third = draft_counts(columns_from(STEPS)).positions
     assert first == PositionAcceptance(position=1, accepted=6, survival=0.75, conditional=0.75)
     assert second == PositionAcceptance(position=2, accepted=3, survival=0.375, conditional=0.5)
     assert third == PositionAcceptance(position=3, accepted=1, survival=0.125, conditional=pytest.approx(1 / 3))
@@ -58,8 +56,8 @@ def test_each_position_has_a_share_of_all_drafts_and_of_those_that_came_so_far()
 
 def test_a_position_that_no_draft_reached_has_no_conditional_acceptance():
     counts = DraftCounts(drafts=5, draft_tokens=10, accepted_tokens=0, accepted_by_position=(0, 0))
-    assert [at.conditional for at in acceptance_by_position(counts)] == [0, None]
-    assert [at.survival for at in acceptance_by_position(counts)] == [0, 0]
+    assert [at.conditional for at in counts.positions] == [0, None]
+    assert [at.survival for at in counts.positions] == [0, 0]
 
 
 def test_a_server_without_a_step_log_has_its_counters():
@@ -79,7 +77,7 @@ def test_a_server_without_a_step_log_has_its_counters():
 def test_nothing_is_known_of_steps_that_count_no_drafts_and_no_rate_of_drafts_without_tokens():
     counts = draft_counts(columns_from([step(0)]))
     assert counts == DraftCounts()
-    assert set(speculation_metrics(counts).values()) == {None}
-    assert acceptance_by_position(counts) == ()
-    metrics = speculation_metrics(DraftCounts(drafts=0, draft_tokens=0, accepted_tokens=0))
+    assert set(counts.metrics.values()) == {None}
+    assert counts.positions == ()
+    metrics = DraftCounts(drafts=0, draft_tokens=0, accepted_tokens=0).metrics
     assert (metrics["drafts"], metrics["acceptance_rate"], metrics["acceptance_length"]) == (0, None, None)

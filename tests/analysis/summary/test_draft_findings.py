@@ -59,11 +59,11 @@ def test_acceptance_of_an_arm_is_that_of_all_its_runs_with_an_interval_over_them
     (cell,) = (cell for cell in analysis.cells if cell.variant == "guided")
     drafts = arm_drafts([run.run for run in cell.runs])
     assert drafts.counts.accepted_by_position == (8 * 15, 8 * 12, 8 * 9)
-    assert [at.pooled.survival for at in drafts.positions] == pytest.approx([15 / 18, 12 / 18, 9 / 18])
-    assert [at.pooled.conditional for at in drafts.positions] == pytest.approx([15 / 18, 12 / 15, 9 / 12])
-    assert drafts.acceptance_length == 1 + 36 / 18
-    assert all(at.survival_interval == pytest.approx((at.pooled.survival,) * 2) for at in drafts.positions)
-    assert cell.centre("tokens_per_step") == pytest.approx(drafts.acceptance_length)
+    assert [at.survival for at in drafts.positions] == pytest.approx([15 / 18, 12 / 18, 9 / 18])
+    assert [at.conditional for at in drafts.positions] == pytest.approx([15 / 18, 12 / 15, 9 / 12])
+    assert drafts.counts.metrics["acceptance_length"] == 1 + 36 / 18
+    assert all(at.survival_interval == pytest.approx((at.survival,) * 2) for at in drafts.positions)
+    assert cell.centre("tokens_per_step") == pytest.approx(drafts.counts.metrics["acceptance_length"])
     assert analysis.cells[0].drafts() is None
 
 

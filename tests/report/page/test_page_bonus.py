@@ -53,7 +53,7 @@ def is_without_verdict(path: Path) -> bool:
 
 def test_the_page_has_every_row_and_every_sentence_of_the_verdict(page, directory):
     section = section_of(page)
-    ((_, verdict),) = measured_bonus(directory).verdicts
+    (verdict,) = measured_bonus(directory).verdicts
     cells = re.findall(r"<td[^>]*>(.*?)</td>", section)
     assert cells == [
         text for modes in verdict.mode_pairs for row in bonus_table(verdict, modes).texts() for text in row
@@ -70,7 +70,7 @@ def test_the_top_of_the_page_is_the_answer_on_backfill_with_the_exit_code_of_the
     top = html.unescape(re.search(r"<header>(.*?)</header>", page, re.DOTALL)[1])
     done = benchctl("micro", "bonus", directory)
     assert f"exit code {done.returncode}" in top
-    ((_, verdict),) = measured_bonus(directory).verdicts
+    (verdict,) = measured_bonus(directory).verdicts
     assert all(sentence.lower() in top.lower() for sentence in verdict_sentences(verdict)[:-1])
     assert ("decided</span></h1>" in top) == (done.returncode == 0)
     assert "graph" in re.findall(r'<ul class="each">(.*?)</ul>', top, re.DOTALL)[0], "modes are compared beside it"
