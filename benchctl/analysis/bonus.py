@@ -2,9 +2,9 @@
 cheaper way, and the verdict in sentences.
 """
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby, product, takewhile
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -41,42 +41,6 @@ class DesignRow:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BonusDesign:
-    """Batch sizes at which both ways are compared, and the modes in which their passes run."""
-
-    counts: Mapping[int, tuple[int, ...]]
-    """By batch size, the numbers of sequences that lack a bonus token; both in ascending order."""
-    context_tokens: int
-    modes: tuple[Mode, ...] = ("eager",)
-
-    @property
-    def points(self) -> tuple[ForwardPoint, ...]:
-        """Every pass of the comparison once: decodes, then prefills, each in ascending order of sequences."""
-        points = {point for row in self.rows for point, _ in row.passes}
-        return tuple(sorted(points, key=lambda point: (point.phase, point.batch_size)))
-
-    @property
-    def rows(self) -> tuple[DesignRow, ...]:
-        """Every comparison, by modes of the decode and of the prefill pass, batch size and number of tokens.
-
-        Decode with graphs against prefill without is the choice that vLLM had: graphs were captured for decode
-        only.
-        """
-        return tuple(
-            DesignRow(
-                context_tokens=self.context_tokens,
-                decode_mode=decode_mode,
-                prefill_mode=prefill_mode,
-                batch_size=batch_size,
-                bonus_tokens=count,
-            )
-            for decode_mode, prefill_mode in itertools.product(self.modes, self.modes)
-            for batch_size, counts in self.counts.items()
-            for count in counts
-        )
-
-
 def decode_point(batch_size: int, context_tokens: int) -> ForwardPoint:
     """One decode step of a batch."""
     return ForwardPoint(phase="decode", batch_size=batch_size, context_tokens=context_tokens)
@@ -89,8 +53,8 @@ def backfill_point(num_tokens: int, context_tokens: int) -> ForwardPoint:
 
 def bonus_design(
     batch_sizes: Sequence[int], context_tokens: int, modes: Sequence[Mode], *, every_count: bool = False
-) -> BonusDesign:
-    """The design with 1, the powers of two below the batch size, and the batch size itself as numbers of tokens.
+) -> tuple[DesignRow, ...]:
+    """The comparisons at 1, the powers of two below the batch size, and the batch size itself as numbers of tokens.
 
     The last is the case in which every sequence lacks a token. With ``every_count`` these are all numbers from 1
     on. Raises UsageError for sizes that no batch has.
@@ -103,37 +67,55 @@ def bonus_design(
         size: range(1, size + 1) if every_count else {*(2**exponent for exponent in range(size.bit_length())), size}
         for size in sorted(set(batch_sizes))
     }
-    return BonusDesign(
-        counts={size: tuple(sorted(of_size)) for size, of_size in counts.items()},
-        context_tokens=context_tokens,
-        modes=tuple(modes),
+    return _rows(context_tokens, modes, {size: sorted(of_size) for size, of_size in counts.items()})
+
+
+def _rows(context_tokens: int, modes: Sequence[Mode], counts: Mapping[int, Sequence[int]]) -> tuple[DesignRow, ...]:
+    """Every comparison, by modes of the decode and of the prefill pass, batch size and number of tokens.
+
+    Decode with graphs against prefill without is the choice that vLLM had: graphs were captured for decode only.
+    """
+    return tuple(
+        DesignRow(
+            context_tokens=context_tokens,
+            decode_mode=decode_mode,
+            prefill_mode=prefill_mode,
+            batch_size=batch_size,
+            bonus_tokens=count,
+        )
+        for decode_mode, prefill_mode in product(modes, modes)
+        for batch_size, of_size in counts.items()
+        for count in of_size
     )
 
 
-def measured_designs(passes: Iterable[ForwardPass]) -> tuple[BonusDesign, ...]:
-    """The largest design that these passes hold at each context, in ascending order of contexts.
+def points_of(rows: Iterable[DesignRow]) -> tuple[ForwardPoint, ...]:
+    """Every pass of the comparisons once: decodes, then prefills, each in ascending order of sequences."""
+    points = {point for row in rows for point, _ in row.passes}
+    return tuple(sorted(points, key=lambda point: (point.phase, point.batch_size)))
+
+
+def measured_design(passes: Iterable[ForwardPass]) -> tuple[DesignRow, ...]:
+    """All comparisons that these passes hold, in ascending order of contexts.
 
     A batch size counts if decodes at B and 2B and a prefill of B tokens are there in every mode of that context.
     Passes behind an empty cache are none of a design: nothing comes before a bonus token there.
     """
-    modes_of: dict[int, dict[ForwardPoint, set[Mode]]] = {}
+    of_contexts: dict[int, set[ForwardPass]] = {}
     for point, mode in passes:
         if point.context_tokens:
-            modes_of.setdefault(point.context_tokens, {}).setdefault(point, set()).add(mode)
-    designs = []
-    for context, of_points in sorted(modes_of.items()):
-        modes = set.union(*of_points.values())
-        points = {point for point, of_point in of_points.items() if of_point == modes}
-        counts: dict[int, tuple[int, ...]] = {}
-        for size in sorted(point.batch_size for point in points if point.phase == "decode"):
-            expanded = {count: decode_point(size + count, context) for count in range(1, size + 1)}
-            of_size = (n for n, point in expanded.items() if {point, backfill_point(n, context)} <= points)
-            counts[size] = tuple(of_size)
+            of_contexts.setdefault(point.context_tokens, set()).add((point, mode))
+    rows: list[DesignRow] = []
+    for context, of_context in sorted(of_contexts.items()):
+        modes = [mode for mode in MODES if any(mode == each for _, each in of_context)]
+        counts: dict[int, list[int]] = {}
+        for size in sorted({point.batch_size for point, _ in of_context if point.phase == "decode"}):
+            for count in range(1, size + 1):
+                if all(of_context.issuperset(row.passes) for row in _rows(context, modes, {size: [count]})):
+                    counts.setdefault(size, []).append(count)
         counts = {size: of_size for size, of_size in counts.items() if size in of_size}
-        if counts:
-            ordered = tuple(mode for mode in MODES if mode in modes)
-            designs.append(BonusDesign(counts=counts, context_tokens=context, modes=ordered))
-    return tuple(designs)
+        rows += _rows(context, modes, counts)
+    return tuple(rows)
 
 
 BlockTimes: TypeAlias = Mapping[ForwardPass, Mapping[int, float]]
@@ -186,24 +168,17 @@ class BackfillVerdict:
     def mode_pairs(self) -> tuple[tuple[Mode, Mode], ...]:
         return tuple(dict.fromkeys((row.decode_mode, row.prefill_mode) for row in self.comparisons))
 
-    def rows(
-        self, decode_mode: Mode, prefill_mode: Mode, *, only_all: bool = False
-    ) -> tuple[BackfillComparison, ...]:
-        """Rows of one pair of modes; with ``only_all`` those where every sequence of the batch lacks a token."""
-        return tuple(
-            row
-            for row in self.comparisons
-            if (row.decode_mode, row.prefill_mode) == (decode_mode, prefill_mode)
-            and not (only_all and row.bonus_tokens != row.batch_size)
-        )
+    def rows(self, *modes: Mode) -> tuple[BackfillComparison, ...]:
+        """Rows of one pair of modes, that of the decode and that of the prefill pass."""
+        return tuple(row for row in self.comparisons if (row.decode_mode, row.prefill_mode) == modes)
 
 
-def judge_backfill(times: BlockTimes, design: BonusDesign, confidence: float = 0.95) -> BackfillVerdict:
-    """The verdict of every batch size, number of bonus tokens and pair of modes of the design.
+def judge_backfill(times: BlockTimes, design: Sequence[DesignRow], confidence: float = 0.95) -> BackfillVerdict:
+    """The verdict of every row of a design behind one context.
 
-    Raises UsageError, with the passes that lack, where ``times`` does not hold the design in a common block.
+    Raises UsageError, with the passes that lack, where ``times`` does not hold a row in a common block.
     """
-    parts_of = {row: _parts_by_block(times, row) for row in design.rows}
+    parts_of = {row: _parts_by_block(times, row) for row in design}
     estimates = {
         row: [estimate_paired(ns, confidence) for ns in zip(*by_block.values(), strict=True)]
         for row, by_block in parts_of.items()
@@ -215,7 +190,7 @@ def judge_backfill(times: BlockTimes, design: BonusDesign, confidence: float = 0
             scores.append({block: weight * residual for block, weight, residual in weighted})
     level = joint_level(scores, 1 - confidence) if scores else 1 - confidence
     return BackfillVerdict(
-        context_tokens=design.context_tokens,
+        context_tokens=design[0].context_tokens,
         confidence=confidence,
         row_confidence=1 - level,
         comparisons=tuple(
@@ -267,7 +242,7 @@ def cheaper_from(rows: Iterable[BackfillComparison]) -> tuple[Backfill, int, int
     (way, *others) = ways[sizes[0]] if sizes else (None,)
     if way is None or others:
         return None
-    alike = itertools.takewhile(lambda size: ways[size] == {way}, sizes)
+    alike = takewhile(lambda size: ways[size] == {way}, sizes)
     return way, list(alike)[-1], sizes[0]
 
 
@@ -322,28 +297,29 @@ def bonus_of(experiment: Experiment) -> MeasuredBonus | None:
     """The verdicts of an experiment; None for one whose plan compares no ways of backfill.
 
     The planned passes say what an experiment is about, and not its name, which anyone may change: it compares
-    where ``measured_designs`` recognises a design in them. Of ``benchctl micro`` only ``bonus`` plans a prefill
+    where ``measured_design`` recognises a design in them. Of ``benchctl micro`` only ``bonus`` plans a prefill
     behind tokens in the cache.
     """
     settings = [experiment.settings(planned) for planned in experiment.results.plan.runs]
     passes = [each.server.forward_pass for each in settings if each is not None]
-    planned_designs = measured_designs(each for each in passes if each is not None)
-    if not planned_designs:
+    planned = measured_design(each for each in passes if each is not None)
+    if not planned:
         return None
-    times, verdicts, missing = _block_times(experiment), [], []
-    judged: set[DesignRow] = set()
-    for design in measured_designs(times):
+    times, verdicts, missing, judged = _block_times(experiment), [], [], set()
+    for _, of_context in groupby(measured_design(times), key=lambda row: row.context_tokens):
+        design = list(of_context)
         try:
             verdicts.append(judge_backfill(times, design))
-            judged.update(design.rows)
+            judged.update(design)
         except UsageError as error:
             missing.append(str(error))
-    for design in planned_designs:
-        if lost := [row for row in design.rows if row not in judged]:
+    for context, of_context in groupby(planned, key=lambda row: row.context_tokens):
+        design = list(of_context)
+        if lost := [row for row in design if row not in judged]:
             sizes = dict.fromkeys(str(row.batch_size) for row in lost)
             missing.append(
-                f"{len(lost)} of {len(design.rows)} comparisons behind {design.context_tokens} tokens in the cache "
-                f"are missing, at batch {', '.join(sizes)}: not every pass of theirs is in a run that counts"
+                f"{len(lost)} of {len(design)} comparisons behind {context} tokens in the cache are missing, "
+                f"at batch {', '.join(sizes)}: not every pass of theirs is in a run that counts"
             )
     records = [run.record for run in experiment.results.runs]
     config = next((record.effective_config for record in records if record.effective_config), {})
@@ -409,17 +385,14 @@ def verdict_sentences(verdict: BackfillVerdict) -> list[str]:
 
 
 def _answers(verdict: BackfillVerdict) -> list[str]:
-    return [
-        f"{modes_in_words(*modes)}: {_cheaper_way(verdict.rows(*modes), verdict.rows(*modes, only_all=True))}"
-        for modes in verdict.mode_pairs
-    ]
+    return [f"{modes_in_words(*modes)}: {_cheaper_way(verdict.rows(*modes))}" for modes in verdict.mode_pairs]
 
 
-def _cheaper_way(rows: Sequence[BackfillComparison], rows_of_all: Sequence[BackfillComparison]) -> str:
+def _cheaper_way(rows: Sequence[BackfillComparison]) -> str:
     blocks = min(row.num_blocks for row in rows)
     if blocks < MIN_PAIRED_BLOCKS:
         return f"no verdict from {blocks} blocks; {MIN_PAIRED_BLOCKS} are the least that give one (--blocks)"
-    every = cheaper_from(rows)
+    every, rows_of_all = cheaper_from(rows), [row for row in rows if row.bonus_tokens == row.batch_size]
     if (answer := every or cheaper_from(rows_of_all)) is None:
         size = rows_of_all[-1].batch_size
         return f"inconclusive at batch {size}, whose interval holds 0; more blocks tell more (--blocks)"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from benchctl.analysis.attribution.decomposition import Decomposition
+from benchctl.analysis.attribution.decomposition import MEANING, Decomposition
 from benchctl.analysis.attribution.estimate import Contribution, StepFloor
 from benchctl.analysis.attribution.text import floor_line, sentence, wall_line
 from benchctl.analysis.compare.cells import NodeResults
@@ -267,10 +267,10 @@ def _decomposition_document(of: Decomposition) -> dict[str, Any]:
             "factors": [
                 {
                     "name": factor.name,
-                    "meaning": factor.meaning,
+                    "meaning": MEANING[factor.name],
                     **ratio_document(factor.estimate),
                     "added_s": factor.added_s,
-                    "share": factor.share_of(wall.total),
+                    "share": factor.share,
                 }
                 for factor in wall.factors
             ],

@@ -9,10 +9,9 @@ import numpy as np
 from benchctl.analysis.bonus import (
     BackfillComparison,
     BackfillVerdict,
-    BonusDesign,
-    backfill_point,
-    decode_point,
+    DesignRow,
     judge_backfill,
+    points_of,
 )
 from benchctl.profile.choices import ForwardPoint, Mode, Phase
 
@@ -33,6 +32,11 @@ def true_ns(point: ForwardPoint, mode: Mode) -> float:
     return LAUNCH_NS[point.phase, mode] + ROW_NS * point.total_new_tokens
 
 
+def modes_of(design: tuple[DesignRow, ...]) -> list[Mode]:
+    """The modes of its passes, in the order of the design."""
+    return list(dict.fromkeys(row.decode_mode for row in design))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
     """Experiments of one truth.
@@ -42,7 +46,8 @@ class Planted:
     than the prefill pass of as many tokens without graphs.
     """
 
-    design: BonusDesign
+    design: tuple[DesignRow, ...]
+    """Rows behind one context."""
     num_blocks: int = 8
     scatter: float = 0.01
     outlier_share: float = 0.0
@@ -50,12 +55,8 @@ class Planted:
 
     def true_difference_ns(self, row: BackfillComparison) -> float:
         """Expansion minus prefill."""
-        context = self.design.context_tokens
-        before_ns = true_ns(decode_point(row.batch_size, context), row.decode_mode)
-        prefill_ns = true_ns(backfill_point(row.bonus_tokens, context), row.prefill_mode)
-        return self._truth()[decode_point(row.batch_size + row.bonus_tokens, context), row.decode_mode] - (
-            before_ns + prefill_ns
-        )
+        before, expanded, prefill = row.passes
+        return self._truth()[expanded] - (true_ns(*before) + true_ns(*prefill))
 
     def times(self, stream: np.random.Generator) -> dict[tuple[ForwardPoint, Mode], dict[int, float]]:
         """Nanoseconds by pass and block of one experiment."""
@@ -69,15 +70,14 @@ class Planted:
         return times
 
     def _truth(self) -> dict[tuple[ForwardPoint, Mode], float]:
-        design, context = self.design, self.design.context_tokens
-        truth = {(point, mode): true_ns(point, mode) for point in design.points for mode in design.modes}
-        if self.excess_ns is not None:
-            for mode in design.modes:
-                for size, counts in design.counts.items():
-                    for count in counts:
-                        before_ns = true_ns(decode_point(size, context), mode)
-                        prefill_ns = true_ns(backfill_point(count, context), "eager")
-                        truth[decode_point(size + count, context), mode] = before_ns + prefill_ns + self.excess_ns
+        truth = {
+            (point, mode): true_ns(point, mode)
+            for point in points_of(self.design)
+            for mode in modes_of(self.design)
+        }
+        for row in self.design if self.excess_ns is not None else ():
+            before, expanded, (prefill, _) = row.passes
+            truth[expanded] = true_ns(*before) + true_ns(prefill, "eager") + (self.excess_ns or 0.0)
         return truth
 
 

@@ -26,7 +26,7 @@ def test_the_directory_of_both_ways_gives_back_the_design_and_the_planted_costs(
     (verdict,) = bonus.verdicts
     rows = [(row.decode_mode, row.prefill_mode, row.batch_size, row.bonus_tokens) for row in verdict.comparisons]
     design = bonus_design((5, 10), verdict.context_tokens, BOTH)
-    assert rows == [(row.decode_mode, row.prefill_mode, row.batch_size, row.bonus_tokens) for row in design.rows]
+    assert rows == [(row.decode_mode, row.prefill_mode, row.batch_size, row.bonus_tokens) for row in design]
     assert len(verdict.comparisons) == 4 * (4 + 5)
     for row in verdict.comparisons:
         assert row.num_blocks == 6

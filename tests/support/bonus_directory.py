@@ -4,7 +4,7 @@ from pathlib import Path
 
 from support.fake_passes import FakeWorkers
 
-from benchctl.analysis.bonus import bonus_design
+from benchctl.analysis.bonus import bonus_design, points_of
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.result_directory import Origin
@@ -26,7 +26,7 @@ def measured(
 ) -> Path:
     """The directory of an experiment of 6 blocks; ``changes`` are those of its ``PassSettings``."""
     designs = [bonus_design(batch_sizes, context, modes) for context in contexts]
-    points = tuple(point for design in designs for point in design.points)
+    points = tuple(point for design in designs for point in points_of(design))
     values = {"model": "llama-68m", "device": "cpu", "dtype": "float16", "modes": modes, "blocks": 6, "replays": 60}
     profile = forward_profile(PassSettings(**(values | changes)), points, name)
     origin = Origin(output_root=path, argv=("benchctl", "micro", "bonus"))

@@ -182,6 +182,7 @@ class RunTimeBreakdown:
     output_tokens: int | None
     num_steps: int
     step_s: float
+    """Of all steps; 0 where only their samplers are timed."""
     num_passes: float
     """Sequences, summed over the steps."""
     breakdown: Breakdown | None
@@ -189,8 +190,6 @@ class RunTimeBreakdown:
     """Least time per step for its FLOPs and bytes, or the reason why it is unknown."""
     modelled: ModelledRun | str = "no step-time model was applied"
     """What a step-time model predicts for its steps, or the reason why it predicts nothing."""
-    covers_steps: bool = True
-    """``step_s`` is the time of whole steps."""
     is_guided: bool = False
     """A value model scored candidates in some of its steps."""
     is_speculative: bool = False
@@ -201,7 +200,7 @@ class RunTimeBreakdown:
 
     @property
     def has_steps(self) -> bool:
-        return self.num_steps > 0 and self.step_s > 0 and self.covers_steps
+        return self.num_steps > 0 and self.step_s > 0
 
     @property
     def mean_step_s(self) -> float:
@@ -238,11 +237,10 @@ def break_down_run_time(
         wall_s=metrics["wall_s"],
         output_tokens=None if tokens is None else int(tokens),
         num_steps=len(columns),
-        step_s=s_from_ns(int(columns.dur_ns.sum())),
+        step_s=s_from_ns(int(columns.dur_ns.sum())) if covers_steps else 0.0,
         num_passes=float(exact_sum(columns.num_seqs)),
         breakdown=break_down(columns, covers_steps=covers_steps),
         floor=floor,
-        covers_steps=covers_steps,
         is_guided=bool((columns.known_values("guided_rows") > 0).any()),
         is_speculative=bool(metrics["draft_tokens"]),
     )

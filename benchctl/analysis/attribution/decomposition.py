@@ -4,21 +4,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from types import MappingProxyType
 from typing import Final, TypeVar
 
-from benchctl.analysis.attribution.breakdown import CLOCK_NOTE, STEP, RunTimeBreakdown, Section
+from benchctl.analysis.attribution.breakdown import CLOCK_NOTE, STEP, RunTimeBreakdown
 from benchctl.analysis.attribution.estimate import (
     MIN_DIFFERENCE,
     Contribution,
     PairDesign,
     Split,
     StepFloor,
+    estimate_differences,
     estimate_levels,
-    estimate_terms,
     excludes_zero,
     logarithmic_mean,
-    select_known_runs,
 )
 from benchctl.analysis.attribution.step_time_model import ModelSplit, SourcedModel, split_by_model
 from benchctl.analysis.attribution.work import Floor
@@ -56,33 +54,17 @@ class Factor:
 
     name: str
     estimate: RatioEstimate
-    per_log_s: float
-    """(b - a) / ln(b / a) of the wall times: seconds per unit of logarithm."""
-
-    @property
-    def added_s(self) -> float:
-        """Its share of the difference of the wall times, which does not depend on the order of the factors."""
-        return self.estimate.log_ratio * self.per_log_s
-
-    @property
-    def added_half_s(self) -> float | None:
-        """Half the interval of ``added_s`` for a known difference of the wall times; None for one block."""
-        half = self.estimate.half_width
-        return None if half is None else half * self.per_log_s
+    added_s: float
+    """Its share of the difference of the wall times: (b - a) ln f / ln(b / a), in whatever order."""
+    added_half_s: float | None
+    """Half the interval of ``added_s`` for a known difference of the wall times; None for one block."""
+    share: float | None
+    """Of the logarithm of the whole ratio; None if its interval includes 1."""
 
     @property
     def is_significant(self) -> bool:
         """It differs significantly from 1."""
         return excludes_zero(self.estimate.log_interval, self.estimate.log_ratio)
-
-    @property
-    def meaning(self) -> str:
-        return MEANING[self.name]
-
-    def share_of(self, total: RatioEstimate) -> float | None:
-        """Share of the logarithm of the whole ratio; None if its interval includes 1."""
-        is_changed = excludes_zero(total.log_interval, total.log_ratio)
-        return self.estimate.log_ratio / total.log_ratio if is_changed else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +105,7 @@ def decompose(
     of_wall: PairDesign,
     of_steps: PairDesign,
     stop: StopMode,
-    ratios: Mapping[str, SideRatio] = MappingProxyType({}),
+    ratios: Mapping[str, SideRatio],
     model: SourcedModel | str = NO_MODEL,
 ) -> Decomposition | None:
     """The decomposition of B against A; None if neither wall times nor steps are known on both sides.
@@ -131,26 +113,27 @@ def decompose(
     If paired, both sequences have the same blocks in the same order. Wall times and steps have a design each;
     ``ratios`` are those of the comparison, by metric.
     """
-    timed_a, timed_b, timed = select_known_runs(a, b, of_wall, lambda run: bool(run.wall_s and run.wall_s > 0))
-    has_wall = bool(timed_a and timed_b)
+    wall, mean_step = ratios.get("wall_s"), ratios.get("step_ms")
     has_steps = bool(a and b) and all(run.has_steps for run in (*a, *b))
-    if not has_wall and not has_steps:
+    if wall is None and not has_steps:
         return None
+    wall_split = None if wall is None else split_wall(a, b, of_wall, stop, ratios)
     step = sections = None
     explained: ModelSplit | str = "the steps of a side are not known"
     if has_steps:
-        a, b = steps_at_level(a, b, ratios.get("step_ms"))
-        (step,) = estimate_levels((STEP,), a, b, lambda run: (run.mean_step_s,), of_steps)
+        a, b = steps_at_level(a, b, mean_step)
+        rows_a, rows_b = ([{STEP: run.mean_step_s} for run in side] for side in (a, b))
+        (step,) = estimate_levels(rows_a, rows_b, of_steps)
         sections = split_sections(a, b, of_steps)
         explained = _explain(model, a, b, of_steps)
     return Decomposition(
-        num_blocks=min(len(timed_a), len(timed_b)) if has_wall else min(len(a), len(b)),
-        wall=split_wall(timed_a, timed_b, timed, stop, ratios) if has_wall else None,
+        num_blocks=min(len(a), len(b)) if wall is None else wall.estimate.num_blocks,
+        wall=wall_split,
         step=step,
         sections=sections,
         work=_split_work(a, b, of_steps),
         model=explained,
-        floor=floor_between(a, b, ratios.get("step_ms")),
+        floor=floor_between(a, b, mean_step),
     )
 
 
@@ -174,46 +157,59 @@ def split_wall(
     b: Sequence[RunTimeBreakdown],
     design: PairDesign,
     stop: StopMode,
-    ratios: Mapping[str, SideRatio] = MappingProxyType({}),
+    ratios: Mapping[str, SideRatio],
 ) -> WallSplit:
-    """Factors of the wall time; all runs of both sides have one, and positive factors if any.
+    """Factors of the wall time, as far as every run that has one has the records for them; positive, if any.
 
-    The factors are those that every run has the records for. ``ratios`` are those of the comparison, by metric: the
-    whole and the factors of ``METRIC_OF`` are theirs, as far as they are over the same blocks.
+    ``ratios`` are those of the comparison, by metric: the whole and the factors of ``METRIC_OF`` are theirs, as far
+    as they are over the same blocks.
     """
-    wall, runs = ratios.get("wall_s"), (*a, *b)
-    if wall is not None:
-        design = replace(design, evidence=wall.evidence)
+    wall = ratios["wall_s"]
+    a, b, design = _timed_runs(a, b, replace(design, evidence=wall.evidence))
+    runs, total = (*a, *b), wall.estimate
     has_steps, has_tokens = all(run.has_steps for run in runs), all(run.output_tokens for run in runs)
     use_tokens = has_tokens and (stop != "forced" or not has_steps)
     use_passes = any(run.is_speculative for run in runs) and all(run.num_passes for run in runs)
 
-    def factors_in(run: RunTimeBreakdown) -> dict[str, float]:
+    def logs(run: RunTimeBreakdown) -> dict[str, float]:
         wall_s, steps, tokens = run.wall_s or 0.0, float(run.num_steps), float(run.output_tokens or 0)
-        counts: dict[str, float] = {"output tokens": tokens} if use_tokens else {}
-        if not has_steps:
-            return counts | ({"wall time per token": wall_s / tokens} if use_tokens else {})
+        factors: dict[str, float] = {"output tokens": tokens} if use_tokens else {}
         each, per_token = (tokens, " per token") if use_tokens else (1.0, "")
-        if use_passes:
-            counts |= {f"passes{per_token}": run.num_passes / each, "steps per pass": steps / run.num_passes}
-        else:
-            counts[f"steps{per_token}"] = steps / each
-        return counts | {TIME_PER_STEP: run.mean_step_s, "remainder": wall_s / run.step_s}
+        if has_steps and use_passes:
+            factors |= {f"passes{per_token}": run.num_passes / each, "steps per pass": steps / run.num_passes}
+        elif has_steps:
+            factors[f"steps{per_token}"] = steps / each
+        if has_steps:
+            factors |= {TIME_PER_STEP: run.mean_step_s, "remainder": wall_s / run.step_s}
+        elif use_tokens:
+            factors["wall time per token"] = wall_s / tokens
+        return {name: math.log(factor) for name, factor in factors.items()}
 
-    def logs(x: RunTimeBreakdown, y: RunTimeBreakdown) -> list[float]:
-        before, after = ((run.wall_s or 0.0, *factors_in(run).values()) for run in (x, y))
-        return [math.log(b_value) - math.log(a_value) for a_value, b_value in zip(before, after, strict=True)]
+    own = estimate_differences([logs(run) for run in a], [logs(run) for run in b], design)
+    estimates = _as_compared(wall, own, ratios)
+    per_log_s, is_changed = logarithmic_mean(wall.a, wall.b), excludes_zero(total.log_interval, total.log_ratio)
+    factors = (
+        Factor(
+            name=name,
+            estimate=part,
+            added_s=part.log_ratio * per_log_s,
+            added_half_s=None if part.half_width is None else part.half_width * per_log_s,
+            share=part.log_ratio / total.log_ratio if is_changed else None,
+        )
+        for name, part in estimates.items()
+    )
+    return WallSplit(a_s=wall.a, b_s=wall.b, total=total, factors=tuple(factors))
 
-    total, *parts = estimate_terms(a, b, logs, design)
-    middle = fmean(fmean(math.log(run.wall_s or 0.0) for run in side) for side in (a, b))
-    a_s, b_s = (math.exp(middle + sign * total.log_ratio / 2) for sign in (-1, 1))
-    estimates = dict(zip(factors_in(runs[0]), parts, strict=True))
-    if wall is not None:
-        total, a_s, b_s = wall.estimate, wall.a, wall.b
-        estimates = _as_compared(wall, estimates, ratios)
-    per_log_s = logarithmic_mean(a_s, b_s)
-    factors = (Factor(name=name, estimate=part, per_log_s=per_log_s) for name, part in estimates.items())
-    return WallSplit(a_s=a_s, b_s=b_s, total=total, factors=tuple(factors))
+
+def _timed_runs(
+    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
+) -> tuple[list[RunTimeBreakdown], list[RunTimeBreakdown], PairDesign]:
+    """The runs with a wall time: blocks that have it on both sides if paired, otherwise those of each side."""
+    if not design.is_paired:
+        return [run for run in a if run.wall_s], [run for run in b if run.wall_s], design
+    indices = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x.wall_s and y.wall_s]
+    positions = None if design.positions is None else tuple(design.positions[i] for i in indices)
+    return [a[i] for i in indices], [b[i] for i in indices], replace(design, positions=positions)
 
 
 def _as_compared(
@@ -244,23 +240,18 @@ def split_sections(
     a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
 ) -> Split | None:
     """The mean step by its sections; None if no step of either side has one."""
-    breakdowns = [run.breakdown for run in (*a, *b) if run.breakdown is not None]
+    runs, rows = (*a, *b), []
+    breakdowns = [run.breakdown for run in runs if run.breakdown is not None]
     inner = {section.name for each in breakdowns for _, section in each.step.walk() if section.children}
-    if len(breakdowns) < len(a) + len(b) or not inner:
+    if len(breakdowns) < len(runs) or not inner:
         return None
-
-    def name_of(leaf: Section) -> str:
-        """A section that is divided in any tree is divided in all."""
-        return f"{leaf.name} (unnamed)" if leaf.name in inner else leaf.name
-
-    def values(run: RunTimeBreakdown) -> list[float]:
-        sections = () if run.breakdown is None else run.breakdown.step.leaves()
-        times_s = {name_of(leaf): s_from_ns(leaf.mean_ns) * run.step_scale for leaf in sections}
-        return [sum(times_s.values()), *(times_s.get(name, 0.0) for name in names)]
-
-    largest = sorted(breakdowns, key=lambda each: -len(each.sections))
-    names = list(dict.fromkeys(name_of(leaf) for each in largest for leaf in each.step.leaves()))
-    whole, *sections = estimate_levels([STEP, *names], a, b, values, design)
+    for run, breakdown in zip(runs, breakdowns, strict=True):
+        leaves = {}
+        for leaf in breakdown.step.leaves():  # a section that is divided in any run is divided in all
+            name = f"{leaf.name} (unnamed)" if leaf.name in inner else leaf.name
+            leaves[name] = s_from_ns(leaf.mean_ns) * run.step_scale
+        rows.append({STEP: sum(leaves.values()), **leaves})
+    whole, *sections = estimate_levels(rows[: len(a)], rows[len(a) :], design)
     clocks = sorted({clock for each in breakdowns for clock in each.clocks})
     return Split(
         whole=whole,
@@ -289,18 +280,15 @@ def _split_work(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], de
     floors = _known(run.floor for run in (*a, *b))
     if isinstance(floors, str):
         return floors
-    steps = [(run.mean_step_s, floor) for run, floor in zip((*a, *b), floors, strict=True)]
     always = ("base model's", "value model's")
     models = [
         name for name in floors[0].of_models if name in always or any(each.of_models[name] for each in floors)
     ]
-
-    def values(run: tuple[float, Floor]) -> tuple[float, ...]:
-        step_s, floor = run
-        return step_s, *(floor.of_models[name] for name in models), step_s - floor.total_s
-
-    names = (STEP, *(f"{name} FLOPs and bytes" for name in models), "rest")
-    whole, *parts = estimate_levels(names, steps[: len(a)], steps[len(a) :], values, design)
+    rows = []
+    for run, floor in zip((*a, *b), floors, strict=True):
+        of_models = {f"{name} FLOPs and bytes": floor.of_models[name] for name in models}
+        rows.append({STEP: run.mean_step_s, **of_models, "rest": run.mean_step_s - floor.total_s})
+    whole, *parts = estimate_levels(rows[: len(a)], rows[len(a) :], design)
     return Split(whole=whole, parts=tuple(parts), origin=_devices(floors))
 
 

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,8 @@ from benchctl.analysis.statistics.estimate import PooledSlope, RatioEstimate, es
 from benchctl.analysis.statistics.intervals import StudentT
 
 Run = TypeVar("Run")
+Row: TypeAlias = Mapping[str, float]
+"""Values of a run by name."""
 _ROUNDING: Final = 1e-12
 MIN_DIFFERENCE: Final = 1e-9
 """A smaller difference is rounding, whatever its interval."""
@@ -74,17 +76,6 @@ def excludes_zero(interval: tuple[float | None, float | None] | None, value: flo
     return low is not None and high is not None and (low > 0 or high < 0) and abs(value) > MIN_DIFFERENCE
 
 
-def select_known_runs(
-    a: Sequence[Run], b: Sequence[Run], design: PairDesign, is_known: Callable[[Run], bool]
-) -> tuple[list[Run], list[Run], PairDesign]:
-    """The known runs: blocks known on both sides if paired, otherwise those of each side."""
-    if not design.is_paired:
-        return [run for run in a if is_known(run)], [run for run in b if is_known(run)], design
-    indices = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if is_known(x) and is_known(y)]
-    positions = None if design.positions is None else tuple(design.positions[i] for i in indices)
-    return [a[i] for i in indices], [b[i] for i in indices], replace(design, positions=positions)
-
-
 def estimate_terms(
     a: Sequence[Run], b: Sequence[Run], split: Callable[[Run, Run], Sequence[float]], design: PairDesign
 ) -> list[RatioEstimate]:
@@ -111,16 +102,15 @@ def estimate_terms(
 
 def _of_all_pairs(pairs: NDArray[np.float64], confidence: float) -> RatioEstimate:
     """Mean over all pairs; variance = var(means of rows) / n_a + var(means of columns) / n_b."""
-    n_a, n_b = pairs.shape
-    centre = float(pairs.mean())
-    estimate = RatioEstimate(num_blocks=min(n_a, n_b), is_paired=False, confidence=confidence, log_ratio=centre)
-    if min(n_a, n_b) < 2:
-        return estimate
-    parts = [(float(pairs.mean(axis=1).var(ddof=1)) / n_a, n_a), (float(pairs.mean(axis=0).var(ddof=1)) / n_b, n_b)]
-    squared = sum(part for part, _ in parts)
-    spread = sum(part**2 / (count - 1) for part, count in parts)
-    df = squared**2 / spread if spread > 0 else float(n_a + n_b - 2)
-    return replace(estimate, uncertainty=StudentT(centre, float(np.sqrt(squared)), df))
+    sizes, centre, uncertainty = pairs.shape, float(pairs.mean()), None
+    if min(sizes) > 1:
+        parts = [float(pairs.mean(axis=1 - side).var(ddof=1)) / size for side, size in enumerate(sizes)]
+        squared, spread = sum(parts), sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
+        df = squared**2 / spread if spread > 0 else float(sum(sizes) - 2)
+        uncertainty = StudentT(centre, float(np.sqrt(squared)), df)
+    return RatioEstimate(
+        num_blocks=min(sizes), is_paired=False, confidence=confidence, log_ratio=centre, uncertainty=uncertainty
+    )
 
 
 def contribution_of(name: str, estimate: RatioEstimate, a_s: float | None = None) -> Contribution:
@@ -133,20 +123,21 @@ def contribution_of(name: str, estimate: RatioEstimate, a_s: float | None = None
     return Contribution(name=name, added_s=added_s, ci_low_s=low, ci_high_s=high, a_s=a_s, b_s=b_s)
 
 
-def estimate_levels(
-    names: Sequence[str],
-    a: Sequence[Run],
-    b: Sequence[Run],
-    values: Callable[[Run], Sequence[float]],
-    design: PairDesign,
-) -> list[Contribution]:
-    """The differences of the runs' values, in seconds, with the means of both sides."""
+def estimate_differences(a: Sequence[Row], b: Sequence[Row], design: PairDesign) -> dict[str, RatioEstimate]:
+    """The difference of each value of the runs; those that a run does not have are 0."""
+    names = list(dict.fromkeys(name for row in sorted((*a, *b), key=len, reverse=True) for name in row))
 
-    def split(x: Run, y: Run) -> list[float]:
-        return [after - before for before, after in zip(values(x), values(y), strict=True)]
+    def split(x: Row, y: Row) -> list[float]:
+        return [y.get(name, 0.0) - x.get(name, 0.0) for name in names]
 
-    means_a = np.mean([values(run) for run in a], axis=0).tolist()
-    return list(map(contribution_of, names, estimate_terms(a, b, split, design), means_a))
+    return dict(zip(names, estimate_terms(a, b, split, design), strict=True))
+
+
+def estimate_levels(a: Sequence[Row], b: Sequence[Row], design: PairDesign) -> list[Contribution]:
+    """The differences of the runs' times, in seconds, with the means of both sides."""
+    estimates = estimate_differences(a, b, design)
+    means_a = np.mean([[row.get(name, 0.0) for name in estimates] for row in a], axis=0).tolist()
+    return list(map(contribution_of, estimates, estimates.values(), means_a))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

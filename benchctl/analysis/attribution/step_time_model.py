@@ -52,9 +52,7 @@ PredictUs: TypeAlias = Callable[[StepWork, Deployment], Quantity]
 
 
 def mean_work(work: StepWork, num_steps: int) -> MeanWork:
-    """The mean steps of a run's ``work``. Raises ValueError without steps."""
-    if num_steps < 1:
-        raise ValueError("a run without steps has no mean step")
+    """The mean steps of a run's ``work``, of at least one step."""
     columns = {field.name: np.broadcast_to(getattr(work, field.name), num_steps) for field in fields(work)}
     prompting = columns["num_prefills"] > 0
     prompt_frac = float(prompting.mean())
@@ -157,14 +155,15 @@ def split_by_model(
 ) -> ModelSplit:
     """The difference of mean step times, by what the model says about the work of both sides."""
 
-    def levels(run: ModelledRun) -> tuple[float, float, float]:
-        return run.step_s, run.predicted_s, run.step_s - run.predicted_s
-
     def factors_s(x: ModelledRun, y: ModelledRun) -> tuple[float, ...]:
         parts = shapley_s(model.predict_us, x, y)
         return *parts, y.predicted_s - x.predicted_s - sum(parts)
 
-    whole, predicted, rest = estimate_levels(("step", "predicted", REST), a, b, levels, design)
+    rows_a, rows_b = (
+        [{"step": x.step_s, "predicted": x.predicted_s, REST: x.step_s - x.predicted_s} for x in side]
+        for side in (a, b)
+    )
+    whole, predicted, rest = estimate_levels(rows_a, rows_b, design)
     factors = map(contribution_of, (*_NAMES, SCATTER), estimate_terms(a, b, factors_s, design))
     return ModelSplit(source=model, origin=model.name, whole=whole, predicted=predicted, parts=(*factors, rest))
 

@@ -71,7 +71,7 @@ def _size(factor: Factor) -> float:
 
 def _carried(factors: Sequence[Factor], total: RatioEstimate, whole: str) -> str:
     """One factor that carries the whole, several that add up to it, or a part that is not significant."""
-    (name, share), *others = [(factor.name, factor.share_of(total)) for factor in factors]
+    (name, share), *others = [(factor.name, factor.share) for factor in factors]
     worth = [factor for factor in factors if _size(factor) >= _WORTH_A_WORD * _size(factors[0])]
     listed = " and ".join(f"{factor.name} {change_of_ratio(factor.estimate.ratio)}" for factor in worth)
     cancels = abs(total.log_ratio) < _CARRIES * sum(map(_size, factors))

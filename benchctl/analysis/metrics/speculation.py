@@ -164,11 +164,12 @@ def drafter_of(server: ServerOptions) -> Drafter | None:
     """The drafter of a server with these options; None where they say that it does not speculate."""
     if server.speculates is False:
         return None
-    source, is_in_use = server.draft_source, bool(server.speculates)
-    if source.model is None:
-        return Drafter(problem=source.problem, is_in_use=is_in_use)
+    source = server.draft_source
+    shape, problem = None, source.problem
     try:
-        shape = shape_for(source.model)
+        shape = None if source.model is None else shape_for(source.model)
     except UsageError as error:
-        return Drafter(problem=str(error), is_in_use=is_in_use)
-    return Drafter(shape=shape, has_backfill=source.has_backfill, is_in_use=is_in_use)
+        problem = str(error)
+    return Drafter(
+        shape=shape, problem=problem, has_backfill=source.has_backfill, is_in_use=bool(server.speculates)
+    )

@@ -23,6 +23,7 @@ from benchctl.analysis.bonus import (
     context_in_words,
     measured_bonus,
     modes_in_words,
+    points_of,
     verdict_sentences,
 )
 from benchctl.analysis.summary.analyzed import analyze_directory
@@ -411,7 +412,7 @@ def bonus(
             bonus_design(sizes, tokens, ("eager",), every_count=every_count)
             for tokens in _counts(context, "--context")
         ]
-        points = tuple(dict.fromkeys(point for design in designs for point in design.points))
+        points = tuple(dict.fromkeys(point for design in designs for point in points_of(design)))
         profile = forward_profile(passes.settings(model), points, "bonus")
         with to_stderr(when=as_json):
             outcome = _measured(profile, passes, is_quiet=quiet or as_json)

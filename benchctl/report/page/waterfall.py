@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchctl.analysis.attribution.decomposition import MEANING
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.text import factor_text, floor_line, sentence, source_text, wall_line
 from benchctl.analysis.compare.metric import MetricComparison
@@ -77,8 +78,8 @@ def from_decomposition(cell: CellComparison) -> Waterfall | None:
                 added=factor.added_s,
                 half_width=factor.added_half_s,
                 is_clear=factor.is_significant,
-                meaning=f"{factor.meaning}; it changes by {factor_text(factor.estimate)}. Its share of the seconds "
-                "is its share of the logarithm of the ratio",
+                meaning=f"{MEANING[factor.name]}; it changes by {factor_text(factor.estimate)}. Its share of the "
+                "seconds is its share of the logarithm of the ratio",
             )
             for factor in wall.factors
         ),

@@ -153,7 +153,7 @@ def _rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[dict[str,
     whole = Contribution(name="wall time", added_s=wall.b_s - wall.a_s, a_s=wall.a_s, b_s=wall.b_s)
     yield _part_row(whole, None) | {"factor": factor_text(wall.total)}
     for factor in wall.factors:
-        share = factor.share_of(wall.total)
+        share = factor.share
         yield {
             "part": f"  {factor.name}",
             "factor": factor_text(factor.estimate),

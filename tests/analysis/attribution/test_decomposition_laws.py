@@ -40,7 +40,10 @@ def test_parts_that_add_up_in_every_run_add_up_over_the_blocks(sides: Any, place
     a, b = sides
     is_paired = len(a) == len(b)
     design = PairDesign(is_paired=is_paired, positions=tuple(places[: len(a)]) if is_paired else None)
-    whole, *parts = estimate_levels(("whole", "x", "y", "z"), a, b, lambda run: (math.fsum(run), *run), design)
+    rows_a, rows_b = (
+        [{"whole": math.fsum(run), **dict(zip("xyz", run, strict=True))} for run in side] for side in (a, b)
+    )
+    whole, *parts = estimate_levels(rows_a, rows_b, design)
     assert whole.a_s is not None
     assert whole.b_s is not None
     assert math.fsum(part.added_s for part in parts) == pytest.approx(whole.added_s, abs=1e-9)
@@ -54,7 +57,8 @@ def test_what_one_side_does_not_have_takes_no_time_there_whatever_the_places_say
     a, b = (having, without) if is_swapped else (without, having)
     positions = (1, -1, 1, 1, -1, -1, 1, -1, 1)
     design = PairDesign(is_paired=True, positions=positions, position_information=4.5)
-    _, part = estimate_levels(("both have", "one has"), a, b, lambda run: run, design)
+    rows_a, rows_b = ([{"both have": both, "one has": one} for both, one in side] for side in (a, b))
+    _, part = estimate_levels(rows_a, rows_b, design)
     assert (part.b_s if is_swapped else part.a_s) == 0
     assert abs(part.added_s) == pytest.approx(1.1, abs=0.05)
 

@@ -167,8 +167,3 @@ def test_blocks_that_scatter_give_every_part_an_interval_that_covers_it():
     assert batch.ci_low_s < batch.added_s < batch.ci_high_s
     assert parts.explained_frac == pytest.approx(parts.predicted.added_s / parts.whole.added_s)
     assert {part.name for part in parts.parts[:-1]} == {*FACTORS, MODEL, SCATTER}
-
-
-def test_a_run_without_steps_has_no_mean_step():
-    with pytest.raises(ValueError, match="no mean step"):
-        mean_work(StepWork(), 0)

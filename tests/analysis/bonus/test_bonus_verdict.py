@@ -11,10 +11,11 @@ from benchctl.analysis.bonus import (
     cheaper_from,
     decode_point,
     judge_backfill,
-    measured_designs,
+    measured_design,
+    points_of,
 )
 from benchctl.errors import UsageError
-from benchmarks.verdict.planted_passes import ROW_NS, Planted, events_of, true_ns, verdicts
+from benchmarks.verdict.planted_passes import ROW_NS, Planted, events_of, modes_of, true_ns, verdicts
 from benchmarks.verdict.shares import COVERS_AT_LEAST, SELDOM, row
 
 BOTH = ("eager", "graph")
@@ -29,27 +30,34 @@ def planted_times(case, *, num_blocks=8, scatter=0.01):
     return Planted(design=case, num_blocks=num_blocks, scatter=scatter).times(np.random.default_rng(4212))
 
 
+def rows_of_all(verdict):
+    """Without graphs, the rows in which every sequence lacks a token."""
+    return [row for row in verdict.rows("eager", "eager") if row.bonus_tokens == row.batch_size]
+
+
 def exact_times(case, num_blocks=8):
     return {
-        (p, mode): dict.fromkeys(range(num_blocks), true_ns(p, mode)) for p in case.points for mode in case.modes
+        (p, mode): dict.fromkeys(range(num_blocks), true_ns(p, mode))
+        for p in points_of(case)
+        for mode in modes_of(case)
     }
 
 
 def test_a_design_measures_each_pass_once_and_can_be_recognised_in_its_points():
-    points = design(5, 10).points
+    points = points_of(design(5, 10))
     assert len(points) == len(set(points))
     assert [p.batch_size for p in points if p.phase == "decode"] == [5, 6, 7, 9, 10, 11, 12, 14, 18, 20]
     assert [p.batch_size for p in points if p.phase == "prefill"] == [1, 2, 4, 5, 8, 10]
     passes = [(point, mode) for point in points for mode in BOTH]
-    assert measured_designs(passes) == (design(5, 10, modes=BOTH),)
-    assert [tuple(each.counts) for each in measured_designs(passes[:-1])] == [(5,)], "10 tokens lack a mode"
-    assert measured_designs([]) == ()
+    assert measured_design(passes) == design(5, 10, modes=BOTH)
+    assert {row.batch_size for row in measured_design(passes[:-1])} == {5}, "10 tokens lack a mode"
+    assert measured_design([]) == ()
 
 
 def test_every_count_of_bonus_tokens_can_be_asked_for():
-    assert design(5, every_count=True).counts[5] == (1, 2, 3, 4, 5)
-    assert design(1).counts[1] == (1,)
-    assert design(8).counts[8] == (1, 2, 4, 8)
+    assert [row.bonus_tokens for row in design(5, every_count=True)] == [1, 2, 3, 4, 5]
+    assert [row.bonus_tokens for row in design(1)] == [1]
+    assert [row.bonus_tokens for row in design(8)] == [1, 2, 4, 8]
 
 
 @pytest.mark.parametrize(("sizes", "context"), [((), 8), ((0, 5), 8), ((5,), 0)])
@@ -84,7 +92,7 @@ def test_the_batch_from_which_a_prefill_pass_is_cheaper_is_found():
             for block in by_block:
                 by_block[block] += 50_000 * point.batch_size
     verdict = judge_backfill(times, case)
-    rows = verdict.rows("eager", "eager", only_all=True)
+    rows = rows_of_all(verdict)
     assert [row.cheaper for row in rows] == ["expansion", "expansion", "prefill", "prefill"]
     assert cheaper_from(rows) == ("prefill", 32, 128)
     assert cheaper_from(verdict.rows("eager", "eager")) is None, "with one bonus token expansion stays cheaper"
@@ -97,8 +105,8 @@ def test_the_largest_batch_without_a_verdict_leaves_no_statement():
     equal_ns = true_ns(backfill_point(8, CONTEXT), "eager") + true_ns(decode_point(8, CONTEXT), "eager")
     times[key] = {block: equal_ns + (-1) ** block * 50_000 for block in times[key]}
     verdict = judge_backfill(times, case)
-    assert verdict.rows("eager", "eager", only_all=True)[-1].cheaper is None
-    assert cheaper_from(verdict.rows("eager", "eager", only_all=True)) is None
+    assert rows_of_all(verdict)[-1].cheaper is None
+    assert cheaper_from(rows_of_all(verdict)) is None
 
 
 def test_five_blocks_give_costs_but_no_verdict():
