@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.attribution.step_time_model import ModelledRun
+from benchctl.analysis.attribution.estimate import ModelledRun
 from benchctl.analysis.attribution.work import Floor, deployment_of, floor_of
 from benchctl.analysis.metrics.speculation import drafter_of
 from benchctl.costs.hardware import Hardware

@@ -10,15 +10,17 @@ from benchctl.analysis.attribution.breakdown import CLOCK_NOTE, STEP, RunTimeBre
 from benchctl.analysis.attribution.estimate import (
     MIN_DIFFERENCE,
     Contribution,
+    ModelSplit,
     PairDesign,
+    SourcedModel,
     Split,
     StepFloor,
     estimate_differences,
     estimate_levels,
     excludes_zero,
     logarithmic_mean,
+    split_by_model,
 )
-from benchctl.analysis.attribution.step_time_model import ModelSplit, SourcedModel, split_by_model
 from benchctl.analysis.attribution.work import Floor
 from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio
 from benchctl.analysis.statistics.intervals import StudentT

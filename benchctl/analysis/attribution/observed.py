@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.attribution.step_time_model import ModelledRun, SourcedModel, mean_work
+from benchctl.analysis.attribution.estimate import ModelledRun, SourcedModel, mean_work
 from benchctl.analysis.attribution.work import NO_PEAKS, NO_STEPS, deployment_of, or_zero, work_of
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.metrics.latency import e2el_ns, is_completed, measured, ttft_ns

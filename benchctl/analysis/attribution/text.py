@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from benchctl.analysis.attribution.decomposition import TIME_PER_STEP, Decomposition, Factor
-from benchctl.analysis.attribution.estimate import Contribution
-from benchctl.analysis.attribution.step_time_model import SourcedModel
+from benchctl.analysis.attribution.estimate import Contribution, SourcedModel
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.formats import change_of_ratio, percentage, signed_three_digits, three_digits

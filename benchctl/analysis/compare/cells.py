@@ -16,9 +16,8 @@ from benchctl.analysis.attribution.decomposition import (
     floor_between,
     steps_at_level,
 )
-from benchctl.analysis.attribution.estimate import PairDesign, StepFloor
+from benchctl.analysis.attribution.estimate import PairDesign, SourcedModel, StepFloor
 from benchctl.analysis.attribution.observed import modelled_run
-from benchctl.analysis.attribution.step_time_model import SourcedModel
 from benchctl.analysis.compare.metric import roles_of
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import ArmPair, deciding_between

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.analysis.attribution.estimate import PairDesign
-from benchctl.analysis.attribution.step_time_model import (
+from benchctl.analysis.attribution.estimate import (
     FACTORS,
     MODEL,
     SCATTER,
     ModelledRun,
+    PairDesign,
     SourcedModel,
     mean_work,
     shapley_s,
