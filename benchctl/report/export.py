@@ -18,8 +18,9 @@ from benchctl.records.directory import ResultDirectory, RunDirectory, open_resul
 from benchctl.records.files import write_bytes_atomic, write_json_atomic
 from benchctl.records.integrity import record_derived, verify_directory
 from benchctl.records.record import RunRecord
-from benchctl.report.charts.figure import chart_bytes, why_not_drawn
-from benchctl.report.charts.table import draw_pictures
+from benchctl.report.charts.figure import Chart, chart_bytes, why_not_drawn
+from benchctl.report.charts.ratios import WITH_FLOPS, draw_sweep, sweep_name
+from benchctl.report.charts.steps import draw_flops, draw_guidance, draw_sections, draw_step_time
 from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
 from benchctl.report.page.page import directory_page
 from benchctl.report.page.verdict import PageVerdict, directory_verdict
@@ -86,6 +87,18 @@ def write_pictures(analysis: AnalyzedExperiment, files: ReportFiles) -> ReportFi
     if files.root == analysis.results.path:
         record_derived(files.root, written)
     return replace(files, written=tuple(written), skipped=tuple(skipped))
+
+
+def draw_pictures(analysis: AnalyzedExperiment) -> dict[str, Chart]:
+    """The charts that a report writes as files, by the name of the file."""
+    one = Chart(id="sections", title="Time per step by section", skipped="a forward pass is one section")
+    return {
+        "per_step_breakdown.png": draw_sections(analysis) or one,
+        "lvm_apply_breakdown.png": draw_guidance(analysis),
+        "flops_breakdown.png": draw_flops(analysis),
+        sweep_name([row.cell for row in analysis.sweep if row.cell]): draw_sweep(analysis, quantities=WITH_FLOPS),
+        "step_time_over_time.png": draw_step_time(analysis),
+    }
 
 
 def _write_tables(analysis: AnalyzedExperiment, root: Path) -> list[Path]:

@@ -22,8 +22,8 @@ from benchctl.cli.screen import wide_console
 from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.charts.figure import Chart
-from benchctl.report.charts.table import draw_charts
 from benchctl.report.export import write_report
+from benchctl.report.page.page import draw_charts
 from benchctl.report.tables.experiment import breakdown_table
 
 GUIDED_MS = 0.25 + 12 + 36 + 5

@@ -12,7 +12,7 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.app import app
-from benchctl.report.charts.table import draw_charts
+from benchctl.report.page.page import draw_charts
 
 ACCEPTED = ((3, 2, 0, 3, 1, 3), (2, 3, 3, 0, 3, 1), (1, 3, 2, 3, 0, 3))
 ARM = "guided top_k=5"

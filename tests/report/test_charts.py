@@ -13,8 +13,8 @@ from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.report.charts.forest import LogScale, forest_of, forest_plot, forest_spec, scale_of
-from benchctl.report.charts.sections import UNNAMED, section_parts
-from benchctl.report.charts.sweep import interval_label, reach_of, swept_factor
+from benchctl.report.charts.ratios import interval_label, reach_of, swept_factor
+from benchctl.report.charts.steps import UNNAMED, section_parts
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(4)]
 CELLS = [{"top_k": 10}, {"top_k": 2}]

@@ -11,9 +11,8 @@ from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.errors import SchemaVersionError, UsageError
 from benchctl.records.record import RequestError
 from benchctl.report.charts.figure import picture_bytes
-from benchctl.report.charts.sections import stacked_bars
-from benchctl.report.charts.table import draw_pictures
-from benchctl.report.export import write_report
+from benchctl.report.charts.steps import stacked_bars
+from benchctl.report.export import draw_pictures, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -1,4 +1,4 @@
-"""Charts of results: one module for each, which gives a Vega-Lite specification as plain data with its words.
+"""Charts of results, each of which gives a Vega-Lite specification as plain data with its words.
 
-``figure`` has what they share, ``table`` lists them.
+``figure`` has what they share.
 """

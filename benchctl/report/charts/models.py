@@ -1,12 +1,12 @@
 """Pictures of models: the fit of step times, the law of speculation, and the saturation of a server by its load."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from benchctl.analysis.drafts import MeasuredSpeculation, SpeculativeArm
+from benchctl.analysis.drafts import MeasuredSpeculation
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.report.charts import figure
 from benchctl.steptime.diagnosis.buckets import Words, phases_of
@@ -17,11 +17,8 @@ from benchctl.steptime.speculation.estimate import Estimate
 from benchctl.steptime.speculation.served import ServedSpeculation
 from benchctl.units import MS_PER_S
 
-_MAX_POINTS: Final = 4000
-"""Points of a cloud; more make it no clearer and the file large."""
 _CLIP: Final = 0.5
 """Errors beyond are drawn at the edge."""
-_NUM_BINS: Final = 60
 _LEFT_PX: Final = 390
 _RIGHT_PX: Final = 330
 _WIDE: Final = 20.0
@@ -29,7 +26,7 @@ _AGAINST: Final = {"batch": "rows in the batch", "context": "mean context of a r
 
 
 def draw_fit(predictions: Predictions) -> figure.Spec:
-    """A cloud and a histogram on the left, residuals on the right; colours are models."""
+    """A cloud of at most 4,000 points and a histogram on the left, residuals on the right; colours are models."""
     runs = predictions.runs
     names = [f"{run.deployment.shape.name} TP{run.deployment.tensor_parallel}" for run in runs]
     labels: Words = np.array(names)[predictions.run_of]
@@ -38,9 +35,8 @@ def draw_fit(predictions: Predictions) -> figure.Spec:
     context = np.concatenate([np.broadcast_to(run.work.context, len(run.duration_us)) for run in runs])
     values = {"batch": batch, "context": context / np.maximum(batch, 1.0)}
     errors = np.clip(predictions.errors, -_CLIP, _CLIP)
-    phases = np.concatenate([phases_of(run) for run in runs])
     measured, predicted = predictions.measured_us / 1e3, predictions.predicted_us / 1e3
-    steps = np.unique(np.linspace(0, len(errors) - 1, min(len(errors), _MAX_POINTS)).astype(np.intp))
+    steps = np.unique(np.linspace(0, len(errors) - 1, min(len(errors), 4000)).astype(np.intp))
     columns = {"model": labels, "measured": measured, "predicted": predicted, "error": errors, **values}
     medians = [
         {"model": model, "against": name, name: x, "error": y}
@@ -48,21 +44,22 @@ def draw_fit(predictions: Predictions) -> figure.Spec:
         for name, column in values.items()
         for x, y in _running_median(column[labels == model], errors[labels == model])
     ]
-    encoding = figure.by_series(models, name="model")
-    encoding["color"]["legend"] = None
+    legend = figure.by_series(models, name="model")
+    plain = {**legend, "color": {**legend["color"], "legend": None}}
+    phases = np.concatenate([phases_of(run) for run in runs])
+    lines = [
+        [_cloud(measured[steps], predicted[steps], legend), _residuals("batch", batch, errors, plain)],
+        [_histogram(predictions, plain), _residuals("context", values["context"], errors, plain)],
+        [_boxes(plain)],
+    ]
     return figure.grid(
-        [
-            [_cloud(measured[steps], predicted[steps], figure.by_series(models, name="model")),
-             _residuals("batch", batch, errors, encoding)],
-            [_histogram(predictions, encoding), _residuals("context", values["context"], errors, encoding)],
-            [_boxes(encoding)],
-        ],
+        lines,
         models,
         rows=_records({name: column[steps].tolist() for name, column in columns.items()}),
         medians=medians,
         bins=list(_bins(predictions.errors, labels, models)),
         boxes=list(_box_rows(errors, labels, phases, models)),
-    )  # fmt: skip
+    )
 
 
 def _records(columns: Mapping[str, Sequence[Any]]) -> list[figure.Row]:
@@ -73,51 +70,34 @@ def _cloud(measured: Floats, predicted: Floats, encoding: figure.Spec) -> figure
     """Predicted against measured in milliseconds, with the line of equality and 10 % to both sides."""
     low, high = np.quantile(np.concatenate([measured, predicted]), (0.001, 0.999)).tolist()
     ends = max(low * 0.93, 1e-4), high * 1.05
-    x, y = (_axis_for(title, ends) for title in ("measured step time, ms", "predicted, ms; shaded: ± 10%"))
+    titles = ("measured step time, ms", "predicted, ms; shaded: ± 10%")
+    x, y = (figure.suitable_axis(title, ends, least=_WIDE, zero=False) for title in titles)
     for channel in (x, y):
-        channel["scale"] = {**channel["scale"], "domain": list(ends), "nice": False}
+        channel["scale"] |= {"domain": list(ends), "nice": False}
     line = {"values": [{"at": end, "low": 0.9 * end, "high": 1.1 * end} for end in ends]}
-    reference: figure.Spec = {"x_by": "at", "color_by": {"value": figure.SLATE}, "clip": True}
-    return figure.panel(
-        250,
-        y,
-        [
-            {**figure.layer("area", y_by="low", y2_by="high", opacity=0.15, **reference), "data": line},
-            {**figure.layer("line", y_by="at", strokeWidth=1, **reference), "data": line},
-            figure.layer("point", x_by="measured", y_by="predicted", size=10, opacity=0.45, clip=True),
-        ],
-        encoding={**encoding, "x": x},
-        width=_LEFT_PX,
-    )
+    reference: figure.Spec = {"x_by": "at", "color_by": {"value": figure.SLATE}, "clip": True, "data": line}
+    layers = [
+        figure.layer("area", y_by="low", y2_by="high", opacity=0.15, **reference),
+        figure.layer("line", y_by="at", strokeWidth=1, **reference),
+        figure.layer("point", x_by="measured", y_by="predicted", size=10, opacity=0.45, clip=True),
+    ]
+    return figure.panel(250, y, layers, encoding={**encoding, "x": x}, width=_LEFT_PX)
 
 
-def _axis_for(title: str, values: Sequence[float], field: str | None = None) -> figure.Spec:
-    """Logarithmic where the values span much."""
-    if figure.is_wide([value for value in values if value > 0], _WIDE):
-        return figure.log_axis(title, [value for value in values if value > 0], field)
-    return figure.axis(title, field)
-
-
-def _residuals(name: str, x: Floats, errors: Floats, encoding: figure.Spec) -> figure.Spec:
+def _residuals(name: str, values: Floats, errors: Floats, encoding: figure.Spec) -> figure.Spec:
     """Errors over a coordinate, with the median of each model along it."""
     reach = max(0.05, float(np.quantile(np.abs(errors), 0.99)) * 1.1)
-    is_log = figure.is_wide(x[x > 0].tolist(), _WIDE)
-    return figure.panel(
-        250 if name == "batch" else 160,
-        figure.axis("error: predicted / measured - 1", domain=(-reach, reach), format=".0%"),
-        [
-            figure.layer(
-                "point", y_by="error", size=6, opacity=0.3, clip=True, where=f"datum.{name} > 0" if is_log else None
-            ),
-            figure.level(0.0, figure.SLATE),
-            {
-                **figure.layer("line", y_by="error", where=f"datum.against === '{name}'", clip=True),
-                "data": {"name": "medians"},
-            },
-        ],
-        encoding={**encoding, "x": _axis_for(_AGAINST[name], x.tolist(), name)},
-        width=_RIGHT_PX,
-    )
+    x = figure.suitable_axis(_AGAINST[name], values.tolist(), name, least=_WIDE, zero=False)
+    where = f"datum.{name} > 0" if x["scale"].get("type") == "log" else None
+    medians: figure.Spec = {"data": {"name": "medians"}, "where": f"datum.against === '{name}'"}
+    layers = [
+        figure.layer("point", y_by="error", size=6, opacity=0.3, clip=True, where=where),
+        figure.level(0.0, figure.SLATE),
+        figure.layer("line", y_by="error", clip=True, **medians),
+    ]
+    y = figure.axis("error: predicted / measured - 1", domain=(-reach, reach), format=".0%")
+    height = 250 if name == "batch" else 160
+    return figure.panel(height, y, layers, encoding={**encoding, "x": x}, width=_RIGHT_PX)
 
 
 def _running_median(x: Floats, y: Floats, num_parts: int = 12) -> Iterator[tuple[float, float]]:
@@ -137,63 +117,48 @@ def _histogram(predictions: Predictions, encoding: figure.Spec) -> figure.Spec:
     )
     bar = figure.layer("rect", x2_by="high", y_by="bottom", y2_by="top")
     x = figure.axis("error: predicted / measured - 1", "low", format=".0%")
-    panel = figure.panel(160, figure.axis("steps", zero=True), [bar], encoding={**encoding, "x": x}, width=_LEFT_PX)
-    return {**panel, "data": {"name": "bins"}, "title": title}
+    more: figure.Spec = {"data": {"name": "bins"}, "title": title, "width": _LEFT_PX}
+    return figure.panel(160, figure.axis("steps", zero=True), [bar], encoding={**encoding, "x": x}, **more)
 
 
 def _bins(errors: Floats, labels: Words, models: Sequence[str]) -> Iterator[figure.Row]:
     edge = min(_CLIP, max(0.05, float(np.quantile(np.abs(errors), 0.995))))
-    edges = np.linspace(-edge, edge, _NUM_BINS + 1)
-    bottoms = np.zeros(_NUM_BINS)
+    edges = np.linspace(-edge, edge, 61)
+    bottoms = np.zeros(60)
     for model in models:
-        counts = np.histogram(np.clip(errors[labels == model], -edge, edge), edges)[0]
-        columns = {"low": edges[:-1], "high": edges[1:], "bottom": bottoms, "top": bottoms + counts}
+        tops = bottoms + np.histogram(np.clip(errors[labels == model], -edge, edge), edges)[0]
+        columns = {"low": edges[:-1], "high": edges[1:], "bottom": bottoms, "top": tops}
         for row in _records({name: column.tolist() for name, column in columns.items()}):
             yield {"model": model, **row}
-        bottoms = bottoms + counts
+        bottoms = tops
 
 
 def _boxes(encoding: figure.Spec) -> figure.Spec:
     """A box for each phase of each model: quartiles, and whiskers from 5 to 95 %."""
-    y = {
-        "type": "nominal",
-        "title": None,
-        "sort": None,
-        "axis": {"labelLimit": 170, "grid": False, "minExtent": 170},
-    }
+    labels = {"labelLimit": 170, "grid": False, "minExtent": 170}
+    y = {"type": "nominal", "title": None, "sort": None, "axis": labels}
     x = figure.axis("error: box 25 to 75%, whiskers 5 to 95%", "p5", format=".0%")
-    at: figure.Spec = {"y_by": "name"}
-    panel = figure.panel(
-        150,
-        y,
-        [
-            figure.layer("rule", x2_by="p95", **at),
-            figure.layer("bar", x_by="p25", x2_by="p75", size=14, opacity=0.7, **at),
-            figure.layer("tick", x_by="p50", color_by={"value": "black"}, thickness=2, size=14, **at),
-        ],
-        encoding={**encoding, "x": x},
-        width=600,
-    )
-    return {**panel, "data": {"name": "boxes"}}
+    median: figure.Spec = {"x_by": "p50", "color_by": {"value": "black"}, "thickness": 2, "size": 14}
+    layers = [
+        figure.layer("rule", x2_by="p95", y_by="name"),
+        figure.layer("bar", x_by="p25", x2_by="p75", size=14, opacity=0.7, y_by="name"),
+        figure.layer("tick", y_by="name", **median),
+    ]
+    return figure.panel(150, y, layers, encoding={**encoding, "x": x}, width=600, data={"name": "boxes"})
 
 
 def _box_rows(errors: Floats, labels: Words, phases: Words, models: Sequence[str]) -> Iterator[figure.Row]:
+    percents = (5, 25, 50, 75, 95)
     for phase in ("prefill", "mixed", "decode"):
         for model in models:
             values = errors[(labels == model) & (phases == phase)]
             if len(values):
-                percents = (5, 25, 50, 75, 95)
-                points = dict(
-                    zip((f"p{p}" for p in percents), np.percentile(values, percents).tolist(), strict=True)
-                )
                 name = f"{phase}, {len(values):,} steps" + (f" of {model}" if len(models) > 1 else "")
-                yield {"model": model, "name": name, **points}
+                points = zip(percents, np.percentile(values, percents).tolist(), strict=True)
+                yield {"model": model, "name": name, **{f"p{percent}": value for percent, value in points}}
 
 
-_MOST_LINES: Final = 5
-"""Draft lengths in a panel that has a line for each."""
-_WIDTH_PX: Final = 360
-_HEIGHT_PX: Final = 260
+_LAW_PX: Final[figure.Spec] = {"height": 260, "width": 360}
 _STAR: Final = (
     "M0,-1L0.22,-0.31L0.95,-0.31L0.36,0.12L0.59,0.81L0,0.38L-0.59,0.81L-0.36,0.12L-0.95,-0.31L-0.22,-0.31Z"
 )
@@ -209,48 +174,35 @@ def draw_speculation(
 
     With a server's step times, two panels of its load are below.
     """
-    arms = () if measured is None else measured.arms
-    of_law = {
-        "tokens": [*_law_rows(law, "tokens"), *_points(arms, lambda arm: arm.measured_tokens)],
-        "speed_up": [
-            *_law_rows(law, "speed_up"),
-            # The law of a server has the costs of another one than was measured.
-            *([] if served is not None else _points(arms, lambda arm: arm.measured_speed_up)),
-        ],
-    }
+    rows = [
+        {"panel": name, "bonus": bonus, "kind": "law", **_values(length.num_draft_tokens, getattr(length, field))}
+        for name in ("tokens", "speed_up")
+        for length in law.lengths
+        for bonus, field in ((_WITH, name), (_WITHOUT, f"{name}_without_bonus"))
+    ]
+    for arm in () if measured is None else measured.arms:
+        bonus = _WITH if arm.bonus else _WITHOUT
+        # The law of a server has the costs of another one than was measured.
+        speed_up = arm.measured_speed_up if served is None else None
+        for name, each in (("tokens", arm.measured_tokens), ("speed_up", speed_up)):
+            if each is not None:
+                point = {"panel": name, "bonus": bonus, "kind": "measured"}
+                rows.append({**point, **_values(arm.num_draft_tokens, each)})
+    best = {"values": [{"length": law.best.value, "value": law.best_speed_up.value}]}
+    look: figure.Spec = {"shape": _STAR, "size": 180, "color_by": {"value": "black"}}
     has_best = law.best.value in [length.num_draft_tokens for length in law.lengths]
-    star = {
-        **figure.layer("point", y_by="value", shape=_STAR, size=180, color_by={"value": "black"}),
-        "data": {"values": [{"length": law.best.value, "value": law.best_speed_up.value}]},
-    }
+    star = [figure.layer("point", y_by="value", data=best, **look)] if has_best else []
     title = "speed-up while memory bounds the step; dashed: without" + ("; star: best" if has_best else "")
     lines = [
         [
             _law_panel("tokens", "tokens per step and sequence", []),
-            _law_panel("speed_up", title, [figure.level(1.0, figure.SLATE), *([star] if has_best else [])]),
+            _law_panel("speed_up", title, [figure.level(1.0, figure.SLATE), *star]),
         ]
     ]
-    rows = [{"panel": name, **row} for name, group in of_law.items() for row in group]
     if served is None:
         return figure.grid(lines, list(_COLORS), rows=rows)
-    lines.append(_load_panels(served))
-    return figure.grid(lines, list(_COLORS), rows=rows, load=list(_load_rows(served)))
-
-
-def _law_rows(law: SpeculationLaw, name: str) -> Iterator[figure.Row]:
-    for length in law.lengths:
-        for bonus, field in ((_WITH, name), (_WITHOUT, f"{name}_without_bonus")):
-            yield {"bonus": bonus, "kind": "law", **_values(length.num_draft_tokens, getattr(length, field))}
-
-
-def _points(
-    arms: Sequence[SpeculativeArm], of: Callable[[SpeculativeArm], Estimate | None]
-) -> Iterator[figure.Row]:
-    """Measured arms with their intervals over blocks."""
-    for arm in arms:
-        if (each := of(arm)) is not None:
-            bonus = _WITH if arm.bonus else _WITHOUT
-            yield {"bonus": bonus, "kind": "measured", **_values(arm.num_draft_tokens, each)}
+    load = list(_load_rows(served))
+    return figure.grid([*lines, _load_panels(served, load)], list(_COLORS), rows=rows, load=load)
 
 
 def _values(length: int, each: Estimate) -> figure.Row:
@@ -258,40 +210,32 @@ def _values(length: int, each: Estimate) -> figure.Row:
 
 
 def _law_panel(name: str, title: str, more: Sequence[figure.Spec]) -> figure.Spec:
+    """The law as lines, measured arms with their intervals over blocks."""
     law, measured = "datum.kind === 'law'", "datum.kind === 'measured'"
-    return figure.panel(
-        _HEIGHT_PX,
-        figure.axis(title, zero=True),
-        [
-            figure.layer("area", y_by="low", y2_by="high", opacity=0.2, where=f"{law} && isValid(datum.low)"),
-            figure.layer("line", y_by="value", where=law),
-            figure.layer("point", y_by="value", where=law),
-            figure.layer("rule", y_by="low", y2_by="high", where=f"{measured} && isValid(datum.low)"),
-            figure.layer("point", y_by="value", where=measured, shape="diamond", filled=False, size=110),
-            *more,
-        ],
-        where=[f"datum.panel === '{name}'"],
-        encoding={
-            "color": figure.by_color("bonus", _COLORS),
-            "x": figure.axis("draft tokens K; diamonds: measured", "length", tickMinStep=1, format="d"),
-        },
-        width=_WIDTH_PX,
-    )
-
-
-def _chosen(served: ServedSpeculation) -> list[int]:
-    """Indices of at most ``_MOST_LINES`` draft lengths, spread evenly, without the 0 at the front."""
-    number = len(served.batches[0].points) - 1
-    step = max(1, -(-number // _MOST_LINES))
-    return sorted({*range(1, number + 1, step), number})[: _MOST_LINES + 1]
+    has_interval = "isValid(datum.low)"
+    layers = [
+        figure.layer("area", y_by="low", y2_by="high", opacity=0.2, where=f"{law} && {has_interval}"),
+        figure.layer("line", y_by="value", where=law),
+        figure.layer("point", y_by="value", where=law),
+        figure.layer("rule", y_by="low", y2_by="high", where=f"{measured} && {has_interval}"),
+        figure.layer("point", y_by="value", where=measured, shape="diamond", filled=False, size=110),
+        *more,
+    ]
+    x = figure.axis("draft tokens K; diamonds: measured", "length", tickMinStep=1, format="d")
+    encoding = {"color": figure.by_color("bonus", _COLORS), "x": x}
+    where = [f"datum.panel === '{name}'"]
+    return figure.panel(y=figure.axis(title, zero=True), layers=layers, where=where, encoding=encoding, **_LAW_PX)
 
 
 def _load_rows(served: ServedSpeculation) -> Iterator[figure.Row]:
+    """Every batch without drafts and with some draft lengths, spread evenly, at most six."""
+    number = len(served.batches[0].points) - 1
+    chosen = sorted({*range(1, number + 1, max(1, -(-number // 5))), number})[:6]
     for batch in served.batches:
-        for index in (0, *_chosen(served)):
-            point = batch.points[index]
+        for point in (batch.points[index] for index in (0, *chosen)):
+            num = point.num_draft_tokens
             yield {
-                "length": _length_name(point.num_draft_tokens),
+                "length": f"K = {num}" if num else "without speculation",
                 "batch": batch.rows,
                 "gain": point.speed_up.value,
                 "throughput": point.goodput_per_s.value,
@@ -299,45 +243,33 @@ def _load_rows(served: ServedSpeculation) -> Iterator[figure.Row]:
             }
 
 
-def _length_name(num_draft_tokens: int) -> str:
-    return f"K = {num_draft_tokens}" if num_draft_tokens else "without speculation"
-
-
-def _load_panels(served: ServedSpeculation) -> list[figure.Spec]:
+def _load_panels(served: ServedSpeculation, rows: Sequence[figure.Row]) -> list[figure.Spec]:
     """Gain by batch, and time per token over throughput: its lines go from the smallest batch to the largest."""
-    rows = list(_load_rows(served))
-    names = [_length_name(served.batches[0].points[i].num_draft_tokens) for i in _chosen(served)]
-    colors = {name: figure.series_color(i) for i, name in enumerate(names)}
+    _, *names = dict.fromkeys(row["length"] for row in rows)
+    colors = {name: figure.SERIES[i % len(figure.SERIES)] for i, name in enumerate(names)}
     pays = served.largest_paying
-    marked = {
-        "data": {"values": [{"batch": pays}]},
-        "mark": {"type": "rule", "strokeDash": [1, 3]},
-        "encoding": {"y": {"value": 0}, "y2": {"value": "height"}, "color": {"value": figure.GREY}},
-    }
     is_marked = 0 < pays < max(row["batch"] for row in rows)
+    pays_up_to = _upright({"values": [{"batch": pays}]}, color_by={"value": figure.GREY})
+    title = "goodput over that without speculation" + (f"; dotted: pays up to {pays}" if is_marked else "")
+    size = {**_LAW_PX, "data": {"name": "load"}}
     gain = figure.panel(
-        _HEIGHT_PX,
-        figure.axis(
-            "goodput over that without speculation" + (f"; dotted: pays up to {pays}" if is_marked else ""),
-            zero=True,
-        ),
-        [
+        y=figure.axis(title, zero=True),
+        layers=[
             figure.layer("line", y_by="gain"),
             figure.layer("point", y_by="gain", size=20),
             figure.level(1.0, figure.SLATE),
-            *([marked] if is_marked else []),
+            *([pays_up_to] if is_marked else []),
         ],
         where=["datum.length !== 'without speculation'"],
         encoding={
             "color": figure.by_color("length", colors),
             "x": figure.log_axis("sequences in the batch", [row["batch"] for row in rows], "batch"),
         },
-        width=_WIDTH_PX,
+        **size,
     )
     latency = figure.panel(
-        _HEIGHT_PX,
-        figure.log_axis("time per output token, ms", [row["latency"] for row in rows]),
-        [
+        y=figure.log_axis("time per output token, ms", [row["latency"] for row in rows]),
+        layers=[
             figure.layer("line", y_by="latency", order_by={"field": "batch"}),
             figure.layer("point", y_by="latency", size=20),
         ],
@@ -345,9 +277,15 @@ def _load_panels(served: ServedSpeculation) -> list[figure.Spec]:
             "color": figure.by_color("length", {"without speculation": "black", **colors}),
             "x": figure.log_axis("output tokens per second", [row["throughput"] for row in rows], "throughput"),
         },
-        width=_WIDTH_PX,
+        **size,
     )
-    return [{**panel, "data": {"name": "load"}} for panel in (gain, latency)]
+    return [gain, latency]
+
+
+def _upright(data: figure.Spec, **properties: Any) -> figure.Spec:
+    """Dotted lines over the height of a panel."""
+    ends: figure.Spec = {"y_by": {"value": 0}, "y2_by": {"value": "height"}}
+    return figure.layer("rule", data=data, strokeDash=[1, 3], **ends, **properties)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,26 +310,19 @@ def draw_saturation(
         if (value := each[name]) is not None
     ]
     labels = [line.label for line in lines]
-    largest = [{"arm": line.label, "size": line.largest} for line in lines if line.largest is not None]
-    dotted = {"mark": {"type": "rule", "strokeDash": [1, 3], "strokeWidth": 1}, "data": {"name": "largest"}}
     panels = []
     for name in names:
-        title = f"{name}, {METRICS[name].unit}" + (f"; dashed: limit {limits[name]:g}" if name in limits else "")
-        values = [row["value"] for row in rows if row["metric"] == name]
-        y = figure.log_axis(title, values) if figure.is_wide(values) else figure.axis(title, zero=True)
+        limit = limits.get(name)
+        title = f"{name}, {METRICS[name].unit}" + ("" if limit is None else f"; dashed: limit {limit:g}")
+        where = f"datum.metric === '{name}'"
         layers = [
-            *([figure.level(limits[name], figure.SLATE)] if name in limits else []),
-            figure.layer("line", y_by="value", where=f"datum.metric === '{name}'"),
-            figure.layer(
-                "point", y_by="value", where=f"datum.metric === '{name}'", shape_by={"field": "arm", "legend": None}
-            ),
-            {**dotted, "encoding": {"y": {"value": 0}, "y2": {"value": "height"}}},
+            *([] if limit is None else [figure.level(limit, figure.SLATE)]),
+            figure.layer("line", y_by="value", where=where),
+            figure.layer("point", y_by="value", where=where, shape_by={"field": "arm", "legend": None}),
+            _upright({"name": "largest"}, strokeWidth=1),
         ]
+        y = figure.suitable_axis(title, [row["value"] for row in rows if row["metric"] == name])
         panels.append(figure.panel(190, y, layers, encoding=figure.by_series(labels)))
-    sizes = [row["size"] for row in rows]
-    x = (
-        figure.log_axis(x_title, sizes, "size")
-        if figure.is_wide(sizes)
-        else figure.axis(x_title, "size", zero=True)
-    )
+    largest = [{"arm": line.label, "size": line.largest} for line in lines if line.largest is not None]
+    x = figure.suitable_axis(x_title, [row["size"] for row in rows], "size")
     return figure.picture(panels, rows, x, legend=labels, largest=largest)

@@ -1,77 +1,59 @@
-"""The requests of a run over time, one bar each, and the distributions of their latencies by arm and by block."""
+"""The requests of a run over time, the distributions of their latencies, and the machine while it served them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from benchctl.analysis.metrics.latency import first_token_ns, is_completed, last_token_ns, measured
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.summary.analyzed import LATENCY_NAMES, Sorted, run_latencies
+from benchctl.analysis.summary.analyzed import LATENCY_NAMES, AnalyzedExperiment, Sorted, run_latencies
 from benchctl.analysis.summary.summary import RunSummary
-from benchctl.records.record import RequestRecord
+from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.report.charts import figure
-from benchctl.report.charts.arms import arms_of, runs_by_block
-from benchctl.units import NS_PER_S
+from benchctl.units import GIB, HZ_PER_MHZ, NS_PER_S
 
-MAX_REQUESTS: Final = 200
-_LEAST_REQUESTS: Final = 50
-_MAX_BARS: Final = 8_000
-"""Of all runs; where they have more, each run shows fewer requests."""
 _PANEL_PX: Final = 160
 
 
-def draw_requests(source: figure.ChartSource) -> figure.Chart | None:
+def draw_requests(analysis: AnalyzedExperiment) -> figure.Chart | None:
     """A panel for the first arm and one for another, from the runs of one block.
 
     Block and other arm can be chosen; at first the block is the one that most arms finished. None for forward
     passes, which have no requests.
     """
-    if source.analysis.passes is not None:
+    if analysis.passes is not None:
         return None
-    title = "Requests over the run"
-    arms = arms_of(source.analysis)
-    blocks = runs_by_block(arms, [run for arm in arms for run in arm.runs if request_rows(run.run.requests)])
+    title, arms = "Requests over the run", figure.arms_of(analysis)
+    rows_of = {run.record.run_id: request_rows(run) for arm in arms for run in arm.runs}
+    blocks = figure.runs_by_block(arms, [run for arm in arms for run in arm.runs if rows_of[run.record.run_id]])
     if not blocks:
         reason = "no finished run has a request that was sent"
         return figure.Chart(id="request-timeline", title=title, skipped=reason)
-    first_block, first_runs = next(iter(blocks.items()))
     runs = [run for runs in blocks.values() for run in runs]
-    labels = [arm.label for arm in arms if any(run.label == arm.label for run in runs)]
-    is_virtual = any(run.record.clock == "virtual" for run in first_runs)
-    num_drawn = max(_LEAST_REQUESTS, min(MAX_REQUESTS, _MAX_BARS // len(runs)))
-    most = max(len(request_rows(run.run.requests)) for run in runs)
-    which = f", {num_drawn} of up to {most:,} at equal distances" if most > num_drawn else ""
-    other = figure.Choice(
-        name="arm",
-        label=f"Below {labels[0]}",
-        options=tuple((label, label) for label in labels[1:]),
-        selected=labels[-1],
-    )
-    choices = (figure.block_choice(blocks, first_block), other)
+    labels = figure.labels_of(arms, blocks)
+    num_drawn = max(50, min(200, 8_000 // len(runs)))  # of a run; all runs together have 8,000
+    most = max(len(rows_of[run.record.run_id]) for run in runs)
+    others = tuple((label, label) for label in labels[1:])
+    other = figure.Choice(name="arm", label=f"Below {labels[0]}", options=others, selected=labels[-1])
+    choices = (figure.block_choice(blocks), other)
     same = figure.by_series([arm.label for arm in arms], labels)
     same["color"]["legend"] = None
     thick = max(1.0, 0.8 * _PANEL_PX / min(most + 1, num_drawn))
+    y = figure.axis("request no.", format="d") | {"scale": {"reverse": True, "zero": False, "padding": thick}}
+    tests = {"datum.is_first": labels[0], "!datum.is_first && datum.arm === arm": {"text": {"expr": "arm"}}}
     panels = [
-        figure.panel(
-            _PANEL_PX,
-            {**figure.axis("request no.", format="d"), "scale": {"reverse": True, "zero": False, "padding": thick}},
-            _layers(thick),
-            where=(figure.OF_BLOCK, test),
-            encoding=same,
-            title=name,
-        )
-        for test, name in (
-            ("datum.is_first", labels[0]),
-            ("!datum.is_first && datum.arm === arm", {"text": {"expr": "arm"}}),
-        )[: len(labels)]
+        figure.panel(_PANEL_PX, y, _bars(thick), where=(figure.OF_BLOCK, test), encoding=same, title=name)
+        for test, name in list(tests.items())[: len(labels)]
     ]
     rows = [
         {"block": str(run.record.block), "arm": run.label, "is_first": run.label == labels[0], **row}
         for run in runs
-        for row in evenly(_scaled_rows(run), num_drawn)
+        for row in evenly(rows_of[run.record.run_id], num_drawn)
     ]
-    unit = "virtual s" if is_virtual else "s"
+    is_virtual = any(run.record.clock == "virtual" for run in next(iter(blocks.values())))
+    x = figure.axis(f"time since the first send, {'virtual s' if is_virtual else 's'}", "sent", zero=True)
+    which = f", {num_drawn} of up to {most:,} at equal distances" if most > num_drawn else ""
     return figure.Chart(
         id="request-timeline",
         title=title,
@@ -81,74 +63,47 @@ def draw_requests(source: figure.ChartSource) -> figure.Chart | None:
             "last output, which is decoding. A cross marks a request that failed. As the client saw it"
             + (", multiplied by time_scale to match the simulator's virtual time." if is_virtual else ".")
         ),
-        spec=figure.picture(
-            panels, rows, figure.axis(f"time since the first send, {unit}", "sent", zero=True), choices=choices
-        ),
+        spec=figure.picture(panels, rows, x, choices=choices),
         choices=choices,
     )
 
 
-def _layers(thickness: float) -> list[figure.Spec]:
+def _bars(thickness: float) -> list[figure.Spec]:
     bar: figure.Spec = {"y_by": "row", "strokeWidth": thickness}
     tip = (("id", "request"), ("sent", "sent, s", ".4~g"), ("first", "first output, s", ".4~g"))
+    decodes: figure.Spec = {"where": "isValid(datum.first)", "tip": (*tip, ("last", "last output, s", ".4~g"))}
+    cross: figure.Spec = {"shape": figure.CROSS, "strokeWidth": 2.5, "filled": False, "y_by": "row"}
+    cross |= {"where": "isValid(datum.error)", "tip": (("id", "request"), ("error", "error"))}
     return [
         figure.layer("rule", x2_by="waited", color_by={"value": figure.GREY}, tip=tip, **bar),
-        figure.layer(
-            "rule",
-            where="isValid(datum.first)",
-            x_by="first",
-            x2_by="last",
-            tip=(*tip, ("last", "last output, s", ".4~g")),
-            **bar,
-        ),
-        figure.layer(
-            "point",
-            where="isValid(datum.error)",
-            x_by="waited",
-            y_by="row",
-            color_by={"value": figure.VERMILION},
-            shape="M-0.9,-0.9L0.9,0.9M0.9,-0.9L-0.9,0.9",
-            strokeWidth=2.5,
-            filled=False,
-            tip=(("id", "request"), ("error", "error")),
-        ),
+        figure.layer("rule", x_by="first", x2_by="last", **decodes, **bar),
+        figure.layer("point", x_by="waited", color_by={"value": figure.VERMILION}, **cross),
     ]
 
 
-def _scaled_rows(run: RunSummary) -> list[figure.Row]:
-    return request_rows(run.run.requests, run.record.clock_factor)
-
-
-def request_rows(requests: Sequence[RequestRecord], time_scale: float = 1.0) -> list[figure.Row]:
+def request_rows(run: RunSummary) -> list[figure.Row]:
     """All that were sent and are no warm-up, in the order of sending, in seconds since the first send.
 
-    Times are multiplied by ``time_scale``; ``waited`` is the end of the grey bar, ``first`` and ``last`` are None
+    Seconds are those of the run's clock; ``waited`` is the end of the grey bar, ``first`` and ``last`` are None
     without any output.
     """
-    sends = [(request.sent_ns, request) for request in measured(requests) if request.sent_ns is not None]
-    sent = sorted(sends, key=lambda pair: (pair[0], pair[1].index))
-    return list(_rows(sent, time_scale))
-
-
-def _rows(sent: Sequence[tuple[int, RequestRecord]], time_scale: float) -> Iterator[figure.Row]:
-    def seconds(t_ns: int | None) -> float | None:
-        return None if t_ns is None else (t_ns - sent[0][0]) * time_scale / NS_PER_S
-
-    for i, (sent_ns, request) in enumerate(sent, start=1):
-        first, last = seconds(first_token_ns(request)), seconds(last_token_ns(request))
+    sends = [(each.sent_ns, each.index, each) for each in measured(run.run.requests) if each.sent_ns is not None]
+    sends.sort(key=lambda send: send[:2])
+    rows: list[figure.Row] = []
+    for sent_ns, _, request in sends:
+        times_ns = (sent_ns, first_token_ns(request), last_token_ns(request))
+        sent, first, last = (
+            None if t_ns is None else (t_ns - sends[0][0]) * run.record.clock_factor / NS_PER_S for t_ns in times_ns
+        )
+        times = {"sent": sent, "waited": sent if first is None else first, "first": first}
         failure = "not answered to its end" if request.error is None else request.error.kind
-        yield {
-            "row": i,
-            "id": request.request_id,
-            "sent": seconds(sent_ns),
-            "waited": seconds(sent_ns) if first is None else first,
-            "first": first,
-            "last": first if last is None else last,
-            "error": None if is_completed(request) else failure,
-        }
+        error = None if is_completed(request) else failure
+        last = first if last is None else last
+        rows.append({"row": len(rows) + 1, "id": request.request_id, **times, "last": last, "error": error})
+    return rows
 
 
-def evenly(rows: Sequence[figure.Row], at_most: int = MAX_REQUESTS) -> list[figure.Row]:
+def evenly(rows: Sequence[figure.Row], at_most: int) -> list[figure.Row]:
     """At most ``at_most`` of the rows at equal distances, first and last among them."""
     if len(rows) <= at_most:
         return list(rows)
@@ -156,71 +111,58 @@ def evenly(rows: Sequence[figure.Row], at_most: int = MAX_REQUESTS) -> list[figu
 
 
 MAX_POINTS: Final = 300
-"""Of the line of an arm; a percentile between two points is off by at most their distance."""
-_MAX_BLOCK_POINTS: Final = 100
-_MAX_POINTS_OF_BLOCKS: Final = 24_000
-_LEAST_POINTS: Final = 20
-_ID: Final = "latencies"
-_TITLE: Final = "Latency distributions"
-SECTION: Final = "latency"
-NO_LATENCIES: Final = "no finished run has the times of its requests"
+"""Of the line of an arm or a device; a percentile between two points is off by at most their distance."""
 
 Blocks = Sequence[tuple[str, Mapping[str, Sorted]]]
 """Name of each block, and its ascending values by latency."""
 
 
-def draw_latencies(source: figure.ChartSource) -> figure.Chart | None:
+def draw_latencies(analysis: AnalyzedExperiment) -> figure.Chart | None:
     """The distributions of all usable runs. None for forward passes, which have no requests."""
-    if source.analysis.passes is not None:
+    if analysis.passes is not None:
         return None
-    arms = [
-        (arm.label, [(f"block {run.record.block}", run_latencies(run)) for run in arm.runs])
-        for arm in arms_of(source.analysis)
-    ]
+    arms = {
+        arm.label: [(f"block {run.record.block}", run_latencies(run)) for run in arm.runs]
+        for arm in figure.arms_of(analysis)
+    }
     return draw_distributions(arms, unit="block")
 
 
-def draw_distributions(arms: Sequence[tuple[str, Blocks]], unit: str) -> figure.Chart:
+def draw_distributions(arms: Mapping[str, Blocks], unit: str) -> figure.Chart:
     """A thick line for each arm over all its blocks, a thin one for each; ``unit`` is the word for a block."""
-    arms = arms[: figure.MAX_SERIES]
-    labels = [label for label, _ in arms]
-    names = [name for name in LATENCY_NAMES if any(name in values for _, blocks in arms for _, values in blocks)]
+    labels = list(arms)[: figure.MAX_SERIES]
+    words: figure.Spec = {"id": "latencies", "title": "Latency distributions", "section": "latency"}
+    of_blocks = [values for label in labels for _, values in arms[label]]
+    names = [name for name in LATENCY_NAMES if any(name in values for values in of_blocks)]
     if not names:
-        return figure.Chart(id=_ID, title=_TITLE, skipped=NO_LATENCIES, section=SECTION)
-    num_lines = sum(name in values for name in names for _, blocks in arms for _, values in blocks)
-    most = max(_LEAST_POINTS, min(_MAX_BLOCK_POINTS, _MAX_POINTS_OF_BLOCKS // num_lines))
-    rows = [row for name in names for label, blocks in arms for row in _latencies_rows(label, name, blocks, most)]
-    latency = figure.Choice(
-        name="latency",
-        label="Latency",
-        options=tuple((name, LATENCY_NAMES[name]) for name in names),
-        selected="tpot" if "tpot" in names else names[0],
-    )
+        return figure.Chart(skipped="no finished run has the times of its requests", **words)
+    num_lines = sum(name in values for name in names for values in of_blocks)
+    most = max(20, min(100, 24_000 // num_lines))  # points of a block; all of them have 24,000
+    rows = [
+        {"latency": name, "arm": label, **row, unit: row["of"] or f"all {unit}s"}
+        for name in names
+        for label in labels
+        for row in _lines([(block, values[name]) for block, values in arms[label] if name in values], most)
+    ]
+    options = tuple((name, LATENCY_NAMES[name]) for name in names)
+    first = "tpot" if "tpot" in names else names[0]
+    latency = figure.Choice(name="latency", label="Latency", options=options, selected=first)
     choices = (latency, figure.arm_choice(labels))
     tip = (("arm", "arm"), (unit, unit), ("ms", "at most, ms", ".4~g"), ("share", "share", ".1%"))
-    rows = [{**row, unit: row["of"] or f"all {unit}s"} for row in rows]
     line: figure.Spec = {"y_by": "share", "detail_by": "of", "tip": tip}
-    spec = figure.picture(
+    panel = figure.panel(
+        280,
+        figure.axis("share at most so slow", domain=(0, 1), format="%"),
         [
-            figure.panel(
-                280,
-                figure.axis("share at most so slow", domain=(0, 1), format="%"),
-                [
-                    figure.layer("line", where="datum.of !== ''", strokeWidth=0.8, opacity=0.45, **line),
-                    figure.layer("line", where="datum.of === ''", strokeWidth=2.6, **line),
-                ],
-                where=("datum.latency === latency", figure.OF_ARM),
-                encoding=figure.by_series(labels),
-            )
+            figure.layer("line", where="datum.of !== ''", strokeWidth=0.8, opacity=0.45, **line),
+            figure.layer("line", where="datum.of === ''", strokeWidth=2.6, **line),
         ],
-        rows,
-        figure.axis("latency, ms", "ms"),
-        choices=choices,
-        legend=labels,
+        where=("datum.latency === latency", figure.OF_ARM),
+        encoding=figure.by_series(labels),
     )
+    x = figure.axis("latency, ms", "ms")
     return figure.Chart(
-        id=_ID,
-        title=_TITLE,
+        **words,
         caption=(
             f"Share of the completed requests (of gaps: of all gaps) with at most this latency in ms: a thick line "
             f"for each arm over all its {unit}s, a thin one for each {unit}."
@@ -228,25 +170,22 @@ def draw_distributions(arms: Sequence[tuple[str, Blocks]], unit: str) -> figure.
         definition="; ".join(
             f"{name} = {METRICS[f'{name}_ms'].formula.removeprefix('mean of ')}" for name in names
         ),
-        spec=spec,
+        spec=figure.picture([panel], rows, x, choices=choices, legend=labels),
         choices=choices,
-        section=SECTION,
         has_log_switch=True,
     )
 
 
-def _latencies_rows(label: str, name: str, blocks: Blocks, most: int) -> list[figure.Row]:
+def _lines(of_blocks: Sequence[tuple[str, Sorted]], most: int) -> Iterator[figure.Row]:
     """The points of the lines of one arm: ``of`` is the block, or nothing for all of them."""
-    of_blocks = [(block, values[name]) for block, values in blocks if name in values]
-    if not of_blocks:
-        return []
     lines = [(block, quantiles(values, most)) for block, values in of_blocks if len(of_blocks) > 1]
-    lines.append(("", quantiles(np.sort(np.concatenate([values for _, values in of_blocks])), MAX_POINTS)))
-    return [
-        {"latency": name, "arm": label, "of": block, "ms": ms, "share": share}
-        for block, values in lines
-        for ms, share in zip(values.tolist(), np.linspace(0, 1, len(values)).tolist(), strict=True)
-    ]
+    if of_blocks:
+        whole = np.sort(np.concatenate([values for _, values in of_blocks]))
+        lines.append(("", quantiles(whole, MAX_POINTS)))
+    for block, values in lines:
+        shares = np.linspace(0, 1, len(values))
+        for ms, share in zip(values.tolist(), shares.tolist(), strict=True):
+            yield {"of": block, "ms": ms, "share": share}
 
 
 def quantiles(values: Sorted, at_most: int) -> Sorted:
@@ -254,9 +193,147 @@ def quantiles(values: Sorted, at_most: int) -> Sorted:
 
     A single value is given twice, as a step from 0 to 1.
     """
-    if len(values) == 1:
-        values = np.repeat(values, 2)
-    if len(values) <= at_most:
-        return values
-    result: Sorted = np.interp(np.linspace(0, len(values) - 1, at_most), np.arange(len(values)), values)
+    num = min(max(2, len(values)), at_most)
+    result: Sorted = np.interp(np.linspace(0, len(values) - 1, num), np.arange(len(values)), values)
     return result
+
+
+Quantities = Mapping[str, tuple[str, float]]
+"""Attribute of a sample and the unit of its values, by the title of their panel."""
+
+_GPU: Final[Quantities] = {
+    "power, W": ("power_w", 1),
+    "SM clock, MHz": ("sm_clock_hz", HZ_PER_MHZ),
+    "memory used, GiB": ("memory_used_bytes", GIB),
+    "utilisation, %": ("utilization_frac", 0.01),
+}
+_HOST: Final[Quantities] = {
+    "server CPU, cores": ("server_cpu_cores", 1),
+    "client CPU, cores": ("client_cpu_cores", 1),
+    "whole host CPU, %": ("host_cpu_frac", 0.01),
+}
+
+
+def draw_gpu(analysis: AnalyzedExperiment) -> figure.Chart:
+    """Readings of each GPU during the load, a line for each arm and device."""
+    if any(_inside(run.run.gpu, run) for run in analysis.runs):
+        reason = "the GPU reported neither power, clock, memory nor utilisation"
+    elif gpu_names(machines_of(analysis.results)) or any(run.run.gpu for run in analysis.runs):
+        reason = "no GPU sample was taken during the load"
+    else:
+        reason = "the measuring machine showed no GPU"
+    words = {
+        "id": "gpu",
+        "title": "GPU over the run",
+        "caption": "Reports of the GPU between first send and last output",
+        "definition": "Readings of NVML or nvidia-smi; utilisation is the share of time in which any kernel ran.",
+        "skipped": reason,
+    }
+    return _over_the_run(analysis, _GPU, lambda run: run.run.gpu, words)
+
+
+def draw_host(analysis: AnalyzedExperiment) -> figure.Chart:
+    """Processor cores that the server, the client and the whole machine kept busy during the load."""
+    words = {
+        "id": "host-cpu",
+        "title": "Processors over the run",
+        "caption": "CPU cores that the server's processes and the load generator kept busy",
+        "definition": "CPU time of the processes between two samples / time between them.",
+        "skipped": "no run lasted long enough for two samples of the host during the load",
+    }
+    return _over_the_run(analysis, _HOST, lambda run: run.run.host, words, least=2)
+
+
+def _over_the_run(
+    analysis: AnalyzedExperiment,
+    quantities: Quantities,
+    samples_of: Callable[[RunSummary], Sequence[Any]],
+    words: figure.Spec,
+    least: int = 1,
+) -> figure.Chart:
+    """A panel for each quantity that a run has ``least`` values of; ``words`` say why there is none."""
+    arms = figure.arms_of(analysis)
+    lines = {
+        run.record.run_id: _lines_of(_inside(samples_of(run), run), quantities, least)
+        for arm in arms
+        for run in arm.runs
+    }
+    blocks = figure.runs_by_block(arms, [run for arm in arms for run in arm.runs if lines[run.record.run_id]])
+    if not blocks:
+        return figure.Chart(id=words["id"], title=words["title"], skipped=words["skipped"], section="machine")
+    runs = [run for runs in blocks.values() for run in runs]
+    num_lines = sum(len(lines[run.record.run_id]) for run in runs)
+    most = max(60, min(MAX_POINTS, 15_000 // num_lines))  # points of a line; all of them have 15,000
+    rows: list[figure.Row] = [
+        {
+            "block": str(run.record.block),
+            "arm": run.label,
+            "quantity": title,
+            "device": device,
+            "time": (at_ns - (run.record.times.first_send_ns or 0)) / NS_PER_S,
+            "value": value,
+        }
+        for run in runs
+        for (title, device), points in lines[run.record.run_id].items()
+        for at_ns, value in thinned(points, most)
+    ]
+    drawn = figure.labels_of(arms, blocks)
+    devices = sorted({row["device"] for row in rows})
+    encoding = {**figure.by_series([arm.label for arm in arms], drawn), "detail": {"field": "device"}}
+    if len(devices) > 1:
+        dashes = [figure.DASHES[i % len(figure.DASHES)] for i in range(len(devices))]
+        scale = {"domain": devices, "range": dashes}
+        encoding["strokeDash"] = {"field": "device", "type": "nominal", "title": None, "scale": scale}
+    choices = (figure.block_choice(blocks), figure.arm_choice(drawn))
+    tip = [("arm", "arm"), ("device", "device"), ("time", "at, s", ".4~g"), ("value", "value", ".4~g")]
+    panels = [
+        figure.panel(
+            90,
+            {**figure.axis(title, zero=True), "axis": {"tickCount": 4}},
+            [figure.layer("line", y_by="value", strokeWidth=1.6, tip=tip)],
+            where=(figure.OF_BLOCK, figure.OF_ARM, f"datum.quantity === '{title}'"),
+            encoding=encoding,
+        )
+        for title in quantities
+        if any(row["quantity"] == title for row in rows)
+    ]
+    x = figure.axis("time since the load began, s", "time", zero=True)
+    return figure.Chart(
+        id=words["id"],
+        title=words["title"],
+        caption=f"{words['caption']}; means of neighbours where a run has many samples.",
+        definition=f"{words['definition']} Time is that of the client's clock, never multiplied.",
+        spec=figure.picture(panels, rows, x, choices=choices, legend=[*drawn, *devices]),
+        choices=choices,
+        section="machine",
+    )
+
+
+def _inside(samples: Sequence[Any], run: RunSummary) -> list[Any]:
+    """Samples between the first send and the last output."""
+    first_ns, last_ns = run.record.times.first_send_ns, run.record.times.last_token_ns
+    if first_ns is None or last_ns is None:
+        return []
+    return [sample for sample in samples if first_ns <= sample.t_ns <= last_ns]
+
+
+Points = Sequence[tuple[float, float]]
+"""Time in ns and value of each sample."""
+
+
+def _lines_of(samples: Sequence[Any], quantities: Quantities, least: int) -> dict[tuple[str, str], Points]:
+    """The points by title of the panel and name of the device; those of the host have none."""
+    lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for sample in samples:
+        device = f"GPU {sample.index}" if hasattr(sample, "index") else ""
+        for title, (name, unit) in quantities.items():
+            if (value := getattr(sample, name)) is not None:
+                lines.setdefault((title, device), []).append((sample.t_ns, value / unit))
+    has_enough = any(len(points) >= least for points in lines.values())
+    return dict(sorted(lines.items())) if has_enough else {}
+
+
+def thinned(points: Points, at_most: int = MAX_POINTS) -> list[tuple[float, float]]:
+    """Means of time and value over at most ``at_most`` groups of neighbours of equal number."""
+    groups = np.array_split(np.asarray(points, dtype=np.float64), min(len(points), at_most)) if points else []
+    return [(float(at), float(value)) for at, value in (group.mean(axis=0) for group in groups)]

@@ -70,11 +70,11 @@ def distribution_charts(sides: ForeignSides) -> tuple[Chart, ...]:
         for run in runs:
             load = " ".join(f"{key}={_text(value)}" for key, value in run.load_point if value is not None)
             groups.setdefault(f"{name} {load}" if len(loads) > 1 else name, []).append(run)
-    arms = [
-        (label, [(f"run {i}", _sorted(run)) for i, run in enumerate(group, 1)]) for label, group in groups.items()
-    ]
+    arms = {
+        label: [(f"run {i}", _sorted(run)) for i, run in enumerate(group, 1)] for label, group in groups.items()
+    }
     chart = draw_distributions(arms, unit="run")
-    return () if chart.spec is None else (chart,)
+    return (chart,) if chart.spec else ()
 
 
 def _sorted(run: ForeignRun) -> dict[str, Sorted]:

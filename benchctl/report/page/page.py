@@ -26,9 +26,12 @@ from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.formats import capitalized, minus, minus_in_numbers, percentage
+from benchctl.records.noise import MetricNoise
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.charts.figure import Chart
-from benchctl.report.charts.table import draw_charts
+from benchctl.report.charts.ratios import draw_acceptance, draw_block_values, draw_sweep
+from benchctl.report.charts.requests import draw_gpu, draw_host, draw_latencies, draw_requests
+from benchctl.report.charts.steps import draw_batch_size, draw_sections, draw_step_time
 from benchctl.report.documents import comparison_document
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.foreign import ForeignSides, distribution_charts, file_rows
@@ -84,7 +87,7 @@ def data_document(
                 "spec": {**chart.spec, "datasets": packed(chart.spec["datasets"])},
             }
             for chart in charts
-            if chart.spec is not None
+            if chart.spec
         ],
         "definitions": {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()},
     }
@@ -234,8 +237,8 @@ def render(
         "waterfalls": _waterfalls(analyses, verdict),
         "backfills": [values for analysis in analyses if (values := bonus_values(analysis)) is not None],
         "passes": [values for analysis in analyses if (values := passes_values(analysis)) is not None],
-        "charts": [chart for chart in charts if chart.section == "measurements"],
-        "latency_charts": [chart for chart in charts if chart.section == "latency" and chart.spec is not None],
+        "charts": [chart for chart in charts if chart.section != "latency"],
+        "latency_charts": [chart for chart in charts if chart.section == "latency" and chart.spec],
         "percentiles": _percentiles(analyses, verdict, foreign),
         "files": [] if foreign is None else file_rows(foreign),
         "directories": [
@@ -251,7 +254,7 @@ def render(
 
 def _sizes(charts: Sequence[Chart], comparisons: Sequence[Mapping[str, Any]]) -> str:
     """The rules for sizes that depend on the results. The policy of the page allows no ``style`` attributes."""
-    heights = sorted({chart.height for chart in charts if chart.spec is not None})
+    heights = sorted({chart.height for chart in charts if chart.spec})
     labels = sorted({each["forest"]["label_ch"] for each in comparisons if each["forest"] is not None})
     return "\n".join(
         (
@@ -366,6 +369,33 @@ def files_page(comparison: Comparison, sides: ForeignSides) -> str:
     verdict = made_verdict(comparison)
     title = f"{verdict.word}: {sides.b_name} against {sides.a_name}"
     return render(title, (), verdict, distribution_charts(sides), is_inside=False, foreign=sides)
+
+
+def draw_charts(
+    analysis: AnalyzedExperiment,
+    *,
+    cells: Sequence[CellComparison] = (),
+    noise: Mapping[str, MetricNoise] | None = None,
+) -> tuple[Chart, ...]:
+    """Every chart of a result directory in the order of a reader's questions, drawn or with the reason why not.
+
+    A chart of something that no run did, such as drafting tokens, is left out. ``cells`` are the comparisons of the
+    directory's variants with its baseline, ``noise`` is that of an A/A experiment by metric; without them outliers
+    are not marked, and the baseline's own scatter replaces the noise.
+    """
+    charts = (
+        draw_latencies(analysis),
+        draw_block_values(analysis, cells),
+        draw_sweep(analysis, noise),
+        draw_acceptance(analysis),
+        draw_sections(analysis),
+        draw_step_time(analysis),
+        draw_batch_size(analysis),
+        draw_requests(analysis),
+        draw_gpu(analysis),
+        draw_host(analysis),
+    )
+    return tuple(chart for chart in charts if chart is not None)
 
 
 def _charts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> tuple[Chart, ...]:

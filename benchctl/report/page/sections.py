@@ -34,7 +34,7 @@ from benchctl.analysis.validity.machines import Machine, gpu_names, machines_of
 from benchctl.errors import RecordError
 from benchctl.formats import capitalized, count_of, first_of, gib, minus_in_numbers, percentage, range_of
 from benchctl.records.directory import arm_label
-from benchctl.report.charts.arms import arms_of
+from benchctl.report.charts.figure import arms_of
 from benchctl.report.page.verdict import PageVerdict
 from benchctl.report.page.words import change_term, metric_term, p_term, value_term, verdict_term
 from benchctl.report.table import Table

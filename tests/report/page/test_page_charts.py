@@ -15,9 +15,9 @@ from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.records.noise import MetricNoise
 from benchctl.records.record import RequestError
 from benchctl.records.schema import GpuInfo, GpuSample, HostSample
-from benchctl.report.charts.figure import SERIES, Chart, chart_bytes, picture_bytes, rounded
-from benchctl.report.charts.sections import wrapped
-from benchctl.report.charts.table import draw_charts
+from benchctl.report.charts.figure import SERIES, chart_bytes, picture_bytes, rounded
+from benchctl.report.charts.steps import wrapped
+from benchctl.report.page.page import draw_charts
 
 EXAMPLE = Path(__file__).parent.parent.parent.parent / "results" / "example"
 SWEEP = tuple({"top_k": k} for k in (1, 2, 5))
@@ -371,13 +371,6 @@ def test_steps_that_only_prefill_are_not_in_the_chart_by_batch_size(tmp_path):
     assert (
         charts_of(results.path)["step-time-by-batch-size"].skipped == "no finished run has steps that only decode"
     )
-
-
-def test_a_chart_has_either_a_specification_or_a_reason():
-    with pytest.raises(ValueError, match="either a specification or a reason"):
-        Chart(id="x", title="X")
-    with pytest.raises(ValueError, match="is not drawn: nothing to see"):
-        chart_bytes(Chart(id="x", title="X", skipped="nothing to see"))
 
 
 def test_numbers_that_no_json_can_hold_become_gaps():

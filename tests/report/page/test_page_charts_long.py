@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchctl.records.columns import StepColumns
-from benchctl.report.charts.machine import MAX_POINTS, thinned
+from benchctl.report.charts.requests import MAX_POINTS, thinned
 from benchctl.report.charts.steps import MAX_STRETCHES, batch_size_rows, bins_of, course_of
 from benchctl.report.page.waterfall import packed
 
@@ -51,7 +51,7 @@ def test_a_stall_in_a_long_run_is_seen_in_the_band_of_its_stretch():
 
 
 def test_a_run_without_steps_has_no_course():
-    with pytest.raises(ValueError, match="no course"):
+    with pytest.raises(ValueError, match="zero-size"):
         list(course_of(columns([])))
 
 

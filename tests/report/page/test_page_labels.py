@@ -6,8 +6,8 @@ from support.results import builders
 
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.report.charts.figure import picture_bytes
-from benchctl.report.charts.sections import stacked_bars
-from benchctl.report.charts.table import sweep_name
+from benchctl.report.charts.ratios import sweep_name
+from benchctl.report.charts.steps import stacked_bars
 from benchctl.report.page.page import directory_page
 
 LABEL = '<a href="https://evil.example">go</a><b>&lt;c\x1b[31m\u202e'
@@ -69,4 +69,5 @@ def test_a_picture_shows_markup_and_controls_as_text_and_a_long_label_leaves_roo
 
 
 def test_the_name_of_a_picture_is_one_part_of_a_path() -> None:
-    assert sweep_name(["a/../../b.c", "d"]) == "a_______b_c_d_sweep.png"
+    cells = [{"a/../../b.c": number, "d": number} for number in (1, 2)]
+    assert sweep_name(cells) == "a_______b_c_d_sweep.png"

@@ -15,7 +15,7 @@ from benchctl.analysis.metrics.latency import percentiles
 from benchctl.analysis.statistics.estimate import level_interval
 from benchctl.analysis.summary.analyzed import analyze_directory, level_of_blocks, percentile_levels, run_latencies
 from benchctl.report.charts.requests import MAX_POINTS, quantiles
-from benchctl.report.charts.table import draw_charts
+from benchctl.report.page.page import draw_charts
 from benchctl.report.page.sections import percentile_values
 from benchctl.report.page.waterfall import packed, unpacked
 
