@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from benchctl.analysis.attribution.decomposition import MEANING, Decomposition
-from benchctl.analysis.attribution.estimate import Contribution, StepFloor
+from benchctl.analysis.attribution.estimate import StepFloor
 from benchctl.analysis.attribution.text import floor_line, sentence, wall_line
 from benchctl.analysis.compare.cells import NodeResults
 from benchctl.analysis.compare.metric import MetricComparison
@@ -16,11 +16,10 @@ from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import reasons_of, verdict_sentence
 from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.quality.accuracy import Divergence, divergence_sentence, quality_lines
+from benchctl.analysis.quality.accuracy import divergence_sentence, quality_lines
 from benchctl.analysis.statistics.estimate import RatioEstimate
-from benchctl.analysis.statistics.intervals import Slope
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.analysis.summary.summary import CellSummary, SweepRow, flops_bridge
+from benchctl.analysis.summary.summary import flops_bridge
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import InvalidDataError, NotComparableError
 from benchctl.interop.writers.vllm import bounds_document
@@ -32,6 +31,7 @@ from benchctl.report.table import csv_bytes
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
     """Everything of a comparison; units inside ``metrics`` are those of each metric, ratios are b / a."""
+    equivalence_frac = comparison.equivalence_margin_frac
     return {
         "verdict": comparison.verdict,
         "exit_code": comparison.exit_code,
@@ -40,11 +40,7 @@ def document_of(comparison: Comparison) -> dict[str, Any]:
         "a": comparison.a_name,
         "b": comparison.b_name,
         "margin_frac": comparison.margin_frac,
-        "equivalence_margin_frac": (
-            comparison.margin_frac
-            if comparison.equivalence_margin_frac is None
-            else comparison.equivalence_margin_frac
-        ),
+        "equivalence_margin_frac": comparison.margin_frac if equivalence_frac is None else equivalence_frac,
         "confidence": comparison.confidence,
         "num_looks": comparison.num_looks,
         "num_extensions": comparison.num_extensions,
@@ -108,25 +104,9 @@ def comparison_document(one: ComparisonVerdict) -> dict[str, Any]:
 
 
 _COLUMNS: Final = (
-    "cell",
-    "name",
-    "unit",
-    "role",
-    "a",
-    "b",
-    "ratio",
-    "ci_low",
-    "ci_high",
-    "blocks",
-    "p",
-    "margin_frac",
-    "equivalence_margin_frac",
-    "judged_confidence",
-    "minimum_detectable_effect",
-    "estimator",
-    "method",
-    "verdict",
-    "reason",
+    *("cell", "name", "unit", "role", "a", "b", "ratio", "ci_low", "ci_high", "blocks", "p"),
+    *("margin_frac", "equivalence_margin_frac", "judged_confidence", "minimum_detectable_effect"),
+    *("estimator", "method", "verdict", "reason"),
 )
 
 
@@ -143,6 +123,18 @@ def comparisons_csv(comparisons: Mapping[str, Comparison]) -> bytes:
 
 
 def _cell_document(cell: CellComparison) -> dict[str, Any]:
+    divergence, decomposition = cell.divergence, cell.decomposition
+    of_divergence = None
+    if divergence is not None:
+        sides = {"b_against_a": divergence.b_against_a, "a_against_a": divergence.a_against_a}
+        of_divergence = {
+            **{
+                name: None if each is None else {**asdict(each), "identical_frac": each.identical_frac}
+                for name, each in sides.items()
+            },
+            "temperature": divergence.temperature,
+            "summary": divergence_sentence(divergence),
+        }
     return {
         "cell": cell.label,
         "a": cell.a_label,
@@ -154,10 +146,10 @@ def _cell_document(cell: CellComparison) -> dict[str, Any]:
         "verdict": cell.verdict,
         "errors": list(cell.errors),
         "unrecorded_metrics": list(cell.unrecorded),
-        "decomposition": None if cell.decomposition is None else _decomposition_document(cell.decomposition),
-        "drafts": {"a": drafts_document(cell.a_drafts), "b": drafts_document(cell.b_drafts)},
+        "decomposition": None if decomposition is None else _decomposition_document(decomposition),
+        "drafts": {"a": _drafts_document(cell.a_drafts), "b": _drafts_document(cell.b_drafts)},
         "quality": quality_document(cell),
-        "divergence": divergence_document(cell),
+        "divergence": of_divergence,
     }
 
 
@@ -166,6 +158,20 @@ def metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str,
     estimate, order, judged = metric.estimate, metric.order, None
     if estimate is not None and metric.judged_confidence is not None:
         judged = estimate.interval_at(metric.judged_confidence)
+    slopes = {
+        name: None
+        if slope is None
+        else {"log": slope.log_per_unit, "standard_error": slope.standard_error, "p": slope.p_value}
+        for name, slope in (
+            ()
+            if order is None
+            else (
+                ("per_position", order.position),
+                ("ratio_per_block", order.ratio_drift),
+                ("level_per_block", order.machine_drift),
+            )
+        )
+    }
     return {
         "name": metric.metric.name,
         "unit": metric.metric.unit,
@@ -187,15 +193,9 @@ def metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str,
         "estimator": estimate.estimator if estimate else None,
         "position_effect": estimate.position_effect if estimate else None,
         "block_weights": list(estimate.block_weights) if estimate else [],
-        "order": None
-        if order is None
-        else {
-            "per_position": _slope_document(order.position),
-            "ratio_per_block": _slope_document(order.ratio_drift),
-            "level_per_block": _slope_document(order.machine_drift),
-        },
+        "order": None if order is None else slopes,
         "outlier_blocks": list(metric.outlier_blocks),
-        "without_outliers": None if metric.without_outliers is None else ratio_document(metric.without_outliers),
+        "without_outliers": None if metric.without_outliers is None else _ratio(metric.without_outliers),
         "is_unreliable": metric.is_unreliable,
         "runs_with_bounds": {"a": metric.num_bounded[0], "b": metric.num_bounded[1]},
         "p": estimate.p_value if estimate else None,
@@ -207,13 +207,7 @@ def metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str,
     }
 
 
-def _slope_document(slope: Slope | None) -> dict[str, float] | None:
-    if slope is None:
-        return None
-    return {"log": slope.log_per_unit, "standard_error": slope.standard_error, "p": slope.p_value}
-
-
-def drafts_document(drafts: ArmDrafts | None) -> dict[str, Any] | None:
+def _drafts_document(drafts: ArmDrafts | None) -> dict[str, Any] | None:
     """Counts and acceptance of an arm's draft tokens; None where none were drafted."""
     if drafts is None:
         return None
@@ -227,27 +221,9 @@ def quality_document(cell: CellComparison) -> dict[str, Any] | None:
     """Judged answers; accuracies in [0, 1], differences in percentage points. Only ``note`` where none were."""
     if cell.quality is None:
         return None if cell.quality_note is None else {"note": cell.quality_note}
-    values = asdict(cell.quality)
-    values["pass_at"] = {str(k): {"a": a, "b": b} for k, (a, b) in cell.quality.pass_at.items()}
-    return {**values, "decides": cell.is_quality_deciding, "lines": list(quality_lines(cell.quality))}
-
-
-def divergence_document(cell: CellComparison) -> dict[str, Any] | None:
-    """Identical texts and the position at which others diverge, of B against A and of A against itself."""
-    divergence = cell.divergence
-    if divergence is None:
-        return None
-    baseline = divergence.a_against_a
-    return {
-        "b_against_a": _divergence_values(divergence.b_against_a),
-        "a_against_a": None if baseline is None else _divergence_values(baseline),
-        "temperature": divergence.temperature,
-        "summary": divergence_sentence(divergence),
-    }
-
-
-def _divergence_values(divergence: Divergence) -> dict[str, Any]:
-    return {**asdict(divergence), "identical_frac": divergence.identical_frac}
+    pass_at = {str(k): {"a": a, "b": b} for k, (a, b) in cell.quality.pass_at.items()}
+    lines = list(quality_lines(cell.quality))
+    return {**asdict(cell.quality), "pass_at": pass_at, "decides": cell.is_quality_deciding, "lines": lines}
 
 
 def _decomposition_document(of: Decomposition) -> dict[str, Any]:
@@ -263,12 +239,12 @@ def _decomposition_document(of: Decomposition) -> dict[str, Any]:
         else {
             "a_s": wall.a_s,
             "b_s": wall.b_s,
-            **ratio_document(wall.total),
+            **_ratio(wall.total),
             "factors": [
                 {
                     "name": factor.name,
                     "meaning": MEANING[factor.name],
-                    **ratio_document(factor.estimate),
+                    **_ratio(factor.estimate),
                     "added_s": factor.added_s,
                     "share": factor.share,
                 }
@@ -278,7 +254,8 @@ def _decomposition_document(of: Decomposition) -> dict[str, Any]:
         "sections": None
         if sections is None
         else {
-            **_parts_document(sections.whole, sections.parts),
+            "whole": asdict(sections.whole),
+            "parts": [asdict(part) for part in sections.parts],
             "clock": sections.origin,
             "unplaced": list(sections.unplaced),
         },
@@ -286,9 +263,10 @@ def _decomposition_document(of: Decomposition) -> dict[str, Any]:
         if isinstance(work, str)
         else {
             "model": f"roofline of {work.origin}",
-            **_parts_document(work.whole, work.parts),
+            "whole": asdict(work.whole),
+            "parts": [asdict(part) for part in work.parts],
             "unexplained_frac": work.rest.share_of(work.whole),
-            "floor": None if not isinstance(of.floor, StepFloor) else _floor_document(of.floor),
+            "floor": _floor_document(of.floor),
         },
         "work_missing": work if isinstance(work, str) else None,
         "model": None
@@ -296,7 +274,8 @@ def _decomposition_document(of: Decomposition) -> dict[str, Any]:
         else {
             "source": model.source.name,
             "held_out_mape_frac": model.source.mape_frac,
-            **_parts_document(model.whole, model.parts),
+            "whole": asdict(model.whole),
+            "parts": [asdict(part) for part in model.parts],
             "predicted": asdict(model.predicted),
             "explained_frac": model.explained_frac,
         },
@@ -304,17 +283,15 @@ def _decomposition_document(of: Decomposition) -> dict[str, Any]:
     }
 
 
-def ratio_document(estimate: RatioEstimate) -> dict[str, float | None]:
+def _ratio(estimate: RatioEstimate) -> dict[str, float | None]:
     """The ratio with both ends of its interval."""
     return {"ratio": estimate.ratio, "ci_low": estimate.ci_low, "ci_high": estimate.ci_high}
 
 
-def _parts_document(whole: Contribution, parts: Sequence[Contribution]) -> dict[str, Any]:
-    return {"whole": asdict(whole), "parts": [asdict(part) for part in parts]}
-
-
-def _floor_document(floor: StepFloor) -> dict[str, Any]:
+def _floor_document(floor: StepFloor | str | None) -> dict[str, Any] | None:
     """The ratio of the steps at the peaks of a device, its causes, and the measured ratio."""
+    if not isinstance(floor, StepFloor):
+        return None
     low, high = floor.interval or (None, None)
     return {
         "hardware": floor.hardware,
@@ -344,7 +321,7 @@ def nodes_document(results: NodeResults) -> dict[str, Any]:
                 "cell": metric.label,
                 "name": metric.metric,
                 "nodes": [row._asdict() for row in metric.rows],
-                "over_blocks": ratio_document(metric.over_blocks),
+                "over_blocks": _ratio(metric.over_blocks),
                 "p": metric.p_value,
             }
             for metric in results.metrics
@@ -369,6 +346,22 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
     ``nodes`` where blocks ran on more than one.
     """
     manifest = analysis.results.manifest
+    cells = [
+        {
+            "variant": cell.variant,
+            "cell": cell.cell,
+            "num_runs": len(cell.runs),
+            "num_unusable": cell.num_unusable,
+            "infeasible": cell.infeasible,
+            "columns": {
+                column: {name: getattr(spread, name) for name in ("centre", "scatter_frac", "sd", "n")}
+                for column, spread in cell.spreads.items()
+            },
+            "drafts": _drafts_document(cell.drafts()),
+            "flops_bridge": flops_bridge(cell),
+        }
+        for cell in analysis.cells
+    ]
     return {
         "schema_version": SCHEMA_VERSION,
         "profile": manifest.profile,
@@ -377,7 +370,7 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         "machines": msgspec.to_builtins(machines_of(analysis.results)),
         "runs": [dict(run.values) for run in analysis.runs],
         "bounds": {run.record.run_id: bounds_document(run.bounds) for run in analysis.runs if run.bounds},
-        "cells": [_cell(cell) for cell in analysis.cells],
+        "cells": cells,
         "ladders": msgspec.to_builtins(analysis.ladders),
         **({} if analysis.bonus is None else {"bonus": verdicts_document(analysis.bonus)}),
         **({"nodes": [nodes_document(results) for results in analysis.nodes]} if analysis.nodes else {}),
@@ -396,16 +389,29 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
 def sweep_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
     """``sweep_summary.json``: every cell against the baseline, with the ratios of its blocks."""
     manifest = analysis.results.manifest
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "profile": manifest.profile,
-        "baseline": manifest.baseline,
-        "rows": [_sweep_row(row) for row in analysis.sweep],
-        "infeasible": [
-            {"variant": cell.variant, "factors": cell.cell, "infeasible": cell.infeasible}
-            for cell in analysis.infeasible
-        ],
-    }
+    rows = [
+        dict(row.values)
+        | {
+            "factors": row.cell,
+            "step_floor": _floor_document(row.floor),
+            "step_floor_missing": row.floor if isinstance(row.floor, str) else None,
+            "estimates": {
+                quantity: _ratio(estimate) | {"confidence": estimate.confidence, "p_value": estimate.p_value}
+                for quantity, estimate in row.estimates.items()
+            },
+            "blocks": [
+                {"block": block, **{name: ratio.block_ratios.get(block) for name, ratio in row.ratios.items()}}
+                for block in row.pair.blocks
+            ],
+        }
+        for row in analysis.sweep
+    ]
+    infeasible = [
+        {"variant": cell.variant, "factors": cell.cell, "infeasible": cell.infeasible}
+        for cell in analysis.infeasible
+    ]
+    head = {"schema_version": SCHEMA_VERSION, "profile": manifest.profile, "baseline": manifest.baseline}
+    return {**head, "rows": rows, "infeasible": infeasible}
 
 
 def show_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
@@ -422,36 +428,4 @@ def show_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         "not_begun": [planned.run_id for planned in analysis.runs_not_begun],
         "sweep": sweep["rows"],
         "infeasible": sweep["infeasible"],
-    }
-
-
-def _cell(cell: CellSummary) -> dict[str, Any]:
-    return {
-        "variant": cell.variant,
-        "cell": cell.cell,
-        "num_runs": len(cell.runs),
-        "num_unusable": cell.num_unusable,
-        "infeasible": cell.infeasible,
-        "columns": {
-            column: {"centre": spread.centre, "scatter_frac": spread.scatter_frac, "sd": spread.sd, "n": spread.n}
-            for column, spread in cell.spreads.items()
-        },
-        "drafts": drafts_document(cell.drafts()),
-        "flops_bridge": flops_bridge(cell),
-    }
-
-
-def _sweep_row(row: SweepRow) -> dict[str, Any]:
-    return dict(row.values) | {
-        "factors": row.cell,
-        "step_floor": _floor_document(row.floor) if isinstance(row.floor, StepFloor) else None,
-        "step_floor_missing": row.floor if isinstance(row.floor, str) else None,
-        "estimates": {
-            quantity: ratio_document(estimate) | {"confidence": estimate.confidence, "p_value": estimate.p_value}
-            for quantity, estimate in row.estimates.items()
-        },
-        "blocks": [
-            {"block": block, **{quantity: ratio.block_ratios.get(block) for quantity, ratio in row.ratios.items()}}
-            for block in row.pair.blocks
-        ],
     }

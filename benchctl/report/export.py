@@ -58,18 +58,30 @@ def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -
     """Write tables, results of runs and the page into the directory that was analyzed, or into ``directory``."""
     root = directory or analysis.results.path
     root.mkdir(parents=True, exist_ok=True)
-    written = [*_write_tables(analysis, root), *_write_run_results(analysis, root)]
-    page, verdict = root / PAGE_NAME, directory_verdict(analysis)
-    write_bytes_atomic(page, directory_page(analysis, verdict=verdict).encode(), within=root)
-    written.append(page)
+    verdict = directory_verdict(analysis)
+    contents = {
+        "summary.csv": csv_bytes(SUMMARY_COLUMNS, (run.values for run in analysis.runs)),
+        "sweep_summary.csv": csv_bytes(SWEEP_COLUMNS, analysis.sweep_values()),
+    }
+    if analysis.nodes:
+        contents["nodes_summary.csv"] = csv_bytes(NODE_COLUMNS, node_values(analysis.nodes))
+    documents = {"summary.json": summary_document(analysis), "sweep_summary.json": sweep_document(analysis)}
+    arrival = None if analysis.profile is None else analysis.profile.workload.arrival
+    for run in analysis.runs:
+        if run.is_usable:
+            document = vllm_result(run.run, analysis.results.manifest, arrival)
+            documents[f"runs/{run.record.run_id}/result.json"] = document
+    for name, document in documents.items():
+        make_folder((root / name).parent, within=root)
+        write_json_atomic(root / name, document, within=root)
+    contents[PAGE_NAME] = directory_page(analysis, verdict=verdict).encode()
+    for name, content in contents.items():
+        write_bytes_atomic(root / name, content, within=root)
+    *tables, page = contents
+    written = tuple(root / name for name in (*tables, *documents, page))
     if root == analysis.results.path:
         record_derived(root, written)
-    return ReportFiles(
-        root=root,
-        written=tuple(written),
-        damage=analysis.damage,
-        verdict=verdict,
-    )
+    return ReportFiles(root=root, written=written, damage=analysis.damage, verdict=verdict)
 
 
 def write_pictures(analysis: AnalyzedExperiment, files: ReportFiles) -> ReportFiles:
@@ -101,37 +113,6 @@ def draw_pictures(analysis: AnalyzedExperiment) -> dict[str, Chart]:
     }
 
 
-def _write_tables(analysis: AnalyzedExperiment, root: Path) -> list[Path]:
-    documents = {"summary.json": summary_document(analysis), "sweep_summary.json": sweep_document(analysis)}
-    tables = {
-        "summary.csv": csv_bytes(SUMMARY_COLUMNS, (run.values for run in analysis.runs)),
-        "sweep_summary.csv": csv_bytes(SWEEP_COLUMNS, analysis.sweep_values()),
-    }
-    if analysis.nodes:
-        tables["nodes_summary.csv"] = csv_bytes(NODE_COLUMNS, node_values(analysis.nodes))
-    for name, document in documents.items():
-        write_json_atomic(root / name, document, within=root)
-    for name, content in tables.items():
-        write_bytes_atomic(root / name, content, within=root)
-    return [root / name for name in (*tables, *documents)]
-
-
-def _write_run_results(analysis: AnalyzedExperiment, root: Path) -> list[Path]:
-    arrival = None if analysis.profile is None else analysis.profile.workload.arrival
-    written = []
-    for run in analysis.runs:
-        if run.is_usable:
-            path = root / "runs" / run.record.run_id / "result.json"
-            make_folder(path.parent, within=root)
-            write_json_atomic(path, vllm_result(run.run, analysis.results.manifest, arrival), within=root)
-            written.append(path)
-    return written
-
-
-DAMAGED: Final = "damaged"
-"""State of a directory with a document that cannot be read, in place of the one that its manifest has."""
-
-
 _NAMES: Final = (
     *("path", "created_at", "profile", "engine", "state", "label", "num_done", "num_planned", "num_blocks_done"),
     *("num_blocks", "nodes", "problem", "damage", "altered"),
@@ -141,8 +122,8 @@ _NAMES: Final = (
 def list_directories(root: Path) -> tuple[dict[str, Any], ...]:
     """Result directories in ``root`` and one level below it, newest first, unreadable ones last.
 
-    What is unknown of one is None; ``nodes`` are those that measured runs, as far as records name them; ``problem``
-    says why nothing else of it can be read, ``damage`` why a run cannot, ``altered`` what is not as measured.
+    What is unknown of one is None; the state of one with a document that cannot be read is ``damaged``. ``nodes``
+    are those that measured runs, as far as records name them; ``problem`` says why nothing else of it can be read, ``damage`` why a run cannot, ``altered`` what is not as measured.
 
     Raises UsageError when ``root`` is not a directory.
     """
@@ -152,12 +133,9 @@ def list_directories(root: Path) -> tuple[dict[str, Any], ...]:
         )
     unknown = dict.fromkeys(_NAMES) | {"nodes": ()}
     entries = [unknown | {"path": str(path)} | _entry(path) for path in _candidates(root)]
-    readable = sorted(
-        (entry for entry in entries if entry["problem"] is None),
-        key=lambda entry: (entry["created_at"] or "", entry["path"]),
-        reverse=True,
-    )
-    return (*readable, *(entry for entry in entries if entry["problem"] is not None))
+    entries.sort(key=lambda entry: (entry["created_at"] or "", entry["path"]), reverse=True)
+    unreadable = [entry for entry in reversed(entries) if entry["problem"] is not None]
+    return (*(entry for entry in entries if entry["problem"] is None), *unreadable)
 
 
 def _candidates(root: Path) -> Iterator[Path]:
@@ -196,7 +174,7 @@ def _entry(path: Path) -> dict[str, Any]:
     except OSError as error:
         return {"problem": f"{path} cannot be read: {error.strerror}; correct its permissions"}
     except RecordError as error:
-        return {"state": DAMAGED, "problem": str(error)}
+        return {"state": "damaged", "problem": str(error)}
     except InvalidDataError as error:
         return {"problem": str(error)}
 
@@ -214,7 +192,7 @@ def _entry_of(results: ResultDirectory) -> dict[str, Any]:
         "created_at": manifest.created_at,
         "profile": manifest.profile,
         "engine": manifest.engine,
-        "state": manifest.state if damage is None else DAMAGED,
+        "state": manifest.state if damage is None else "damaged",
         "label": manifest.label,
         "num_done": sum(record.state == "done" for record in readable),
         "num_planned": len(plan.runs),

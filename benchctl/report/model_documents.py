@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from benchctl.analysis.bonus import BackfillComparison, Cost, MeasuredBonus, verdict_sentences
+from benchctl.analysis.bonus import MeasuredBonus, verdict_sentences
 from benchctl.analysis.drafts import MeasuredSpeculation
 from benchctl.records.schema import ResultWarning
 from benchctl.steptime.diagnosis.diagnose import Diagnosis
@@ -14,7 +14,6 @@ from benchctl.steptime.diagnosis.evaluate import Evaluation
 from benchctl.steptime.diagnosis.predictions import Accuracy
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.speculation.acceptance import LEVEL
-from benchctl.steptime.speculation.batch_load import LoadPoint
 from benchctl.steptime.speculation.draft_length import LONGEST, SpeculationLaw, WholeEstimate
 from benchctl.steptime.speculation.served import ServedSpeculation
 
@@ -74,7 +73,18 @@ def _served_document(served: ServedSpeculation) -> dict[str, Any]:
             {
                 "batch_size": batch.rows,
                 "best_num_draft_tokens": batch.best.num_draft_tokens,
-                "points": [_point_document(point) for point in batch.points],
+                "points": [
+                    {
+                        "num_draft_tokens": point.num_draft_tokens,
+                        "step_s": point.step.total_s,
+                        **asdict(point.step),
+                        "tokens": asdict(point.tokens),
+                        "goodput_per_s": asdict(point.goodput_per_s),
+                        "tpot_s": asdict(point.tpot_s),
+                        "speed_up": asdict(point.speed_up),
+                    }
+                    for point in batch.points
+                ],
             }
             for batch in served.batches
         ],
@@ -93,25 +103,9 @@ def _served_document(served: ServedSpeculation) -> dict[str, Any]:
     }
 
 
-def _point_document(point: LoadPoint) -> dict[str, Any]:
-    return {
-        "num_draft_tokens": point.num_draft_tokens,
-        "step_s": point.step.total_s,
-        **asdict(point.step),
-        "tokens": asdict(point.tokens),
-        "goodput_per_s": asdict(point.goodput_per_s),
-        "tpot_s": asdict(point.tpot_s),
-        "speed_up": asdict(point.speed_up),
-    }
-
-
 def bonus_document(measured: MeasuredBonus) -> dict[str, Any]:
     """The output of ``benchctl micro bonus --json``: the verdicts."""
-    return {
-        "schema_version": 1,
-        "results": str(measured.path),
-        **verdicts_document(measured),
-    }
+    return {"schema_version": 1, "results": str(measured.path), **verdicts_document(measured)}
 
 
 def verdicts_document(measured: MeasuredBonus) -> dict[str, Any]:
@@ -125,7 +119,23 @@ def verdicts_document(measured: MeasuredBonus) -> dict[str, Any]:
                 "context_tokens": verdict.context_tokens,
                 "confidence": verdict.confidence,
                 "row_confidence": verdict.row_confidence,
-                "comparisons": [_row(row) for row in verdict.comparisons],
+                "comparisons": [
+                    {
+                        **{name: getattr(row, name) for name in ("batch_size", "bonus_tokens")},
+                        **{name: getattr(row, name) for name in ("decode_mode", "prefill_mode", "num_blocks")},
+                        **{
+                            f"{name}_ns": {"centre": cost.centre_ns, "low": cost.low_ns, "high": cost.high_ns}
+                            for name, cost in (
+                                ("decode", row.decode),
+                                ("expansion", row.expansion),
+                                ("prefill", row.prefill),
+                                ("difference", row.difference),
+                            )
+                        },
+                        "cheaper": row.cheaper,
+                    }
+                    for row in verdict.comparisons
+                ],
                 "sentences": verdict_sentences(verdict),
             }
             for verdict in measured.verdicts
@@ -134,34 +144,11 @@ def verdicts_document(measured: MeasuredBonus) -> dict[str, Any]:
     }
 
 
-def _row(row: BackfillComparison) -> dict[str, Any]:
-    return {
-        "batch_size": row.batch_size,
-        "bonus_tokens": row.bonus_tokens,
-        "decode_mode": row.decode_mode,
-        "prefill_mode": row.prefill_mode,
-        "num_blocks": row.num_blocks,
-        "decode_ns": _cost(row.decode),
-        "expansion_ns": _cost(row.expansion),
-        "prefill_ns": _cost(row.prefill),
-        "difference_ns": _cost(row.difference),
-        "cheaper": row.cheaper,
-    }
-
-
-def _cost(cost: Cost) -> dict[str, float | None]:
-    return {"centre": cost.centre_ns, "low": cost.low_ns, "high": cost.high_ns}
-
-
 def model_document(model: StepTimeModel) -> dict[str, Any]:
     """Coefficients and provenance, without the bootstrap draws."""
+    names = ("structure", "experts_read", "hardware", "tensor_parallel", "compute_scale", "memory_scale")
     return {
-        "structure": model.structure,
-        "experts_read": model.experts_read,
-        "hardware": model.hardware,
-        "tensor_parallel": list(model.tensor_parallel),
-        "compute_scale": model.compute_scale,
-        "memory_scale": model.memory_scale,
+        **{name: getattr(model, name) for name in names},
         "coefficients": [asdict(coefficient) for coefficient in model.coefficients],
         "overheads": None if model.overheads is None else asdict(model.overheads),
         "provenance": asdict(model.provenance),

@@ -13,7 +13,7 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
-from benchctl.report.charts.forest import forest_plot
+from benchctl.report.page.plots import forest_plot
 
 BLOCKS = tuple({"baseline": 1 + 0.002 * i, "guided": 1.02 - 0.002 * i} for i in range(6))
 FOREIGN = Path(__file__).parents[1] / "interop" / "foreign"

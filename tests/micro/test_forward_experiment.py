@@ -19,7 +19,7 @@ from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_o
 from benchctl.profile.choices import ForwardPoint
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import verify_directory
-from benchctl.report.page.sections import passes_values
+from benchctl.report.page.parts import passes_values
 from benchctl.report.tables.times import launch_table
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)

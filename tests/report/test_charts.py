@@ -12,9 +12,9 @@ from benchctl.analysis.compare.words import change_text
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.summary.analyzed import analyze_directory
-from benchctl.report.charts.forest import LogScale, forest_of, forest_plot, forest_spec, scale_of
 from benchctl.report.charts.ratios import interval_label, reach_of, swept_factor
 from benchctl.report.charts.steps import UNNAMED, section_parts
+from benchctl.report.page.plots import LogScale, forest_of, forest_plot, forest_spec, scale_of
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(4)]
 CELLS = [{"top_k": 10}, {"top_k": 2}]

@@ -45,7 +45,6 @@ from benchctl.interop.readers.files import is_foreign
 from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
 from benchctl.records.noise import MetricNoise
-from benchctl.report.charts.forest import forest_plot
 from benchctl.report.documents import (
     comparison_csv,
     comparisons_csv,
@@ -53,9 +52,9 @@ from benchctl.report.documents import (
     refusal_document,
     verdict_document,
 )
-from benchctl.report.page.foreign import ForeignSides
-from benchctl.report.page.page import directory_page, files_page, sides_page
-from benchctl.report.page.verdict import PageVerdict, directory_verdict, made_verdict
+from benchctl.report.page.page import ForeignSides, directory_page, files_page, sides_page
+from benchctl.report.page.plots import forest_plot
+from benchctl.report.page.verdict import PageVerdict, directory_verdict, page_verdict, verdict_of
 from benchctl.report.table import fenced, markdown_text
 from benchctl.report.tables.compare import MOST_CHARACTERS, comparison_tables, footnotes_of, markdown_of
 from benchctl.untrusted.text import visible_line
@@ -227,11 +226,15 @@ def _judge_directory(path: Path, options: CompareOptions) -> tuple[PageVerdict, 
 def _judge_sides(a: str, b: str, options: CompareOptions) -> tuple[PageVerdict, Callable[[], str]]:
     if is_unpaired(a, b):
         comparison = compare_paths(a, b, options)
-        return made_verdict(comparison), lambda: page_of_sides(a, b, options, comparison)[0]
+        return page_verdict([verdict_of(comparison)], comparison.a_name), lambda: page_of_sides(
+            a, b, options, comparison
+        )[0]
     sides = load_sides(parse_side(a), parse_side(b), options)
     comparison = compare_experiments(*sides, options)
     loaded = [experiment for experiment, _ in sides]
-    return made_verdict(comparison), lambda: page_of_sides(a, b, options, comparison, loaded)[0]
+    return page_verdict([verdict_of(comparison)], comparison.a_name), lambda: page_of_sides(
+        a, b, options, comparison, loaded
+    )[0]
 
 
 def page_of_sides(

@@ -155,12 +155,12 @@ def draw_acceptance(analysis: AnalyzedExperiment) -> figure.Chart | None:
         for number, title in enumerate(titles)
     ]
     rows = [
-        {"arm": label, "panel": panel, "position": at.pooled.position, "share": share, "low": low, "high": high}
+        {"arm": label, "panel": panel, "position": at.position, "share": share, "low": low, "high": high}
         for label, drafts in drafted.items()
         for at in drafts.positions
         for panel, share, (low, high) in (
-            (0, at.pooled.survival, at.survival_interval or (None, None)),
-            (1, at.pooled.conditional, at.conditional_interval or (None, None)),
+            (0, at.survival, at.survival_interval or (None, None)),
+            (1, at.conditional, at.conditional_interval or (None, None)),
         )
     ]
     longest = max(len(drafts.positions) for drafts in drafted.values())

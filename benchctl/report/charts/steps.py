@@ -95,7 +95,7 @@ def draw_guidance(analysis: AnalyzedExperiment) -> figure.Chart:
     clocks: list[Clock] = []
     for arm in figure.arms_of(analysis):
         breakdown = arm.breakdown()
-        section = None if breakdown is None else breakdown.section("lvm_apply_outer")
+        section = None if breakdown is None else breakdown.sections.get("lvm_apply_outer")
         if breakdown is not None and section is not None and section.children:
             means = {child.name: ms_from_ns(child.mean_ns) for child in section.children}
             names = [name for name, parent in SECTION_PARENT.items() if parent == "lvm_apply_outer"]

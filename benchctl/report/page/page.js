@@ -36,10 +36,12 @@
   // Vega is unpacked at once, so that it is there when a print begins, and run when the first chart needs it.
   const bytesOf = (base64) => Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   let library = null;
+  const textOf = async (packed) => {
+    const bytes = new Blob([bytesOf(packed)]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(bytes).text();
+  };
   const unpack = async () => {
-    const packed = bytesOf(byId("vega-source").textContent.trim());
-    const code = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const text = await new Response(code).text();
+    const text = await textOf(byId("vega-source").textContent.trim());
     library = document.createElement("script");
     library.textContent = text;
   };
@@ -49,16 +51,6 @@
       place.textContent = "This browser cannot unpack what draws the charts; their numbers are in the data of the page.";
     }
   });
-  const ARRAYS = { u1: Uint8Array, u2: Uint16Array, i4: Int32Array, f4: Float32Array };
-  const column = ({ values, dtype, bdata }) => {
-    const numbers = Array.from(new ARRAYS[dtype](bytesOf(bdata).buffer));
-    return values ? numbers.map((code) => values[code]) : numbers.map((each) => (Number.isNaN(each) ? null : each));
-  };
-  const rowsOf = (columns) => {
-    const pairs = Object.entries(columns).map(([name, packed]) => [name, column(packed)]);
-    const length = pairs.length ? pairs[0][1].length : 0;
-    return Array.from({ length }, (_, i) => Object.fromEntries(pairs.map(([name, values]) => [name, values[i]])));
-  };
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   const themed = () => {
     const [ink, quiet, rule] = ["--ink", "--quiet", "--rule"].map(colour);
@@ -82,8 +74,8 @@
       vconcat: spec.vconcat.map((panel) => ({ ...panel, width: inner })),
     };
   };
-  const specOf = ({ spec, selected, isLog, width }) => {
-    const full = sized(structuredClone(spec), width);
+  const specOf = async ({ spec, selected, isLog, width }) => {
+    const full = sized(structuredClone(await spec), width);
     full.params = full.params.map((param) => ({ ...param, value: selected[param.name] ?? param.value }));
     if (isLog) {
       for (const panel of full.vconcat) {
@@ -112,7 +104,7 @@
     const holder = document.createElement("div");
     place.append(holder);
     const options = { ...settings, config: themed(), downloadFileName: place.dataset.chart };
-    const { view } = await vegaEmbed(holder, specOf(state), options);
+    const { view } = await vegaEmbed(holder, await specOf(state), options);
     if (turn !== state.turn) {
       view.finalize();
       holder.remove();
@@ -130,9 +122,8 @@
     }
     if (!library.isConnected) document.head.append(library);
     const { spec, id } = data().charts.find((chart) => chart.id === place.dataset.chart);
-    const datasets = Object.fromEntries(Object.entries(spec.datasets).map(([name, each]) => [name, rowsOf(each)]));
     drawn.set(place, {
-      spec: { ...spec, datasets },
+      spec: textOf(spec.datasets).then((text) => ({ ...spec, datasets: JSON.parse(text) })),
       selected: Object.fromEntries(selectors(id).map((select) => [select.dataset.choice, select.value])),
       isLog: all("[data-log]").some((button) => button.dataset.log === id && button.ariaPressed === "true"),
     });

@@ -3,13 +3,13 @@
 A comparison that cannot be made does not prevent the page: the reason is at its top.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from benchctl.analysis.bonus import MeasuredBonus, bonus_headline
+from benchctl.analysis.bonus import bonus_headline
 from benchctl.analysis.compare.compare import CompareOptions, compare_experiments
-from benchctl.analysis.compare.result import EXIT_CODES, Comparison, OverallVerdict, first_verdict
+from benchctl.analysis.compare.result import EXIT_CODES, Comparison, first_verdict
 from benchctl.analysis.compare.words import verdict_sentence
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
@@ -46,21 +46,21 @@ class ComparisonVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageVerdict:
-    """The verdict of the whole page. ``deciding`` are the comparisons that it rests on, ``controls`` the others."""
+    """The verdict of the whole page, which rests on those of ``all`` that are no controls."""
 
     word: str
     sentence: str
     exit_code: int
-    deciding: tuple[ComparisonVerdict, ...]
-    controls: tuple[ComparisonVerdict, ...] = ()
+    all: tuple[ComparisonVerdict, ...]
+    """Those that decide, then the controls."""
     notes: tuple[str, ...] = ()
     """Limits that a reader must know before the verdict: unfinished, damaged."""
     is_on_backfill: bool = False
     """The word and the sentence are those on ways of backfill; ``deciding`` then compares modes of a pass."""
 
     @property
-    def all(self) -> tuple[ComparisonVerdict, ...]:
-        return (*self.deciding, *self.controls)
+    def deciding(self) -> tuple[ComparisonVerdict, ...]:
+        return tuple(one for one in self.all if not one.is_control)
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
@@ -68,40 +68,29 @@ class PageVerdict:
 
 
 def directory_verdict(analysis: AnalyzedExperiment, options: CompareOptions | None = None) -> PageVerdict:
-    """Every other variant of a directory against its baseline."""
-    results = analysis.results
-    baseline, options = results.manifest.baseline, options or CompareOptions()
-    variants = dict.fromkeys(planned.variant for planned in results.plan.runs)
-    in_profile = {} if analysis.profile is None else analysis.profile.variants
-    controls = {name for name, variant in in_profile.items() if variant.control is not None}
-    a = (analysis, Side(results.path, baseline))
-    verdicts = [
-        _compare(a, (analysis, Side(results.path, name)), options, is_control=name in controls)
-        for name in variants
-        if name != baseline
-    ]
-    whole = _whole(verdicts, baseline, _notes([analysis]))
-    return whole if analysis.bonus is None else _on_backfill(whole, analysis.bonus)
+    """Every other variant of a directory against its baseline.
 
-
-def sides_verdict(
-    a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None = None, comparison: Comparison | None = None
-) -> PageVerdict:
-    """Two sides, as ``benchctl compare`` judges them; of one directory, the same analysis twice.
-
-    ``comparison`` is theirs where it was already made.
+    Where ways of backfill are compared, the verdict on them, as ``micro bonus`` words it.
     """
-    verdict = _compare(a, b, options or CompareOptions()) if comparison is None else _made(comparison)
-    analyses = [a[0]] if a[0] is b[0] else [a[0], b[0]]
-    return _whole([verdict], verdict.a_name, _notes(analyses))
+    results, bonus = analysis.results, analysis.bonus
+    baseline = results.manifest.baseline
+    in_profile = {} if analysis.profile is None else analysis.profile.variants
+    verdicts = []
+    for name in dict.fromkeys(planned.variant for planned in results.plan.runs):
+        if name != baseline:
+            sides = (Side(results.path, baseline), Side(results.path, name))
+            verdict = verdict_of_sides((analysis, sides[0]), (analysis, sides[1]), options)
+            is_control = name in in_profile and in_profile[name].control is not None
+            verdicts.append(replace(verdict, is_control=is_control))
+    whole = page_verdict(verdicts, baseline, [analysis])
+    if bonus is None:
+        return whole
+    word, exit_code = ("decided", 0) if bonus.is_decided else ("inconclusive", EXIT_CODES["inconclusive"])
+    return replace(whole, word=word, sentence=bonus_headline(bonus), exit_code=exit_code, is_on_backfill=True)
 
 
-def made_verdict(comparison: Comparison) -> PageVerdict:
-    """The verdict of a comparison that was already made."""
-    return _whole([_made(comparison)], comparison.a_name, ())
-
-
-def _made(comparison: Comparison, *, is_control: bool = False) -> ComparisonVerdict:
+def verdict_of(comparison: Comparison) -> ComparisonVerdict:
+    """The verdict of a comparison that was made."""
     return ComparisonVerdict(
         a_name=comparison.a_name,
         b_name=comparison.b_name,
@@ -109,75 +98,61 @@ def _made(comparison: Comparison, *, is_control: bool = False) -> ComparisonVerd
         sentence=verdict_sentence(comparison).removeprefix(f"{comparison.verdict}: "),
         exit_code=comparison.exit_code,
         comparison=comparison,
-        is_control=is_control,
     )
 
 
-def _compare(
-    a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions, *, is_control: bool = False
-) -> ComparisonVerdict:
-    (a_analysis, a_side), (b_analysis, b_side) = a, b
+def verdict_of_sides(a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None = None) -> ComparisonVerdict:
+    """Two sides, as ``benchctl compare`` judges them; of one directory, the same analysis twice."""
+    sides = ((a[0].experiment, a[1]), (b[0].experiment, b[1]))
     try:
-        comparison = compare_experiments((a_analysis.experiment, a_side), (b_analysis.experiment, b_side), options)
+        return verdict_of(compare_experiments(*sides, options or CompareOptions()))
     except (InvalidDataError, UsageError) as error:
-        a_name, b_name = a_side.variant or str(a_side), b_side.variant or str(b_side)
+        a_name, b_name = (side.variant or str(side) for _, side in sides)
         problem = f"{b_name} against {a_name}: {error}"
+        is_refused = isinstance(error, NotComparableError)
         return ComparisonVerdict(
             a_name=a_name,
             b_name=b_name,
-            word="not comparable" if isinstance(error, NotComparableError) else "invalid",
+            word="not comparable" if is_refused else "invalid",
             sentence=problem.splitlines()[0],
             exit_code=error.exit_code,
             problem=problem,
             differences=error.differences if isinstance(error, NotComparableError) else (),
-            is_control=is_control,
         )
-    return _made(comparison, is_control=is_control)
 
 
-def _whole(verdicts: Sequence[ComparisonVerdict], baseline: str, notes: tuple[str, ...]) -> PageVerdict:
-    deciding = tuple(one for one in verdicts if not one.is_control)
+def page_verdict(
+    verdicts: Sequence[ComparisonVerdict], baseline: str, analyses: Sequence[AnalyzedExperiment] = ()
+) -> PageVerdict:
+    """The verdict on all of them, with what is unfinished or damaged in the directories."""
+    deciding = [one for one in verdicts if not one.is_control]
     word, exit_code = "no verdict", EXIT_CODES["inconclusive"]
     sentence = f"only {baseline} was planned, so there is nothing to compare it with"
     if len(deciding) == 1:
         word, sentence, exit_code = deciding[0].word, deciding[0].sentence, deciding[0].exit_code
     elif deciding:
-        words: list[OverallVerdict] = [
-            "invalid" if one.comparison is None else one.comparison.verdict for one in deciding
-        ]
-        word = first_verdict(words)
-        names = [one.b_name for one, each in zip(deciding, words, strict=True) if each == word]
+        words = ["invalid" if one.comparison is None else one.comparison.verdict for one in deciding]
+        overall = first_verdict(words)
+        names = [one.b_name for one, each in zip(deciding, words, strict=True) if each == overall]
         sentence = f"{len(names)} of {len(deciding)} variants against {baseline}: {in_a_row(names)}"
-        exit_code = EXIT_CODES[word]
+        word, exit_code = overall, EXIT_CODES[overall]
     return PageVerdict(
         word=word,
         sentence=sentence,
         exit_code=exit_code,
-        deciding=deciding,
-        controls=tuple(one for one in verdicts if one.is_control),
-        notes=notes,
+        all=(*deciding, *(one for one in verdicts if one.is_control)),
+        notes=tuple(note for analysis in analyses for note in _notes(analysis)),
     )
 
 
-def _on_backfill(whole: PageVerdict, bonus: MeasuredBonus) -> PageVerdict:
-    """The same page with the verdict that was asked for, in the words and with the exit code of ``micro bonus``."""
-    word, exit_code = ("decided", 0) if bonus.is_decided else ("inconclusive", EXIT_CODES["inconclusive"])
-    return replace(whole, word=word, sentence=bonus_headline(bonus), exit_code=exit_code, is_on_backfill=True)
-
-
-def _notes(analyses: Iterable[AnalyzedExperiment]) -> tuple[str, ...]:
+def _notes(analysis: AnalyzedExperiment) -> Iterator[str]:
     """Sentences about what is unfinished or damaged."""
-    notes = []
-    for analysis in analyses:
-        planned, manifest = analysis.results.plan.runs, analysis.results.manifest
-        states = [run.record.state for run in analysis.runs]
-        if manifest.state in {"planned", "running", "interrupted"}:
-            notes.append(
-                f"Unfinished: {states.count('done')} of {len(planned)} runs of {manifest.profile} are done."
-            )
-        for state in ("failed", "suspect"):
-            if number := states.count(state):
-                verb = "run of" if number == 1 else "runs of"
-                notes.append(f"{number} {verb} {len(planned)} {'is' if number == 1 else 'are'} {state}.")
-        notes += [f"Damaged: {message}" for message in analysis.damage]
-    return tuple(notes)
+    num_planned, manifest = len(analysis.results.plan.runs), analysis.results.manifest
+    states = [run.record.state for run in analysis.runs]
+    if manifest.state in {"planned", "running", "interrupted"}:
+        yield f"Unfinished: {states.count('done')} of {num_planned} runs of {manifest.profile} are done."
+    for state in ("failed", "suspect"):
+        if number := states.count(state):
+            run_is = ("run", "is") if number == 1 else ("runs", "are")
+            yield f"{number} {run_is[0]} of {num_planned} {run_is[1]} {state}."
+    yield from (f"Damaged: {message}" for message in analysis.damage)

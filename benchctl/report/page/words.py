@@ -61,7 +61,9 @@ def verdict_term(metric: MetricComparison) -> str:
     floor = "noise floor" if metric.margins.is_noise_floor else "margin"
     margin = f"the {floor} of {percentage(metric.margins.change_frac)}"
     inside = f"the margin of {percentage(metric.margins.equivalence_frac)}"
-    interval = f"the whole {_judged(metric)}interval"
+    estimate, judged = metric.estimate, metric.judged_confidence
+    is_higher = estimate is not None and judged is not None and judged > estimate.confidence
+    interval = f"the whole {f'{percentage(judged or 0, 4)} ' if is_higher else ''}interval"
     return {
         "regression": f"{interval} is worse than {margin}",
         "improvement": f"{interval} is better than {margin}",
@@ -70,14 +72,6 @@ def verdict_term(metric: MetricComparison) -> str:
         "equal": "the same in every block",
         "different": "not the same in every block",
     }.get(metric.verdict, f"the interval reaches across {margin}")
-
-
-def _judged(metric: MetricComparison) -> str:
-    """The confidence at which the verdict was made, where it is higher than that of the shown interval."""
-    estimate, judged = metric.estimate, metric.judged_confidence
-    if estimate is None or judged is None or judged <= estimate.confidence:
-        return ""
-    return f"{percentage(judged, 4)} "
 
 
 _WORDS: Final = {
@@ -170,8 +164,3 @@ def kind_of(word: str) -> str:
     """The verdict whose colour and shape a word has; inconclusive for words without one of their own."""
     kind = _KINDS.get(word, word)
     return kind if kind in SHAPES else "inconclusive"
-
-
-def svg_length(share: float) -> str:
-    """A share of the width as an SVG length in per cent."""
-    return f"{share * 100:.3f}%"

@@ -1,7 +1,8 @@
 """A comparison as tables and footnotes, for every form of output."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Final
 
 from benchctl.analysis.attribution.decomposition import TIME_PER_STEP, Decomposition
@@ -41,8 +42,11 @@ SHOWN_WHERE_KNOWN: Final = frozenset({"acceptance_rate", "acceptance_length"})
 
 _OTHER_SERVER: Final = "noise-of-another-server"
 
-_ORDER_P: Final = 0.05
-"""Effects of order are significant below this p, corrected for all of them."""
+_ORDER: Final = {
+    "a run changes by {} per position later in its block": attrgetter("position"),
+    "the machine changes by {} per block": attrgetter("machine_drift"),
+    "the ratio changes by {} per block": attrgetter("ratio_drift"),
+}
 
 
 def comparison_tables(comparison: Comparison, *, show_all: bool = False) -> list[Table]:
@@ -64,47 +68,52 @@ def metrics_table(comparison: Comparison, *, show_all: bool) -> Table:
         of_cell = [metric_row(metric) for metric in cell.metrics if is_shown(metric, show_all=show_all)]
         rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(of_cell)]
     change = f"change ({percentage(comparison.confidence)} CI)"
-    headings = {"metric": "metric", "a": "", "b": "", "change": change, "p": "p", "verdict": "verdict"}
-    return Table("", _columns(comparison, headings), tuple(rows))
+    return _table(comparison, {"metric": "metric"}, {"change": change, "p": "p", "verdict": "verdict"}, rows)
 
 
-def _columns(comparison: Comparison, headings: Mapping[str, str]) -> tuple[Column, ...]:
-    """The cell and columns of ``headings``; those called a and b are the sides."""
-    headings = {"cell": "cell", **headings, "a": comparison.a_name, "b": comparison.b_name}
-    return tuple(Column(key, visible_line(name, MOST_CHARACTERS), is_left=True) for key, name in headings.items())
+def _table(
+    comparison: Comparison, before: Mapping[str, str], behind: Mapping[str, str], rows: Sequence[Mapping[str, str]]
+) -> Table:
+    """The cell and the columns ``before`` the sides a and b, and ``behind`` them, by key and heading."""
+    headings = {"cell": "cell", **before, "a": comparison.a_name, "b": comparison.b_name, **behind}
+    columns = [Column(key, visible_line(name, MOST_CHARACTERS), is_left=True) for key, name in headings.items()]
+    return Table("", tuple(columns), tuple(rows))
 
 
 def metric_row(metric: MetricComparison) -> dict[str, str]:
     """The texts of a metric in the order of the columns."""
     probability = metric.estimate.p_value if metric.estimate and metric.verdict != "equal" else None
     exact = "exact" if metric.role == "exact" else ""
-    a_scatter, b_scatter = scatters_of(metric)
+    a, b = (
+        marked(NOT_AVAILABLE if centre is None else f"{_number(centre)} {scatter(scatter_frac)}".rstrip(), bounded)
+        for centre, scatter_frac, bounded in zip(
+            (metric.a, metric.b), scatters_of(metric), metric.num_bounded, strict=True
+        )
+    )
     return {
         "metric": metric.metric.name,
-        "a": marked(_value(metric.a, a_scatter), metric.num_bounded[0]),
-        "b": marked(_value(metric.b, b_scatter), metric.num_bounded[1]),
+        "a": a,
+        "b": b,
         "change": change_text(metric),
         "p": exact if probability is None else p_value(probability),
         "verdict": f"({metric.verdict})" if metric.role == "exploratory" else metric.verdict,
     }
 
 
+def _number(centre: float) -> str:
+    return f"{centre:,.0f}" if abs(centre) >= 10_000 else f"{centre:.4g}"
+
+
 def is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
     """True for metrics that have a row: deciding ones, exact ones that differ, and some of general interest."""
-    if metric.role == "deciding" or show_all:
-        return True
-    if metric.role == "exact":
-        return metric.verdict == "different"
-    if metric.metric.name in SHOWN_WHERE_KNOWN:
-        return metric.a is not None or metric.b is not None
-    return metric.metric.name in SHOWN_EXPLORATORY
-
-
-def _value(centre: float | None, scatter_frac: float | None) -> str:
-    if centre is None:
-        return NOT_AVAILABLE
-    text = f"{centre:,.0f}" if abs(centre) >= 10_000 else f"{centre:.4g}"
-    return f"{text} {scatter(scatter_frac)}".rstrip()
+    is_known = metric.a is not None or metric.b is not None
+    of_interest = {
+        "deciding": True,
+        "exact": metric.verdict == "different",
+        "exploratory": metric.metric.name in SHOWN_EXPLORATORY
+        or (metric.metric.name in SHOWN_WHERE_KNOWN and is_known),
+    }
+    return show_all or of_interest[metric.role]
 
 
 def compared_drafts(comparison: Comparison) -> dict[str, ArmDrafts]:
@@ -120,10 +129,6 @@ def compared_drafts(comparison: Comparison) -> dict[str, ArmDrafts]:
     return arms
 
 
-SHOWN_SECTIONS: Final = 3
-"""Sections of a step in the short form: those that add most, as far as they can be told from nothing."""
-
-
 def decomposition_table(comparison: Comparison, *, show_all: bool) -> Table | None:
     """The wall time with its factors, below the time per step its sections; None where nothing can be divided.
 
@@ -136,22 +141,20 @@ def decomposition_table(comparison: Comparison, *, show_all: bool) -> Table | No
             continue
         of_cell = _rows(decomposition, show_all=show_all)
         rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(of_cell)]
-    if not rows:
-        return None
     factor = f"factor ({percentage(comparison.confidence)} CI)"
-    headings = {"part": "where the time went", "a": "", "b": "", "factor": factor, "adds": "adds", "share": "share"}
-    return Table("", _columns(comparison, headings), tuple(rows))
+    behind = {"factor": factor, "adds": "adds", "share": "share"}
+    return _table(comparison, {"part": "where the time went"}, behind, rows) if rows else None
 
 
 def _rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[dict[str, str]]:
     wall = decomposition.wall
     if wall is None:
         if decomposition.step is not None:
-            yield _part_row(decomposition.step, None)
+            yield _part_row(decomposition.step)
         yield from _step_rows(decomposition, show_all=show_all)
         return
     whole = Contribution(name="wall time", added_s=wall.b_s - wall.a_s, a_s=wall.a_s, b_s=wall.b_s)
-    yield _part_row(whole, None) | {"factor": factor_text(wall.total)}
+    yield _part_row(whole) | {"factor": factor_text(wall.total)}
     for factor in wall.factors:
         share = factor.share
         yield {
@@ -165,23 +168,21 @@ def _rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[dict[str,
 
 
 def _step_rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[dict[str, str]]:
-    split = decomposition.sections
+    """The sections of a step; in the short form the three that add most, as far as they are told from nothing."""
+    split, model, work = decomposition.sections, decomposition.model, decomposition.work
     if split is not None:
         clear = [section for section in split.parts if section.is_significant]
-        largest = sorted(clear, key=lambda section: -abs(section.added_s))[:SHOWN_SECTIONS]
+        largest = sorted(clear, key=lambda section: -abs(section.added_s))[:3]
         rows = split.parts if show_all else [section for section in split.parts if section in largest]
         yield from (_part_row(section, split.whole, of=" of the step") for section in rows)
-    if not show_all:
-        return
-    if not isinstance(decomposition.model, str):
-        for part in decomposition.model.shown_parts:
-            yield _part_row(part, decomposition.model.whole, of=" of the step (step-time model)")
-    if not isinstance(decomposition.work, str):
-        for part in decomposition.work.parts:
-            yield _part_row(part, decomposition.work.whole, of=" of the step (model)")
+    if show_all and not isinstance(model, str):
+        for part in model.shown_parts:
+            yield _part_row(part, model.whole, of=" of the step (step-time model)")
+    if show_all and not isinstance(work, str):
+        yield from (_part_row(part, work.whole, of=" of the step (model)") for part in work.parts)
 
 
-def _part_row(part: Contribution, whole: Contribution | None, of: str = "") -> dict[str, str]:
+def _part_row(part: Contribution, whole: Contribution | None = None, of: str = "") -> dict[str, str]:
     """A whole, or below one a part ``of`` it."""
     share = None if whole is None else part.share_of(whole)
     unit, factor = unit_of(part)
@@ -206,13 +207,11 @@ def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
 def footnotes_of(comparison: Comparison) -> Iterator[str]:
     """Conditions that a reader must know to trust the table."""
     for cell in comparison.cells:
+        lines = [speed_line(cell)]
         if cell.decomposition is not None:  # the wall time as a product, and what carries it
-            yield f"{cell.label}: {wall_line(cell.decomposition)}"
-            yield f"{cell.label}: {sentence(cell.decomposition)}"
-            if (floor := floor_line(cell.decomposition)) is not None:
-                yield f"{cell.label}: {floor}"
-        if (line := speed_line(cell)) is not None:
-            yield f"{cell.label}: {line}"
+            about = cell.decomposition
+            lines = [wall_line(about), sentence(about), floor_line(about), *lines]
+        yield from (f"{cell.label}: {line}" for line in lines if line is not None)
     yield from _answer_lines(comparison)
     yield _blocks_line(comparison)
     yield from unrecorded_lines(comparison)
@@ -222,16 +221,17 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
     if comparison.nodes is not None:
         yield from (f"by node: {line}" for line in node_lines([comparison.nodes]))
     yield from bounds_lines(comparison)
-    if equal := _equal_everywhere(comparison):
+    exact = [metric for cell in comparison.cells for metric in cell.metrics if metric.role == "exact"]
+    unequal = {metric.metric.name for metric in exact if metric.verdict != "equal"}
+    if equal := dict.fromkeys(metric.metric.name for metric in exact if metric.metric.name not in unequal):
         yield f"equal in every block: {', '.join(equal)}"
     yield "verdicts in parentheses are exploratory and decide nothing"
     yield from (f"declared difference: {line}" for line in difference_lines(comparison.allowed))
     if comparison.verdict in {"invalid", "inconclusive"}:
         yield from (f"reason: {reason}" for reason in reasons_of(comparison))
     for warning in comparison.warnings:
-        if warning.code == _OTHER_SERVER:
-            continue  # told with the noise floor
-        yield f"warning: {warning.message}" + (f" [{warning.where}]" if warning.where else "")
+        if warning.code != _OTHER_SERVER:  # told with the noise floor
+            yield f"warning: {warning.message}" + (f" [{warning.where}]" if warning.where else "")
 
 
 def _answer_lines(comparison: Comparison) -> Iterator[str]:
@@ -240,8 +240,7 @@ def _answer_lines(comparison: Comparison) -> Iterator[str]:
         if cell.quality is not None:
             decides = "" if cell.is_quality_deciding else " (decides nothing without --quality-margin)"
             first, *more = quality_lines(cell.quality)
-            yield f"{cell.label}: {first}{decides}"
-            yield from (f"{cell.label}: {line}" for line in more)
+            yield from (f"{cell.label}: {line}" for line in (f"{first}{decides}", *more))
         if cell.divergence is not None:
             yield f"{cell.label}: {divergence_sentence(cell.divergence)}"
     for note in dict.fromkeys(cell.quality_note for cell in comparison.cells if cell.quality_note):
@@ -257,27 +256,22 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
             "means are geometric means of the runs as measured, each counting the same; a change is the "
             "Hodges-Lehmann shift of the logarithms, not their quotient"
         )
-    if "robust" in estimators:
-        yield "estimator: robust; outlying blocks count little, in centres and their scatter (±) as in the change"
-    elif "mean" in estimators:
-        yield "estimator: mean; every block counts the same, in centres and their scatter (±) as in the change"
-    if not comparison.noise:
-        others = [warning.message for warning in comparison.warnings if warning.code == _OTHER_SERVER]
-        nothing = "no A/A experiment of this machine is on file (benchctl run NAME --aa)"
-        yield f"no noise floor: {others[0] if others else nothing}"
-        return
-    yield f"noise floor A/A: {floors_text(comparison)}"
+    for name, counts in (("robust", "outlying blocks count little"), ("mean", "every block counts the same")):
+        if name in estimators:
+            yield f"estimator: {name}; {counts}, in centres and their scatter (±) as in the change"
+    others = [warning.message for warning in comparison.warnings if warning.code == _OTHER_SERVER]
+    others.append("no A/A experiment of this machine is on file (benchctl run NAME --aa)")
+    yield f"noise floor A/A: {floors_text(comparison)}" if comparison.noise else f"no noise floor: {others[0]}"
 
 
 def bounds_lines(comparison: Comparison) -> Iterator[str]:
     """The meaning of the mark beside a value, for the metrics that have one."""
-    bounded = [(cell, metric) for cell in comparison.cells for metric in cell.metrics if any(metric.num_bounded)]
+    bounded = [metric for cell in comparison.cells for metric in cell.metrics if any(metric.num_bounded)]
     if bounded:
-        names = ", ".join(dict.fromkeys(metric.metric.name for _, metric in bounded))
-        num_runs = max(sum(metric.num_bounded) for _, metric in bounded)
+        names = ", ".join(dict.fromkeys(metric.metric.name for metric in bounded))
         yield (
-            f"{MARK} in up to {num_runs} runs the client read late and {names} is known only within bounds; these "
-            "values do not count (times-bounded)"
+            f"{MARK} in up to {max(sum(metric.num_bounded) for metric in bounded)} runs the client read late and "
+            f"{names} is known only within bounds; these values do not count (times-bounded)"
         )
 
 
@@ -295,55 +289,37 @@ def correction_text(comparison: Comparison) -> str:
 
 def _order_lines(comparison: Comparison) -> Iterator[str]:
     """Effects of order and time on the deciding metrics that are significant over all tests."""
-    kinds = {"position": ("a run", "position later in its block"), "machine_drift": ("the machine", "block")}
-    kinds |= {"ratio_drift": ("the ratio", "block")}
-    effects = []
+    effects: list[tuple[float, str]] = []
     num_tests = 0
-    for kind, (subject, unit) in kinds.items():
+    for words, slope_of in _ORDER.items():
         slopes = [
-            (slope.p_value, slope.log_per_unit, cell.label, metric.metric.name)
+            (slope.p_value, slope.log_per_unit, f"({metric.metric.name} in {cell.label}; p ")
             for cell in comparison.cells
             for metric in cell.deciding
-            if metric.order is not None and (slope := getattr(metric.order, kind)) is not None
+            if metric.order is not None and (slope := slope_of(metric.order)) is not None
         ]
         num_tests += len(slopes)
-        effects += [(*min(slopes), subject, unit)] if slopes else []
-    significant = [effect for effect in effects if effect[0] * num_tests < _ORDER_P]
-    for probability, log, label, name, subject, unit in significant:
-        yield (
-            f"{subject} changes by {percentage_change(math.expm1(log))} per {unit} ({name} in {label}; p "
-            f"{probability * num_tests:.2g}, corrected for {num_tests} tests)"
-        )
+        for probability, log, where in sorted(slopes)[:1]:
+            effects.append((probability, f"{words.format(percentage_change(math.expm1(log)))} {where}"))
+    significant = [(probability, line) for probability, line in effects if probability * num_tests < 0.05]
+    for probability, line in significant:
+        yield f"{line}{probability * num_tests:.2g}, corrected for {num_tests} tests)"
     if num_tests and not significant:
         yield f"no effect of position or drift is significant ({num_tests} tests)"
 
 
 def _blocks_line(comparison: Comparison) -> str:
+    """Blocks and order, and the smallest change that would show in each deciding metric, where it is largest."""
     line = f"n = {range_of([cell.num_blocks for cell in comparison.cells])} blocks, {comparison.pairing}"
     first = [cell for cell in comparison.cells if cell.num_a_first is not None]
     if first:
         ran_first, blocks = sum(c.num_a_first or 0 for c in first), sum(c.num_blocks for c in first)
         line += f", {comparison.a_name} ran first in {ran_first} of {blocks}"
-    detectable = _detectable(comparison)
-    return line + (f" · detectable: {detectable}" if detectable else "")
-
-
-def _detectable(comparison: Comparison) -> str:
-    """The smallest change that would show in each deciding metric, in the cell where it is largest."""
     worst: dict[str, float] = {}
-    for cell in comparison.cells:
-        for metric in cell.deciding:
-            effect = metric.estimate.minimum_detectable_effect if metric.estimate else None
-            if effect is not None:
-                worst[metric.metric.name] = max(effect, worst.get(metric.metric.name, 0.0))
+    for metric in (metric for cell in comparison.cells for metric in cell.deciding):
+        effect = metric.estimate.minimum_detectable_effect if metric.estimate else None
+        if effect is not None:
+            worst[metric.metric.name] = max(effect, worst.get(metric.metric.name, 0.0))
     texts = {name: f"{e * 100:.0f}%" if e >= 0.1 else percentage(e, 2) for name, e in worst.items()}
-    return ", ".join(f"{name} {text}" for name, text in texts.items())
-
-
-def _equal_everywhere(comparison: Comparison) -> list[str]:
-    verdicts: dict[str, set[str]] = {}
-    for cell in comparison.cells:
-        for metric in cell.metrics:
-            if metric.role == "exact":
-                verdicts.setdefault(metric.metric.name, set()).add(metric.verdict)
-    return [name for name, words in verdicts.items() if words == {"equal"}]
+    detectable = ", ".join(f"{name} {text}" for name, text in texts.items())
+    return line + (f" · detectable: {detectable}" if detectable else "")

@@ -37,9 +37,6 @@ from benchctl.report.table import Column, Table
 from benchctl.units import MS_PER_S, ms_from_ns
 from benchctl.untrusted.text import visible_line
 
-_SHOWN_HEX: Final = 8
-"""Digits of a tokenizer's SHA-256 that are shown: enough to tell tokenizers apart."""
-
 
 def prompt_lengths_text(requests: Sequence[PreparedRequest], engine: str) -> str | None:
     """``256 tokens each, counted by tokenizer 3f2a91c0``; None for a set without requests."""
@@ -59,7 +56,7 @@ def counted_by(source: str, engine: str) -> str:
     if source == ESTIMATE:
         return "counted as the simulator counts" if engine == "sim" else "estimated"
     kind, _, digest = source.partition(" ")
-    return f"counted by {kind} {digest[:_SHOWN_HEX]}"
+    return f"counted by {kind} {digest[:8]}"  # of a SHA-256: enough to tell tokenizers apart
 
 
 _RUN_COLUMNS: Final = {
@@ -81,23 +78,19 @@ _PASS_COLUMNS: Final = {
 
 def headline(analysis: AnalyzedExperiment) -> str:
     """The measured experiment in three lines."""
-    manifest = analysis.results.manifest
-    num_done = sum(run.record.state == "done" for run in analysis.runs)
-    num_planned = len(analysis.results.plan.runs)
+    manifest, plan = analysis.results.manifest, analysis.results.plan
+    ended = {run.record.run_id for run in analysis.runs if run.record.state == "done"}
     code = f"benchctl {manifest.benchctl_version}"
     if manifest.git is not None:
         code += f" ({manifest.git.sha[:10]}{', work tree changed' if manifest.git.is_dirty else ''})"
     label = f" · {manifest.label}" if manifest.label else ""
     work = _requests_text(analysis) if analysis.passes is None else passes_text(analysis)
     baseline = "" if manifest.baseline == "baseline" else f" · baseline {manifest.baseline}"
-    done = f"{num_done} of {num_planned} runs done"
+    done = f"{len(ended)} of {len(plan.runs)} runs done"
     if manifest.state == "running":
-        plan = analysis.results.plan
-        ended = {run.record.run_id for run in analysis.runs if run.record.state == "done"}
         nodes = {run.record.node.name for run in analysis.runs if run.record.node is not None}
-        done += f" in {count_of(plan.num_blocks_of(ended), 'whole block')}" + (
-            f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
-        )
+        done += f" in {count_of(plan.num_blocks_of(ended), 'whole block')}"
+        done += f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
     lines = (
         f"{manifest.profile}{label} · {manifest.state} · {done} · {blocks_text(manifest)}{baseline}",
         f"engine {manifest.engine} · {work} · seed {manifest.seed}",
@@ -210,23 +203,19 @@ def cells_table(analysis: AnalyzedExperiment) -> Table | None:
         *(Column(name, heading, _spread) for name, heading in _RUN_COLUMNS.items()),
         Column("num_failed", "failed", lambda failed: whole(failed.centre * failed.n)),
     )
-    rows = []
-    for cell in cells:
-        row: dict[str, Any] = {"label": cell.label, "blocks": _infeasible(cell)}
-        if not cell.infeasible:
-            row["blocks"] = blocks_that_count(cell)
-            row |= {name: cell.spreads.get(name) for name in (*_RUN_COLUMNS, "num_failed")}
-        rows.append(row)
+    rows = (
+        {"label": cell.label, "blocks": f"infeasible ({cell.infeasible})"}
+        if cell.infeasible
+        else {"label": cell.label, "blocks": blocks_that_count(cell)}
+        | {name: cell.spreads.get(name) for name in (*_RUN_COLUMNS, "num_failed")}
+        for cell in cells
+    )
     return Table(title, columns, tuple(rows))
 
 
 def blocks_that_count(cell: CellSummary) -> str:
     """The number of runs of an arm that count, and of those that were left out."""
     return f"{len(cell.runs)}" + (f" ({cell.num_unusable} left out)" if cell.num_unusable else "")
-
-
-def _infeasible(cell: CellSummary) -> str:
-    return f"infeasible ({cell.infeasible})"
 
 
 def _spread(spread: Spread) -> str:
@@ -302,16 +291,21 @@ def sweep_table(analysis: AnalyzedExperiment) -> Table | None:
         wall = None if ratio is None else f"{three_digits(ratio)}{interval}"
         numbers = {column.key: row.number(column.key) for column in _SWEEP_COLUMNS}
         rows.append({"label": row.label, "n_blocks": row.values["n_blocks"], "wall": wall, **numbers})
-    rows += [{"label": cell.label, "n_blocks": 0, "wall": _infeasible(cell)} for cell in analysis.infeasible]
+    rows += [
+        {"label": cell.label, "n_blocks": 0, "wall": f"infeasible ({cell.infeasible})"}
+        for cell in analysis.infeasible
+    ]
     return Table("Against the baseline of the same block: ratios as compare estimates them", columns, tuple(rows))
 
 
-_CAUSES: Final = ("weights", "prefixes", "arithmetic", "sampling", "other work")
 _FLOOR_COLUMNS: Final = (
     Column("label", "cell", is_left=True),
     Column("measured", "step time"),
     Column("ratio", "floor", lambda ratio: f"{ratio:.3f}"),
-    *(Column(cause, cause, signed_three_digits) for cause in _CAUSES),
+    *(
+        Column(cause, cause, signed_three_digits)
+        for cause in ("weights", "prefixes", "arithmetic", "sampling", "other work")
+    ),
     Column("times_floor", "times floor", three_digits),
     Column("added_s", "adds ms", lambda time_s: signed_four_digits(time_s * MS_PER_S)),
     Column("floor_added_s", "floor adds ms", lambda time_s: signed_four_digits(time_s * MS_PER_S)),
@@ -338,20 +332,19 @@ def floor_table(analysis: AnalyzedExperiment) -> Table | None:
     return Table(title, _FLOOR_COLUMNS, tuple(rows))
 
 
-_LADDER_COLUMNS: Final = (
-    Column("cell", "cell", is_left=True),
-    Column("what", "price of", is_left=True),
-    Column("step", "step", is_left=True),
-    Column("blocks", "blocks"),
-)
-
-
 def ladder_table(analysis: AnalyzedExperiment) -> Table | None:
     """Differences of neighbours, ± half of the 95 % interval over blocks; None where nothing has controls."""
     if not analysis.ladders:
         return None
     title = "Ladder of controls: what each step adds to the one before it, ± half of the 95 % interval over blocks"
-    columns = (*_LADDER_COLUMNS, Column("wall_s", "wall s", _amount), Column("step_ms", "step ms", _amount))
+    columns = (
+        Column("cell", "cell", is_left=True),
+        Column("what", "price of", is_left=True),
+        Column("step", "step", is_left=True),
+        Column("blocks", "blocks"),
+        Column("wall_s", "wall s", _amount),
+        Column("step_ms", "step ms", _amount),
+    )
     rows = (
         {
             "cell": ladder.label if i == 0 else "",
@@ -371,17 +364,11 @@ def _amount(difference: Difference) -> str:
     return f"{difference.mean:+.4g}{interval}"
 
 
-_NODE_CHARACTERS: Final = 40
-"""Of the name of a node in a table; longer ones are cut inside."""
-_MOST_NODES: Final = 12
-"""Rows of one metric in a terminal: those of the nodes that are farthest from the ratio over blocks."""
-
-
 def nodes_table(variants: Sequence[NodeResults], *, show_all: bool = False) -> Table | None:
     """The nodes of a metric, then the ratio over all blocks with the test of equal nodes; None without any.
 
     Without ``show_all`` those of one metric of each cell: the one in which nodes differ the most surely, else the
-    first.
+    first; of its nodes the twelve that are farthest from the ratio over blocks.
     """
     if not variants:
         return None
@@ -392,7 +379,7 @@ def nodes_table(variants: Sequence[NodeResults], *, show_all: bool = False) -> T
             chosen.setdefault(metric.label, metric)
         label = None
         for metric in results.metrics if show_all else sorted(chosen.values(), key=results.metrics.index):
-            of_metric = _rows_of_nodes(metric, most=len(metric.rows) if show_all else _MOST_NODES)
+            of_metric = _rows_of_nodes(metric, most=len(metric.rows) if show_all else 12)
             of_metric[0] |= {"metric": metric.metric, **({} if metric.label == label else {"cell": metric.label})}
             rows += of_metric
             label = metric.label
@@ -409,7 +396,7 @@ def _rows_of_nodes(metric: MetricByNode, most: int) -> list[dict[str, Any]]:
     farthest = sorted(metric.rows, key=lambda row: -abs(math.log(row.ratio / blocks.ratio)))[:most]
     rows: list[dict[str, Any]] = [
         {
-            "node": shortened_inside(row.node, _NODE_CHARACTERS),
+            "node": shortened_inside(row.node, 40),
             "blocks": row.num_blocks,
             "change": change_in_interval(row.ratio, None),
         }

@@ -1,9 +1,10 @@
 """The result of a single load: its ``result.json``, and the printed tables."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from benchctl.analysis.load_figures import Goodput, LoadFigures
+from benchctl.analysis.load_figures import LoadFigures
 from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
@@ -23,6 +24,14 @@ def load_result(figures: LoadFigures, record: RunRecord, manifest: Manifest, arr
     The details of each request, which vLLM writes when it is asked to, are in the run's ``requests.jsonl``, and
     ``benchctl report`` writes them here as well.
     """
+    goodput = figures.goodput
+    prefixes = {"mean": "", "median": "p50_", "std": "std_"}
+    prefixes |= {f"p{percent}": f"p{percent}_" for percent in PERCENTS}
+    latencies = {
+        f"{moment}_{name}_ms": figures.metrics[f"{prefix}{name}_ms"]
+        for name in LATENCIES
+        for moment, prefix in prefixes.items()
+    }
     return {
         "date": record.started_at or manifest.created_at,
         "backend": record.effective_config.get("server.dialect"),
@@ -37,14 +46,16 @@ def load_result(figures: LoadFigures, record: RunRecord, manifest: Manifest, arr
         "total_input_tokens": figures.metrics["prompt_tokens"],
         "total_output_tokens": figures.metrics["output_tokens"],
         "request_throughput": figures.metrics["request_throughput"],
-        "request_goodput": None if figures.goodput is None else figures.goodput.request_goodput,
+        "request_goodput": None if goodput is None else goodput.request_goodput,
         "output_throughput": figures.metrics["output_throughput"],
         "total_token_throughput": total_throughput(figures.metrics),
-        **_latencies(figures),
+        **latencies,
         "schema_version": SCHEMA_VERSION,
         "run_id": record.run_id,
         "state": record.state,
-        "goodput": None if figures.goodput is None else _goodput_document(figures.goodput),
+        "goodput": None
+        if goodput is None
+        else {"limits_ms": dict(goodput.limits_ms), "num_good": goodput.num_good, "share": goodput.share},
         "stop": manifest.stop,
         "seed": manifest.seed,
         "errors_by_kind": dict(figures.errors),
@@ -57,22 +68,15 @@ def load_result(figures: LoadFigures, record: RunRecord, manifest: Manifest, arr
     }
 
 
-def _latencies(figures: LoadFigures) -> dict[str, float | None]:
-    """{mean,median,std,pNN}_<latency>_ms, as vLLM calls them."""
-    ours = {"mean": "", "median": "p50_", "std": "std_"} | {f"p{percent}": f"p{percent}_" for percent in PERCENTS}
-    return {
-        f"{moment}_{name}_ms": figures.metrics[f"{prefix}{name}_ms"]
-        for name in LATENCIES
-        for moment, prefix in ours.items()
-    }
-
-
 def totals_table(figures: LoadFigures) -> Table:
     """Requests, tokens, throughput, the share of the load that reached the server, and the accuracy of times."""
     failed = f"{figures.num_requests - figures.num_completed} failed"
     if figures.errors:
         failed += f" ({', '.join(f'{count} {kind}' for kind, count in sorted(figures.errors.items()))})"
     metrics = figures.metrics
+    cores, late_ms = metrics["client_cpu_cores"], metrics["max_loop_lag_ms"]
+    sampled = [] if cores is None else [f"{four_digits(cores)} cores"]
+    sampled += [] if late_ms is None else [f"its loop at most {four_digits(late_ms)} ms late"]
     rows = {
         "requests": f"{figures.num_completed} completed, {failed}",
         "duration": f"{four_digits(metrics['wall_s'])} s from the first send to the last output",
@@ -80,56 +84,35 @@ def totals_table(figures: LoadFigures) -> Table:
         "throughput": f"{four_digits(metrics['output_throughput'])} output tokens/s, "
         f"{four_digits(total_throughput(figures.metrics))} tokens/s, "
         f"{four_digits(metrics['request_throughput'])} requests/s",
-        **_goodput(figures.goodput),
-        **_offered(figures),
+        **dict(_rest(figures)),
         "arrival times": f"{_share(metrics['kernel_stamp_frac'])} of the chunks stamped by the kernel; "
         f"{_share(metrics['coalesced_chunk_frac'])} read together with the next one (an upper bound)",
-        **_client(figures),
+        "client": "; ".join(sampled) or "not sampled: the load was too short",
     }
     columns = (Column("what", "", is_left=True), Column("text", "", is_left=True))
     return Table("", columns, tuple({"what": what, "text": text} for what, text in rows.items()))
 
 
-def _goodput_document(goodput: Goodput) -> dict[str, Any]:
-    return {"limits_ms": dict(goodput.limits_ms), "num_good": goodput.num_good, "share": goodput.share}
-
-
-def _goodput(goodput: Goodput | None) -> dict[str, str]:
-    """The requests within the limits, where there are limits."""
-    if goodput is None:
-        return {}
-    limits = " and ".join(f"{_NAMES[name]} <= {limit:g} ms" for name, limit in goodput.limits_ms.items())
-    return {
-        "goodput": f"{goodput.num_good} of {goodput.num_requests} requests ({_share(goodput.share)}): {limits}; "
-        f"{four_digits(goodput.request_goodput)} requests/s"
-    }
-
-
-def _client(figures: LoadFigures) -> dict[str, str]:
-    """Processor time and delay of the load generator, as far as they were sampled; of a short load neither is."""
-    cores, late_ms = figures.metrics["client_cpu_cores"], figures.metrics["max_loop_lag_ms"]
-    parts = [
-        *([] if cores is None else [f"{four_digits(cores)} cores"]),
-        *([] if late_ms is None else [f"its loop at most {four_digits(late_ms)} ms late"]),
-    ]
-    return {"client": "; ".join(parts) or "not sampled: the load was too short"}
-
-
-def _offered(figures: LoadFigures) -> dict[str, str]:
-    """The share of the load that reached the server; of a closed loop also the delay before slots were refilled."""
-    offered = figures.offered
-    if offered is None:
-        return {"load": "all at once"}
-    rows = {"load": f"{four_digits(offered.met)} of {four_digits(offered.planned)} {offered.unit}"}
-    idle_frac = figures.metrics["slot_idle_frac"]
+def _rest(figures: LoadFigures) -> Iterator[tuple[str, str]]:
+    """The requests within the limits, where there are limits; the share of the load that reached the server; of a
+    closed loop also the delay before slots were refilled.
+    """
+    goodput, load, metrics = figures.goodput, figures.offered, figures.metrics
+    if goodput is not None:
+        limits = " and ".join(f"{_NAMES[name]} <= {limit:g} ms" for name, limit in goodput.limits_ms.items())
+        good = f"{goodput.num_good} of {goodput.num_requests} requests ({_share(goodput.share)})"
+        yield "goodput", f"{good}: {limits}; {four_digits(goodput.request_goodput)} requests/s"
+    if load is None:
+        yield "load", "all at once"
+        return
+    yield "load", f"{four_digits(load.met)} of {four_digits(load.planned)} {load.unit}"
+    idle_frac = metrics["slot_idle_frac"]
     if idle_frac is not None:
         names = ("p50_refill_gap_ms", "p99_refill_gap_ms", "p99_refill_connect_ms")
-        half, most, connecting = (four_digits(figures.metrics[name]) for name in names)
-        rows["slots"] = (
-            f"empty for {idle_frac:.2%} of their time; filled again after {half} ms (p50), {most} ms (p99); a "
-            f"connection took {connecting} ms of it (p99)"
-        )
-    return rows
+        half, most, connecting = (four_digits(metrics[name]) for name in names)
+        filled = f"filled again after {half} ms (p50), {most} ms (p99)"
+        connects = f"a connection took {connecting} ms of it (p99)"
+        yield "slots", f"empty for {idle_frac:.2%} of their time; {filled}; {connects}"
 
 
 def durations_table(figures: LoadFigures) -> Table:

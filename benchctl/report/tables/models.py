@@ -1,7 +1,7 @@
 """Tables and sentences of models: the law of speculation beside its measurement, and step time."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from benchctl.analysis.drafts import NEGLIGIBLE_FRAC, MeasuredSpeculation
 from benchctl.analysis.metrics.speculation import ArmDrafts, PositionAcceptance
@@ -21,13 +21,11 @@ from benchctl.steptime.diagnosis.evaluate import Evaluation
 from benchctl.steptime.diagnosis.predictions import Accuracy
 from benchctl.steptime.features import COUNTS
 from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.queueing import PredictedLoad
 from benchctl.steptime.speculation.acceptance import LEVEL, Acceptance
-from benchctl.steptime.speculation.draft_length import LONGEST, DraftLength, SpeculationLaw, WholeEstimate
+from benchctl.steptime.speculation.draft_length import LONGEST, SpeculationLaw, WholeEstimate
 from benchctl.steptime.speculation.estimate import Estimate
 from benchctl.steptime.speculation.served import ServedSpeculation
 from benchctl.steptime.step_counts import EXTENTS, distances, extents_of
-from benchctl.steptime.structure import Coefficient
 from benchctl.steptime.work import StepWork
 from benchctl.units import MS_PER_S
 
@@ -89,14 +87,16 @@ def law_table(law: SpeculationLaw) -> Table:
         for length in law.lengths
     )
     columns = (Column("num", "draft tokens"), *estimates, Column("break_even", "break-even acceptance"))
-    return Table(f"Speculation with {acceptance_words(law.acceptance)}; {_cost_words(law)}", columns, tuple(rows))
+    backfill = f", with bonus tokens {law.cost.backfill:.4g} more" if law.cost.backfill else ""
+    cost = f"a step with K drafts costs 1 + {law.cost.draft:.4g} K steps without{backfill}"
+    return Table(f"Speculation with {acceptance_words(law.acceptance)}; {cost}", columns, tuple(rows))
 
 
-def with_interval(estimate: Estimate) -> str:
+def with_interval(estimate: Estimate, text: Callable[[float], str] = four_digits) -> str:
     """``3.689 [3.512, 3.851]``, or the number alone where it has no interval."""
     if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
-        return four_digits(estimate.value)
-    return f"{four_digits(estimate.value)} [{four_digits(estimate.low)}, {four_digits(estimate.high)}]"
+        return text(estimate.value)
+    return f"{text(estimate.value)} [{text(estimate.low)}, {text(estimate.high)}]"
 
 
 def acceptance_words(acceptance: Acceptance) -> str:
@@ -108,31 +108,24 @@ def acceptance_words(acceptance: Acceptance) -> str:
     return f"acceptance {values} {'at every position' if acceptance.is_constant else 'by position'}"
 
 
-def _cost_words(law: SpeculationLaw) -> str:
-    backfill = f", with bonus tokens {law.cost.backfill:.4g} more" if law.cost.backfill else ""
-    return f"a step with K drafts costs 1 + {law.cost.draft:.4g} K steps without{backfill}"
-
-
 def law_lines(law: SpeculationLaw) -> Iterator[str]:
     """The best and the longest draft that pays, the worth of the bonus token, and what was extrapolated."""
     server = "with bonus tokens" if law.bonus else "without bonus tokens"
-    if not law.best.value:
-        yield f"{server}, no number of draft tokens is faster than none"
-    else:
-        gain = with_interval(law.best_speed_up)
-        are = "is" if law.best.value == 1 else "are"
-        yield (
-            f"{server}, {_drafts(law.best)} {are} best: {gain} times as fast as without speculation; "
-            f"up to {_drafts(law.break_even)} are faster than none"
-        )
+    are = "is" if law.best.value == 1 else "are"
+    yield (
+        f"{server}, {_drafts(law.best)} {are} best: {with_interval(law.best_speed_up)} times as fast as without "
+        f"speculation; up to {_drafts(law.break_even)} are faster than none"
+        if law.best.value
+        else f"{server}, no number of draft tokens is faster than none"
+    )
     for length in law.lengths:
-        slower = length.gain(bonus=law.bonus)
+        slower, tokens = length.gain(bonus=law.bonus), count_of(length.num_draft_tokens, "draft token")
         if slower.value < 1 and (slower.high is None or slower.high < 1):
-            share = percentage(1 - slower.value)
-            yield f"{server}, a step with {_tokens(length)} yields {share} less per second than one without drafts"
+            less = f"{percentage(1 - slower.value)} less per second than one without drafts"
+            yield f"{server}, a step with {tokens} yields {less}"
     first = law.lengths[0]
     yield (
-        f"at {_tokens(first)}, bonus tokens are worth "
+        f"at {count_of(first.num_draft_tokens, 'draft token')}, bonus tokens are worth "
         f"{percentage(first.bonus_ratio.value - 1)} more tokens per step: they pay unless their backfill costs "
         f"{percentage(first.backfill_limit.value)} of a step or more"
     )
@@ -140,10 +133,6 @@ def law_lines(law: SpeculationLaw) -> Iterator[str]:
         yield f"* beyond position {len(law.acceptance.values)} its acceptance is repeated: an extrapolation"
     if law.acceptance.counts:
         yield f"[...] are intervals of {LEVEL:.0%}, if drafts are independent"
-
-
-def _tokens(length: DraftLength) -> str:
-    return count_of(length.num_draft_tokens, "draft token")
 
 
 def _drafts(estimate: WholeEstimate) -> str:
@@ -204,26 +193,16 @@ def rate_table(served: ServedSpeculation) -> Table:
         Column("best", "best K", lambda best: str(best or "off")),
         *(Column(f"best {name}", name) for name in names),
     )
-    rows = (
-        {"rate": rate.rate_per_s, "best": rate.best[0]}
-        | {
-            f"{which} {name}": text
-            for which, load in (("plain", rate.without), ("best", rate.best[1]))
-            for name, text in zip(names, _load_texts(load), strict=True)
-        }
-        for rate in served.rates
-    )
+    rows = []
+    for rate in served.rates:
+        row: dict[str, Any] = {"rate": rate.rate_per_s, "best": rate.best[0]}
+        for which, load in (("plain", rate.without), ("best", rate.best[1])):
+            latency = (None, None) if load.is_saturated else (load.tpot_s * MS_PER_S, load.e2el_s)
+            texts = (four_digits(load.batch), *map(four_digits, latency), percentage(load.utilisation))
+            row |= {f"{which} {name}": text for name, text in zip(names, texts, strict=True)}
+        rows.append(row)
     title = "Requests that arrive at random: without speculation, and with the draft tokens of the shortest request"
     return Table(title, columns, tuple(rows))
-
-
-def _load_texts(load: PredictedLoad) -> tuple[str | None, ...]:
-    latency = (None, None) if load.is_saturated else (load.tpot_s * MS_PER_S, load.e2el_s)
-    return (four_digits(load.batch), *map(four_digits, latency), percentage(load.utilisation))
-
-
-_SIGNIFICANT: Final = 0.05
-_NEGLIGIBLE: Final = percentage(NEGLIGIBLE_FRAC)
 
 
 def measured_table(measured: MeasuredSpeculation) -> Table:
@@ -274,25 +253,26 @@ def measured_lines(measured: MeasuredSpeculation) -> Iterator[str]:
     ):
         judged = [verdict for verdict in verdicts if verdict is not None]
         if judged:
-            agreeing = f"{sum(judged)} of {count_of(len(judged), 'arm')}"
-            yield f"{words}: law and measurement agree within their intervals, or {_NEGLIGIBLE}, in {agreeing}"
-    if measured.costs is not None:
-        backfill = measured.costs.backfill
-        also = "" if backfill is None else f", bonus tokens {_share(backfill)}"
-        yield f"fitted to decoding steps: one more draft token adds {_share(measured.costs.draft)} of a step{also}"
+            within = f"within their intervals, or {percentage(NEGLIGIBLE_FRAC)}"
+            yield f"{words}: law and measurement agree {within}, in {sum(judged)} of {count_of(len(judged), 'arm')}"
+    costs, everywhere_p = measured.costs, measured.same_everywhere_p
+    if costs is not None:
+        backfill = costs.backfill
+        also = "" if backfill is None else f", bonus tokens {with_interval(backfill, percentage)}"
+        draft = with_interval(costs.draft, percentage)
+        yield f"fitted to decoding steps: one more draft token adds {draft} of a step{also}"
     else:
         yield "no baseline without drafts: time per step and speed-up are unknown"
-    if measured.same_everywhere_p is not None:
-        fits = "fits" if measured.same_everywhere_p >= _SIGNIFICANT else "does not fit"
-        yield f"one acceptance for every position {fits} these counts ({_p(measured.same_everywhere_p)})"
-    if measured.same_in_arms_p is not None and measured.same_in_arms_p < _SIGNIFICANT:
+    if everywhere_p is not None:
+        fits = "fits" if everywhere_p >= 0.05 else "does not fit"
+        yield f"one acceptance for every position {fits} these counts ({_p(everywhere_p)})"
+    if measured.same_in_arms_p is not None and measured.same_in_arms_p < 0.05:
         yield (
             f"the acceptance of a position differs between arms ({_p(measured.same_in_arms_p)}), as where requests "
             "differ and those that accept little take most of the drafts: the pooled law is then too high for long "
             "drafts"
         )
-    shorter = [arm for arm in arms if not arm.counts.is_exact]
-    for arm in shorter:
+    for arm in (arm for arm in arms if not arm.counts.is_exact):
         yield (
             f"{arm.label}: {percentage(1 - arm.counts.whole_frac)} of the drafts are in steps with shorter drafts, "
             "whose missing tokens count as rejected: acceptance by position is a lower bound"
@@ -304,16 +284,6 @@ def _p(probability: float) -> str:
     return f"p {words}" if words.startswith("<") else f"p = {words}"
 
 
-def _share(each: Estimate) -> str:
-    if each.low is None or each.high is None:
-        return percentage(each.value)
-    return f"{percentage(each.value)} [{percentage(each.low)}, {percentage(each.high)}]"
-
-
-_MAX_GROUPS: Final = 8
-"""Groups of a hold-out that a table shows."""
-
-
 def coefficient_table(model: StepTimeModel) -> Table:
     """Every coefficient with its 90 % interval; one that the data do not determine says so."""
     title = "Coefficients: factors on the time at the data sheet's peaks, or microseconds for each"
@@ -322,18 +292,14 @@ def coefficient_table(model: StepTimeModel) -> Table:
             each.name,
             each.unit or "factor",
             four_digits(each.value),
-            _interval(each),
+            None
+            if each.low is None or each.high is None
+            else f"{four_digits(each.low)} to {four_digits(each.high)}",
             "" if each.is_identified else "typical, not measured",
         )
         for each in model.coefficients
     )
     return table_of(("feature", "unit", "value", "90% interval", ""), rows, left=("feature", "unit"), title=title)
-
-
-def _interval(coefficient: Coefficient) -> str | None:
-    if coefficient.low is None or coefficient.high is None:
-        return None
-    return f"{four_digits(coefficient.low)} to {four_digits(coefficient.high)}"
 
 
 def accuracy_table(title: str, first: str, rows: Iterable[tuple[str, Accuracy]]) -> Table:
@@ -351,11 +317,11 @@ def accuracy_table(title: str, first: str, rows: Iterable[tuple[str, Accuracy]])
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
-    """Each structure on all groups left out, then the groups of the first; of many only the worst."""
+    """Each structure on all groups left out, then the groups of the first; of many only the eight worst."""
     judged = evaluations[0]
     rows: list[tuple[str, Accuracy]] = [(evaluation.structure, evaluation.whole) for evaluation in evaluations]
-    worst = sorted(judged.groups, key=lambda group: -group.mape_frac)[:_MAX_GROUPS]
-    groups = judged.groups if len(judged.groups) <= _MAX_GROUPS else worst
+    worst = sorted(judged.groups, key=lambda group: -group.mape_frac)[:8]
+    groups = judged.groups if len(judged.groups) <= 8 else worst
     rows += [(f"  {judged.structure}, without {group.label}", group) for group in groups]
     what = f"each {judged.by} predicted by a fit to the others"
     return accuracy_table(f"Errors on steps that the fit did not see: {what}", "structure", rows)
@@ -387,15 +353,11 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
     for check in diagnosis.checks:
         yield f"{check.kind}: {check.where}: {check.message}; {check.remedy} [{check.code}]"
     for region in diagnosis.gaps:
-        yield (
-            f"gap: {region.label} has {region.steps_frac:.1%} of the steps and {region.leverage_frac:.0%} of the "
-            "leverage: a few steps decide coefficients"
-        )
+        shares = f"{region.steps_frac:.1%} of the steps and {region.leverage_frac:.0%} of the leverage"
+        yield f"gap: {region.label} has {shares}: a few steps decide coefficients"
     for region in diagnosis.redundant:
-        yield (
-            f"redundant: {region.label} has {region.steps_frac:.0%} of the steps and {region.leverage_frac:.0%} of "
-            "the leverage: more like these tell little"
-        )
+        shares = f"{region.steps_frac:.0%} of the steps and {region.leverage_frac:.0%} of the leverage"
+        yield f"redundant: {region.label} has {shares}: more like these tell little"
     if diagnosis.is_finished:
         is_typical = any(check.code == "not-identified" for check in diagnosis.checks)
         rest = "what is typical and not measured is noted above" if is_typical else "coefficients are determined"

@@ -19,7 +19,7 @@ from benchctl.records.noise import NOISE, MetricNoise, NoiseFloor
 from benchctl.records.peaks import PEAKS
 from benchctl.records.schema import GpuInfo, NodeGpu, NodeInfo
 from benchctl.report.documents import show_document
-from benchctl.report.page.sections import directory_values
+from benchctl.report.page.parts import directory_values
 from benchctl.report.tables.experiment import headline
 
 SEVEN = ({"baseline": 1.0, "guided": 1.1},) * 7

@@ -21,7 +21,7 @@ from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.records.record import RunFailure
 from benchctl.report.page.page import closed, directory_page, inert_json, render_page, sides_page
-from benchctl.report.page.waterfall import from_decomposition, from_sections
+from benchctl.report.page.plots import cell_waterfalls
 from benchctl.untrusted.text import escaped, visible
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
@@ -257,7 +257,9 @@ def test_a_failed_run_shows_its_cause_and_the_end_of_its_log_whatever_is_in_it(t
 def test_waterfalls_add_up_to_what_the_other_side_takes(directory):
     comparison = compare_sides(Side(directory, "baseline"), Side(directory, "guided"), CompareOptions())
     for cell in comparison.cells:
-        for fall in (from_decomposition(cell), from_sections(cell)):
+        falls = list(cell_waterfalls(cell))
+        assert [fall.unit for fall in falls] == ["s", "ms"]
+        for fall in falls:
             assert len(fall.falls) >= 2
             assert fall.start + sum(step.added for step in fall.falls) == pytest.approx(fall.end)
 

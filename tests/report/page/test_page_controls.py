@@ -1,5 +1,7 @@
 """The report page under the hand: contents, selectors, filters, folds, and its size; by mouse and by keyboard."""
 
+import base64
+import gzip
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +12,6 @@ from support.results import builders
 
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.report.page.page import directory_page
-from benchctl.report.page.waterfall import unpacked
 
 pytestmark = [pytest.mark.browser, needs_browser]
 EXAMPLE = Path(__file__).parents[3] / "results" / "example"
@@ -212,5 +213,5 @@ def test_the_series_of_the_charts_are_in_the_data_of_the_page(browser, path):
         data = json.loads(page.locator("#benchctl-data").text_content())
     chart = next(chart for chart in data["charts"] if chart["id"] == "step-time")
     assert {choice["name"]: choice["selected"] for choice in chart["choices"]} == {"block": "0", "arm": "*"}
-    rows = unpacked(chart["spec"]["datasets"]["rows"])
+    rows = json.loads(gzip.decompress(base64.b64decode(chart["spec"]["datasets"])))["rows"]
     assert {row["block"] for row in rows} == {"0", "1", "2", "3", "4", "5"}

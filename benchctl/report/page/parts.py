@@ -1,0 +1,386 @@
+"""The sections of the page as plain values for the templates of the same names; none holds markup.
+
+The top of the page with what must be known before its verdict is believed; the metrics of a comparison and its
+answers; runs with their warnings and the ends of failed logs; provenance; times.
+"""
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from benchctl.analysis.bonus import context_in_words, modes_in_words, verdict_sentences
+from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.compare.words import (
+    change_text,
+    floors_text,
+    looks_lines,
+    reasons_of,
+    threshold_text,
+    unrecorded_lines,
+)
+from benchctl.analysis.quality.accuracy import divergence_sentence, quality_lines
+from benchctl.analysis.summary.analyzed import (
+    CONFIDENCE,
+    LATENCY_NAMES,
+    AnalyzedExperiment,
+    floor_peaks,
+    percentile_levels,
+)
+from benchctl.analysis.validity.machines import gpu_names, machines_of
+from benchctl.errors import RecordError
+from benchctl.formats import capitalized, count_of, first_of, gib, minus_in_numbers, percentage, range_of
+from benchctl.records.directory import arm_label
+from benchctl.report.charts.figure import arms_of
+from benchctl.report.page.verdict import PageVerdict
+from benchctl.report.page.words import change_term, metric_term, p_term, value_term, verdict_term
+from benchctl.report.table import Table
+from benchctl.report.tables.compare import correction_text, is_shown, metric_row
+from benchctl.report.tables.experiment import (
+    blocks_text,
+    device_of_passes,
+    footnotes,
+    node_lines,
+    nodes_table,
+    passes_text,
+    prompt_lengths_text,
+    runs_table,
+)
+from benchctl.report.tables.times import bonus_table, launch_table, passes_table, percentile_table
+from benchctl.untrusted.files import is_file, open_file
+from benchctl.untrusted.secrets import redacted
+
+_PAIRING: Final = {
+    "interleaved": "interleaved blocks",
+    "same-plan": "blocks of two experiments with the same plan",
+    "unpaired": "blocks per side, unpaired",
+}
+
+
+def top_values(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict, subject: str = "") -> dict[str, Any]:
+    """The values of ``top.html`` besides the verdict itself; ``subject`` is that of results without a directory."""
+    subjects = dict.fromkeys(_subject(analysis) for analysis in analyses)
+    problems = [each.problem for each in verdict.deciding]
+    return {
+        "subject": subject or "  |  ".join(subjects),
+        "rules": [f"exit code {verdict.exit_code}", *_rules(verdict)],
+        # from its second line on: the first is the sentence of the verdict
+        "problem": problems[0].partition("\n")[2] if len(problems) == 1 and problems[0] is not None else None,
+        "reasons": _reasons(verdict),
+        "findings": [
+            {
+                "code": finding.code,
+                "sentence": finding.sentence,
+                "directory": analysis.results.path.resolve().name if len(analyses) > 1 else "",
+            }
+            for analysis in analyses
+            for finding in analysis.findings
+        ],
+    }
+
+
+def _subject(analysis: AnalyzedExperiment) -> str:
+    manifest, machines = analysis.results.manifest, machines_of(analysis.results)
+    label = f" ({manifest.label})" if manifest.label else ""
+    device = ", ".join(dict.fromkeys(gpu_names(machines))) or "no GPU"
+    device = device if len(machines) == 1 else f"{len(machines)} nodes, {device}"
+    device = device_of_passes(analysis) or device
+    return f"{manifest.profile}{label} · {manifest.engine} · {device} · {manifest.created_at[:10]}"
+
+
+def _rules(verdict: PageVerdict) -> list[str]:
+    """Deciding metrics, margins and intervals."""
+    comparisons = [each.comparison for each in verdict.deciding if each.comparison is not None]
+    if not comparisons:
+        return []
+    first, cells = comparisons[0], [cell for comparison in comparisons for cell in comparison.cells]
+    names = dict.fromkeys(metric.metric.name for cell in cells for metric in cell.deciding)
+    blocks = range_of([cell.num_blocks for cell in cells])
+    return [
+        f"decided by {', '.join(names) or 'nothing'}",
+        *dict.fromkeys(line for comparison in comparisons for line in unrecorded_lines(comparison)),
+        minus_in_numbers(threshold_text(first)),
+        *([f"noise floor {floors_text(first)}"] if first.noise else []),
+        f"{percentage(first.confidence)} intervals over {blocks} {_PAIRING[first.pairing]}",
+        correction_text(first),
+        *looks_lines(first),
+    ]
+
+
+def _reasons(verdict: PageVerdict) -> list[str]:
+    """The reasons of every comparison that is open or invalid; one that several metrics share stands once."""
+    comparisons = [each.comparison for each in verdict.deciding if each.comparison is not None]
+    others: list[str] = []
+    sharing: dict[str, list[str]] = {}
+    for comparison in comparisons:
+        whose, num_metrics = f"{comparison.b_name}, " if len(comparisons) > 1 else "", 0
+        for cell in comparison.cells if comparison.verdict == "inconclusive" else ():
+            for metric in cell.deciding:
+                if metric.verdict in {"inconclusive", "unknown"}:
+                    where = f"{whose}{cell.label}: {metric.metric.name} {change_text(metric)}"
+                    sharing.setdefault(metric.reason or metric.verdict, []).append(where)
+                    num_metrics += 1
+        if comparison.verdict in {"invalid", "inconclusive"}:
+            others += reasons_of(comparison)[num_metrics:]  # errors, and the quality of answers
+    return [*(f"{first_of(wheres, 2)}: {reason}" for reason, wheres in sharing.items()), *dict.fromkeys(others)]
+
+
+def table_values(comparison: Comparison, num_cells: int) -> dict[str, Any]:
+    """The table of the metrics that decide or are usually asked for, and the one of all metrics.
+
+    ``num_cells`` are those of the whole page: with more than three, the first has only deciding metrics and counts
+    that differ.
+    """
+    return {
+        "a_name": comparison.a_name,
+        "b_name": comparison.b_name,
+        "interval": f"change [{percentage(comparison.confidence)} interval]",
+        "num_all": max((len(cell.metrics) for cell in comparison.cells), default=0),
+        "main": [_body(comparison, cell, show_all=False, is_short=num_cells > 3) for cell in comparison.cells],
+        "all": [_body(comparison, cell, show_all=True, is_short=False) for cell in comparison.cells],
+    }
+
+
+def _body(comparison: Comparison, cell: CellComparison, *, show_all: bool, is_short: bool) -> dict[str, Any]:
+    """The rows of a cell, with what is told of each field; a reason that deciding rows share is in their last."""
+    rows: list[dict[str, Any]] = []
+    for metric in cell.metrics:
+        if not is_shown(metric, show_all=show_all) or (is_short and metric.role == "exploratory"):
+            continue
+        texts, estimate = metric_row(metric), metric.estimate
+        has_p = metric.role != "exact" and estimate is not None and estimate.p_value is not None
+        sides = (("a", comparison.a_name, metric.a_blocks), ("b", comparison.b_name, metric.b_blocks))
+        reason = verdict_term(metric)
+        if rows and metric.role == "deciding" and rows[-1]["reason"] == reason:
+            rows[-1]["reason"] = None
+        rows.append(
+            texts
+            | {
+                "role": metric.role,
+                "meaning": metric_term(metric.metric),
+                "unit": f" {metric.metric.unit}" if metric.metric.unit != "1" else "",
+                "sides": [
+                    (name, texts[side], value_term(metric, name, sum(value is not None for value in blocks)))
+                    for side, name, blocks in sides
+                ],
+                "change_meaning": change_term(metric),
+                "p_meaning": p_term(metric) if has_p else None,
+                "verdict": metric.verdict,
+                "verdict_meaning": reason,
+                "reason": reason if metric.role == "deciding" and not show_all else None,
+            }
+        )
+    return {
+        "label": cell.label,
+        "blocks": count_of(cell.num_blocks, "block"),
+        "verdict": cell.verdict,
+        "errors": [str(error) for error in cell.errors[:5]],
+        "rows": rows,
+    }
+
+
+def answer_values(comparison: Comparison) -> dict[str, Any] | None:
+    """Quality and divergence of every cell; None where neither is known and there is no reason to report."""
+    cells = []
+    for cell in comparison.cells:
+        quality = () if cell.quality is None else quality_lines(cell.quality)
+        divergence = [] if cell.divergence is None else [divergence_sentence(cell.divergence)]
+        if lines := [*map(minus_in_numbers, quality), *divergence]:
+            verdict = None if cell.quality is None else cell.quality.verdict
+            decides = {"verdict": verdict, "is_deciding": cell.is_quality_deciding}
+            cells.append({"label": cell.label, **decides, "lines": lines})
+    notes = list(dict.fromkeys(cell.quality_note for cell in comparison.cells if cell.quality_note))
+    return {"cells": cells, "notes": notes} if cells or notes else None
+
+
+def node_values(comparison: Comparison) -> dict[str, Any] | None:
+    """The table of one comparison by node; None where the blocks ran on one."""
+    if comparison.nodes is None:
+        return None
+    lines = [f"{capitalized(line)}." for line in node_lines([comparison.nodes])]
+    return {"lines": lines, "table": nodes_table([comparison.nodes], show_all=True)}
+
+
+def percentile_values(analysis: AnalyzedExperiment) -> Table | None:
+    """The table of a directory; None where no percentile is known."""
+    rows = (
+        (name, arm.label, percentile_levels(arm, name, CONFIDENCE))
+        for name in LATENCY_NAMES
+        for arm in arms_of(analysis)
+    )
+    return percentile_table(rows, CONFIDENCE, "block")
+
+
+def passes_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
+    """The times of forward passes and the cost of their launches; None without a pass that counts."""
+    if analysis.passes is None or not analysis.passes.times:
+        return None
+    return {
+        "name": analysis.results.path.resolve().name,
+        "baseline": analysis.results.manifest.baseline,
+        "peaks": floor_peaks(analysis.passes, analysis.results, analysis.experiment.hardware),
+        "times": passes_table(analysis),
+        "launches": launch_table(analysis),
+    }
+
+
+def bonus_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
+    """Every verdict on backfill with its tables; None where no ways of backfill are compared."""
+    if analysis.bonus is None:
+        return None
+    return {
+        "name": analysis.results.path.resolve().name,
+        "where": analysis.bonus.where,
+        "verdicts": [
+            {
+                "context": context_in_words(verdict),
+                "sentences": verdict_sentences(verdict),
+                "tables": [(modes_in_words(*modes), bonus_table(verdict, modes)) for modes in verdict.mode_pairs],
+            }
+            for verdict in analysis.bonus.verdicts
+        ],
+        "missing": analysis.bonus.missing,
+    }
+
+
+def runs_values(analysis: AnalyzedExperiment, *, is_inside: bool) -> dict[str, Any]:
+    """Every planned run, the warnings that the table numbers, and the ends of the logs of failed servers.
+
+    ``is_inside``: the page is in the result directory, so that links to the files of its runs work. Where runs
+    differ in the numbers of one warning, its text is that of the first.
+    """
+    begun = {run.record.run_id: run.record for run in analysis.runs}
+    table, root = runs_table(analysis), analysis.results.path
+    rows = [
+        {
+            "texts": texts,
+            "marks": values["notes"],
+            "arm": arm_label(planned.variant, planned.cell),
+            "block": planned.block,
+            "record_state": begun[planned.run_id].state if planned.run_id in begun else None,
+            "path": f"runs/{quote(planned.run_id)}" if is_inside and planned.run_id in begun else None,
+            "has_log": is_file(root / "runs" / planned.run_id / "server.log", within=root),
+        }
+        for planned, values, texts in zip(analysis.results.plan.runs, table.rows, table.texts(), strict=True)
+    ]
+    states = Counter(row["state"] for row in table.rows)
+    return {
+        "columns": table.columns,
+        "rows": rows,
+        "arms": list(dict.fromkeys(row["arm"] for row in rows)),
+        "all_states": list(states),
+        "states": ", ".join(f"{number} {state}" for state, number in states.items()),
+        "notes": [(warning.code, warning.message) for warning in footnotes(analysis)],
+        "logs": list(_logs(analysis)),
+    }
+
+
+def _logs(analysis: AnalyzedExperiment) -> Iterator[dict[str, str]]:
+    root = analysis.results.path
+    for run in analysis.runs:
+        failure = run.record.failure
+        if failure is not None or run.record.state == "failed":
+            tail = _log_tail(root / "runs" / run.record.run_id / "server.log", within=root)
+            cause = "failed" if failure is None else f"{failure.cause}: {failure.message}"
+            tail = tail or ("" if failure is None else failure.log_tail) or "(the server's log is empty or absent)"
+            yield {"run_id": run.record.run_id, "cause": cause, "tail": tail}
+
+
+def _log_tail(path: Path, *, within: Path) -> str:
+    """The last lines of a log, without secrets and bytes that are not text; empty without a log, and
+    the reason where its entry is not a file.
+    """
+    try:
+        with open_file(path, within=within) as file:
+            file.seek(max(0, file.seek(0, 2) - 64 * 1024))
+            content = file.read()
+    except OSError:
+        return ""
+    except RecordError as error:
+        return f"({error})"
+    return "\n".join(redacted(content.decode(errors="replace")).splitlines()[-40:])
+
+
+def directory_values(analysis: AnalyzedExperiment) -> dict[str, Any]:
+    """One result directory: the contents of ``manifest.json`` and ``profile.yaml``, and the servers' commands."""
+    manifest, git = analysis.results.manifest, analysis.results.manifest.git
+    servers: dict[str, str] = {}
+    for run in analysis.runs:
+        if run.record.argv:
+            servers.setdefault(run.label, shlex.join(run.record.argv))
+    commit = "unknown" if git is None else f"{git.sha}{' with uncommitted changes' if git.is_dirty else ''}"
+    versions = sorted({run.record.engine_version for run in analysis.runs if run.record.engine_version is not None})
+    work = {"passes": passes_text(analysis)}
+    if analysis.passes is None:
+        requests = analysis.results.requests
+        work = {"requests": f"{len(requests)} of {manifest.dataset}, stop {manifest.stop}"}
+        work |= {"prompts": prompt_lengths_text(requests, manifest.engine) or ""}
+        work |= {"request set": manifest.request_set_sha256}
+    facts = {
+        "directory": analysis.results.path.resolve().name,
+        "label": manifest.label,
+        "state": manifest.state,
+        "measured": manifest.created_at,
+        "command": shlex.join(manifest.argv),
+        "engine": f"{manifest.engine} {', '.join(versions)}",
+        **work,
+        "profile": manifest.profile,
+        "seed, blocks": f"{manifest.seed}, {blocks_text(manifest)}",
+        **_machine_facts(analysis),
+        "benchctl": f"{manifest.benchctl_version}, commit {commit}",
+        "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
+    }
+    return {
+        "name": analysis.results.path.resolve().name,
+        "facts": [(name, text) for name, text in facts.items() if text],
+        "profile_sha256": manifest.profile_sha256,
+        "servers": list(servers.items()),
+        "profile_yaml": analysis.results.profile_yaml,
+    }
+
+
+def _machine_facts(analysis: AnalyzedExperiment) -> dict[str, str | list[str]]:
+    """The machines that measured, and the one on which the experiment was created, where that is another."""
+    machines, host = machines_of(analysis.results), analysis.results.manifest.host
+    is_here = any(machine.hostname == host.hostname for machine in machines)
+    hosts = [
+        f"{machine.node}: {machine.cpu_model or 'unknown CPU'}, {machine.num_cores or 'unknown'} cores, "
+        f"{gib(machine.memory_bytes)}, {machine.platform or 'unknown system'}"
+        for machine in machines
+    ]
+    gpus = [
+        (f"{machine.node}: " if len(machines) > 1 else "")
+        + f"{gpu.name}, {gib(gpu.memory_bytes)}, driver {gpu.driver or 'unknown'}, {gpu.uuid or 'no UUID'}"
+        for machine in machines
+        for gpu in machine.gpus
+    ]
+    facts: dict[str, str | list[str]] = {"host": hosts[0] + (f", Python {host.python}" if is_here else "")}
+    if len(machines) > 1:
+        blocks = [count_of(len(machine.blocks), "block") for machine in machines]
+        facts = {f"{len(machines)} nodes": [f"{text}; {num}" for text, num in zip(hosts, blocks, strict=True)]}
+    facts["GPUs"] = gpus or "none"
+    return facts if is_here else {**facts, "created on": f"{host.hostname}, Python {host.python}"}
+
+
+def comparison_values(verdict: PageVerdict) -> dict[str, Any]:
+    """Settings in which the sides differ, the noise floors, and every warning of the comparisons once."""
+    warnings: dict[tuple[str, str], None] = {}
+    for comparison in verdict.comparisons:
+        for warning in comparison.warnings:
+            where = f" [{warning.where}]" if warning.where else ""
+            warnings.setdefault((warning.code, warning.message + where))
+    differences: list[dict[str, Any]] = []
+    for each in verdict.all:
+        allowed = each.comparison.allowed if each.comparison is not None else ()
+        rows = [(d.key, d.a, d.b, True) for d in allowed]
+        for line in each.differences:
+            key, _, values = line.partition(": ")
+            rows.append((key, *values.partition(" against ")[::2], False))
+        differences += [
+            {"variant": each.b_name, "key": key, "a": a, "b": b, "is_allowed": is_allowed}
+            for key, a, b, is_allowed in rows
+        ]
+    noise = {name: noise for comparison in verdict.comparisons for name, noise in comparison.noise.items()}
+    return {"differences": differences, "noise": noise, "warnings": list(warnings)}

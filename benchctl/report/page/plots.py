@@ -1,0 +1,412 @@
+"""The plots of a comparison: the forest plot as a picture and for the page, and waterfalls that add up exactly."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchctl.analysis.attribution.decomposition import MEANING
+from benchctl.analysis.attribution.estimate import Contribution
+from benchctl.analysis.attribution.text import factor_text, floor_line, sentence, source_text, wall_line
+from benchctl.analysis.compare.metric import MetricComparison
+from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.compare.words import change_text, has_two_margins, speed_line
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment
+from benchctl.formats import capitalized, minus, page_number, percentage, shortened, signed_page_number
+from benchctl.report.charts import figure
+from benchctl.report.charts.figure import BLUE, GREEN, GREY, SLATE, VERMILION, Row, Spec, layer
+from benchctl.report.page.words import change_term, metric_term
+from benchctl.units import MS_PER_S
+
+_LEAST_LOG: Final = math.log(1.02)
+_NICE_PERCENT: Final = (
+    *(100, -50, 50, 300, 900, -75, -90, 500, 200, 25, -25, 20, -20, 10, -10, 5, -5, 3, -3, 2, -2, 1, -1),
+    *(0.5, -0.5, 0.2, -0.2, 0.1, -0.1, 0.05, -0.05, 0.02, -0.02, 0.01, -0.01),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogScale:
+    """From ``low`` to ``high``, both logarithms of ratios."""
+
+    low: float
+    high: float
+
+    def at(self, log_ratio: float) -> float:
+        """Share of the width at which a value is drawn, 0 to 1; values beyond the ends are drawn at the ends."""
+        return min(1.0, max(0.0, (log_ratio - self.low) / (self.high - self.low)))
+
+    def holds(self, log_ratio: float) -> bool:
+        return self.low <= log_ratio <= self.high
+
+    def ticks(self) -> tuple[tuple[float, str], ...]:
+        """Logarithm and label of each tick, from left to right: no change, and round percentages."""
+        labels = {0.0: "0"}
+        for percent in _NICE_PERCENT:
+            log_ratio = math.log1p(percent / 100)
+            gap = min(abs(self.at(log_ratio) - self.at(other)) for other in labels)
+            if self.holds(log_ratio) and gap >= 0.13:
+                labels[log_ratio] = f"{percent:+g}%".replace("-", "\N{MINUS SIGN}")
+        return tuple(sorted(labels.items()))
+
+
+def scale_of(points: Sequence[float], ends: Iterable[float], always: Iterable[float]) -> LogScale:
+    """A scale that shows every point and ``always``, and as much of the intervals as does not squeeze these.
+
+    An interval over two blocks may reach from nothing to everything: it is cut where it extends further from the
+    points than these are apart.
+    """
+    required = [0.0, *points, *always]
+    low, high = min(required), max(required)
+    room = max(high - low, _LEAST_LOG)
+    for end in ends:
+        low, high = min(low, max(end, min(required) - room)), max(high, min(end, max(required) + room))
+    if high - low < _LEAST_LOG:
+        low, high = low - _LEAST_LOG / 2, high + _LEAST_LOG / 2
+    pad = 0.04 * (high - low)
+    return LogScale(low - pad, high + pad)
+
+
+BETTER: Final = {"lower": "lower is better", "higher": "higher is better", "none": "neither is better"}
+_MARKS: Final = {
+    "regression": (VERMILION, "triangle-right"),
+    "improvement": (GREEN, "triangle-left"),
+    "equivalent": (BLUE, "square"),
+}
+"""Colour and shape: shapes tell verdicts apart where colours do not."""
+_LEFT_PX: Final = 230
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forest:
+    """The rows of each metric, label and comparison of a cell; the scale of all, and what the shaded bands are."""
+
+    groups: dict[str, list[tuple[str, MetricComparison]]]
+    scale: LogScale
+    bands: str
+
+
+def forest_of(comparison: Comparison) -> Forest | None:
+    """The forest plot of one comparison; None where no deciding metric has a ratio."""
+    groups: dict[str, list[tuple[str, MetricComparison]]] = {}
+    for cell in comparison.cells:
+        for metric in cell.deciding:
+            groups.setdefault(metric.metric.name, []).append((cell.label, metric))
+    estimated = [metric for cell in comparison.cells for metric in cell.deciding if metric.estimate is not None]
+    estimates = [metric.estimate for metric in estimated if metric.estimate is not None]
+    if not estimates:
+        return None
+    margin = max(metric.margins.log_bands[0] for metric in estimated)
+    ends = [end for estimate in estimates for end in estimate.log_interval or ()]
+    return Forest(
+        groups=groups,
+        scale=scale_of([estimate.log_ratio for estimate in estimates], ends, (-margin, margin)),
+        bands="the margins of equivalence and of a change" if has_two_margins(estimated) else "the margin",
+    )
+
+
+def forest_plot(comparison: Comparison, suffix: str = ".png") -> bytes:
+    """The picture as the content of a file; it says so where no deciding metric has a ratio."""
+    title = shortened(f"{comparison.verdict}: {comparison.b_name} against {comparison.a_name}", 90)
+    names = " against ".join(shortened(name, 30) for name in (comparison.b_name, comparison.a_name))
+    forest, interval = forest_of(comparison), f"with its {percentage(comparison.confidence)} interval"
+    note = "No deciding metric has a ratio."
+    if forest is not None:
+        note = f"Change of {names}, {interval}; shaded: {forest.bands}."
+    return figure.picture_bytes(forest_spec(forest), title, note, suffix)
+
+
+def forest_spec(forest: Forest | None) -> Spec:
+    """One row for each metric in each cell, on a logarithmic axis, under the name of its metric."""
+    rows: list[Row] = []
+    bands: list[Row] = []
+    scale = LogScale(-_LEAST_LOG, _LEAST_LOG) if forest is None else forest.scale
+    for group in () if forest is None else forest.groups.values():
+        metric = group[0][1].metric
+        heading = f"{metric.name} [{metric.unit}], {BETTER[metric.direction]}"
+        rows.append({"y": len(rows), "label": heading, "weight": "bold"})
+        for label, each in group:
+            bands += [{"y": len(rows), "low": -margin, "high": margin} for margin in each.margins.log_bands]
+            rows.append({"y": len(rows), "label": shortened(label, 34), **_row(each, scale)})
+    at: Spec = {"y_by": "y"}
+    own: Spec = {**at, "color_by": {"field": "color", "type": "nominal", "scale": None}}
+    black: Spec = {"color_by": {"value": "black"}}
+    shaded: Spec = {"data": {"name": "bands"}, "color_by": {"value": GREY}, "opacity": 0.17, "size": 23}
+    upright: Spec = {"y_by": {"value": 0}, "y2_by": {"value": "height"}, "strokeWidth": 1}
+    shape: Spec = {"shape_by": {"field": "shape", "type": "nominal", "scale": None}, "size": 70}
+    name: Spec = {"text_by": "label", "align": "left", "x_by": {"value": -_LEFT_PX + 8}, **black, **at}
+    words: Spec = {"text_by": "words", "align": "left", "x_by": {"value": "width"}, "dx": 12}
+    layers = [
+        layer("bar", x_by="low", x2_by="high", **shaded, **at),
+        layer("rule", data={"values": [{"ratio": 0}]}, **upright, **black),
+        layer("rule", x_by="low", x2_by="high", where="isValid(datum.low)", strokeWidth=2.2, **own),
+        *(
+            layer("point", x_by=end, where=f"datum.{end}_is_cut", shape=f"triangle-{side}", size=40, **own)
+            for end, side in (("low", "left"), ("high", "right"))
+        ),
+        layer("point", x_by="ratio", where="isValid(datum.ratio)", **shape, **own),
+        layer("text", where="isValid(datum.words)", **words, **own),
+        layer("text", where="datum.weight === 'bold'", fontWeight="bold", limit=600, **name),
+        layer("text", where="datum.weight !== 'bold'", limit=_LEFT_PX - 10, **name),
+    ]
+    ticks = scale.ticks()
+    cases = " : ".join(f"abs(datum.value - {at:.9f}) < 1e-6 ? '{label}'" for at, label in ticks)
+    values = [at for at, _ in ticks]
+    x = figure.axis(None, "ratio", domain=(scale.low, scale.high), values=values, labelExpr=f"{cases} : ''")
+    y = figure.axis(None, domain=(len(rows) - 0.5, -0.5), labels=False, ticks=False, grid=False)
+    panel = figure.panel(24 * max(len(rows), 2), y, layers, width=900 - _LEFT_PX - 290)  # verdicts at the right
+    return figure.picture([panel], rows, x, left=_LEFT_PX, bands=bands)
+
+
+def _row(metric: MetricComparison, scale: LogScale) -> Row:
+    """Interval and ratio, and numbers and verdict to the right; an end that the scale does not hold is cut."""
+    estimate = metric.estimate
+    words = change_text(metric) if estimate is not None else metric.reason or ""
+    color, shape = _MARKS.get(metric.verdict, (SLATE, "circle"))
+    row: dict[str, Any] = {"words": f"{words}  {metric.verdict}", "color": color, "shape": shape}
+    row["ratio"] = None if estimate is None else estimate.log_ratio
+    if estimate is not None and estimate.log_interval is not None:
+        for name, end in zip(("low", "high"), estimate.log_interval, strict=True):
+            row |= {name: min(max(end, scale.low), scale.high), f"{name}_is_cut": not scale.holds(end)}
+    return row
+
+
+def forest_values(comparison: Comparison) -> dict[str, Any] | None:
+    """The plot of one comparison; None where no deciding metric has a ratio."""
+    plot = forest_of(comparison)
+    if plot is None:
+        return None
+    scale = plot.scale
+    groups = [
+        {
+            "name": name,
+            "meaning": metric_term(rows[0][1].metric),
+            "words": f"{rows[0][1].metric.unit}, {BETTER[rows[0][1].metric.direction]}",
+            "rows": [_forest_row(label, metric, scale) for label, metric in rows],
+        }
+        for name, rows in plot.groups.items()
+    ]
+    ticks = [(scale.at(log_ratio), label) for log_ratio, label in scale.ticks()]
+    labels = [label for rows in plot.groups.values() for label, _ in rows]
+    return {
+        "groups": groups,
+        "ticks": [
+            {
+                "x": _length(at),
+                "anchor": "start" if at < 0.04 else "end" if at > 0.96 else "middle",
+                "label": label,
+            }
+            for at, label in ticks
+        ],
+        "no_change": _length(scale.at(0)),
+        "bands": plot.bands,
+        "label_ch": min(26, max(map(len, labels))),  # longer ones are broken,
+    }
+
+
+def _forest_row(label: str, metric: MetricComparison, scale: LogScale) -> dict[str, Any]:
+    """One comparison; an end of its interval that the scale does not hold is an arrow."""
+    estimate, change = metric.estimate, change_text(metric)
+    ends = () if estimate is None else estimate.log_interval or ()
+    margins = [(scale.at(-margin), scale.at(margin)) for margin in metric.margins.log_bands]
+    return {
+        "label": label,
+        "verdict": metric.verdict,
+        "change": change,
+        "meaning": change_term(metric),
+        "spoken": f"{metric.metric.name} in {label}: {change}, {metric.verdict}",
+        "bands": [{"x": _length(low), "width": _length(high - low)} for low, high in margins],
+        "ends": [
+            {"x": _length(scale.at(end)), "is_cut": not scale.holds(end), "turn": turn}
+            for end, turn in zip(ends, (180, 0), strict=False)
+        ],
+        "ratio": None if estimate is None else _length(scale.at(estimate.log_ratio)),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fall:
+    """One step: what it adds to the one before, in the unit of the waterfall."""
+
+    label: str
+    added: float
+    meaning: str
+    half_width: float | None = None
+    """Half of the 95 % interval of ``added``, where it is known."""
+    is_clear: bool = True
+    """It is told apart from zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waterfall:
+    """Invariant: ``start`` and all that ``falls`` add make ``end``; ``sides`` are the names of both."""
+
+    title: str
+    unit: str
+    sides: tuple[str, str]
+    start: float
+    falls: Sequence[Fall]
+    end: float
+    sentence: str
+
+
+def cell_waterfalls(cell: CellComparison) -> Iterator[Waterfall]:
+    """The wall time by its factors, then the mean step by its sections and by what a step-time model says about its
+    work; each where it is known.
+    """
+    decomposition = cell.decomposition
+    if decomposition is None:
+        return
+    wall, split, model = decomposition.wall, decomposition.sections, decomposition.model
+    if wall is not None and wall.factors:
+        lines = (sentence(decomposition), wall_line(decomposition), speed_line(cell))
+        share = "Its share of the seconds is its share of the logarithm of the ratio"
+        yield Waterfall(
+            title=f"{cell.label}: wall time",
+            unit="s",
+            sides=(cell.a_label, cell.b_label),
+            start=wall.a_s,
+            falls=[
+                Fall(
+                    label=factor.name,
+                    added=factor.added_s,
+                    half_width=factor.added_half_s,
+                    is_clear=factor.is_significant,
+                    meaning=f"{MEANING[factor.name]}; it changes by {factor_text(factor.estimate)}. {share}",
+                )
+                for factor in wall.factors
+            ],
+            end=wall.b_s,
+            sentence=f"{capitalized('. '.join(filter(None, lines)))}.",
+        )
+    if split is not None and split.whole.a_s is not None and len(split.parts) > 1:
+        notes = (f"sections of a step: {split.origin}", floor_line(decomposition))
+        words = f"{'. '.join(capitalized(line) for line in notes if line)}."
+        yield _of_step(cell, "mean step", (split.whole, split.parts), "in", words)
+    if not isinstance(model, str) and model.whole.a_s is not None:
+        words = f"By the {source_text(model.source)}."
+        yield _of_step(cell, "mean step by its work", (model.whole, model.shown_parts), "by", words)
+
+
+def _of_step(
+    cell: CellComparison, title: str, split: tuple[Contribution, Sequence[Contribution]], how: str, words: str
+) -> Waterfall:
+    """A fall for each part of the mean step; those below a hundredth of the largest are shown together."""
+    whole, parts = split
+    worth = 0.01 * max(abs(part.added_s) for part in parts)
+    falls = []
+    for part in parts:
+        low, high = part.ci_low_s, part.ci_high_s
+        has_width = low is not None and high is not None and not math.isclose(low, high, rel_tol=1e-6)
+        if abs(part.added_s) >= worth:
+            fall = Fall(
+                label=part.name,
+                added=part.added_s * MS_PER_S,
+                half_width=((high or 0.0) - (low or 0.0)) / 2 * MS_PER_S if has_width else None,
+                meaning=f"time per step {how} {part.name}: mean over blocks of b - a, with its 95% interval",
+                is_clear=part.is_significant,
+            )
+            falls.append(fall)
+    if small := [part for part in parts if abs(part.added_s) < worth]:
+        added = sum(part.added_s for part in small) * MS_PER_S
+        names = f"together: {', '.join(part.name for part in small)}"
+        falls.append(Fall(label="all others", added=added, meaning=names, is_clear=False))
+    start = whole.a_s or 0.0
+    return Waterfall(
+        title=f"{cell.label}: {title}",
+        unit="ms",
+        sides=(cell.a_label, cell.b_label),
+        start=start * MS_PER_S,
+        falls=falls,
+        end=(start + whole.added_s) * MS_PER_S,
+        sentence=words,
+    )
+
+
+def ladder_waterfalls(analysis: AnalyzedExperiment) -> Iterator[Waterfall]:
+    """The prices of each ladder on top of the mean of its lowest step, where all of them are known."""
+    cells = {cell.label: cell for cell in analysis.cells}
+    for ladder in analysis.ladders:
+        for quantity, unit in (("step_ms", "ms"), ("wall_s", "s")):
+            base, whole = cells.get(ladder.whole.lower), ladder.whole.differences.get(quantity)
+            start = None if base is None else base.centre(quantity)
+            falls = [
+                Fall(
+                    label=price.what,
+                    added=difference.mean,
+                    half_width=difference.half_width,
+                    is_clear=difference.half_width is not None and abs(difference.mean) > difference.half_width,
+                    meaning=f"mean over {difference.num_blocks} blocks: {quantity} of {price.upper} minus that of "
+                    f"{price.lower}",
+                )
+                for price in ladder.prices
+                if (difference := price.differences.get(quantity)) is not None
+            ]
+            if whole is None or start is None or len(falls) < len(ladder.prices):
+                continue
+            largest = max(falls, key=lambda fall: abs(fall.added))
+            share = f", {largest.added / whole.mean:.0%} of the difference" if whole.mean else ""
+            yield Waterfall(
+                title=ladder.label,
+                unit=unit,
+                sides=(ladder.whole.lower, ladder.whole.upper),
+                start=start,
+                falls=falls,
+                end=start + whole.mean,
+                sentence=f"The largest part is {largest.label}: {signed_page_number(largest.added)} {unit}{share}.",
+            )
+
+
+def waterfall_values(waterfall: Waterfall) -> dict[str, Any]:
+    """The bars of a waterfall from top to bottom, with positions as SVG lengths: from zero to the highest level,
+    with room for intervals.
+    """
+    level, levels = waterfall.start, [0.0, waterfall.start, waterfall.end]
+    for fall in waterfall.falls:
+        level += fall.added
+        levels += [level, level - (fall.half_width or 0.0), level + (fall.half_width or 0.0)]
+    scale = LogScale(min(levels), max(levels) * 1.02 or 1.0)
+
+    def total(label: str, value: float) -> dict[str, Any]:
+        return {
+            "label": label,
+            "text": f"{page_number(value)} {waterfall.unit}",
+            "x": _length(scale.at(0)),
+            "width": _length(scale.at(value) - scale.at(0)),
+            "class": "total",
+            "interval": None,
+        }
+
+    rows = [total(waterfall.sides[0], waterfall.start)]
+    level = waterfall.start
+    for fall in waterfall.falls:
+        after, half = level + fall.added, fall.half_width
+        first, last = sorted((scale.at(level), scale.at(after)))
+        is_rounding = abs(fall.added) <= 1e-9 * abs(level)
+        rows.append(
+            {
+                "label": fall.label,
+                "text": f"{'+0' if is_rounding else _amount(fall)} {waterfall.unit}",
+                "meaning": fall.meaning,
+                "x": _length(first),
+                "width": _length(max(last - first, 0.002)),
+                "class": f"{'more' if fall.added > 0 else 'less'}{'' if fall.is_clear else ' is-untold'}",
+                "interval": None if half is None else [_length(scale.at(after + sign * half)) for sign in (-1, 1)],
+            }
+        )
+        level = after
+    rows.append(total(waterfall.sides[1], waterfall.end))
+    return {"title": waterfall.title, "rows": rows, "sentence": waterfall.sentence}
+
+
+def _amount(fall: Fall) -> str:
+    """``+57.6 ± 1.7`` with the decimals that the interval supports; without one, four digits."""
+    if not fall.half_width:
+        return signed_page_number(fall.added)
+    decimals = max(0, 1 - math.floor(math.log10(fall.half_width)))
+    return minus(f"{fall.added:+.{decimals}f} ± {fall.half_width:.{decimals}f}")
+
+
+def _length(share: float) -> str:
+    """A share of the width as an SVG length in per cent."""
+    return f"{share * 100:.3f}%"
