@@ -123,7 +123,8 @@ def list_directories(root: Path) -> tuple[dict[str, Any], ...]:
     """Result directories in ``root`` and one level below it, newest first, unreadable ones last.
 
     What is unknown of one is None; the state of one with a document that cannot be read is ``damaged``. ``nodes``
-    are those that measured runs, as far as records name them; ``problem`` says why nothing else of it can be read, ``damage`` why a run cannot, ``altered`` what is not as measured.
+    are those that measured runs, as far as records name them; ``problem`` says why nothing else of it can be read,
+    ``damage`` why a run cannot, ``altered`` what is not as measured.
 
     Raises UsageError when ``root`` is not a directory.
     """

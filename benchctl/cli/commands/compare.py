@@ -52,7 +52,7 @@ from benchctl.report.documents import (
     refusal_document,
     verdict_document,
 )
-from benchctl.report.page.page import ForeignSides, directory_page, files_page, sides_page
+from benchctl.report.page.page import directory_page, files_page, sides_page
 from benchctl.report.page.plots import forest_plot
 from benchctl.report.page.verdict import PageVerdict, directory_verdict, page_verdict, verdict_of
 from benchctl.report.table import fenced, markdown_text
@@ -224,17 +224,14 @@ def _judge_directory(path: Path, options: CompareOptions) -> tuple[PageVerdict, 
 
 
 def _judge_sides(a: str, b: str, options: CompareOptions) -> tuple[PageVerdict, Callable[[], str]]:
+    loaded: list[Experiment] = []
     if is_unpaired(a, b):
         comparison = compare_paths(a, b, options)
-        return page_verdict([verdict_of(comparison)], comparison.a_name), lambda: page_of_sides(
-            a, b, options, comparison
-        )[0]
-    sides = load_sides(parse_side(a), parse_side(b), options)
-    comparison = compare_experiments(*sides, options)
-    loaded = [experiment for experiment, _ in sides]
-    return page_verdict([verdict_of(comparison)], comparison.a_name), lambda: page_of_sides(
-        a, b, options, comparison, loaded
-    )[0]
+    else:
+        sides = load_sides(parse_side(a), parse_side(b), options)
+        comparison, loaded = compare_experiments(*sides, options), [experiment for experiment, _ in sides]
+    verdict = page_verdict([verdict_of(comparison)], comparison.a_name)
+    return verdict, lambda: page_of_sides(a, b, options, comparison, loaded)[0]
 
 
 def page_of_sides(
@@ -252,8 +249,7 @@ def page_of_sides(
     if is_unpaired(a, b):
         comparison = comparison or compare_paths(a, b, options)
         a_runs, b_runs = (runs_of_side(side, allow_suspect=options.allow_suspect) for side in (a, b))
-        named = ForeignSides(a_name=comparison.a_name, b_name=comparison.b_name, a=a_runs, b=b_runs)
-        return files_page(comparison, named), ()
+        return files_page(comparison, ((comparison.a_name, a_runs), (comparison.b_name, b_runs))), ()
     sides = parse_side(a), parse_side(b)
     is_one = sides[0].path.resolve() == sides[1].path.resolve()
     analyses = [

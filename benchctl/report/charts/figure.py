@@ -65,10 +65,6 @@ class Choice:
     """Value and text of each."""
     selected: str
 
-    @property
-    def selected_text(self) -> str:
-        return dict(self.options).get(self.selected, "")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
@@ -96,9 +92,9 @@ class Chart:
         return sum(panel["height"] + 50 for panel in self.spec["vconcat"])
 
     @property
-    def shown_choices(self) -> tuple[Choice, ...]:
-        """Those with something to choose."""
-        return tuple(choice for choice in self.choices if len(choice.options) > 1)
+    def shown(self) -> str:
+        """What is selected at first, where there is something to choose."""
+        return ", ".join(dict(each.options)[each.selected] for each in self.choices if len(each.options) > 1)
 
 
 def arms_of(analysis: AnalyzedExperiment) -> list[CellSummary]:
@@ -238,20 +234,24 @@ def layer(
     }
 
 
-_WIDTH: Final[Spec] = {"x_by": {"value": 0}, "x2_by": {"value": "width"}, "strokeDash_by": None}
-_ONE_ROW: Final[Spec] = {"values": [{}]}
+_WIDTH: Final[Spec] = {
+    "data": {"values": [{}]},
+    "x_by": {"value": 0},
+    "x2_by": {"value": "width"},
+    "strokeDash_by": None,
+}
 
 
 def level(value: float, color: str = GREY, **properties: Any) -> Spec:
     """A dashed line over the width of a panel, such as the baseline's."""
     at: Spec = {"y_by": {"datum": value}, "color_by": {"value": color}, "shape_by": None, "xOffset_by": None}
-    return layer("rule", data=_ONE_ROW, **{"strokeDash": [5, 3], **_WIDTH, **at, **properties})
+    return layer("rule", **{"strokeDash": [5, 3], **_WIDTH, **at, **properties})
 
 
 def grey_band(low: float, high: float) -> Spec:
     """The area between two levels over the width of a panel."""
     ends: Spec = {"y_by": {"datum": low}, "y2_by": {"datum": high}, "color_by": {"value": GREY}}
-    return layer("rect", data=_ONE_ROW, opacity=0.22, **_WIDTH, **ends)
+    return layer("rect", opacity=0.22, **_WIDTH, **ends)
 
 
 def by_series(
@@ -389,8 +389,7 @@ def picture_bytes(spec: Spec, title: str, note: str = "", suffix: str = ".png") 
 
 def chart_bytes(chart: Chart, suffix: str = ".png") -> bytes:
     """The picture of a drawn chart with its caption."""
-    selected = ", ".join(choice.selected_text for choice in chart.shown_choices)
-    note = f"{chart.caption} Shown: {selected}." if selected else chart.caption
+    note = f"{chart.caption} Shown: {chart.shown}." if chart.shown else chart.caption
     return picture_bytes(chart.spec, chart.title, note, suffix)
 
 

@@ -76,12 +76,17 @@ def _cloud(measured: Floats, predicted: Floats, encoding: figure.Spec) -> figure
         channel["scale"] |= {"domain": list(ends), "nice": False}
     line = {"values": [{"at": end, "low": 0.9 * end, "high": 1.1 * end} for end in ends]}
     reference: figure.Spec = {"x_by": "at", "color_by": {"value": figure.SLATE}, "clip": True, "data": line}
-    layers = [
-        figure.layer("area", y_by="low", y2_by="high", opacity=0.15, **reference),
-        figure.layer("line", y_by="at", strokeWidth=1, **reference),
-        figure.layer("point", x_by="measured", y_by="predicted", size=10, opacity=0.45, clip=True),
-    ]
-    return figure.panel(250, y, layers, encoding={**encoding, "x": x}, width=_LEFT_PX)
+    return figure.panel(
+        250,
+        y,
+        [
+            figure.layer("area", y_by="low", y2_by="high", opacity=0.15, **reference),
+            figure.layer("line", y_by="at", strokeWidth=1, **reference),
+            figure.layer("point", x_by="measured", y_by="predicted", size=10, opacity=0.45, clip=True),
+        ],
+        encoding={**encoding, "x": x},
+        width=_LEFT_PX,
+    )
 
 
 def _residuals(name: str, values: Floats, errors: Floats, encoding: figure.Spec) -> figure.Spec:
@@ -89,15 +94,19 @@ def _residuals(name: str, values: Floats, errors: Floats, encoding: figure.Spec)
     reach = max(0.05, float(np.quantile(np.abs(errors), 0.99)) * 1.1)
     x = figure.suitable_axis(_AGAINST[name], values.tolist(), name, least=_WIDE, zero=False)
     where = f"datum.{name} > 0" if x["scale"].get("type") == "log" else None
-    medians: figure.Spec = {"data": {"name": "medians"}, "where": f"datum.against === '{name}'"}
-    layers = [
-        figure.layer("point", y_by="error", size=6, opacity=0.3, clip=True, where=where),
-        figure.level(0.0, figure.SLATE),
-        figure.layer("line", y_by="error", clip=True, **medians),
-    ]
-    y = figure.axis("error: predicted / measured - 1", domain=(-reach, reach), format=".0%")
-    height = 250 if name == "batch" else 160
-    return figure.panel(height, y, layers, encoding={**encoding, "x": x}, width=_RIGHT_PX)
+    return figure.panel(
+        250 if name == "batch" else 160,
+        figure.axis("error: predicted / measured - 1", domain=(-reach, reach), format=".0%"),
+        [
+            figure.layer("point", y_by="error", size=6, opacity=0.3, clip=True, where=where),
+            figure.level(0.0, figure.SLATE),
+            figure.layer(
+                "line", y_by="error", clip=True, data={"name": "medians"}, where=f"datum.against === '{name}'"
+            ),
+        ],
+        encoding={**encoding, "x": x},
+        width=_RIGHT_PX,
+    )
 
 
 def _running_median(x: Floats, y: Floats, num_parts: int = 12) -> Iterator[tuple[float, float]]:
@@ -111,14 +120,17 @@ def _running_median(x: Floats, y: Floats, num_parts: int = 12) -> Iterator[tuple
 def _histogram(predictions: Predictions, encoding: figure.Spec) -> figure.Spec:
     """Errors of all steps, and in the title their mean magnitude, bias and coverage."""
     errors = predictions.errors
-    title = (
-        f"MAPE {np.abs(errors).mean():.1%}, bias {errors.mean():+.1%}, "
-        f"{predictions.is_covered.mean():.0%} inside the 90% interval"
-    )
-    bar = figure.layer("rect", x2_by="high", y_by="bottom", y2_by="top")
     x = figure.axis("error: predicted / measured - 1", "low", format=".0%")
-    more: figure.Spec = {"data": {"name": "bins"}, "title": title, "width": _LEFT_PX}
-    return figure.panel(160, figure.axis("steps", zero=True), [bar], encoding={**encoding, "x": x}, **more)
+    return figure.panel(
+        160,
+        figure.axis("steps", zero=True),
+        [figure.layer("rect", x2_by="high", y_by="bottom", y2_by="top")],
+        encoding={**encoding, "x": x},
+        width=_LEFT_PX,
+        data={"name": "bins"},
+        title=f"MAPE {np.abs(errors).mean():.1%}, bias {errors.mean():+.1%}, "
+        f"{predictions.is_covered.mean():.0%} inside the 90% interval",
+    )
 
 
 def _bins(errors: Floats, labels: Words, models: Sequence[str]) -> Iterator[figure.Row]:
@@ -136,15 +148,19 @@ def _bins(errors: Floats, labels: Words, models: Sequence[str]) -> Iterator[figu
 def _boxes(encoding: figure.Spec) -> figure.Spec:
     """A box for each phase of each model: quartiles, and whiskers from 5 to 95 %."""
     labels = {"labelLimit": 170, "grid": False, "minExtent": 170}
-    y = {"type": "nominal", "title": None, "sort": None, "axis": labels}
     x = figure.axis("error: box 25 to 75%, whiskers 5 to 95%", "p5", format=".0%")
-    median: figure.Spec = {"x_by": "p50", "color_by": {"value": "black"}, "thickness": 2, "size": 14}
-    layers = [
-        figure.layer("rule", x2_by="p95", y_by="name"),
-        figure.layer("bar", x_by="p25", x2_by="p75", size=14, opacity=0.7, y_by="name"),
-        figure.layer("tick", y_by="name", **median),
-    ]
-    return figure.panel(150, y, layers, encoding={**encoding, "x": x}, width=600, data={"name": "boxes"})
+    return figure.panel(
+        150,
+        {"type": "nominal", "title": None, "sort": None, "axis": labels},
+        [
+            figure.layer("rule", x2_by="p95", y_by="name"),
+            figure.layer("bar", x_by="p25", x2_by="p75", size=14, opacity=0.7, y_by="name"),
+            figure.layer("tick", x_by="p50", y_by="name", color_by={"value": "black"}, thickness=2, size=14),
+        ],
+        encoding={**encoding, "x": x},
+        width=600,
+        data={"name": "boxes"},
+    )
 
 
 def _box_rows(errors: Floats, labels: Words, phases: Words, models: Sequence[str]) -> Iterator[figure.Row]:
@@ -162,9 +178,7 @@ _LAW_PX: Final[figure.Spec] = {"height": 260, "width": 360}
 _STAR: Final = (
     "M0,-1L0.22,-0.31L0.95,-0.31L0.36,0.12L0.59,0.81L0,0.38L-0.59,0.81L-0.36,0.12L-0.95,-0.31L-0.22,-0.31Z"
 )
-_WITH: Final = "with bonus token"
-_WITHOUT: Final = "without"
-_COLORS: Final = {_WITH: figure.BLUE, _WITHOUT: figure.VERMILION}
+_COLORS: Final = {"with bonus token": figure.BLUE, "without": figure.VERMILION}
 
 
 def draw_speculation(
@@ -178,15 +192,15 @@ def draw_speculation(
         {"panel": name, "bonus": bonus, "kind": "law", **_values(length.num_draft_tokens, getattr(length, field))}
         for name in ("tokens", "speed_up")
         for length in law.lengths
-        for bonus, field in ((_WITH, name), (_WITHOUT, f"{name}_without_bonus"))
+        for bonus, field in zip(_COLORS, (name, f"{name}_without_bonus"), strict=True)
     ]
+    with_bonus, without_bonus = _COLORS
     for arm in () if measured is None else measured.arms:
-        bonus = _WITH if arm.bonus else _WITHOUT
         # The law of a server has the costs of another one than was measured.
         speed_up = arm.measured_speed_up if served is None else None
         for name, each in (("tokens", arm.measured_tokens), ("speed_up", speed_up)):
             if each is not None:
-                point = {"panel": name, "bonus": bonus, "kind": "measured"}
+                point = {"panel": name, "bonus": with_bonus if arm.bonus else without_bonus, "kind": "measured"}
                 rows.append({**point, **_values(arm.num_draft_tokens, each)})
     best = {"values": [{"length": law.best.value, "value": law.best_speed_up.value}]}
     look: figure.Spec = {"shape": _STAR, "size": 180, "color_by": {"value": "black"}}
@@ -212,19 +226,21 @@ def _values(length: int, each: Estimate) -> figure.Row:
 def _law_panel(name: str, title: str, more: Sequence[figure.Spec]) -> figure.Spec:
     """The law as lines, measured arms with their intervals over blocks."""
     law, measured = "datum.kind === 'law'", "datum.kind === 'measured'"
-    has_interval = "isValid(datum.low)"
-    layers = [
-        figure.layer("area", y_by="low", y2_by="high", opacity=0.2, where=f"{law} && {has_interval}"),
-        figure.layer("line", y_by="value", where=law),
-        figure.layer("point", y_by="value", where=law),
-        figure.layer("rule", y_by="low", y2_by="high", where=f"{measured} && {has_interval}"),
-        figure.layer("point", y_by="value", where=measured, shape="diamond", filled=False, size=110),
-        *more,
-    ]
     x = figure.axis("draft tokens K; diamonds: measured", "length", tickMinStep=1, format="d")
-    encoding = {"color": figure.by_color("bonus", _COLORS), "x": x}
-    where = [f"datum.panel === '{name}'"]
-    return figure.panel(y=figure.axis(title, zero=True), layers=layers, where=where, encoding=encoding, **_LAW_PX)
+    return figure.panel(
+        y=figure.axis(title, zero=True),
+        layers=[
+            figure.layer("area", y_by="low", y2_by="high", opacity=0.2, where=f"{law} && isValid(datum.low)"),
+            figure.layer("line", y_by="value", where=law),
+            figure.layer("point", y_by="value", where=law),
+            figure.layer("rule", y_by="low", y2_by="high", where=f"{measured} && isValid(datum.low)"),
+            figure.layer("point", y_by="value", where=measured, shape="diamond", filled=False, size=110),
+            *more,
+        ],
+        where=[f"datum.panel === '{name}'"],
+        encoding={"color": figure.by_color("bonus", _COLORS), "x": x},
+        **_LAW_PX,
+    )
 
 
 def _load_rows(served: ServedSpeculation) -> Iterator[figure.Row]:
@@ -249,37 +265,37 @@ def _load_panels(served: ServedSpeculation, rows: Sequence[figure.Row]) -> list[
     colors = {name: figure.SERIES[i % len(figure.SERIES)] for i, name in enumerate(names)}
     pays = served.largest_paying
     is_marked = 0 < pays < max(row["batch"] for row in rows)
-    pays_up_to = _upright({"values": [{"batch": pays}]}, color_by={"value": figure.GREY})
     title = "goodput over that without speculation" + (f"; dotted: pays up to {pays}" if is_marked else "")
     size = {**_LAW_PX, "data": {"name": "load"}}
-    gain = figure.panel(
-        y=figure.axis(title, zero=True),
-        layers=[
-            figure.layer("line", y_by="gain"),
-            figure.layer("point", y_by="gain", size=20),
-            figure.level(1.0, figure.SLATE),
-            *([pays_up_to] if is_marked else []),
-        ],
-        where=["datum.length !== 'without speculation'"],
-        encoding={
-            "color": figure.by_color("length", colors),
-            "x": figure.log_axis("sequences in the batch", [row["batch"] for row in rows], "batch"),
-        },
-        **size,
-    )
-    latency = figure.panel(
-        y=figure.log_axis("time per output token, ms", [row["latency"] for row in rows]),
-        layers=[
-            figure.layer("line", y_by="latency", order_by={"field": "batch"}),
-            figure.layer("point", y_by="latency", size=20),
-        ],
-        encoding={
-            "color": figure.by_color("length", {"without speculation": "black", **colors}),
-            "x": figure.log_axis("output tokens per second", [row["throughput"] for row in rows], "throughput"),
-        },
-        **size,
-    )
-    return [gain, latency]
+    return [
+        figure.panel(
+            y=figure.axis(title, zero=True),
+            layers=[
+                figure.layer("line", y_by="gain"),
+                figure.layer("point", y_by="gain", size=20),
+                figure.level(1.0, figure.SLATE),
+                *([_upright({"values": [{"batch": pays}]}, color_by={"value": figure.GREY})] if is_marked else []),
+            ],
+            where=["datum.length !== 'without speculation'"],
+            encoding={
+                "color": figure.by_color("length", colors),
+                "x": figure.log_axis("sequences in the batch", [row["batch"] for row in rows], "batch"),
+            },
+            **size,
+        ),
+        figure.panel(
+            y=figure.log_axis("time per output token, ms", [row["latency"] for row in rows]),
+            layers=[
+                figure.layer("line", y_by="latency", order_by={"field": "batch"}),
+                figure.layer("point", y_by="latency", size=20),
+            ],
+            encoding={
+                "color": figure.by_color("length", {"without speculation": "black", **colors}),
+                "x": figure.log_axis("output tokens per second", [row["throughput"] for row in rows], "throughput"),
+            },
+            **size,
+        ),
+    ]
 
 
 def _upright(data: figure.Spec, **properties: Any) -> figure.Spec:

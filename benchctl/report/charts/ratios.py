@@ -48,9 +48,15 @@ def draw_block_values(analysis: AnalyzedExperiment, cells: Sequence[CellComparis
         size=70 if len(arms) <= 4 else 34,  # large markers of more arms would cover one another on a phone
         tip=[("arm", "arm"), ("block", "block"), ("value", "value", ".5~g"), ("run", "run"), ("note", "")],
     )
-    grey: figure.Spec = {"color_by": {"value": GREY}, "strokeDash_by": {"value": [1, 0]}, "strokeWidth": 1}
-    joined: figure.Spec = {"where": "datum.kind !== 'left out'", "detail_by": {"field": "block"}}
-    joints = figure.layer("line", y_by=shown, **joined, **grey)
+    joints = figure.layer(
+        "line",
+        where="datum.kind !== 'left out'",
+        y_by=shown,
+        detail_by={"field": "block"},
+        color_by={"value": GREY},
+        strokeDash_by={"value": [1, 0]},
+        strokeWidth=1,
+    )
     panels = [
         figure.panel(
             150,
@@ -98,7 +104,6 @@ def _block_rows(
         for run, value in values.items():
             block, reason = run.record.block, run.reason_excluded(name)
             kind = "outlier" if block in outliers.get((arm.label, name), ()) else "counted"
-            note = kind.removesuffix("counted")
             yield {
                 "metric": name,
                 "arm": arm.label,
@@ -108,7 +113,7 @@ def _block_rows(
                 "percent": None if mean is None else 100 * (value / mean - 1),
                 "run": run.record.run_id,
                 "kind": kind if reason is None else "left out",
-                "note": note if reason is None else f"left out: {reason}",
+                "note": kind.removesuffix("counted") if reason is None else f"left out: {reason}",
             }
 
 
@@ -299,8 +304,14 @@ def _sweep_rows(row: SweepRow, quantity: str, factor: str | None) -> Iterator[fi
     if estimate is None:
         return
     line = {"quantity": quantity, "line": _line_of(row, factor), "x": _x_of(row, factor)}
-    interval = {"low": estimate.ci_low, "high": estimate.ci_high, "blocks": estimate.num_blocks}
-    yield {**line, "kind": "estimate", "ratio": estimate.ratio, **interval}
+    yield {
+        **line,
+        "kind": "estimate",
+        "ratio": estimate.ratio,
+        "low": estimate.ci_low,
+        "high": estimate.ci_high,
+        "blocks": estimate.num_blocks,
+    }
     for block, ratio in _blocks(row, quantity).items():
         yield {**line, "kind": "block", "ratio": ratio, "low": None, "high": None, "blocks": block}
 
@@ -319,11 +330,19 @@ def _sweep_layers(num_lines: int, *, is_ordered: bool) -> list[figure.Spec]:
     beside: figure.Spec = {} if is_ordered else {"xOffset_by": "line"}
     has_bands = is_ordered and num_lines <= figure.MAX_BANDS
     mark: figure.Spec = {"mark": "area", "opacity": 0.2} if has_bands else {"mark": "rule"}
-    open_: figure.Spec = {"filled": False, "size": 30, "strokeWidth": 1, "tip": (*tip, ("blocks", "block"))}
     return [
         figure.layer(where=estimates, y_by="low", y2_by="high", clip=True, **mark, **beside),
         *([figure.layer("line", where=estimates, y_by="ratio", strokeWidth=2)] if is_ordered else []),
-        figure.layer("point", where=blocks, y_by="ratio", **open_, **beside),
+        figure.layer(
+            "point",
+            where=blocks,
+            y_by="ratio",
+            filled=False,
+            size=30,
+            strokeWidth=1,
+            tip=(*tip, ("blocks", "block")),
+            **beside,
+        ),
         figure.layer("point", where=estimates, y_by="ratio", tip=(*tip, *interval), **beside),
     ]
 

@@ -34,17 +34,29 @@ def draw_requests(analysis: AnalyzedExperiment) -> figure.Chart | None:
     labels = figure.labels_of(arms, blocks)
     num_drawn = max(50, min(200, 8_000 // len(runs)))  # of a run; all runs together have 8,000
     most = max(len(rows_of[run.record.run_id]) for run in runs)
-    others = tuple((label, label) for label in labels[1:])
-    other = figure.Choice(name="arm", label=f"Below {labels[0]}", options=others, selected=labels[-1])
+    other = figure.Choice(
+        name="arm",
+        label=f"Below {labels[0]}",
+        options=tuple((label, label) for label in labels[1:]),
+        selected=labels[-1],
+    )
     choices = (figure.block_choice(blocks), other)
     same = figure.by_series([arm.label for arm in arms], labels)
     same["color"]["legend"] = None
     thick = max(1.0, 0.8 * _PANEL_PX / min(most + 1, num_drawn))
-    y = figure.axis("request no.", format="d") | {"scale": {"reverse": True, "zero": False, "padding": thick}}
-    tests = {"datum.is_first": labels[0], "!datum.is_first && datum.arm === arm": {"text": {"expr": "arm"}}}
     panels = [
-        figure.panel(_PANEL_PX, y, _bars(thick), where=(figure.OF_BLOCK, test), encoding=same, title=name)
-        for test, name in list(tests.items())[: len(labels)]
+        figure.panel(
+            _PANEL_PX,
+            {**figure.axis("request no.", format="d"), "scale": {"reverse": True, "zero": False, "padding": thick}},
+            _bars(thick),
+            where=(figure.OF_BLOCK, test),
+            encoding=same,
+            title=name,
+        )
+        for test, name in (
+            ("datum.is_first", labels[0]),
+            ("!datum.is_first && datum.arm === arm", {"text": {"expr": "arm"}}),
+        )[: len(labels)]
     ]
     rows = [
         {"block": str(run.record.block), "arm": run.label, "is_first": run.label == labels[0], **row}
@@ -71,13 +83,21 @@ def draw_requests(analysis: AnalyzedExperiment) -> figure.Chart | None:
 def _bars(thickness: float) -> list[figure.Spec]:
     bar: figure.Spec = {"y_by": "row", "strokeWidth": thickness}
     tip = (("id", "request"), ("sent", "sent, s", ".4~g"), ("first", "first output, s", ".4~g"))
-    decodes: figure.Spec = {"where": "isValid(datum.first)", "tip": (*tip, ("last", "last output, s", ".4~g"))}
-    cross: figure.Spec = {"shape": figure.CROSS, "strokeWidth": 2.5, "filled": False, "y_by": "row"}
-    cross |= {"where": "isValid(datum.error)", "tip": (("id", "request"), ("error", "error"))}
+    last = ("last", "last output, s", ".4~g")
     return [
         figure.layer("rule", x2_by="waited", color_by={"value": figure.GREY}, tip=tip, **bar),
-        figure.layer("rule", x_by="first", x2_by="last", **decodes, **bar),
-        figure.layer("point", x_by="waited", color_by={"value": figure.VERMILION}, **cross),
+        figure.layer("rule", where="isValid(datum.first)", x_by="first", x2_by="last", tip=(*tip, last), **bar),
+        figure.layer(
+            "point",
+            where="isValid(datum.error)",
+            x_by="waited",
+            y_by="row",
+            color_by={"value": figure.VERMILION},
+            shape=figure.CROSS,
+            strokeWidth=2.5,
+            filled=False,
+            tip=(("id", "request"), ("error", "error")),
+        ),
     ]
 
 
@@ -95,11 +115,18 @@ def request_rows(run: RunSummary) -> list[figure.Row]:
         sent, first, last = (
             None if t_ns is None else (t_ns - sends[0][0]) * run.record.clock_factor / NS_PER_S for t_ns in times_ns
         )
-        times = {"sent": sent, "waited": sent if first is None else first, "first": first}
         failure = "not answered to its end" if request.error is None else request.error.kind
-        error = None if is_completed(request) else failure
-        last = first if last is None else last
-        rows.append({"row": len(rows) + 1, "id": request.request_id, **times, "last": last, "error": error})
+        rows.append(
+            {
+                "row": len(rows) + 1,
+                "id": request.request_id,
+                "sent": sent,
+                "waited": sent if first is None else first,
+                "first": first,
+                "last": first if last is None else last,
+                "error": None if is_completed(request) else failure,
+            }
+        )
     return rows
 
 

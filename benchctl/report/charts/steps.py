@@ -181,24 +181,32 @@ def stacked_bars(bars: Sequence[tuple[str, Parts]], x_title: str) -> figure.Spec
     color = figure.by_color("part", {name: _COLORS.get(name, GREY) for name in names or [UNNAMED]})
     color["legend"] = {"symbolOpacity": 1, "values": visible} if visible else None
     left = 14 + 7 * min(_LABEL_CHARACTERS, max(len(line) for label in whole for line in label.split("\n")))
-    bar_px = max(_BAR_PX, 16 * (1 + max(label.count("\n") for label in whole)))
-    y = {
-        "field": "bar",
-        "type": "nominal",
-        "title": None,
-        "sort": list(whole),
-        "axis": {"ticks": False, "grid": False, "labelExpr": "split(datum.label, '\\n')"},
-    }
-    tip = [("bar", "arm"), ("part", "part"), ("value", x_title, ".4~g")]
-    ink_by = {"field": "ink", "scale": None}
-    total: figure.Spec = {"align": "left", "dx": 5, "fontWeight": "bold", "data": {"name": "ends"}}
-    layers = [
-        figure.layer("bar", x2_by="end", color_by=color, height=_BAR_PX * 2 // 3, tip=tip),
-        figure.layer("text", x_by="middle", text_by="number", color_by=ink_by, fontSize=11),
-        figure.layer("text", x_by="end", text_by="number", **total),
-    ]
+    panel = figure.panel(
+        max(_BAR_PX, 16 * (1 + max(label.count("\n") for label in whole))) * len(whole),
+        {
+            "field": "bar",
+            "type": "nominal",
+            "title": None,
+            "sort": list(whole),
+            "axis": {"ticks": False, "grid": False, "labelExpr": "split(datum.label, '\\n')"},
+        },
+        [
+            figure.layer(
+                "bar",
+                x2_by="end",
+                color_by=color,
+                height=_BAR_PX * 2 // 3,
+                tip=[("bar", "arm"), ("part", "part"), ("value", x_title, ".4~g")],
+            ),
+            figure.layer(
+                "text", x_by="middle", text_by="number", color_by={"field": "ink", "scale": None}, fontSize=11
+            ),
+            figure.layer(
+                "text", x_by="end", text_by="number", align="left", dx=5, fontWeight="bold", data={"name": "ends"}
+            ),
+        ],
+    )
     x = figure.axis(x_title, "start", domain=(0, 1.1 * longest))
-    panel = figure.panel(bar_px * len(whole), y, layers)
     return figure.picture([panel], rows, x, legend=visible, left=left, ends=ends)
 
 
@@ -226,37 +234,47 @@ def draw_step_time(analysis: AnalyzedExperiment) -> figure.Chart:
     origin = "first step" if any(_first_send_ns(run) is None for run in first_runs) else "first send"
     drawn = figure.labels_of(arms, blocks)
     has_bands = len(first_runs) <= figure.MAX_BANDS
-    band = figure.layer("area", y_by="low", y2_by="high", opacity=0.2)
     at = (("arm", "arm"), ("time", "at, s", ".3~f"))
     ends = (("low", "5%, ms", ".4~g"), ("high", "95%, ms", ".4~g"))
     times = (*at, ("median", "median, ms", ".4~g"), *ends, ("mean", "mean, ms", ".4~g"), ("steps", "steps"))
-    line = figure.layer("line", y_by="median", tip=times)
-    sizes = figure.layer("line", y_by="sequences", tip=(*at, ("sequences", "sequences", ".4~g")))
-    same: figure.Spec = {
-        "where": (figure.OF_BLOCK, figure.OF_ARM),
-        "encoding": figure.by_series([arm.label for arm in arms], drawn),
+    panels = {
+        (200, "step time, ms"): [
+            *([figure.layer("area", y_by="low", y2_by="high", opacity=0.2)] if has_bands else []),
+            figure.layer("line", y_by="median", tip=times),
+        ],
+        (110, "batch size, sequences"): [
+            figure.layer("line", y_by="sequences", tip=(*at, ("sequences", "sequences", ".4~g")))
+        ],
     }
-    panels = [
-        figure.panel(200, figure.axis("step time, ms", zero=True), [*([band] if has_bands else []), line], **same),
-        figure.panel(110, figure.axis("batch size, sequences", zero=True), [sizes], **same),
-    ]
-    rows = [row for block, runs in blocks.items() for row in _rows_of_block(block, runs)]
-    x = figure.axis(f"time since the {origin}, s", "time", zero=True)
     choices = (figure.block_choice(blocks), figure.arm_choice(drawn))
-    band_note = ", with the 5-95 % band of its steps" if has_bands else ""
     return figure.Chart(
         id="step-time",
         title=title,
         caption=(
             f"Median step time in ms ({clock}) and mean batch size in up to {MAX_STRETCHES} stretches of a "
-            f"run{band_note}; warm-up excluded."
+            f"run{', with the 5-95 % band of its steps' if has_bands else ''}; warm-up excluded."
         ),
         definition=(
             "The run is cut into stretches of equal duration; a step belongs to the stretch in which it starts. "
             "Upper panel: median of the step times of a stretch, and their 5th and 95th percentile. Lower panel: "
             f"mean number of sequences in a step. Time counts from the {origin}."
         ),
-        spec=figure.picture(panels, rows, x, choices=choices, legend=drawn),
+        spec=figure.picture(
+            [
+                figure.panel(
+                    height,
+                    figure.axis(y_title, zero=True),
+                    layers,
+                    where=(figure.OF_BLOCK, figure.OF_ARM),
+                    encoding=figure.by_series([arm.label for arm in arms], drawn),
+                )
+                for (height, y_title), layers in panels.items()
+            ],
+            [row for block, runs in blocks.items() for row in _rows_of_block(block, runs)],
+            figure.axis(f"time since the {origin}, s", "time", zero=True),
+            choices=choices,
+            legend=drawn,
+        ),
         choices=choices,
     )
 
@@ -327,13 +345,16 @@ def draw_batch_size(analysis: AnalyzedExperiment) -> figure.Chart:
     beside: figure.Spec = {"xOffset_by": {"field": "arm", "scale": {"domain": drawn, "paddingOuter": 0.3}}}
     tip = (("arm", "arm"), ("size", "sequences"), ("mean", "mean, ms", ".4~g"), ("steps", "steps"))
     ends = (("low", "5%, ms", ".4~g"), ("high", "95%, ms", ".4~g"))
-    layers = [
-        figure.layer("rule", y_by="low", y2_by="high", **beside),
-        figure.layer("line", y_by="mean", strokeWidth=1.5, **beside),
-        figure.layer("point", y_by="mean", tip=(*tip, *ends), **beside),
-    ]
-    encoding = figure.by_series([arm.label for arm in arms], drawn)
-    panel = figure.panel(240, figure.axis("time per decode step, ms", zero=True), layers, encoding=encoding)
+    panel = figure.panel(
+        240,
+        figure.axis("time per decode step, ms", zero=True),
+        [
+            figure.layer("rule", y_by="low", y2_by="high", **beside),
+            figure.layer("line", y_by="mean", strokeWidth=1.5, **beside),
+            figure.layer("point", y_by="mean", tip=(*tip, *ends), **beside),
+        ],
+        encoding=figure.by_series([arm.label for arm in arms], drawn),
+    )
     x = figure.axis("batch size, sequences in the step", "size", labelAngle=0, grid=False)
     x |= {"type": "ordinal", "sort": list(bins), "scale": {}}
     rows = [row for label in drawn for row in batch_size_rows(label, *decodes[label], bins)]

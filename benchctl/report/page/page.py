@@ -9,9 +9,10 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.summary.analyzed import (
     LATENCY_NAMES,
     AnalyzedExperiment,
-    PercentileLevel,
     level_of_blocks,
     percentile_name,
 )
@@ -68,18 +68,12 @@ from benchctl.report.page.verdict import (
     verdict_of_sides,
 )
 from benchctl.report.page.words import SHAPES, SIGNS, definition_values, kind_of
+from benchctl.report.table import Table
 from benchctl.report.tables.times import percentile_table
 from benchctl.untrusted.text import visible, visible_lines
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignSides:
-    """The runs of both sides of an unpaired comparison, each under its name."""
-
-    a_name: str
-    b_name: str
-    a: tuple[ForeignRun, ...]
-    b: tuple[ForeignRun, ...]
+ForeignSides = Sequence[tuple[str, Sequence[ForeignRun]]]
+"""Name and runs of each side of an unpaired comparison."""
 
 
 def directory_page(
@@ -116,37 +110,46 @@ def files_page(comparison: Comparison, sides: ForeignSides) -> str:
     requests if these are known.
     """
     verdict = page_verdict([verdict_of(comparison)], comparison.a_name)
-    runs = (*sides.a, *sides.b)
+    runs = [run for _, of_side in sides for run in of_side]
     tools = ", ".join(sorted({run.source for run in runs}))
     models = ", ".join(dict.fromkeys(str(model) for run in runs if (model := run.settings.get("model_id"))))
-    numbers = f"{len(sides.a)} against {len(sides.b)} runs"
+    numbers = " against ".join(str(len(of_side)) for _, of_side in sides)
     values: dict[str, Any] = {
-        "subject": f"result files of {tools} · {models or 'unknown model'} · {numbers}",
-        "files": _file_rows(sides),
+        "subject": f"result files of {tools} · {models or 'unknown model'} · {numbers} runs",
+        "files": [
+            {
+                "side": name,
+                "where": run.where,
+                "source": run.source,
+                "requests": page_number(run.metrics.get("num_completed")),
+                "failure": run.failure or "",
+                "settings": _settings_text(run.settings.items(), ", ", " "),
+            }
+            for name, of_side in sides
+            for run in of_side
+        ],
         "percentiles": [
             {"table": table, "name": cell.label if len(comparison.cells) > 1 else ""}
             for cell in comparison.cells
             if (table := _file_percentiles(cell, comparison.confidence)) is not None
         ],
     }
-    title = f"{verdict.word}: {sides.b_name} against {sides.a_name}"
-    return _page(title, verdict, [_file_distributions(sides)], **values)
-
-
-def _file_rows(sides: ForeignSides) -> list[dict[str, Any]]:
-    """One row for each run: where it is from, its requests, and its settings."""
-    return [
-        {
-            "side": name,
-            "where": run.where,
-            "source": run.source,
-            "requests": page_number(run.metrics.get("num_completed")),
-            "failure": run.failure or "",
-            "settings": _settings_text(run.settings.items(), ", ", " "),
-        }
-        for name, runs in ((sides.a_name, sides.a), (sides.b_name, sides.b))
-        for run in runs
-    ]
+    groups: dict[str, list[ForeignRun]] = {}
+    for name, of_side in sides:
+        for run in of_side:
+            load = (
+                f" {_settings_text(run.load_point, ' ', '=')}" if len({run.load_point for run in runs}) > 1 else ""
+            )
+            groups.setdefault(f"{name}{load}", []).append(run)
+    latencies = {
+        label: [
+            (f"run {i}", {name: np.sort(np.array(values)) for name, values in run.latencies_ms.items()})
+            for i, run in enumerate(group, 1)
+        ]
+        for label, group in groups.items()
+    }
+    title = f"{verdict.word}: {comparison.b_name} against {comparison.a_name}"
+    return _page(title, verdict, [draw_distributions(latencies, unit="run")], **values)
 
 
 def _settings_text(settings: Iterable[tuple[str, float | str | None]], between: str, sign: str) -> str:
@@ -157,38 +160,25 @@ def _settings_text(settings: Iterable[tuple[str, float | str | None]], between: 
     )
 
 
-def _file_percentiles(cell: CellComparison, confidence: float) -> Any:
+def _file_percentiles(cell: CellComparison, confidence: float) -> Table | None:
     metrics = {metric.metric.name: metric for metric in cell.metrics}
-    rows: list[tuple[str, str, list[PercentileLevel | None]]] = []
-    for latency in LATENCY_NAMES:
-        of_a: list[PercentileLevel | None] = []
-        of_b: list[PercentileLevel | None] = []
-        for percent in PERCENTS:
-            metric = metrics.get(percentile_name(latency, percent))
-            a, b = (None, None) if metric is None else (metric.a, metric.b)
-            a_blocks, b_blocks = ((), ()) if metric is None else (metric.a_blocks, metric.b_blocks)
-            of_a.append(level_of_blocks(a_blocks, a, percent, confidence))
-            of_b.append(level_of_blocks(b_blocks, b, percent, confidence))
-        rows += [(latency, cell.a_label, of_a), (latency, cell.b_label, of_b)]
+    rows = [
+        (
+            latency,
+            label,
+            [
+                None if metric is None else level_of_blocks(*side_of(metric), percent, confidence)
+                for percent in PERCENTS
+                for metric in [metrics.get(percentile_name(latency, percent))]
+            ],
+        )
+        for latency in LATENCY_NAMES
+        for label, side_of in (
+            (cell.a_label, attrgetter("a_blocks", "a")),
+            (cell.b_label, attrgetter("b_blocks", "b")),
+        )
+    ]
     return percentile_table(rows, confidence, "run")
-
-
-def _file_distributions(sides: ForeignSides) -> Chart:
-    """The distributions of both sides, and of each load where there are several."""
-    groups: dict[str, list[ForeignRun]] = {}
-    loads = {run.load_point for run in (*sides.a, *sides.b)}
-    for name, runs in ((sides.a_name, sides.a), (sides.b_name, sides.b)):
-        for run in runs:
-            load = _settings_text(run.load_point, " ", "=")
-            groups.setdefault(f"{name} {load}" if len(loads) > 1 else name, []).append(run)
-    arms = {
-        label: [
-            (f"run {i}", {name: np.sort(np.array(values)) for name, values in run.latencies_ms.items()})
-            for i, run in enumerate(group, 1)
-        ]
-        for label, group in groups.items()
-    }
-    return draw_distributions(arms, unit="run")
 
 
 def draw_charts(
@@ -359,18 +349,17 @@ def _directory(analysis: AnalyzedExperiment) -> dict[str, Any]:
 def content_policy(*, scripts: Iterable[str], styles: Iterable[str]) -> str:
     """The policy under which the given inline scripts and styles are the only ones of a document.
 
-    Pictures may be ``data:`` addresses: the empty icon. Vega sets its styles by the object model, and a policy
-    judges only those in the text; expressions of a specification are interpreted (``ast``). So neither
+    They are named by source expressions of Content Security Policy Level 3: ``'sha256-`` and the digest of the
+    UTF-8 in base64. Pictures may be ``data:`` addresses: the empty icon. Vega sets its styles by the object model,
+    and a policy judges only those in the text; expressions of a specification are interpreted (``ast``). So neither
     ``unsafe-inline`` nor ``unsafe-eval`` is needed.
     """
+    script_hashes, style_hashes = (
+        " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
+        for texts in (scripts, styles)
+    )
     rest = "img-src data:; base-uri 'none'; form-action 'none'"
-    return f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; {rest}"
-
-
-def _hashes(texts: Iterable[str]) -> str:
-    """Source expressions of Content Security Policy Level 3: ``'sha256-`` and the digest of the UTF-8 in base64."""
-    digests = (hashlib.sha256(text.encode()).digest() for text in texts)
-    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return f"default-src 'none'; script-src {script_hashes}; style-src {style_hashes}; {rest}"
 
 
 def render_page(values: dict[str, Any]) -> str:

@@ -214,12 +214,10 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
         yield from (f"{cell.label}: {line}" for line in lines if line is not None)
     yield from _answer_lines(comparison)
     yield _blocks_line(comparison)
-    yield from unrecorded_lines(comparison)
-    yield from _margin_lines(comparison)
-    yield from looks_lines(comparison)
-    yield from _order_lines(comparison)
-    if comparison.nodes is not None:
-        yield from (f"by node: {line}" for line in node_lines([comparison.nodes]))
+    for lines_of in (unrecorded_lines, _margin_lines, looks_lines, _order_lines):
+        yield from lines_of(comparison)
+    nodes = () if comparison.nodes is None else node_lines([comparison.nodes])
+    yield from (f"by node: {line}" for line in nodes)
     yield from bounds_lines(comparison)
     exact = [metric for cell in comparison.cells for metric in cell.metrics if metric.role == "exact"]
     unequal = {metric.metric.name for metric in exact if metric.verdict != "equal"}
