@@ -120,12 +120,10 @@ def compared_drafts(comparison: Comparison) -> dict[str, ArmDrafts]:
     """The arms of a comparison that drafted tokens, each once, by label."""
     arms: dict[str, ArmDrafts] = {}
     for cell in comparison.cells:
-        labels = (cell.a_label, cell.b_label)
-        if cell.a_label == cell.b_label:  # of two directories
-            labels = (f"{comparison.a_name}: {cell.a_label}", f"{comparison.b_name}: {cell.b_label}")
-        for label, drafts in zip(labels, (cell.a_drafts, cell.b_drafts), strict=True):
-            if drafts is not None:
-                arms.setdefault(label, drafts)
+        is_named = cell.a_label == cell.b_label  # of two directories
+        a, b = (f"{name}: " if is_named else "" for name in (comparison.a_name, comparison.b_name))
+        sides = {a + cell.a_label: cell.a_drafts, b + cell.b_label: cell.b_drafts}
+        arms |= {label: each for label, each in sides.items() if each is not None and label not in arms}
     return arms
 
 

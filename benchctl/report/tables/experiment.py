@@ -6,7 +6,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any, Final
 
-from benchctl.analysis.attribution.breakdown import Breakdown, Section
+from benchctl.analysis.attribution.breakdown import Section
 from benchctl.analysis.attribution.estimate import StepFloor
 from benchctl.analysis.attribution.text import factor_interval
 from benchctl.analysis.bonus import context_in_words, verdict_sentences
@@ -74,6 +74,8 @@ _PASS_COLUMNS: Final = {
     "p95_step_ms": "p95 ms",
 }
 """Of an experiment of forward passes."""
+_NUMBERS: Final = {"num_failed": whole}
+"""Columns whose numbers are not in four digits."""
 
 
 def headline(analysis: AnalyzedExperiment) -> str:
@@ -166,16 +168,14 @@ def runs_table(analysis: AnalyzedExperiment) -> Table:
     numbers = {warning_kind(note): number for number, note in enumerate(footnotes(analysis), start=1)}
     names = {**_RUN_COLUMNS, "num_failed": "failed"} if analysis.passes is None else _PASS_COLUMNS
     begun = {run.record.run_id: run for run in analysis.runs}
-    rows: list[dict[str, Any]] = []
-    for planned in analysis.results.plan.runs:
-        row: dict[str, Any] = {"run": planned.run_id, "state": "planned", **dict.fromkeys(names), "notes": []}
-        if (run := begun.get(planned.run_id)) is not None:
-            row |= {name: marked(four_digits(run.number(name)), name in run.bounds) for name in names}
-            row["state"] = run.state
-            row["notes"] = sorted({numbers[kind] for w in run.warnings if (kind := warning_kind(w)) in numbers})
-            if "num_failed" in names:
-                row["num_failed"] = whole(run.number("num_failed"))
-        rows.append(row)
+    rows: list[dict[str, Any]] = [
+        {"run": planned.run_id, "state": "planned", **dict.fromkeys(names), "notes": []}
+        if (run := begun.get(planned.run_id)) is None
+        else {"run": planned.run_id, "state": run.state}
+        | {name: marked(_NUMBERS.get(name, four_digits)(run.number(name)), name in run.bounds) for name in names}
+        | {"notes": sorted({numbers[kind] for w in run.warnings if (kind := warning_kind(w)) in numbers})}
+        for planned in analysis.results.plan.runs
+    ]
     columns = (
         Column("run", "run", is_left=True),
         Column("state", "state", is_left=True),
@@ -228,29 +228,25 @@ def breakdown_table(analysis: AnalyzedExperiment) -> Table | None:
     Where the log times the sampler alone, the table begins with the sampler and says so.
     """
     cells = {cell.label: breakdown for cell in analysis.cells if (breakdown := cell.breakdown()) is not None}
-    if not cells or not any(breakdown.step.children for breakdown in cells.values()):
+    if not any(breakdown.step.children for breakdown in cells.values()):
         return None
     notes = sorted({breakdown.clock_note for breakdown in cells.values()})
     covers_steps = all(breakdown.covers_steps for breakdown in cells.values())
     timed = "Time per step" if covers_steps else "Time in the sampler per step (not of whole steps)"
-    title = f"{timed}, ms: sum / all steps (mean where it runs)\n{'; '.join(notes)}"
-    sections = (Column(label, label.replace(" ", "\n", 1), _section) for label in cells)
+    # sections of the fullest tree in its order, then those that only other cells have
+    trees = [[(section.name, depth) for depth, section in cell.step.walk()] for cell in cells.values()]
+    fullest = max(trees, key=len)
+    depths: dict[str, int] = {}
+    for name, depth in chain(fullest, *trees):
+        depths.setdefault(name, depth)
     rows = [
         {"section": "  " * depth + name}
         | {label: part for label, cell in cells.items() if (part := cell.sections.get(name)) is not None}
-        for name, depth in _section_names(cells).items()
+        for name, depth in depths.items()
     ]
-    return Table(title, (Column("section", "section", is_left=True), *sections), tuple(rows))
-
-
-def _section_names(cells: Mapping[str, Breakdown]) -> dict[str, int]:
-    """Sections of the fullest tree in its order with their depths; then those that only other cells have."""
-    trees = [[(section.name, depth) for depth, section in cell.step.walk()] for cell in cells.values()]
-    names: dict[str, int] = {}
-    for tree in (max(trees, key=len), *trees):
-        for name, depth in tree:
-            names.setdefault(name, depth)
-    return names
+    columns = (Column(label, label.replace(" ", "\n", 1), _section) for label in cells)
+    title = f"{timed}, ms: sum / all steps (mean where it runs)\n{'; '.join(notes)}"
+    return Table(title, (Column("section", "section", is_left=True), *columns), tuple(rows))
 
 
 def _section(section: Section) -> str:
@@ -284,18 +280,23 @@ def sweep_table(analysis: AnalyzedExperiment) -> Table | None:
         Column("wall", f"wall time ({confidence} interval)"),
         *_SWEEP_COLUMNS,
     )
-    rows: list[dict[str, Any]] = []
-    for row in analysis.sweep:
-        ratio, low, high = (row.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
-        interval = f" [{three_digits(low)}, {three_digits(high)}]" if low is not None and high is not None else ""
-        wall = None if ratio is None else f"{three_digits(ratio)}{interval}"
-        numbers = {column.key: row.number(column.key) for column in _SWEEP_COLUMNS}
-        rows.append({"label": row.label, "n_blocks": row.values["n_blocks"], "wall": wall, **numbers})
-    rows += [
-        {"label": cell.label, "n_blocks": 0, "wall": f"infeasible ({cell.infeasible})"}
-        for cell in analysis.infeasible
+    rows: list[dict[str, Any]] = [
+        {
+            "label": row.label,
+            "n_blocks": row.values["n_blocks"],
+            "wall": _wall_ratio(*(row.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))),
+            **{column.key: row.number(column.key) for column in _SWEEP_COLUMNS},
+        }
+        for row in analysis.sweep
     ]
+    infeasible = [(cell.label, f"infeasible ({cell.infeasible})") for cell in analysis.infeasible]
+    rows += [{"label": label, "n_blocks": 0, "wall": reason} for label, reason in infeasible]
     return Table("Against the baseline of the same block: ratios as compare estimates them", columns, tuple(rows))
+
+
+def _wall_ratio(ratio: float | None, low: float | None, high: float | None) -> str | None:
+    interval = f" [{three_digits(low)}, {three_digits(high)}]" if low is not None and high is not None else ""
+    return None if ratio is None else f"{three_digits(ratio)}{interval}"
 
 
 _FLOOR_COLUMNS: Final = (
@@ -377,12 +378,11 @@ def nodes_table(variants: Sequence[NodeResults], *, show_all: bool = False) -> T
         chosen: dict[str, MetricByNode] = {}
         for metric in (*results.differing, *results.metrics):
             chosen.setdefault(metric.label, metric)
-        label = None
-        for metric in results.metrics if show_all else sorted(chosen.values(), key=results.metrics.index):
-            of_metric = _rows_of_nodes(metric, most=len(metric.rows) if show_all else 12)
-            of_metric[0] |= {"metric": metric.metric, **({} if metric.label == label else {"cell": metric.label})}
-            rows += of_metric
-            label = metric.label
+        shown = results.metrics if show_all else sorted(chosen.values(), key=results.metrics.index)
+        for before, metric in zip((None, *shown), shown, strict=False):
+            first, *more = _rows_of_nodes(metric, most=len(metric.rows) if show_all else 12)
+            cell = {} if before is not None and before.label == metric.label else {"cell": metric.label}
+            rows += [first | {"metric": metric.metric} | cell, *more]
     columns = (
         *(Column(name, name, is_left=True) for name in ("cell", "metric", "node", "blocks")),
         Column("change", f"change ({percentage(variants[0].confidence)} CI)"),
@@ -394,19 +394,25 @@ def nodes_table(variants: Sequence[NodeResults], *, show_all: bool = False) -> T
 def _rows_of_nodes(metric: MetricByNode, most: int) -> list[dict[str, Any]]:
     blocks = metric.over_blocks
     farthest = sorted(metric.rows, key=lambda row: -abs(math.log(row.ratio / blocks.ratio)))[:most]
-    rows: list[dict[str, Any]] = [
+    num_others = len(metric.rows) - len(farthest)
+    return [
+        *(
+            {
+                "node": shortened_inside(row.node, 40),
+                "blocks": row.num_blocks,
+                "change": change_in_interval(row.ratio, None),
+            }
+            for row in metric.rows
+            if row in farthest
+        ),
+        *([{"node": f"and {count_of(num_others, 'node')} more"}] if num_others else []),
         {
-            "node": shortened_inside(row.node, 40),
-            "blocks": row.num_blocks,
-            "change": change_in_interval(row.ratio, None),
-        }
-        for row in metric.rows
-        if row in farthest
+            "node": "over blocks",
+            "blocks": blocks.num_blocks,
+            "change": change_in_interval(blocks.ratio, metric.blocks_interval),
+            "p": metric.p_value,
+        },
     ]
-    if len(farthest) < len(metric.rows):
-        rows.append({"node": f"and {count_of(len(metric.rows) - len(farthest), 'node')} more"})
-    change = change_in_interval(blocks.ratio, metric.blocks_interval)
-    return [*rows, {"node": "over blocks", "blocks": blocks.num_blocks, "change": change, "p": metric.p_value}]
 
 
 def node_lines(variants: Sequence[NodeResults]) -> list[str]:
