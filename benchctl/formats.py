@@ -14,7 +14,7 @@ from benchctl.units import GIB, ms_from_ns
 UNKNOWN: Final = "-"
 """Stands for an unknown number in tables."""
 NOT_AVAILABLE: Final = "n/a"
-"""Stands for an unknown number on the page and in comparisons."""
+"""Stands for an unknown number in comparisons."""
 MINUS: Final = "\N{MINUS SIGN}"
 _NEGATIVE: Final = re.compile(r"[\[(]?-[\d.]+[%,;\])]*$")
 _SMALLEST_P: Final = 0.0005
@@ -57,21 +57,6 @@ def short_number(value: float) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3g}"
-
-
-def page_number(value: float | None) -> str:
-    """Four significant digits with a true minus sign, thousands grouped from 10,000 on, whole numbers as such."""
-    if value is None:
-        return NOT_AVAILABLE
-    if abs(value) >= 10_000:
-        return minus(f"{value:,.0f}")
-    is_whole = abs(value - round(value)) <= 1e-9 * abs(value)
-    return minus(f"{value:.0f}" if is_whole else f"{value:#.4g}".rstrip("."))
-
-
-def signed_page_number(value: float) -> str:
-    """``page_number`` with its sign, plus included."""
-    return f"{'+' if value >= 0 else MINUS}{page_number(abs(value))}"
 
 
 def whole(value: float | None) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 from benchctl.analysis.attribution.breakdown import Breakdown
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.summary import CellSummary, RunSummary
-from benchctl.costs.flops import FlopsAccount
 from benchctl.formats import short_number
 from benchctl.records.columns import Floats, Integers, StepColumns
 from benchctl.records.schema import SECTION_PARENT, Clock
@@ -123,9 +122,22 @@ def draw_flops(analysis: AnalyzedExperiment) -> figure.Chart:
             ("published", [account.published for account in flops]),
             ("observed", [account.observed for account in flops]),
         ):
-            complete = [account for account in accounts if account is not None]
-            if complete and len(complete) == len(cell.runs):
-                bars[f"{cell.label}, {kind}"] = _mean_flops(complete)
+            parts = [
+                {
+                    "base: projections": account.base.linear,
+                    "base: attention": account.base.attention,
+                    "base: vocabulary head": account.base.head,
+                    "value model: prefill": account.value_prefill.total,
+                    "value model: extend prefixes": account.value_extend.total,
+                    "value model: score candidates": account.value_candidates.total,
+                    "draft model": account.draft.total,
+                }
+                for account in accounts
+                if account is not None
+            ]
+            if parts and len(parts) == len(cell.runs):
+                means = {name: sum(each[name] for each in parts) / len(parts) for name in parts[0]}
+                bars[f"{cell.label}, {kind}"] = means
     title = "FLOPs of a run: charged by the published rule, and observed in the step log"
     if not bars:
         reason = "FLOPs are unknown: no finished run with known model shapes and token counts"
@@ -139,22 +151,6 @@ def draw_flops(analysis: AnalyzedExperiment) -> figure.Chart:
         caption="Model FLOPs, not a measurement; means over the usable runs of an arm.",
         spec=stacked_bars(scaled, f"{name} per run"),
     )
-
-
-def _mean_flops(accounts: Sequence[FlopsAccount]) -> Parts:
-    parts = [
-        {
-            "base: projections": account.base.linear,
-            "base: attention": account.base.attention,
-            "base: vocabulary head": account.base.head,
-            "value model: prefill": account.value_prefill.total,
-            "value model: extend prefixes": account.value_extend.total,
-            "value model: score candidates": account.value_candidates.total,
-            "draft model": account.draft.total,
-        }
-        for account in accounts
-    ]
-    return {name: sum(each[name] for each in parts) / len(parts) for name in parts[0]}
 
 
 def stacked_bars(bars: Sequence[tuple[str, Parts]], x_title: str) -> figure.Spec:

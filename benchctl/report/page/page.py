@@ -19,7 +19,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from benchctl import __version__
+from benchctl import __version__, formats
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.metrics.latency import PERCENTS
@@ -30,7 +30,7 @@ from benchctl.analysis.summary.analyzed import (
     level_of_blocks,
     percentile_name,
 )
-from benchctl.formats import NOT_AVAILABLE, capitalized, minus, minus_in_numbers, page_number, percentage
+from benchctl.formats import NOT_AVAILABLE, capitalized, minus, minus_in_numbers, percentage
 from benchctl.interop.readers.run import ForeignRun
 from benchctl.records.noise import MetricNoise
 from benchctl.records.schema import SCHEMA_VERSION
@@ -53,7 +53,6 @@ from benchctl.report.page.parts import (
     top_values,
 )
 from benchctl.report.page.plots import (
-    Waterfall,
     cell_waterfalls,
     forest_values,
     ladder_waterfalls,
@@ -121,7 +120,7 @@ def files_page(comparison: Comparison, sides: ForeignSides) -> str:
                 "side": name,
                 "where": run.where,
                 "source": run.source,
-                "requests": page_number(run.metrics.get("num_completed")),
+                "requests": formats.whole(run.metrics.get("num_completed")),
                 "failure": run.failure or "",
                 "settings": _settings_text(run.settings.items(), ", ", " "),
             }
@@ -301,13 +300,12 @@ def _waterfalls(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) ->
         max((abs(m.estimate.log_ratio) for m in cell.deciding if m.estimate is not None), default=0.0)
         for cell, _ in groups
     ]
-    foremost = changes.index(max(changes)) if changes else None
-    folded: list[Waterfall] = []
-    for i, (_, falls) in enumerate(groups):
-        (opened if i == foremost else folded).extend(falls)
+    foremost = changes.index(max(changes)) if changes else 0
+    opened += [fall for _, falls in groups[foremost : foremost + 1] for fall in falls]
+    others = groups[:foremost] + groups[foremost + 1 :]
     return {
         "open": [waterfall_values(fall) for fall in opened],
-        "folded": [waterfall_values(fall) for fall in folded],
+        "folded": [waterfall_values(fall) for _, falls in others for fall in falls],
     }
 
 

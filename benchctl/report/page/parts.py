@@ -366,21 +366,18 @@ def _machine_facts(analysis: AnalyzedExperiment) -> dict[str, str | list[str]]:
 
 def comparison_values(verdict: PageVerdict) -> dict[str, Any]:
     """Settings in which the sides differ, the noise floors, and every warning of the comparisons once."""
-    warnings: dict[tuple[str, str], None] = {}
-    for comparison in verdict.comparisons:
-        for warning in comparison.warnings:
-            where = f" [{warning.where}]" if warning.where else ""
-            warnings.setdefault((warning.code, warning.message + where))
+    warnings = dict.fromkeys(
+        (warning.code, warning.message + (f" [{warning.where}]" if warning.where else ""))
+        for comparison in verdict.comparisons
+        for warning in comparison.warnings
+    )
     differences: list[dict[str, Any]] = []
     for each in verdict.all:
         allowed = each.comparison.allowed if each.comparison is not None else ()
         rows = [(d.key, d.a, d.b, True) for d in allowed]
-        for line in each.differences:
-            key, _, values = line.partition(": ")
-            rows.append((key, *values.partition(" against ")[::2], False))
-        differences += [
-            {"variant": each.b_name, "key": key, "a": a, "b": b, "is_allowed": is_allowed}
-            for key, a, b, is_allowed in rows
-        ]
+        parted = (line.partition(": ") for line in each.differences)
+        rows += [(key, *values.partition(" against ")[::2], False) for key, _, values in parted]
+        names = ("key", "a", "b", "is_allowed")
+        differences += [{"variant": each.b_name, **dict(zip(names, row, strict=True))} for row in rows]
     noise = {name: noise for comparison in verdict.comparisons for name, noise in comparison.noise.items()}
     return {"differences": differences, "noise": noise, "warnings": list(warnings)}

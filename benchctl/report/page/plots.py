@@ -12,7 +12,7 @@ from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import change_text, has_two_margins, speed_line
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.formats import capitalized, minus, page_number, percentage, shortened, signed_page_number
+from benchctl.formats import capitalized, four_digits, minus, percentage, shortened, signed_four_digits
 from benchctl.report.charts import figure
 from benchctl.report.charts.figure import BLUE, GREEN, GREY, SLATE, VERMILION, Row, Spec, layer
 from benchctl.report.page.words import change_term, metric_term
@@ -353,7 +353,7 @@ def ladder_waterfalls(analysis: AnalyzedExperiment) -> Iterator[Waterfall]:
                 start=start,
                 falls=falls,
                 end=start + whole.mean,
-                sentence=f"The largest part is {largest.label}: {signed_page_number(largest.added)} {unit}{share}.",
+                sentence=f"The largest part is {largest.label}: {signed_four_digits(largest.added)} {unit}{share}.",
             )
 
 
@@ -370,7 +370,7 @@ def waterfall_values(waterfall: Waterfall) -> dict[str, Any]:
     def total(label: str, value: float) -> dict[str, Any]:
         return {
             "label": label,
-            "text": f"{page_number(value)} {waterfall.unit}",
+            "text": f"{four_digits(value)} {waterfall.unit}",
             "x": _length(scale.at(0)),
             "width": _length(scale.at(value) - scale.at(0)),
             "class": "total",
@@ -402,7 +402,7 @@ def waterfall_values(waterfall: Waterfall) -> dict[str, Any]:
 def _amount(fall: Fall) -> str:
     """``+57.6 ± 1.7`` with the decimals that the interval supports; without one, four digits."""
     if not fall.half_width:
-        return signed_page_number(fall.added)
+        return minus(signed_four_digits(fall.added))
     decimals = max(0, 1 - math.floor(math.log10(fall.half_width)))
     return minus(f"{fall.added:+.{decimals}f} ± {fall.half_width:.{decimals}f}")
 

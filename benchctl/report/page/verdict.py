@@ -73,15 +73,14 @@ def directory_verdict(analysis: AnalyzedExperiment, options: CompareOptions | No
     Where ways of backfill are compared, the verdict on them, as ``micro bonus`` words it.
     """
     results, bonus = analysis.results, analysis.bonus
-    baseline = results.manifest.baseline
-    in_profile = {} if analysis.profile is None else analysis.profile.variants
-    verdicts = []
-    for name in dict.fromkeys(planned.variant for planned in results.plan.runs):
-        if name != baseline:
-            sides = (Side(results.path, baseline), Side(results.path, name))
-            verdict = verdict_of_sides((analysis, sides[0]), (analysis, sides[1]), options)
-            is_control = name in in_profile and in_profile[name].control is not None
-            verdicts.append(replace(verdict, is_control=is_control))
+    baseline, in_profile = results.manifest.baseline, {} if analysis.profile is None else analysis.profile.variants
+    controls = {name for name, variant in in_profile.items() if variant.control is not None}
+    a = (analysis, Side(results.path, baseline))
+    verdicts = [
+        replace(verdict_of_sides(a, (analysis, Side(results.path, name)), options), is_control=name in controls)
+        for name in dict.fromkeys(planned.variant for planned in results.plan.runs)
+        if name != baseline
+    ]
     whole = page_verdict(verdicts, baseline, [analysis])
     if bonus is None:
         return whole
