@@ -3,10 +3,10 @@
 Beyond its range a quantity is a mistake. Options of the command line share these ranges.
 """
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Protocol, TypeAlias, get_args
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
@@ -72,41 +72,134 @@ else:  # the same names for pydantic, which lists them in its errors
     CostModelName = Literal[tuple(COST_MODELS)]
 
 
-def value_model_error(cost_model: str, value_model: str | None) -> str | None:
-    """The reason why the cost model cannot price the value model; None where it can."""
-    if value_model is None or COST_MODELS[cost_model].prices_value_model:
-        return None
-    able = " or ".join(name for name, choice in COST_MODELS.items() if choice.prices_value_model)
-    return f"{cost_model} cannot price a value model; drop the value model, or take {able}"
+class SimulatedOptions(Protocol):
+    """The options of a simulated server that are checked together."""
+
+    @property
+    def cost_model(self) -> str: ...
+    @property
+    def layer_profile(self) -> str | None: ...
+    @property
+    def step_time_model(self) -> str | None: ...
+    @property
+    def noise(self) -> str: ...
+    @property
+    def tensor_parallel_size(self) -> int: ...
+    @property
+    def value_model(self) -> str | None: ...
+    @property
+    def num_speculative_tokens(self) -> int: ...
+    @property
+    def acceptance(self) -> float | tuple[float, ...] | None: ...
+    @property
+    def acceptance_spread(self) -> float: ...
+    @property
+    def draft_model(self) -> str | None: ...
+    @property
+    def draft_cost(self) -> float | None: ...
 
 
-def file_option_error(cost_model: str, files: Mapping[str, str | None]) -> str | None:
-    """The reason why the cost model cannot work with these file options, given by name; None where it can."""
-    required = COST_MODELS[cost_model].file_option
-    for name, file in files.items():
-        if file is None and name == required:
-            return f"{cost_model} prices steps by measurements; name them with {name}"
-        if file is not None and name != required:
-            owner = next(owner for owner, choice in COST_MODELS.items() if choice.file_option == name)
-            return f"{cost_model} does not read {name}; drop it, or take {owner}"
-    return None
+def acceptance_by_position(acceptance: float | tuple[float, ...] | None) -> tuple[float, ...]:
+    """The acceptances that an option names; a single one holds for every position."""
+    if acceptance is None:
+        return ()
+    return acceptance if isinstance(acceptance, tuple) else (acceptance,)
 
 
-def noise_error(cost_model: str, noise: str) -> str | None:
-    """The reason why the cost model has no such noise; None where it has."""
-    if noise != "fitted" or COST_MODELS[cost_model].file_option == "step_time_model":
-        return None
-    return f"fitted is the uncertainty of a fitted model, which {cost_model} is not; take none or published"
-
-
-def devices_error(cost_model: str, tensor_parallel_size: int) -> str | None:
-    """The reason why the cost model cannot price so many devices; None where it can."""
-    if tensor_parallel_size < 1:
-        return f"is {tensor_parallel_size}; it must be at least 1"
-    if tensor_parallel_size == 1 or COST_MODELS[cost_model].file_option is not None:
-        return None
-    able = " or ".join(name for name, choice in COST_MODELS.items() if choice.file_option is not None)
-    return f"is {tensor_parallel_size}, and {cost_model} prices one device; leave it out, or take {able}"
+def simulation_error(options: SimulatedOptions) -> tuple[str, str] | None:
+    """The first option that cannot be as it is, and the reason; None where all fit together."""
+    cost_model, choice = options.cost_model, COST_MODELS[options.cost_model]
+    num_devices, drafts, cost = options.tensor_parallel_size, options.num_speculative_tokens, options.draft_cost
+    acceptance, choices = acceptance_by_position(options.acceptance), COST_MODELS.items()
+    files = {"layer_profile": options.layer_profile, "step_time_model": options.step_time_model}
+    owners = {each.file_option: name for name, each in choices}
+    measured = " or ".join(name for name, each in choices if each.file_option is not None)
+    guides = " or ".join(name for name, each in choices if each.prices_value_model)
+    verifies = " or ".join(name for name, each in choices if each.verifies_drafts)
+    impossible = ", ".join(f"{each:g}" for each in acceptance if not 0 <= each <= 1)
+    rules = (
+        (
+            options.value_model is not None and not choice.prices_value_model,
+            "cost_model",
+            f"{cost_model} cannot price a value model; drop the value model, or take {guides}",
+        ),
+        *(
+            (
+                file is None and name == choice.file_option,
+                "cost_model",
+                f"{cost_model} prices steps by measurements; name them with {name}",
+            )
+            for name, file in files.items()
+        ),
+        *(
+            (
+                file is not None and name != choice.file_option,
+                "cost_model",
+                f"{cost_model} does not read {name}; drop it, or take {owners[name]}",
+            )
+            for name, file in files.items()
+        ),
+        (
+            options.noise == "fitted" and choice.file_option != "step_time_model",
+            "noise",
+            f"fitted is the uncertainty of a fitted model, which {cost_model} is not; take none or published",
+        ),
+        (num_devices < 1, "tensor_parallel_size", f"is {num_devices}; it must be at least 1"),
+        (
+            num_devices > 1 and choice.file_option is None,
+            "tensor_parallel_size",
+            f"is {num_devices}, and {cost_model} prices one device; leave it out, or take {measured}",
+        ),
+        (drafts < 0, "num_speculative_tokens", f"is {drafts}; it must not be negative"),
+        (bool(impossible), "acceptance", f"has {impossible}; it is a probability from 0 to 1"),
+        (
+            not 0 <= options.acceptance_spread <= 1,
+            "acceptance_spread",
+            f"is {options.acceptance_spread:g}; it is a share from 0 to 1",
+        ),
+        (
+            cost is not None and not 0 <= cost < math.inf,
+            "draft_cost",
+            f"is {cost or 0:g}; it is a share of the model's own step, 0 or more",
+        ),
+        (
+            drafts > 0 and options.value_model is not None,
+            "num_speculative_tokens",
+            (
+                f"is {drafts}, and value_model is {options.value_model}: a value model guides one token at a time "
+                "and cannot score drafts; drop either"
+            ),
+        ),
+        (
+            drafts > 0 and not choice.verifies_drafts,
+            "cost_model",
+            f"{cost_model} cannot price the verification of drafts; take {verifies}",
+        ),
+        (
+            drafts > 0 and not acceptance,
+            "num_speculative_tokens",
+            f"is {drafts}; state with acceptance how many drafts are accepted",
+        ),
+        (
+            1 < len(acceptance) < drafts,
+            "acceptance",
+            f"has {len(acceptance)} positions for {drafts} draft tokens; give one for each, or one number for all",
+        ),
+        (
+            drafts > 0 and (options.draft_model is None) == (cost is None),
+            "num_speculative_tokens",
+            (
+                f"is {drafts}; name either draft_model, whose passes the cost model prices, or draft_cost, their "
+                "share of the model's own step"
+            ),
+        ),
+        (
+            drafts > 0 and options.draft_model is not None and not choice.prices_other_models,
+            "draft_model",
+            f"is {options.draft_model}, and {cost_model} has the times of one model; give draft_cost instead",
+        ),
+    )
+    return next(((option, reason) for is_broken, option, reason in rules if is_broken), None)
 
 
 PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")

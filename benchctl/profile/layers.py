@@ -5,6 +5,7 @@ Each source is read once, and where each value was written stays beside it.
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final
@@ -21,48 +22,42 @@ from benchctl.profile.files import (
 )
 from benchctl.profile.model import Profile
 from benchctl.profile.yaml import (
-    WRITTEN,
-    Bounds,
     Document,
     LocatedError,
     Location,
     Step,
+    follow,
     plain_document,
     read_document,
-    read_value,
     replaced,
     size_problem,
     value_text,
 )
 from benchctl.untrusted.limits import EXTENDED_FILES, PROFILE_BYTES
 
-_MODEL_FACTORS: Final = ("model", "value_model", "server.value_model")
-_DEFAULT_MODEL: Final = Profile.model_fields["model"].default
-_DROPPABLE: Final = ("variants", "sweep")
+_MODEL_KEYS: Final = (
+    ("model",),
+    ("sweep", "model"),
+    ("sweep", "value_model"),
+    ("sweep", "server.value_model"),
+    ("engine", "options", "value_model"),
+)
+"""Keys that name models, beside those of variants."""
+_UNGUIDED: Final = "for_unguided_engines"
+_BY_KIND: Final = "per_engine"
 
 
 class Layers:
-    """Reads the sources of one profile, and collects their errors.
-
-    ``is_whole`` is false when some source could not be read; keys that are missing then are no error of their own.
-    """
+    """Reads the sources of one profile, and collects their errors."""
 
     def __init__(self) -> None:
         self.errors: list[LocatedError] = []
-        self.is_whole = True
         self._files: dict[Path, Document] = {}
 
-    def text(self, text: str, source: str, bounds: Bounds = WRITTEN) -> Document:
-        """One document, by itself."""
-        num_errors = len(self.errors)
-        document = read_document(text, source, self.errors, bounds)
-        if not document.values and len(self.errors) > num_errors:
-            self.is_whole = False
-        return _with_engine_mapping(document)
-
-    def plain(self, values: Mapping[str, Any], source: str) -> Document:
-        """One document of plain values."""
-        return _with_engine_mapping(plain_document(values, source))
+    @property
+    def is_whole(self) -> bool:
+        """False when some source could not be read; keys that are missing then are no error of their own."""
+        return not any(error.hides_keys for error in self.errors)
 
     def file(self, path: Path) -> Document:
         """One file, by itself; each is read once."""
@@ -78,61 +73,48 @@ class Layers:
             problem = f"{value_text(assignment)} is not of the form path=value, for example workload.num_prompts=3"
             self.errors.append(LocatedError(Location("--set"), problem))
             return plain_document({}, "--set")
-        if path[0] == "sweep":
-            path = ("sweep", ".".join(path[1:])) if path[1:] else path
-        num_errors = len(self.errors)
-        value = read_value(value_part, Location("--set", path=path), self.errors)
-        if len(self.errors) > num_errors:
-            self.is_whole = False
-            return plain_document({}, "--set")
-        return self.plain(replaced({}, path, value), "--set")
+        if path[0] == "sweep" and path[1:]:
+            path = ("sweep", ".".join(path[1:]))
+        return read_document(value_part, "--set", self.errors, path=path)
 
     def profile(self, path: Path, above: Sequence[Document]) -> Document:
         """A file over what it extends, as its engine reads them, and ``above`` over it.
 
-        A file without a name is called like the file.
+        A file without a name is called like the file; names and descriptions of those below it are not its own.
         """
-        files = self._chain(path)
-        kind = self._kind(reduce(_over, (*files, *above)))
+        files, location = self._chain(path), Location(display_path(path), 1)
+        tree = Document({}, {(): location})
+        kind = self._kind(reduce(_over, (*files, *above), tree))
         is_unguided = kind is not None and not engine_spec(kind).guides
-        tree: Document | None = None
         for file in files:
-            layer = self._for_kind(self._for_guidance(file, is_unguided=is_unguided), kind)
-            if tree is None:
-                tree = layer
-            else:  # a variant that is dropped here may exist for engines that guide only
-                tree = _over(tree.without("name").without("description"), layer, drops_idly=is_unguided)
-        tree = tree or files[0]
-        if "name" not in tree.values:
-            tree = tree.with_value(("name",), path.stem, Location(display_path(path), 1, ("name",)))
+            layer = self._for_engine(file, kind, is_unguided=is_unguided)
+            # A variant that a file drops from those below it may exist there for engines that guide only.
+            drops_idly = is_unguided and file is not files[0]
+            tree = _over(tree.without("name").without("description"), layer, drops_idly=drops_idly)
+        tree = tree.over(Document({"name": path.stem}, {("name",): replace(location, path=("name",))}))
         return self.with_preset(reduce(_over, above, tree))
 
     def with_preset(self, tree: Document) -> Document:
         """Replace the name of an engine preset by the preset's own text, with the profile's options over it."""
+        tree = _with_engine_mapping(tree)
         if "preset" not in tree.mapping("engine"):
             return tree
         own = tree.without("engine", "preset")
         if "kind" in own.mapping("engine"):
-            self._refuse(
+            self.refuse(
                 tree, "has both preset and kind; a preset has its own kind, so remove one of the two", "engine"
             )
             return own
         preset = self._preset(tree)
         if preset is None:
             return tree.without("engine")
-        substitutes = preset.mapping("models")
-        preset = preset.without("models")
         locations = {("engine", *path): location for path, location in preset.locations.items()}
-        below = Document({"engine": preset.values}, {(): tree.location(()), **locations})
-        return _with_models(own.over(below), substitutes)
+        below = Document({"engine": preset.without("models").values}, {(): tree.location(()), **locations})
+        return _with_models(own.over(below), preset.mapping("models"))
 
-    def refuse(self, error: LocatedError) -> None:
+    def refuse(self, tree: Document, problem: str, *path: Step) -> None:
         """Add an error after which the profile is not whole."""
-        self.errors.append(error)
-        self.is_whole = False
-
-    def _refuse(self, tree: Document, problem: str, *path: Step) -> None:
-        self.refuse(tree.error(problem, *path))
+        self.errors.append(LocatedError(tree.location(path), problem, hides_keys=True))
 
     def _read_file(self, path: Path) -> Document:
         source = display_path(path)
@@ -141,14 +123,15 @@ class Layers:
                 content = file.read(PROFILE_BYTES + 1)
                 size = max(len(content), os.fstat(file.fileno()).st_size)
             if size <= PROFILE_BYTES:
-                return self.text(content.decode(), source)
+                return read_document(content.decode(), source, self.errors)
             problem = size_problem(size)
         except UnicodeDecodeError as error:
             problem = f"not readable as UTF-8: {error.reason} at byte {error.start}; save the file as UTF-8"
         except OSError as error:
             problem = f"not readable: {error.strerror}; check the file and its permissions"
-        self.refuse(LocatedError(Location(source), problem))
-        return plain_document({}, source)
+        document = plain_document({}, source)
+        self.refuse(document, problem)
+        return document
 
     def _chain(self, path: Path) -> list[Document]:
         """The files that a file extends, each before the one that extends it, and itself."""
@@ -160,22 +143,22 @@ class Layers:
                 if isinstance(base, Path):
                     paths.append(base)
                 else:
-                    self._refuse(document, base, "extends")
+                    self.refuse(document, base, "extends")
             files.append(document.without("extends"))
         return files[::-1]
 
     def _kind(self, tree: Document) -> str | None:
         """The kind of engine that a document names, itself or by a preset; None for none that exists."""
         engine = tree.mapping("engine")
-        kind = engine.get("kind")
         if "preset" in engine and "kind" not in engine:
             preset = self._preset(tree)
-            kind = preset.get("kind") if preset else None
+            engine = preset.values if preset else {}
+        kind = engine.get("kind")
         return kind if isinstance(kind, str) and kind in ENGINES else None
 
     def _preset(self, tree: Document) -> Document | None:
         """The preset that the engine names; for a bare kind without a file, an engine without options."""
-        name, files, kinds = tree.get("engine", "preset"), preset_files(), tuple(ENGINES)
+        name, files, kinds = tree.mapping("engine")["preset"], preset_files(), tuple(ENGINES)
         if isinstance(name, str) and name in files:
             return self.file(files[name])
         location = tree.location(("engine", "preset"))
@@ -185,39 +168,30 @@ class Layers:
             f"{value_text(name)} is neither an engine preset nor a kind of engine; presets are {', '.join(files)}, "
             f"kinds are {', '.join(kinds)}{did_you_mean(name, (*files, *kinds), '; ')}"
         )
-        self.refuse(LocatedError(location, problem))
+        self.refuse(tree, problem, "engine", "preset")
         return None
 
-    def _for_guidance(self, tree: Document, *, is_unguided: bool) -> Document:
-        """A file with its section ``for_unguided_engines`` laid over it, or left out."""
-        key = "for_unguided_engines"
-        if key not in tree.values:
-            return tree
-        overlay, rest = tree.values[key], tree.without(key)
-        if overlay is None and is_unguided:
-            self._refuse(tree, f"this experiment needs an engine that guides: {', '.join(guiding_kinds())}", key)
-        elif overlay is not None and not isinstance(overlay, dict):
-            problem = f"is {value_text(overlay)}; write the keys that replace others on engines that cannot guide"
-            self._refuse(tree, problem, key)
-        elif overlay is not None and is_unguided:
-            return _over(rest, _with_engine_mapping(tree.part(key)))
-        return rest
-
-    def _for_kind(self, tree: Document, kind: str | None) -> Document:
-        """A file with its section ``per_engine`` of this kind laid over it; those of other kinds are left out."""
-        key = "per_engine"
-        if key not in tree.values:
-            return tree
-        overlays, rest = tree.values[key], tree.without(key)
-        if not isinstance(overlays, dict):
-            problem = f"is {value_text(overlays)}; write kinds of engines, and below each the keys to replace"
-            self._refuse(tree, problem, key)
+    def _for_engine(self, tree: Document, kind: str | None, *, is_unguided: bool) -> Document:
+        """A file with its sections for this kind of engine laid over it; those for others are left out."""
+        unguided, by_kind = tree.values.get(_UNGUIDED, {}), tree.values.get(_BY_KIND, {})
+        rest = tree.without(_UNGUIDED).without(_BY_KIND)
+        if unguided is None and is_unguided:
+            needs = f"this experiment needs an engine that guides: {', '.join(guiding_kinds())}"
+            self.refuse(tree, needs, _UNGUIDED)
+        elif not isinstance(unguided, dict | None):
+            problem = f"is {value_text(unguided)}; write the keys that replace others on engines that cannot guide"
+            self.refuse(tree, problem, _UNGUIDED)
+        elif is_unguided:
+            rest = _over(rest, tree.part(_UNGUIDED))
+        if not isinstance(by_kind, dict):
+            problem = f"is {value_text(by_kind)}; write kinds of engines, and below each the keys to replace"
+            self.refuse(tree, problem, _BY_KIND)
             return rest
-        for name, overlay in overlays.items():
+        for name, overlay in by_kind.items():
             if refusal := _overlay_problem(name, overlay):
-                self._refuse(tree, refusal, key, name)
+                self.refuse(tree, refusal, _BY_KIND, name)
             elif name == kind:
-                rest = _over(rest, tree.part(key, name))
+                rest = _over(rest, tree.part(_BY_KIND, name))
         return rest
 
 
@@ -226,43 +200,38 @@ def _over(below: Document, above: Document, *, drops_idly: bool = False) -> Docu
 
     With ``drops_idly`` a null may stand for a variant or factor that is not there.
     """
+    above = _with_engine_mapping(above)
     if above.mapping("engine").keys() & {"kind", "preset"}:
         below = below.without("engine")
-    for section in _DROPPABLE:
-        for key in [key for key, value in above.mapping(section).items() if value is None]:
-            if key in below.mapping(section) or drops_idly:
+    for section in ("variants", "sweep"):
+        for key, value in above.mapping(section).items():
+            if value is None and (drops_idly or key in below.mapping(section)):
                 below, above = below.without(section, key), above.without(section, key)
     return above.over(below)
 
 
 def _with_engine_mapping(tree: Document) -> Document:
     """``engine: sim`` as ``engine: {preset: sim}``."""
-    engine, location = tree.values.get("engine"), tree.location(("engine",))
+    engine = tree.values.get("engine")
     if not isinstance(engine, str):
         return tree
-    return tree.with_value(("engine",), {"preset": engine}).with_value(("engine", "preset"), engine, location)
+    locations = {**tree.locations, ("engine", "preset"): tree.location(("engine",))}
+    return Document({**tree.values, "engine": {"preset": engine}}, locations)
 
 
 def _with_models(tree: Document, substitutes: Mapping[str, Any]) -> Document:
     """The profile with every model replaced that has a substitute."""
-    if not substitutes:
-        return tree
-
-    def substitute(value: Any) -> Any:
-        if isinstance(value, list):
-            return [substitute(item) for item in value]
-        return substitutes.get(value, value) if isinstance(value, str) else value
-
-    model = tree.values.get("model", _DEFAULT_MODEL)
-    tree = tree.with_value(("model",), substitute(model), tree.location(("model",)))
-    paths: list[tuple[str, ...]] = [("sweep", factor) for factor in _MODEL_FACTORS] + [
-        ("engine", "options", "value_model")
-    ]
-    paths += [("variants", name, "server", "value_model") for name in tree.mapping("variants")]
-    for *section, key in paths:
-        if key in tree.mapping(*section):
-            tree = tree.with_value((*section, key), substitute(tree.mapping(*section)[key]))
-    return tree
+    values = {"model": Profile.model_fields["model"].default, **tree.values} if substitutes else tree.values
+    variants = [("variants", name, "server", "value_model") for name in tree.mapping("variants")]
+    for path in (*_MODEL_KEYS, *variants):
+        model, existing = follow(values, path)
+        if isinstance(model, list):
+            model = [substitutes.get(each, each) if isinstance(each, str) else each for each in model]
+        elif isinstance(model, str):
+            model = substitutes.get(model, model)
+        if existing == path:
+            values = replaced(values, path, model)
+    return Document(values, tree.locations)
 
 
 def _overlay_problem(kind: str, overlay: Any) -> str | None:

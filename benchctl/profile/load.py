@@ -6,11 +6,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from benchctl.errors import ProfileError, RecordError, UsageError
 from benchctl.profile.checks import (
     profile_problems,
     sweep_problems,
-    swept_variants,
     unfit_engine,
     values_without_cell,
 )
@@ -22,7 +23,7 @@ from benchctl.profile.files import profile_file
 from benchctl.profile.layers import Layers
 from benchctl.profile.model import EngineSettings, Profile
 from benchctl.profile.planning import Arm, arms, resolved_settings
-from benchctl.profile.settings import header_problems, is_same, setting_of, with_controls
+from benchctl.profile.settings import factors_of, header_problems, is_same, setting_of, with_controls
 from benchctl.profile.yaml import (
     STORED,
     Document,
@@ -32,7 +33,9 @@ from benchctl.profile.yaml import (
     dump_document,
     follow,
     left_out,
+    plain_document,
     plain_value_problems,
+    read_document,
     value_text,
 )
 from benchctl.records.files import encode
@@ -62,7 +65,7 @@ def load_profile(
     """
     path, layers = profile_file(name_or_path), Layers()
     options = {"--engine": engine, "--blocks": blocks, "--seed": seed}
-    above = [layers.plain({name[2:]: value}, name) for name, value in options.items() if value is not None]
+    above = [plain_document({name[2:]: value}, name) for name, value in options.items() if value is not None]
     above += [layers.assignment(assignment) for assignment in overrides]
     return _with_measured_peaks(_profile(layers, layers.profile(path, above), is_to_send=is_to_send), path)
 
@@ -74,10 +77,10 @@ def parse_profile(text: str, source: str, *, is_to_send: bool = False) -> Profil
     Raises ProfileError with every error.
     """
     layers = Layers()
-    tree = layers.text(text, source, STORED)
+    tree = read_document(text, source, layers.errors, STORED)
     if "extends" in tree.values:
         problem = "a stored profile is complete and cannot extend another; write out what it extends"
-        layers.refuse(tree.error(problem, "extends"))
+        layers.refuse(tree, problem, "extends")
         tree = tree.without("extends")
     return _profile(layers, layers.with_preset(tree), is_to_send=is_to_send, is_stored=True)
 
@@ -102,7 +105,8 @@ def profile_from_plain(plain: Mapping[str, Any], source: str, *, is_to_send: boo
     Raises ProfileError with every error.
     """
     layers = Layers()
-    return _profile(layers, layers.with_preset(layers.plain(plain, source)), is_to_send=is_to_send)
+    values = msgspec.to_builtins(plain, str_keys=True)
+    return _profile(layers, layers.with_preset(plain_document(values, source)), is_to_send=is_to_send)
 
 
 def load_cluster(path: Path) -> ClusterSettings:
@@ -142,7 +146,10 @@ def _profile(layers: Layers, tree: Document, *, is_to_send: bool = False, is_sto
         errors += tree.errors(profile_problems(profile, is_stored=is_stored))
     problems = [*sweep_problems(profile)]
     errors += tree.errors(problems)
-    errors += errors_of(profile, arms(profile, without=swept_variants(profile) if problems else ()))
+    errors += errors_of(
+        profile,
+        arms(profile, without=[name for name in profile.variants if problems and factors_of(profile, name)]),
+    )
     errors += errors_of(profile, () if problems else values_without_cell(profile))
     if not errors:
         written = profile

@@ -17,7 +17,7 @@ from benchctl.errors import ProfileError
 from benchctl.profile.errors import profile_error
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.settings import factor_problem, resolve, swept_cells
+from benchctl.profile.settings import cells_of, factor_problem, resolve
 from benchctl.profile.yaml import LocatedError, Location, Problem
 from benchctl.records.directory import arm_label, run_directory_name
 from benchctl.records.record import Plan, PlannedRun
@@ -185,13 +185,7 @@ def arms(profile: Profile, without: Collection[str] = ()) -> tuple[Arm, ...]:
     """
     names = [name for name in profile.variants if name not in without]
     names.sort(key=lambda name: name != profile.baseline)
-    return tuple((name, cell) for name in names for cell in _cells_of_variant(profile, name))
-
-
-def _cells_of_variant(profile: Profile, name: str) -> tuple[Cell, ...]:
-    if name == profile.baseline and not profile.sweep_baseline:
-        return ({},)
-    return swept_cells(profile.variants[name].swept, profile.sweep, profile.cells)
+    return tuple((name, cell) for name in names for cell in cells_of(profile, name))
 
 
 def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSettings:

@@ -19,10 +19,10 @@ Neighbours differ in one thing, so that their difference is its price. A step th
 one that a swept factor does not reach runs once in a block.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final
 
 from pydantic import create_model
 
@@ -32,12 +32,8 @@ from benchctl.profile.errors import validate
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import MAX_VARIANTS, Control, Guidance, Profile, Sampling, Variant, VariantSettings
 from benchctl.profile.request import RequestOptions, variable_problem, variables_in
-from benchctl.profile.yaml import Problem, left_out, merged, replaced
+from benchctl.profile.yaml import Problem, Steps, left_out, merged, replaced
 from benchctl.records.schema import Cell
-
-V = TypeVar("V")
-Values: TypeAlias = Sequence[str | int | float | bool | None]
-"""Values of one factor of a sweep."""
 
 FACTOR_SETTINGS: Final = {
     "model": "model",
@@ -80,36 +76,40 @@ def setting_of(factor: str) -> tuple[str, ...]:
     return tuple(FACTOR_SETTINGS.get(factor, factor).split("."))
 
 
-def cells_of(sweep: Mapping[str, Values]) -> tuple[Cell, ...]:
-    """Every combination of the factors' values, the last factor changing fastest; one empty cell without any."""
-    return tuple(dict(zip(sweep, values, strict=True)) for values in product(*sweep.values()))
+def factors_of(profile: Profile, variant: str) -> tuple[str, ...]:
+    """The factors of the sweep that apply to a variant; none to a baseline that is not swept."""
+    swept = profile.variants[variant].swept
+    if variant == profile.baseline and not profile.sweep_baseline:
+        swept = False
+    return tuple(factor for factor in profile.sweep if swept is True or (swept and factor in swept))
 
 
-def swept_cells(
-    swept: bool | Sequence[str], sweep: Mapping[str, Values], cells: Sequence[Cell] = ()
-) -> tuple[Cell, ...]:
-    """The cells of a variant whose ``swept`` says this: every combination, or those of ``cells`` alone."""
-    factors = factors_of(swept, sweep)
-    if not cells or not factors:
-        return cells_of(factors)
-    distinct: list[Cell] = []
-    for cell in cells:
+def cells_of(profile: Profile, variant: str) -> tuple[Cell, ...]:
+    """The cells of a variant: every combination of its factors' values, or the listed ones.
+
+    The last factor changes fastest; without any there is one empty cell.
+    """
+    factors, distinct = factors_of(profile, variant), list[Cell]()
+    if not (profile.cells and factors):
+        combinations = product(*(profile.sweep[factor] for factor in factors))
+        return tuple(dict(zip(factors, values, strict=True)) for values in combinations)
+    for cell in profile.cells:
         of_variant = {factor: cell[factor] for factor in factors}
         if of_variant not in distinct:
             distinct.append(of_variant)
     return tuple(distinct)
 
 
-def factors_of(swept: bool | Sequence[str], sweep: Mapping[str, V]) -> dict[str, V]:
-    """The factors of a sweep that apply to a variant whose ``swept`` says this."""
-    if isinstance(swept, bool):
-        return dict(sweep) if swept else {}
-    return {factor: values for factor, values in sweep.items() if factor in swept}
-
-
 def factor_problem(factor: str, kind: str) -> str | None:
     """The reason why ``factor`` cannot be swept with an engine of this kind; None when it can."""
-    settings, path = _settings_of_kind(kind), setting_of(factor)
+    sections = {
+        "server": options_class(kind).model_fields,
+        "sampling": Sampling.model_fields,
+        "request": RequestOptions.model_fields,
+        "guidance": Guidance.model_fields,
+    }
+    settings = ("model", *(f"{section}.{key}" for section, keys in sections.items() for key in keys))
+    path = setting_of(factor)
     if ".".join(path) in settings or _is_in_free_section(path):
         return None
     hint = did_you_mean(factor, (*FACTOR_SETTINGS, *settings))
@@ -117,18 +117,22 @@ def factor_problem(factor: str, kind: str) -> str | None:
     return f"no factor or setting has this name; factors are {', '.join(FACTOR_SETTINGS)}, or a dotted path; {hint}"
 
 
-def resolve(profile: Profile, variant: str, cell: Cell) -> tuple[VariantSettings | None, list[Problem]]:
-    """The settings of one run, or None and every problem, at paths of ``VariantSettings``."""
-    kind, own, options = profile.engine.kind, profile.variants[variant], profile.engine.options
+def resolve(
+    profile: Profile, variant: str, cell: Cell, own: Variant | None = None
+) -> tuple[VariantSettings | None, list[Problem]]:
+    """The settings of one run, or None and every problem, at paths of ``VariantSettings``.
+
+    ``own`` is what a variant sets that the profile does not have.
+    """
+    kind, own, options = profile.engine.kind, own or profile.variants[variant], profile.engine.options
     if profile.engine.python is not None:
         options = options | {"python": profile.engine.python}
-    request = profile.request.model_dump(mode="json")
     values: dict[str, Any] = {
         "variant": variant,
         "model": profile.model,
         "server": merged(options, own.server),
         "sampling": merged(profile.sampling.model_dump(mode="json"), own.sampling),
-        "request": merged(request, own.request, null_removes=True),
+        "request": merged(profile.request.model_dump(mode="json"), own.request, null_removes=True),
         "guidance": own.guidance.model_dump(mode="json") if own.guidance else None,
     }
     for factor, value in cell.items():
@@ -137,7 +141,11 @@ def resolve(profile: Profile, variant: str, cell: Cell) -> tuple[VariantSettings
         values = left_out(values, setting) if is_left_out else replaced(values, setting, value)
     settings, problems = validate(values, _settings_model(kind))
     if settings is not None:
-        problems += [*_guidance_problems(settings, profile, cell), *_request_problems(settings, kind)]
+        has_own_top_k = "top_k" in profile.sampling.model_fields_set | own.sampling.keys() or any(
+            setting_of(factor) == ("sampling", "top_k") for factor in cell
+        )
+        problems += _guidance_problems(settings, kind, has_own_top_k=has_own_top_k)
+        problems += _request_problems(settings, kind)
     return (None if problems else settings), problems
 
 
@@ -153,57 +161,76 @@ def _settings_model(kind: str) -> type[VariantSettings]:
     return create_model("VariantSettings", __base__=VariantSettings, server=(options_class(kind), ...))
 
 
-def _guidance_problems(settings: VariantSettings, profile: Profile, cell: Cell) -> Iterator[Problem]:
-    guidance, name, kind = settings.guidance, settings.variant, profile.engine.kind
+def _guidance_problems(settings: VariantSettings, kind: str, *, has_own_top_k: bool) -> Iterator[Problem]:
+    guidance, whose = settings.guidance, f"variant {settings.variant!r} is guided"
     if guidance is None:
         return
     if kind not in guiding_kinds():
         problem = (
-            f"variant {name!r} is guided, and engine {kind!r} loads no value model; remove guidance, "
+            f"{whose}, and engine {kind!r} loads no value model; remove guidance, "
             f"or choose an engine that guides: {', '.join(guiding_kinds())}"
         )
         yield ("guidance",), problem
         return
     if settings.server.guides_with is None:
         problem = (
-            f"variant {name!r} is guided, but its server loads no value model; "
-            f"set variants.{name}.server.value_model, or remove guidance"
+            f"{whose}, but its server loads no value model; "
+            f"set variants.{settings.variant}.server.value_model, or remove guidance"
         )
         yield ("guidance",), problem
     # The guided sampler has no path over the whole vocabulary for these modes. top_k 1 is allowed: it is
     # greedy, and guidance never acts.
     if guidance.mode in EXPONENTIAL_MODES and settings.sampling.top_k < 1:
-        swept = {setting_of(factor) for factor in cell}
-        own = profile.sampling.model_fields_set | profile.variants[name].sampling.keys()
         problem = (
-            f"variant {name!r} is guided with mode {guidance.mode}, which needs a finite top_k, and has "
-            f"{settings.sampling.top_k}; set variants.{name}.sampling.top_k, or sweep top_k from 1 up"
+            f"{whose} with mode {guidance.mode}, which needs a finite top_k, and has {settings.sampling.top_k}; "
+            f"set variants.{settings.variant}.sampling.top_k, or sweep top_k from 1 up"
         )
-        is_set = "top_k" in own or ("sampling", "top_k") in swept
-        yield ("sampling", "top_k") if is_set else ("guidance",), problem
+        yield ("sampling", "top_k") if has_own_top_k else ("guidance",), problem
 
 
 def _request_problems(settings: VariantSettings, kind: str) -> Iterator[Problem]:
     """Fields of the requests of one run that servers of this kind do not have."""
     kind = getattr(settings.server, "dialect", kind)
-    understood, options, where = request_fields(kind), settings.request, f"servers of {kind!r}"
-    instead = "; leave it out, or choose another engine"
-    if options.response_format and not understood.response_format:
-        yield ("request", "response_format"), f"{where} have no response_format{instead}"
-    if options.chat_template_kwargs and not understood.chat_template_kwargs:
-        yield ("request", "chat_template_kwargs"), f"{where} pass nothing on to the chat template{instead}"
-    if options.structured_outputs and understood.constraints is not None:
-        unknown = [name for name in options.structured_outputs if name not in understood.constraints]
-        if unknown:
-            has = ", ".join(sorted(understood.constraints)) or "none"
-            problem = f"{where} have {has} of these constraints, not {', '.join(unknown)}{instead}"
-            yield ("request", "structured_outputs"), problem
-    for name in settings.sampling.penalties:
-        if name not in understood.penalties:
-            yield ("sampling", name), f"{where} have no {name}{instead}"
-    for name in _GUIDANCE_FIELDS:
-        if settings.guidance is not None and name in options.extra_body:
-            yield ("request", "extra_body", name), f"{name} carries the guidance of this variant; remove it"
+    understood, options, sampling = request_fields(kind), settings.request, settings.sampling
+    where, instead = f"servers of {kind!r}", "; leave it out, or choose another engine"
+    constraints = understood.constraints
+    unknown = (
+        []
+        if constraints is None
+        else [name for name in options.structured_outputs or () if name not in constraints]
+    )
+    has = ", ".join(sorted(constraints or ())) or "none"
+    own_fields = _GUIDANCE_FIELDS if settings.guidance else ()
+    rules: tuple[tuple[bool, Steps, str], ...] = (
+        (
+            bool(options.response_format) and not understood.response_format,
+            ("request", "response_format"),
+            f"{where} have no response_format{instead}",
+        ),
+        (
+            bool(options.chat_template_kwargs) and not understood.chat_template_kwargs,
+            ("request", "chat_template_kwargs"),
+            f"{where} pass nothing on to the chat template{instead}",
+        ),
+        (
+            bool(unknown),
+            ("request", "structured_outputs"),
+            f"{where} have {has} of these constraints, not {', '.join(unknown)}{instead}",
+        ),
+        *(
+            (name not in understood.penalties, ("sampling", name), f"{where} have no {name}{instead}")
+            for name in sampling.penalties
+        ),
+        *(
+            (
+                name in options.extra_body,
+                ("request", "extra_body", name),
+                f"{name} carries the guidance of this variant; remove it",
+            )
+            for name in own_fields
+        ),
+    )
+    yield from ((path, problem) for is_broken, path, problem in rules if is_broken)
 
 
 def header_problems(settings: VariantSettings, *, is_to_send: bool, is_stored: bool) -> Iterator[Problem]:
@@ -224,17 +251,6 @@ def header_problems(settings: VariantSettings, *, is_to_send: bool, is_stored: b
                 yield ("request", "headers", header), missing
 
 
-@cache
-def _settings_of_kind(kind: str) -> tuple[str, ...]:
-    fields = {
-        "server": options_class(kind).model_fields,
-        "sampling": Sampling.model_fields,
-        "request": RequestOptions.model_fields,
-        "guidance": Guidance.model_fields,
-    }
-    return ("model", *(f"{section}.{key}" for section, keys in fields.items() for key in keys))
-
-
 def is_same(left: object, right: object) -> bool:
     """Equal values of one type: ``1``, ``1.0`` and ``true`` are three values."""
     return type(left) is type(right) and left == right
@@ -249,27 +265,29 @@ _MEANING: Final = {
 
 def with_controls(profile: Profile) -> tuple[Profile, list[Problem]]:
     """The profile with the steps of every variant that has ``controls``; a second time gives the same profile."""
-    problems = list[Problem]()
+    problems, variants = list[Problem](), dict[str, Variant]()
     for name, variant in profile.variants.items():
-        if not variant.controls:
-            continue
-        if name == profile.baseline:
+        if variant.controls and name == profile.baseline:
             problem = "the baseline has no steps to itself; set controls on the variant that is studied"
             problems.append((("variants", name, "controls"), problem))
-            continue
-        steps = dict(_steps(profile, name))
-        clashes = [step for step in steps if step in profile.variants and profile.variants[step].control is None]
-        problem = f"controls of {name!r} would make a variant of this name; rename this one"
-        problems += [(("variants", step), problem) for step in clashes]
-        if not clashes:
-            profile = _with_steps(profile, name, _different(profile, name, steps))
-    if len(profile.variants) > MAX_VARIANTS:
+        elif variant.controls:
+            steps = _steps(profile, name)
+            clashes = [step for step, own in steps.items() if own.control is None]
+            problem = f"controls of {name!r} would make a variant of this name; rename this one"
+            problems += [(("variants", step), problem) for step in clashes]
+            # Those that a stored profile has stay where they are.
+            variants |= {step: own for step, own in steps.items() if step not in profile.variants}
+        variants[name] = variant
+    if len(variants) > MAX_VARIANTS:
         problems.append((("variants",), f"has more than {MAX_VARIANTS} entries"))
-    return profile, problems
+    return profile.model_copy(update={"variants": variants}), problems
 
 
-def _steps(profile: Profile, name: str) -> Iterator[tuple[str, Variant]]:
-    """Every step to a variant, by its name; those that a stored profile has are as they are there."""
+def _steps(profile: Profile, name: str) -> dict[str, Variant]:
+    """The steps to a variant that differ in some cell from the one before them, and from the variant itself.
+
+    A variant of the profile that has the name of a step is as it is there.
+    """
     below, own = profile.variants[profile.baseline], profile.variants[name]
     loading = options_class(profile.engine.kind).VALUE_MODEL_OPTIONS
     flags = merged(below.server, {key: value for key, value in own.server.items() if key not in loading})
@@ -280,10 +298,20 @@ def _steps(profile: Profile, name: str) -> Iterator[tuple[str, Variant]]:
     }
     if own.guidance is not None:
         neutral = own.guidance.model_copy(update={"value_scale": 0.0})
-        parts["neutral"] = {key: getattr(own, key) for key in ("server", "sampling", "request")}
-        parts["neutral"]["guidance"] = neutral
+        parts["neutral"] = {
+            "server": own.server,
+            "sampling": own.sampling,
+            "request": own.request,
+            "guidance": neutral,
+        }
+    factors, cells = factors_of(profile, name), cells_of(profile, name)
+
+    def settings_of(variant: Variant, reached: tuple[str, ...]) -> list[VariantSettings | None]:
+        own_cells = ({factor: value for factor, value in cell.items() if factor in reached} for cell in cells)
+        return [resolve(profile, "", cell, variant)[0] for cell in own_cells]
+
+    steps, before, whole = dict[str, Variant](), settings_of(below, ()), settings_of(own, factors)
     for rung, sections in parts.items():
-        factors = factors_of(own.swept, profile.sweep)
         reached = tuple(factor for factor in factors if _reaches(rung, setting_of(factor), loading))
         step = Variant(
             description=_MEANING[rung].format(name),
@@ -291,45 +319,18 @@ def _steps(profile: Profile, name: str) -> Iterator[tuple[str, Variant]]:
             control=Control.model_validate({"of": name, "rung": rung}),
             **sections,
         )
-        yield f"{name}-{rung}", profile.variants.get(f"{name}-{rung}", step)
+        step = profile.variants.get(f"{name}-{rung}", step)
+        settings = settings_of(step, reached)
+        if step.control is None or settings not in (before, whole):
+            steps[f"{name}-{rung}"], before = step, settings
+    return steps
 
 
 def _reaches(rung: str, setting: tuple[str, ...], loading: frozenset[str]) -> bool:
     """True where a swept setting changes a step."""
     if rung == "neutral":
         return setting != ("guidance", "value_scale")
-    if setting[0] not in {"model", "server"}:
-        return False
-    return rung == "idle" or setting[-1] not in loading
-
-
-def _different(profile: Profile, name: str, steps: Mapping[str, Variant]) -> dict[str, Variant]:
-    """The steps that differ from the one before them in some cell, and from the variant itself."""
-    whole, before = _with_steps(profile, name, steps), profile.baseline
-    cells = cells_of(factors_of(profile.variants[name].swept, profile.sweep))
-    different = dict[str, Variant]()
-    for step, variant in steps.items():
-        own = [_settings(whole, step, cell) for cell in cells]
-        if all(own != [_settings(whole, other, cell) for cell in cells] for other in (before, name)):
-            different[step] = variant
-            before = step
-    return different
-
-
-def _settings(profile: Profile, variant: str, cell: Cell) -> VariantSettings | None:
-    """Settings of a variant in a cell, without its name; None where they are faulty."""
-    own = factors_of(profile.variants[variant].swept, cell)
-    settings, _ = resolve(profile, variant, {} if variant == profile.baseline else own)
-    return None if settings is None else settings.model_copy(update={"variant": ""})
-
-
-def _with_steps(profile: Profile, name: str, steps: Mapping[str, Variant]) -> Profile:
-    """The profile with those of ``steps`` that it lacks right before the variant."""
-    new = {step: variant for step, variant in steps.items() if step not in profile.variants}
-    variants = dict[str, Variant]()
-    for each, variant in profile.variants.items():
-        variants |= {**(new if each == name else {}), each: variant}
-    return profile.model_copy(update={"variants": variants})
+    return setting[0] in {"model", "server"} and (rung == "idle" or setting[-1] not in loading)
 
 
 def ladder_of(profile: Profile, name: str) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import isfinite
-from typing import Any, Final, NoReturn, TypeAlias
+from math import isfinite, isinf
+from typing import Any, Final, TypeAlias
 
 import yaml
 
@@ -36,10 +36,6 @@ class Location:
     line: int | None = None
     path: Steps = ()
 
-    def below(self, *steps: Step) -> "Location":
-        """The same line, for a value further down."""
-        return replace(self, path=(*self.path, *steps))
-
     def __str__(self) -> str:
         line = self.source if self.line is None else f"{self.source}:{self.line}"
         return f"{line}: {dotted(self.path)}" if self.path else line
@@ -51,6 +47,8 @@ class LocatedError:
 
     location: Location
     problem: str
+    hides_keys: bool = False
+    """True where keys were not read because of it: that others are missing is no error of their own."""
 
     def __str__(self) -> str:
         return f"{self.location}: {self.problem}"
@@ -63,22 +61,16 @@ class Document:
     values: dict[str, Any]
     locations: Mapping[Steps, Location]
 
-    def get(self, *path: str) -> Any:
-        """The value at a path; None where there is none."""
-        value: Any = self.values
-        for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
-        return value
-
     def mapping(self, *path: str) -> dict[str, Any]:
         """The mapping at a path; an empty one where there is none."""
-        value = self.get(*path)
-        return value if isinstance(value, dict) else {}
+        value, existing = follow(self.values, path)
+        return value if existing == path and isinstance(value, dict) else {}
 
     def location(self, path: Steps) -> Location:
         """The location of the value at a path; for one that is missing, below that of the nearest around it."""
         depth = next(depth for depth in range(len(path), -1, -1) if path[:depth] in self.locations)
-        return self.locations[path[:depth]].below(*path[depth:])
+        nearest = self.locations[path[:depth]]
+        return replace(nearest, path=(*nearest.path, *path[depth:]))
 
     def error(self, problem: str, *path: Step) -> LocatedError:
         """An error of the value at a path."""
@@ -88,11 +80,6 @@ class Document:
         """These problems where they were written."""
         return [self.error(problem, *path) for path, problem in problems]
 
-    def with_value(self, path: Steps, value: Any, location: Location | None = None) -> "Document":
-        """A copy with one value set, at ``location`` if that is given."""
-        locations = self.locations if location is None else {**self.locations, path: location}
-        return Document(replaced(self.values, path, value), locations)
-
     def without(self, *path: str) -> "Document":
         """A copy without the value at a path."""
         locations = {steps: location for steps, location in self.locations.items() if steps[: len(path)] != path}
@@ -100,18 +87,13 @@ class Document:
 
     def part(self, *path: str) -> "Document":
         """The mapping at a path by itself."""
-        locations = {
-            steps[len(path) :]: location for steps, location in self.locations.items() if steps[: len(path)] == path
-        }
-        return Document(self.mapping(*path), {(): self.location(path), **locations})
+        below = {steps[len(path) :]: each for steps, each in self.locations.items() if steps[: len(path)] == path}
+        return Document(self.mapping(*path), below)
 
     def over(self, below: "Document") -> "Document":
         """This document laid over another: mappings merge key by key, any other value replaces what is below it."""
-        values = merged(below.values, self.values)
-        locations = {**below.locations, **self.locations}
-        return Document(
-            values, {path: location for path, location in locations.items() if follow(values, path)[1] == path}
-        )
+        values, locations = merged(below.values, self.values), {**below.locations, **self.locations}
+        return Document(values, {path: each for path, each in locations.items() if follow(values, path)[1] == path})
 
 
 def dotted(path: Steps) -> str:
@@ -130,6 +112,15 @@ def value_text(value: object) -> str:
         return "a whole number of more than 60 digits"
     text = repr(value[:120]) if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def values_in(value: Any, path: Steps = ()) -> Iterator[tuple[Steps, Any]]:
+    """The path of each value in plain ones, and the value, the whole first; what is nested too deep is left out."""
+    yield path, value
+    if len(path) <= PROFILE_DEPTH:
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for step, item in items:
+            yield from values_in(item, (*path, step))
 
 
 def follow(values: Any, path: Steps) -> tuple[Any, Steps]:
@@ -170,26 +161,16 @@ def replaced(values: dict[str, Any], path: Steps, value: Any) -> dict[str, Any]:
 
 def left_out(values: dict[str, Any], path: Steps) -> dict[str, Any]:
     """A copy without the value at a path."""
-    key, deeper = path[0], path[1:]
+    key, deeper = str(path[0]), path[1:]
     if not deeper:
         return {name: value for name, value in values.items() if name != key}
-    below = values.get(str(key))
-    return {**values, str(key): left_out(below, deeper)} if isinstance(below, dict) else values
+    below = values.get(key)
+    return {**values, key: left_out(below, deeper)} if isinstance(below, dict) else values
 
 
-def plain_document(values: Mapping[str, Any], source: str) -> Document:
+def plain_document(values: dict[str, Any], source: str) -> Document:
     """A document of plain values that were not read from text."""
-    locations: dict[Steps, Location] = {}
-
-    def plain(value: Any, path: Steps) -> Any:
-        locations[path] = Location(source, path=path)
-        if isinstance(value, Mapping):
-            return {str(key): plain(item, (*path, str(key))) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(item, (*path, i)) for i, item in enumerate(value)]
-        return value
-
-    return Document(plain(values, ()), locations)
+    return Document(values, {path: Location(source, path=path) for path, _ in values_in(values)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,171 +191,88 @@ STORED: Final = Bounds(
 )
 """Bounds of what benchctl stores of it."""
 
-_CORE_SCHEMA: Final = (
-    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("tag:yaml.org,2002:int", r"[-+]?[0-9]+", "-+0123456789"),
-    (
-        "tag:yaml.org,2002:float",
-        r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+",
-        "-+.0123456789",
-    ),
-    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN\0"),
-)
-
-
-def _implicit_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-    for tag, pattern, first_characters in _CORE_SCHEMA:
-        for character in first_characters:
-            key = "" if character == "\0" else character
-            resolvers.setdefault(key, []).append((tag, re.compile(rf"^(?:{pattern})\Z")))
-    return resolvers
-
-
-class _Composer(yaml.SafeLoader):
-    """Composes nodes of the dialect; ``_Reader`` turns them into values."""
-
-    def __init__(self, text: str, bounds: Bounds) -> None:
-        super().__init__(text)
-        self._bounds, self._num_nodes, self._depth = bounds, 0, 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            self._refuse("aliases (*name) are not supported; write the value out, or share it with extends")
-        self._num_nodes += 1
-        if self._num_nodes > self._bounds.num_nodes:
-            self._refuse(f"more than {self._bounds.num_nodes:,} keys and values; {self._bounds.remedy}")
-        if self._depth > PROFILE_DEPTH:
-            self._refuse(f"nested more than {PROFILE_DEPTH} deep; write it flatter")
-        self._depth += 1
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-    def _refuse(self, problem: str) -> NoReturn:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes the dialect: text that would be read as another type is quoted."""
-
-
-def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Text with a rare line break is escaped: in any other style a reader takes it for a space."""
-    style = '"' if any(character in text for character in "\x85\u2028\u2029\ufeff") else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _text_node)
-_Composer.yaml_implicit_resolvers = _implicit_resolvers()
-_Dumper.yaml_implicit_resolvers = _implicit_resolvers()
-
-
-def read_document(text: str, source: str, errors: list[LocatedError], bounds: Bounds = WRITTEN) -> Document:
-    """Read one YAML document, which must be a mapping; an empty one where it cannot be read.
-
-    What the dialect refuses, and what is beyond ``bounds``, is added to ``errors``, and left out of the result.
-    """
-    reader = _Reader(source, errors)
-    root, syntax = _compose(text, bounds)
-    if syntax is not None:
-        errors.append(LocatedError(Location(source, syntax[1]), f"not readable as YAML: {syntax[0]}"))
-        return Document({}, {(): Location(source, 1)})
-    if isinstance(root, yaml.MappingNode):
-        return Document(reader.value(root, ()), reader.locations | {(): reader.location(root, ())})
-    line = root.start_mark.line + 1 if root else 1
-    content = "nothing" if root is None else "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
-    problem = f"found {content} where a profile is a mapping; write keys such as 'workload:'"
-    errors.append(LocatedError(Location(source, line), problem))
-    return Document({}, {(): Location(source, 1)})
-
-
-def read_value(text: str, location: Location, errors: list[LocatedError]) -> Any:
-    """Read one YAML value of the command line; all of it is at ``location``."""
-    root, syntax = _compose(text, WRITTEN)
-    if syntax is not None:
-        errors.append(LocatedError(location, f"{value_text(text)} is not readable as a YAML value: {syntax[0]}"))
-        return None
-    reader = _Reader(location.source, [])
-    value = None if root is None else reader.value(root, location.path)
-    errors += (replace(error, location=replace(error.location, line=None)) for error in reader.errors)
-    return value
-
-
-def dump_document(document: Mapping[str, Any]) -> str:
-    """The YAML text of a document of plain values, in the order given."""
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-
 
 def size_problem(num_bytes: int, bounds: Bounds = WRITTEN) -> str:
     """The problem of a document that is too large."""
     return f"has {num_bytes / 1e6:.1f} MB, more than {bounds.num_bytes / 1e6:.0f} MB; {bounds.remedy}"
 
 
-def _compose(text: str, bounds: Bounds) -> tuple[yaml.Node | None, tuple[str, int] | None]:
-    """The root of a text that is YAML; of any other the problem and its line."""
-    # Characters are counted where encoding the text would cost more than reading it: a byte holds one at most.
-    if len(text) > bounds.num_bytes:
-        return None, (size_problem(len(text), bounds), 1)
-    composer = None
-    try:
-        composer = _Composer(text, bounds)
-        return composer.get_single_node(), None
-    except RecursionError:
-        return None, ("nested too deeply; write it flatter", 1)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        context = f"{error.context}, " if error.context else ""
-        return None, (f"{context}{error.problem}", mark.line + 1 if mark else 1)
-    except yaml.YAMLError as error:
-        return None, (" ".join(str(error).split()), 1)
-    finally:
-        if composer is not None:
-            composer.dispose()
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if value in {float("inf"), float("-inf")}:
-        raise ValueError(text)
-    return value
-
-
 _STANDARD: Final = "tag:yaml.org,2002:"
+_CORE_SCHEMA: Final = (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+",
+        "-+.0123456789",
+    ),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+)
+"""Types of plain text beside text itself: name, form and first characters."""
 _SCALARS: Final[Mapping[str, Callable[[str], str | int | float | bool | None]]] = {
     "str": str,
     "bool": lambda text: text.lower() == "true",
     "null": lambda _: None,
     "int": int,
-    "float": _finite,
+    "float": float,
 }
 
 
-class _Reader:
-    """Turns composed YAML nodes into values; collects their locations, and what the dialect refuses."""
+class _Reader(yaml.SafeLoader):
+    """Composes the nodes of a text and turns them into values.
 
-    def __init__(self, source: str, errors: list[LocatedError]) -> None:
-        self.source, self.errors, self.locations = source, errors, dict[Steps, Location]()
+    It collects the locations of the values, and what the dialect refuses.
+    """
+
+    def __init__(self, text: str, source: str, bounds: Bounds, *, has_lines: bool) -> None:
+        # Characters are counted where encoding the text would cost more than reading it: a byte holds one at most.
+        if len(text) > bounds.num_bytes:
+            raise yaml.YAMLError(size_problem(len(text), bounds))
+        super().__init__(text)
+        self.errors, self.locations = list[LocatedError](), dict[Steps, Location]()
+        self._source, self._bounds, self._has_lines = source, bounds, has_lines
+        self._num_nodes, self._depth = 0, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._num_nodes += 1
+        limits = (
+            (
+                self.check_event(yaml.AliasEvent),
+                "aliases (*name) are not supported; write the value out, or share it with extends",
+            ),
+            (
+                self._num_nodes > self._bounds.num_nodes,
+                f"more than {self._bounds.num_nodes:,} keys and values; {self._bounds.remedy}",
+            ),
+            (self._depth > PROFILE_DEPTH, f"nested more than {PROFILE_DEPTH} deep; write it flatter"),
+        )
+        for is_beyond, problem in limits:
+            if is_beyond:
+                event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def value(self, node: yaml.Node, path: Steps) -> Any:
-        kind, is_scalar = node.tag.removeprefix(_STANDARD), isinstance(node, yaml.ScalarNode)
-        if kind not in (_SCALARS if is_scalar else ("map", "seq")):
+        self.locations.setdefault(path, self._location(node, path))
+        kind = node.tag.removeprefix(_STANDARD)
+        if kind not in (_SCALARS if isinstance(node, yaml.ScalarNode) else ("map", "seq")):
             tag = node.tag.replace(_STANDARD, "!!")
             self._refuse(node, path, f"the tag {tag} is not supported; write the plain value")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
-            self.locations |= {(*path, i): self.location(item, (*path, i)) for i, item in enumerate(node.value)}
             return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
         try:
-            return _SCALARS[kind](node.value) if kind in _SCALARS else None
+            value = _SCALARS[kind](node.value) if kind in _SCALARS else None
         except ValueError:
+            value = float("inf")
+        if isinstance(value, float) and isinf(value):
             self._refuse(node, path, f"{value_text(node.value)} is not a number that can be stored; write another")
             return None
-
-    def location(self, node: yaml.Node, path: Steps) -> Location:
-        return Location(self.source, node.start_mark.line + 1, path)
+        return value
 
     def _mapping(self, node: yaml.MappingNode, path: Steps) -> dict[str, Any]:
         values = dict[str, Any]()
@@ -387,12 +285,75 @@ class _Reader:
                 self._refuse(key_node, (*path, key), problem)
             else:
                 # An error of an entry is located at its key, also when its value begins on the next line.
-                self.locations[*path, key] = self.location(key_node, (*path, key))
+                self.locations[*path, key] = self._location(key_node, (*path, key))
                 values[key] = self.value(value_node, (*path, key))
         return values
 
+    def _location(self, node: yaml.Node, path: Steps) -> Location:
+        return Location(self._source, node.start_mark.line + 1 if self._has_lines else None, path)
+
     def _refuse(self, node: yaml.Node, path: Steps, problem: str) -> None:
-        self.errors.append(LocatedError(self.location(node, path), problem))
+        self.errors.append(LocatedError(self._location(node, path), problem, hides_keys=not self._has_lines))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes the dialect: text that would be read as another type is quoted."""
+
+
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Text with a rare line break is escaped: in any other style a reader takes it for a space."""
+    style = '"' if any(character in text for character in "\x85\u2028\u2029\ufeff") else None
+    return dumper.represent_scalar(f"{_STANDARD}str", text, style=style)
+
+
+_Dumper.add_representer(str, _text_node)
+_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+for _name, _pattern, _first_characters in _CORE_SCHEMA:
+    for _character in _first_characters:
+        _entry = f"{_STANDARD}{_name}", re.compile(rf"^(?:{_pattern})\Z")
+        _resolvers.setdefault(_character, []).append(_entry)
+_Reader.yaml_implicit_resolvers = _Dumper.yaml_implicit_resolvers = _resolvers
+
+
+def read_document(
+    text: str, source: str, errors: list[LocatedError], bounds: Bounds = WRITTEN, *, path: Steps = ()
+) -> Document:
+    """Read one YAML document, which must be a mapping; an empty one where it cannot be read.
+
+    With ``path`` the text is a value of the command line, whatever its type, at this path. What the dialect
+    refuses, and what is beyond ``bounds``, is added to ``errors``, and left out of the result.
+    """
+    location, what = Location(source, None if path else 1, path), "not readable as YAML"
+    if path:
+        what = f"{value_text(text)} is not readable as a YAML value"
+    try:
+        reader = _Reader(text, source, bounds, has_lines=not path)
+        root = reader.get_single_node()
+        values = None if root is None else reader.value(root, path)
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError):
+            problem = f"{error.context}, {error.problem}" if error.context else str(error.problem)
+            mark = error.problem_mark or error.context_mark
+            if mark and not path:
+                location = replace(location, line=mark.line + 1)
+        errors.append(LocatedError(location, f"{what}: {problem}", hides_keys=True))
+        return Document({}, {(): location})
+    errors += reader.errors
+    if path:
+        return plain_document({} if reader.errors else replaced({}, path, values), source)
+    if isinstance(values, dict):
+        return Document(values, reader.locations)
+    location = reader.locations.get((), location)
+    content = "nothing" if root is None else "a list" if isinstance(values, list) else "a single value"
+    problem = f"found {content} where a profile is a mapping; write keys such as 'workload:'"
+    errors.append(LocatedError(location, problem, hides_keys=True))
+    return Document({}, {(): location})
+
+
+def dump_document(document: Mapping[str, Any]) -> str:
+    """The YAML text of a document of plain values, in the order given."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 MAX_TEXT: Final = 65_536
@@ -414,22 +375,15 @@ _WORDS: Final = frozenset({"extra_args", "env", "headers", "setup", "speculative
 """Keys below which a text is on one line, and no path."""
 
 
-def plain_value_problems(value: Any, path: Steps = ()) -> Iterator[Problem]:
+def plain_value_problems(values: dict[str, Any]) -> Iterator[Problem]:
     """Every value and key of a profile that is beyond these bounds."""
-    if isinstance(value, dict | list) and len(path) > PROFILE_DEPTH:
-        yield path, f"is nested more than {PROFILE_DEPTH} deep; write it flatter"
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if len(key) > MAX_KEY or visible_line(key) != key:
-                problem = f"{value_text(key)} has control characters or more than {MAX_KEY} of any; rename it"
-                yield path, problem
-            else:
-                yield from plain_value_problems(item, (*path, key))
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from plain_value_problems(item, (*path, i))
-    elif (refusal := _problem(value, path)) is not None:
-        yield path, refusal
+    for path, value in values_in(values):
+        key = path[-1] if path else ""
+        if isinstance(key, str) and (len(key) > MAX_KEY or visible_line(key) != key):
+            problem = f"{value_text(key)} has control characters or more than {MAX_KEY} of any; rename it"
+            yield path[:-1], problem
+        elif (refusal := _problem(value, path)) is not None:
+            yield path, refusal
 
 
 def _problem(value: object, path: Steps) -> str | None:
@@ -442,17 +396,17 @@ def _problem(value: object, path: Steps) -> str | None:
         return f"is {value_text(value)}; a whole number has 64 bits at most"
     if isinstance(value, float) and not isfinite(value):
         return f"is {value}, and no setting is; write a finite number"
+    if isinstance(value, dict | list) and len(path) > PROFILE_DEPTH:
+        return f"is nested more than {PROFILE_DEPTH} deep; write it flatter"
     return None
 
 
 def _text_problem(text: str, steps: set[Step]) -> str | None:
     if len(text) > MAX_TEXT:
         return f"has {len(text):,} characters, more than {MAX_TEXT:,}; shorten it"
-    if steps & _TEXTS:
-        return _control_problem(text, visible(text, MAX_TEXT))
-    if problem := _control_problem(text, visible_line(text, MAX_TEXT)):
-        return problem
-    if steps & _WORDS:
+    if text != (visible(text, MAX_TEXT) if steps & _TEXTS else visible_line(text, MAX_TEXT)):
+        return f"is {value_text(text)}, which has control characters; remove them"
+    if steps & (_TEXTS | _WORDS):
         return None
     if not text.strip():
         return f"is {value_text(text)}, which names nothing; write a name, or leave the key out"
@@ -460,9 +414,3 @@ def _text_problem(text: str, steps: set[Step]) -> str | None:
     if longest > MAX_PATH_PART or len(text.encode()) > MAX_PATH:
         return f"is {value_text(text)}, longer than a name ({MAX_PATH_PART} bytes) or a path can be; shorten it"
     return None
-
-
-def _control_problem(text: str, escaped: str) -> str | None:
-    if escaped == text:
-        return None
-    return f"is {value_text(text)}, which has control characters; remove them"

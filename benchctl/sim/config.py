@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import UsageError
-from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
-from benchctl.profile.engine_options import drafting_error, option_text
+from benchctl.profile.choices import CostModelName, simulation_error
+from benchctl.profile.engine_options import option_text
 from benchctl.steptime.speculation.server_steps import Backfill
 
 Noise: TypeAlias = Literal["none", "published", "fitted"]
@@ -82,16 +82,7 @@ class SimConfig:
                 f"{self.max_num_seqs}: a step must have room for one token of each sequence; raise the former or "
                 "lower the latter"
             )
-        if reason := value_model_error(self.cost_model, self.value_model):
-            raise UsageError(f"--cost-model {reason}")
-        files = {"layer_profile": self.layer_profile, "step_time_model": self.step_time_model}
-        if reason := file_option_error(self.cost_model, files):
-            raise UsageError(f"--cost-model {reason}")
-        if reason := noise_error(self.cost_model, self.noise):
-            raise UsageError(f"--noise {reason}")
-        if reason := devices_error(self.cost_model, self.tensor_parallel_size):
-            raise UsageError(f"--tensor-parallel-size {reason}")
-        if problem := drafting_error(self):
+        if problem := simulation_error(self):
             raise UsageError(f"--{problem[0].replace('_', '-')} {problem[1]}")
 
     def _check_numbers(self) -> None:

@@ -12,7 +12,6 @@ from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile, parse_profile, profile_from_plain
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import allowed_difference, arms, plan_runs, variant_settings
-from benchctl.profile.settings import cells_of
 
 
 def profile_of(num_variants: int, *, blocks: int = 8, seed: int = 0) -> Profile:
@@ -38,7 +37,7 @@ def orders_of(profile: Profile) -> list[list[str]]:
 
 def test_cells_are_the_product_of_the_factors_in_written_order():
     profile = load_profile("topk-sweep", overrides=["sweep={top_k: [2, 1], value_model: [a, b]}"])
-    assert cells_of(profile.sweep) == (
+    assert tuple(cell for name, cell in arms(profile) if name == "guided") == (
         {"top_k": 2, "value_model": "a"},
         {"top_k": 2, "value_model": "b"},
         {"top_k": 1, "value_model": "a"},
@@ -47,7 +46,6 @@ def test_cells_are_the_product_of_the_factors_in_written_order():
 
 
 def test_without_a_sweep_there_is_one_empty_cell():
-    assert cells_of(profile_of(2).sweep) == ({},)
     assert arms(profile_of(3)) == (("baseline", {}), ("v1", {}), ("v2", {}))
 
 
@@ -150,7 +148,7 @@ def test_settings_are_the_profiles_then_the_variants_then_the_cells():
             ),
         ],
     )
-    (cell,) = cells_of(profile.sweep)
+    _, (_, cell) = arms(profile)
     guided = variant_settings(profile, "guided", cell)
     assert (guided.variant, guided.model) == ("guided", "qwen2.5-14b")
     assert (guided.server.time_scale, guided.server.block_size, guided.server.max_num_seqs) == (7.0, 32, 3)

@@ -74,11 +74,10 @@ def _ladder(
     experiment: Experiment, profile: Profile, steps: Sequence[str], cell: Cell, confidence: float
 ) -> Ladder | None:
     by_label = {arm.label: arm for arm in experiment.arms}
-    labels = []
-    for step in steps:
-        is_same_in_all_cells = step == profile.baseline and not profile.sweep_baseline
-        factors = {} if is_same_in_all_cells else factors_of(profile.variants[step].swept, cell)
-        labels.append(arm_label(step, factors))
+    labels = [
+        arm_label(step, {factor: value for factor, value in cell.items() if factor in factors_of(profile, step)})
+        for step in steps
+    ]
     if not by_label.keys() >= set(labels):
         return None
     blocks = set.intersection(*(set(by_label[label].runs) for label in labels))

@@ -21,12 +21,9 @@ from benchctl.profile.choices import (
     Port,
     Probability,
     TokenCount,
-    devices_error,
-    file_option_error,
-    noise_error,
-    value_model_error,
+    simulation_error,
 )
-from benchctl.profile.engine_options import DraftSource, ServerOptions, drafting_error
+from benchctl.profile.engine_options import DraftSource, ServerOptions
 from benchctl.steptime.speculation.server_steps import Backfill
 
 
@@ -110,16 +107,7 @@ class SimOptions(ServerOptions):
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}: "
                 "a step must have room for one token of each sequence; raise the former or lower the latter"
             )
-        if reason := value_model_error(self.cost_model, self.value_model):
-            raise ValueError(f"cost_model {reason}")
-        files = {"layer_profile": self.layer_profile, "step_time_model": self.step_time_model}
-        if reason := file_option_error(self.cost_model, files):
-            raise ValueError(f"cost_model {reason}")
-        if reason := noise_error(self.cost_model, self.noise):
-            raise ValueError(f"noise {reason}")
-        if reason := devices_error(self.cost_model, self.tensor_parallel_size):
-            raise ValueError(f"tensor_parallel_size {reason}")
-        if problem := drafting_error(self):
+        if problem := simulation_error(self):
             raise ValueError(" ".join(problem))
         return self
 

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
-from benchctl.profile.engine_options import acceptance_by_position
+from benchctl.profile.choices import acceptance_by_position
 from benchctl.sim.config import SimConfig
 from benchctl.sim.scheduling.sequence import Sequence, StepClock
 from benchctl.steptime.speculation.law import survival
