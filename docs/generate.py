@@ -18,7 +18,7 @@ from benchctl.cli.app import COMMANDS, load_command
 from benchctl.docstrings import attribute_docstrings
 from benchctl.profile.choices import MAX_SEED, Section
 from benchctl.profile.engine_options import ENGINES, flag_of
-from benchctl.profile.keys import Key, option_keys, profile_keys
+from benchctl.profile.errors import Key, option_keys, profile_keys
 from benchctl.profile.settings import FACTOR_SETTINGS
 from benchctl.records.claims import Lease
 from benchctl.records.directory import Submission

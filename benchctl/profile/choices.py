@@ -220,10 +220,6 @@ MAX_THREADS: Final = 4096
 MAX_WARMUPS: Final = 10_000
 MAX_BLOCKS: Final = 10_000
 """Complete replicates of an experiment."""
-MAX_JOBS: Final = 100_000
-"""Blocks measured at the same time."""
-MAX_LEASE_S: Final = 3600.0
-MAX_RESUBMISSIONS: Final = 100
 MAX_SEED: Final = 2**63 - 1
 MAX_LAYERS: Final = 1000
 MAX_TOTAL_TOKENS: Final = 10**15
@@ -246,11 +242,9 @@ Share = Annotated[float, Field(gt=0, le=1)]
 """A part of something, which cannot be none of it."""
 CostShare = Annotated[float, Field(ge=0, le=1000)]
 """A time as a share of another."""
-Temperature = Annotated[float, Field(ge=0, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 RequestCount = Annotated[int, Field(ge=1, le=MAX_OUTPUTS)]
-WarmupCount = Annotated[int, Field(ge=0, le=MAX_WARMUPS)]
 Concurrency = Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
 """Requests open at the same time, and sequences in one batch."""
 TokenCount = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
@@ -262,28 +256,15 @@ BlockCount = Annotated[int, Field(ge=1, le=1 << 30)]
 """Blocks of a KV cache."""
 BlockTokens = Annotated[int, Field(ge=1, le=1 << 16)]
 """Tokens in one block of a KV cache."""
-VocabularyRank = Annotated[int, Field(ge=-1, le=1 << 24)]
-"""Tokens of a vocabulary; -1: all."""
 DraftTokens = Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)]
 """Tokens drafted in one step."""
 StepCount = Annotated[int, Field(ge=1, le=MAX_OUTPUTS)]
 DeviceCount = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
-OptionalDevices = Annotated[int, Field(ge=0, le=MAX_DEVICES)]
-"""Devices that may be none."""
 ThreadCount = Annotated[int, Field(ge=1, le=MAX_THREADS)]
-CoreCount = Annotated[int, Field(ge=0, le=4096)]
 LayerCount = Annotated[int, Field(ge=0, le=100_000)]
 AdapterCount = Annotated[int, Field(ge=1, le=65_536)]
 ByteCount = Annotated[int, Field(ge=1, le=1 << 50)]
-ReplicateCount = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
-"""Blocks of an experiment."""
-JobCount = Annotated[int, Field(ge=1, le=MAX_JOBS)]
-"""Blocks measured at the same time."""
-ResubmissionCount = Annotated[int, Field(ge=0, le=MAX_RESUBMISSIONS)]
-LeaseTime = Annotated[float, Field(ge=1, le=MAX_LEASE_S)]
-"""Seconds without a sign of life after which the owner of a block counts as dead."""
 Port = Annotated[int, Field(ge=1, le=65_535)]
-Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 
 
 Phase: TypeAlias = Literal["decode", "prefill"]

@@ -9,11 +9,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator
 
-from benchctl.profile.choices import JobCount, LeaseTime, OptionalDevices, ResubmissionCount, Section, ThreadCount
+from benchctl.profile.choices import MAX_DEVICES, Section, ThreadCount
 from benchctl.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_MINUTE
 from benchctl.untrusted.secrets import holds_key
 
-MAX_SETUP_LINES: Final = 200
 ContainerRuntime = Literal["apptainer", "pyxis"]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.:@+,/-]*$", max_length=255)]
 """A name of the scheduler, or several with commas."""
@@ -22,9 +21,12 @@ Nodes = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.,\[\]-]*$", max_length=40
 Features = Annotated[str, Field(pattern=r"^[\w\[(!][\w.\[\]()&|,*!:=-]*$", max_length=1000)]
 """Features of nodes, with the scheduler's operators."""
 Memory = Annotated[str, Field(pattern=r"^[0-9]{1,12}[KMGT]?$")]
-_MINUTES: Final = re.compile(r"(?P<minutes>\d{1,9})(:(?P<seconds>\d{1,2}))?")
-_HOURS: Final = re.compile(r"(?P<hours>\d{1,6}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})")
-_DAYS: Final = re.compile(r"(?P<days>\d{1,5})-(?P<hours>\d{1,2})(:(?P<minutes>\d{1,2})(:(?P<seconds>\d{1,2}))?)?")
+_SECONDS: Final = {"days": SECONDS_PER_DAY, "hours": SECONDS_PER_HOUR, "minutes": SECONDS_PER_MINUTE, "seconds": 1}
+_TIMES: Final = (
+    re.compile(r"(?P<minutes>\d{1,9})(:(?P<seconds>\d{1,2}))?"),
+    re.compile(r"(?P<hours>\d{1,6}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})"),
+    re.compile(r"(?P<days>\d{1,5})-(?P<hours>\d{1,2})(:(?P<minutes>\d{1,2})(:(?P<seconds>\d{1,2}))?)?"),
+)
 
 
 def scheduler_seconds(text: str) -> int | None:
@@ -33,16 +35,10 @@ def scheduler_seconds(text: str) -> int | None:
     Its forms are ``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, ``days-hours``,
     ``days-hours:minutes`` and ``days-hours:minutes:seconds`` (man sbatch, --time).
     """
-    match = next((whole for form in (_MINUTES, _HOURS, _DAYS) if (whole := form.fullmatch(text.strip()))), None)
+    match = next((whole for form in _TIMES if (whole := form.fullmatch(text.strip()))), None)
     if match is None:
         return None
-    parts = {name: int(value) for name, value in match.groupdict(default="0").items()}
-    return (
-        parts.get("days", 0) * SECONDS_PER_DAY
-        + parts.get("hours", 0) * SECONDS_PER_HOUR
-        + parts.get("minutes", 0) * SECONDS_PER_MINUTE
-        + parts.get("seconds", 0)
-    )
+    return sum(int(value) * _SECONDS[unit] for unit, value in match.groupdict(default="0").items())
 
 
 class ClusterSettings(Section):
@@ -54,7 +50,7 @@ class ClusterSettings(Section):
     """Account that the jobs are charged to."""
     qos: Word | None = None
     """Quality of service."""
-    gpus_per_block: OptionalDevices | None = None
+    gpus_per_block: Annotated[int, Field(ge=0, le=MAX_DEVICES)] | None = None
     """GPUs of one block, which its servers use one after the other. null: as many as the largest server is spread
     over where the engine needs a GPU, and none for simulated and attached servers; for an engine that can do with
     or without, Slurm has to be told."""
@@ -74,21 +70,21 @@ class ClusterSettings(Section):
     python: str | None = None
     """Interpreter with benchctl on the nodes, or in the container; null: the one that submits, in a container
     ``python3``."""
-    setup: tuple[str, ...] = Field(default=(), max_length=MAX_SETUP_LINES)
+    setup: tuple[str, ...] = Field(default=(), max_length=200)
     """Lines of shell before the block, such as ``module load cuda``."""
     container: str | None = None
     """Image in which blocks are measured: a file or an address that the runtime takes. benchctl must be in it."""
     container_runtime: ContainerRuntime = "apptainer"
     """Program that starts the container: ``apptainer`` (also SingularityCE), or ``pyxis``, a plug-in of Slurm."""
-    parallel: JobCount | None = None
+    parallel: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Most blocks at the same time; null: as many as the scheduler starts."""
-    lease_s: LeaseTime = 120.0
+    lease_s: float = Field(default=120.0, ge=1, le=3600)
     """Time without a sign of life after which the block of a lost node is given to another. Each task gives one
     every sixth of it."""
-    warn_s: Annotated[int, Field(ge=1, le=65_535)] = 60
+    warn_s: int = Field(default=60, ge=1, le=65_535)
     """Seconds before the time limit at which the scheduler warns a task, which then ends its run; Slurm may warn
     up to a minute earlier."""
-    resubmissions: ResubmissionCount = 2
+    resubmissions: int = Field(default=2, ge=0, le=100)
     """Times that blocks whose task ended without ending them are submitted again by a command that waits."""
 
     @field_validator("time")

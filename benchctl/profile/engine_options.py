@@ -10,10 +10,10 @@ from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from pydantic.fields import FieldInfo
 
-from benchctl.profile.choices import PENALTIES, CoreCount, ForwardPass, Port, Section
+from benchctl.profile.choices import PENALTIES, ForwardPass, Port, Section
 from benchctl.profile.yaml import Problem
 from benchctl.untrusted.secrets import holds_key, is_secret_name, secret_options
 
@@ -155,7 +155,7 @@ class LaunchedOptions(ServerOptions):
     """Variables of the server's environment beyond ours."""
     extra_args: tuple[str, ...] = ()
     """Words added to the server's command line as they are, after those that the options give."""
-    client_cores: Literal["auto"] | CoreCount = "auto"
+    client_cores: Literal["auto"] | Annotated[int, Field(ge=0, le=4096)] = "auto"
     """Processor cores that are the client's alone: the server is started on the others, the client runs on the last
     ones. ``auto``: one, or one for each process of the load, where these are no more than an eighth of the cores;
     else none. The server always keeps one; on a machine with one core nothing is bound."""

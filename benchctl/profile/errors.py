@@ -1,7 +1,8 @@
-"""Validation of a profile's mapping against a model, with every error in the profile's own terms."""
+"""The keys of a profile as its models declare them, and validation with every error in their terms."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
@@ -10,9 +11,10 @@ from pydantic_core import ErrorDetails
 
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import NAME_PATTERN, Section, meanings
+from benchctl.profile.engine_options import options_class
 from benchctl.profile.files import did_you_mean
-from benchctl.profile.keys import profile_keys, section_at
-from benchctl.profile.yaml import LocatedError, Problem, Steps, dotted, follow, value_text
+from benchctl.profile.model import Profile, Variant
+from benchctl.profile.yaml import LocatedError, Problem, Steps, follow, value_text
 
 S = TypeVar("S", bound=Section)
 
@@ -27,16 +29,71 @@ _EXPECTED: Final = {
 }
 _MAX_SHOWN: Final = 50
 """Errors of one message."""
-_BOUNDS: Final = {
-    "greater_than": ("gt", "above"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "below"),
-    "less_than_equal": ("le", "at most"),
+_BOUNDS: Final = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
+_MESSAGES: Final = {
+    "greater_than": "is {value}; it must be above {gt}",
+    "greater_than_equal": "is {value}; it must be at least {ge}",
+    "less_than": "is {value}; it must be below {lt}",
+    "less_than_equal": "is {value}; it must be at most {le}",
+    "literal_error": "is {value}; allowed are {words}{hint}",
+    "string_pattern_mismatch": "is {value}; it must match {pattern}",
+    "string_too_long": "{value} has more than {max_length} characters; shorten it",
+    "too_long": "has more than {max_length} entries",
+    "too_short": "is empty; give at least one, or remove the key",
+    "value_error": "{error}",
 }
+"""By pydantic's kind of error, in whose words any other is told."""
+_NOT_A_NAME: Final = (
+    "{value} is not a name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit"
+)
+_Details: TypeAlias = dict[Steps, list[tuple[Any, ErrorDetails]]]
+"""Errors of pydantic by the path of the nearest value that exists, or of a missing key, each with that value."""
 
 
-_Detail: TypeAlias = tuple[Steps, Any, ErrorDetails]
-"""Path and value of the nearest that exists, or the path of a missing key, and one error of pydantic there."""
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key: its dotted path, with ``<name>`` where the writer chooses one, its declaration and its meaning."""
+
+    path: str
+    field: FieldInfo
+    meaning: str
+
+
+def profile_keys() -> tuple[Key, ...]:
+    """Every key of a profile in the order of declaration, those of a section after the section's own."""
+    return tuple(_keys(Profile, ""))
+
+
+def option_keys(kind: str) -> tuple[Key, ...]:
+    """The options of one engine."""
+    return tuple(_keys(options_class(kind), "engine.options."))
+
+
+def _keys(section: type[Section], prefix: str) -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        yield Key(f"{prefix}{name}", field, field.description or meanings(section).get(name, ""))
+        for inner in _sections_in(field.annotation):
+            chosen = "<name>." if inner is Variant else ""
+            yield from _keys(inner, f"{prefix}{name}.{chosen}")
+
+
+def _sections_in(annotation: Any) -> Iterator[type[Section]]:  # annotations have no type
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _sections_in(argument)
+
+
+def _section_at(root: type[Section], path: Steps) -> type[Section] | None:
+    """The section that stands at ``path`` below ``root``, or None."""
+    annotation: Any = root
+    for step in path:
+        if get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+        else:
+            fields = [each.model_fields.get(str(step)) for each in _sections_in(annotation)]
+            annotation = next((field.annotation for field in fields if field), None)
+    return next(_sections_in(annotation), None)
 
 
 def validate(
@@ -48,53 +105,44 @@ def validate(
         return model.model_validate_json(json.dumps(values)), []
     except ValidationError as error:
         items = error.errors(include_url=False)
-    details = list[_Detail]()
+    details: _Details = {}
     for item in items:
         # Pydantic puts names of union members and marks such as ``[key]`` among the keys; ``follow`` skips them.
         value, steps = follow(values, item["loc"])
         missing = item["loc"][-1:] if item["type"] == "missing" else ()
         if reports_missing or not missing:
-            details.append(((*steps, *missing), value, item))
-    return None, list(_problems(model, details))
+            details.setdefault((*steps, *missing), []).append((value, item))
+    return None, [(steps, problem) for steps in details for problem in _problems(model, steps, details)]
 
 
 def profile_error(errors: Iterable[LocatedError]) -> ProfileError:
     """One error with a line for each, in the order of the files' lines."""
     ordered = sorted(set(errors), key=lambda error: (error.location.source, error.location.line or 0, str(error)))
-    heading = (f"{len(ordered)} errors in the profile",) if len(ordered) > 1 else ()
-    first, rest = ordered[:_MAX_SHOWN], len(ordered) - _MAX_SHOWN
-    ending = (f"and {rest} more",) if rest > 0 else ()
-    return ProfileError("\n".join((*heading, *map(str, first), *ending)))
+    lines = [str(error) for error in ordered[:_MAX_SHOWN]]
+    if len(ordered) > 1:
+        lines.insert(0, f"{len(ordered)} errors in the profile")
+    if len(ordered) > _MAX_SHOWN:
+        lines.append(f"and {len(ordered) - _MAX_SHOWN} more")
+    return ProfileError("\n".join(lines))
 
 
-def _problems(model: type[Section], details: list[_Detail]) -> Iterator[Problem]:
-    by_steps: dict[Steps, list[_Detail]] = {}
-    for detail in details:
-        by_steps.setdefault(detail[0], []).append(detail)
-    for steps, items in by_steps.items():
-        kinds = [error["type"] for _, _, error in items]
-        types = [_EXPECTED[kind] for kind in kinds if kind in _EXPECTED]
-        if len(types) == len(items):
-            # A mapping where a number or a mapping is expected: the errors inside it say more.
-            if not any(len(other) > len(steps) and other[: len(steps)] == steps for other in by_steps):
-                yield steps, _wrong_type(types, items[0][1])
-            continue
-        for _, value, error in items:
-            if not _is_echo(error["type"], value, kinds):
-                yield steps, _problem(model, (steps, value, error), types)
-
-
-def _is_echo(kind: str, value: object, kinds: list[str]) -> bool:
-    """True for an error that only follows from the others of a value.
-
-    That is the type error of the union member that does not apply, a word expected in place of a number that is out
-    of bounds, and a list too short because its items are wrong.
-    """
-    if kind == "too_short":
-        return bool(value)
-    if kind == "literal_error":
-        return not _BOUNDS.keys().isdisjoint(kinds)
-    return kind in _EXPECTED and len(kinds) > 1
+def _problems(model: type[Section], steps: Steps, details: _Details) -> Iterator[str]:
+    """The problems of one value in words; what only follows from another is left out."""
+    errors = details[steps]
+    kinds = {error["type"] for _, error in errors}
+    types = [_EXPECTED[error["type"]] for _, error in errors if error["type"] in _EXPECTED]
+    if kinds <= _EXPECTED.keys():
+        # A mapping where a number or a mapping is expected: the errors inside it say more.
+        if not any(len(other) > len(steps) and other[: len(steps)] == steps for other in details):
+            yield _wrong_type(types, errors[0][0])
+        return
+    for value, error in errors:
+        is_echo = {
+            "too_short": bool(value),  # its items are wrong
+            "literal_error": bool(kinds & _BOUNDS),  # a word in place of a number out of bounds
+        }.get(error["type"], error["type"] in _EXPECTED and len(errors) > 1)  # a union member that does not apply
+        if not is_echo:
+            yield _problem(_section_at(model, steps[:-1]), steps, value, error, types)
 
 
 def _wrong_type(expected: list[str], value: object) -> str:
@@ -106,44 +154,28 @@ def _wrong_type(expected: list[str], value: object) -> str:
     return f"expected {types}, found {value_text(value)}{remedy}"
 
 
-def _problem(model: type[Section], detail: _Detail, types: Sequence[str]) -> str:
-    """The problem in words; values of ``types`` would have been right as well."""
-    steps, raw, error = detail
-    value, kind, context = value_text(raw), error["type"], error.get("ctx", {})
-    match kind:
-        case "extra_forbidden":
-            return _unknown_key(str(steps[-1]), section_at(model, steps[:-1]))
-        case "missing":
-            return _missing(model, steps)
-        case "literal_error":
-            field = _field_at(model, steps)
-            words = [*(_choices(field) if field else ()), *types]
-            return f"is {value}; allowed are {', '.join(words)}{did_you_mean(raw, words, '; ')}"
-        case "string_pattern_mismatch" | "string_too_long":
-            return _wrong_text(detail)
-        case "too_short" | "too_long":
-            most = context.get("max_length")
-            return f"has more than {most} entries" if most else "is empty; give at least one, or remove the key"
-        case "value_error":
-            return str(context["error"])
-        case _ if kind in _BOUNDS:
-            key, word = _BOUNDS[kind]
-            bound = context[key]
-            return f"is {value}; it must be {word} {bound if isinstance(bound, int) else f'{bound:.10g}'}"
-        case _:
-            return f"is {value}: {error['msg']}"
-
-
-def _wrong_text(detail: _Detail) -> str:
-    """The problem of a text that is too long or not of the form that it must have."""
-    steps, value, error = detail
-    context, is_key = error.get("ctx", {}), error["loc"][-1] == "[key]"
-    text = value_text(steps[-1] if is_key else value)
-    if "max_length" in context:
-        return f"{text} has more than {context['max_length']} characters; shorten it"
-    if context["pattern"] != NAME_PATTERN:
-        return f"is {text}; it must match {context['pattern']}"
-    return f"{text} is not a name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit"
+def _problem(
+    section: type[Section] | None, steps: Steps, raw: object, error: ErrorDetails, types: Sequence[str]
+) -> str:
+    """The problem of a value or key in words; values of ``types`` would have been right as well."""
+    kind, context, key = error["type"], error.get("ctx", {}), str(steps[-1]) if steps else ""
+    field = section.model_fields.get(key) if section else None
+    words = [*(_choices(field) if field else ()), *types]
+    if kind == "extra_forbidden":
+        return _unknown_key(key, section)
+    if kind == "missing":
+        meaning = " ".join(meanings(section).get(key, "").split()).rstrip(".") if section else ""
+        return f"missing; add {key}: {'one of ' + ', '.join(words) if words else meaning}"
+    template = _MESSAGES.get(kind, "is {value}: {msg}")
+    if context.get("pattern") == NAME_PATTERN:
+        template = _NOT_A_NAME
+    return template.format(
+        value=value_text(steps[-1] if error["loc"][-1:] == ("[key]",) else raw),
+        words=", ".join(words),
+        hint=did_you_mean(raw, words, "; "),
+        msg=error["msg"],
+        **{name: f"{each:.10g}" if isinstance(each, float) else each for name, each in context.items()},
+    )
 
 
 def _unknown_key(key: str, section: type[Section] | None) -> str:
@@ -154,19 +186,6 @@ def _unknown_key(key: str, section: type[Section] | None) -> str:
     if homes:
         return f"unknown key here; it belongs to {' or '.join(homes)}"
     return f"unknown key; known keys here are {', '.join(names)}"
-
-
-def _missing(model: type[Section], steps: Steps) -> str:
-    field = _field_at(model, steps)
-    choices = ", ".join(_choices(field)) if field else ""
-    section = section_at(model, steps[:-1])
-    meaning = " ".join(meanings(section).get(str(steps[-1]), "").split()).rstrip(".") if section else ""
-    return f"missing; add {dotted(steps[-1:])}: {f'one of {choices}' if choices else meaning}"
-
-
-def _field_at(model: type[Section], steps: Steps) -> FieldInfo | None:
-    section = section_at(model, steps[:-1])
-    return section.model_fields.get(str(steps[-1])) if section else None
 
 
 def _choices(field: FieldInfo) -> tuple[str, ...]:

@@ -6,6 +6,7 @@
 import json
 import re
 import shlex
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -16,7 +17,6 @@ from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Sampling
 from benchctl.profile.request import RequestOptions
 
-_SERVER: Final = "'server.*'"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _PLAIN: Final = re.compile(r"(?:[A-Za-z]|\.{0,2}/)(?:[\w./+@-]|:(?!$))*")
 
@@ -86,127 +86,54 @@ workload:
 _CACHE: Final = "  allow_prefix_cache_hits: true # the caches of a server that is attached cannot be emptied\n"
 _BYPASSED: Final = frozenset({"vllm", "sglang", "llamacpp"})
 """Dialects in which requests can keep the server from using its prefix cache."""
+_ALLOWED: Final = {
+    Change.BUILD: "'server.*'",
+    Change.MODEL: "model, 'server.*'",
+    Change.SERVER: "'server.*', model",
+}
+"""Patterns of what may differ beside what the variants set; any other difference makes a comparison invalid."""
 
 
 def new_profile(new: NewProfile) -> str:
     """The YAML of a profile. Raises UsageError for values that do not fit the kind of change or the engine."""
-    _check_number(new)
-    values, engine, model = " ".join(new.values), f"engine: {_text(new.engine)}", f"model: {_text(new.model or '')}"
-    if new.change is Change.SERVER:
-        served = {} if new.model is None else {"served_model": new.model}
-        options = _flow({"url": new.values[0], "dialect": new.engine, **served})
-        engine, model = f"engine: {{kind: attach, options: {options}}}", f"model: {_text(new.model or 'unknown')}"
-        model = f"{model:<24} # a name whose shape benchctl knows also gives FLOPs"
-        start = "loads both servers in turn"
-    else:
-        engine = f"{engine:<24} # a preset or kind; 'benchctl engines list' shows what is installed"
-        model = f"{model:<24} # a directory, or a name that the engine can load"
-        start = "starts both servers afresh"
+    _check_values(new)
+    baseline, changed = _sides(new)
+    values, last, is_attached = " ".join(new.values), new.values[-1], new.change is Change.SERVER
     description = {
         Change.FLAG: f"{values} against the default of the server",
         Change.SAMPLER: f"{values} against the default of requests",
         Change.MODEL: f"{values} against {new.model}",
         Change.BUILD: "A new build against the old one",
-        Change.SERVER: f"{new.values[-1]} against {new.values[0]}",
+        Change.SERVER: f"{last} against {new.values[0]}",
     }[new.change]
-    keeps_cache = new.change is Change.SERVER and new.engine not in _BYPASSED
-    baseline, changed, rest = _sides(new)
+    engine, model = (
+        f"engine: {_text(new.engine)}",
+        f"model: {_text(new.model or ('unknown' if is_attached else ''))}",
+    )
+    engine = f"{engine:<24} # a preset or kind; 'benchctl engines list' shows what is installed"
+    remark = "a directory, or a name that the engine can load"
+    if is_attached:
+        served = f", served_model: {_text(new.model)}" if new.model else ""
+        url, remark = _text(new.values[0]), "a name whose shape benchctl knows also gives FLOPs"
+        engine = f"engine: {{kind: attach, options: {{url: {url}, dialect: {_text(new.engine)}{served}}}}}"
+    rest = f"sweep: {{model: [{_text(last)}]}}\n" if new.change is Change.MODEL else ""
+    if new.change in _ALLOWED:
+        remark_of_rest = "beside what the variants set; any other makes the comparison invalid"
+        rest += f"allowed_differences: [{_ALLOWED[new.change]}] # {remark_of_rest}\n"
     return _TEMPLATE.format(
         name=new.name,
         description=_text(description),
         engine=engine,
-        model=model,
-        start=start,
-        cache=_CACHE if keeps_cache else "",
+        model=f"{model:<24} # {remark}",
+        start="loads both servers in turn" if is_attached else "starts both servers afresh",
+        cache=_CACHE if is_attached and new.engine not in _BYPASSED else "",
         baseline=baseline,
         changed=changed,
         rest=rest,
     )
 
 
-def _sides(new: NewProfile) -> tuple[str, str, str]:
-    """The YAML of both variants, and what follows them: a sweep, and patterns of what may differ beside it."""
-    value = _text(new.values[-1])
-    if new.change is Change.FLAG:
-        return "{}", f"{{server: {_server_options(new)}}}", ""
-    if new.change is Change.SAMPLER:
-        return "{}", _request_fields(new), ""
-    if new.change is Change.MODEL:
-        return "{}", "{}", f"sweep: {{model: [{value}]}}\n{_allowed('model', _SERVER)}"
-    if new.change is Change.SERVER:
-        return "{}", f"{{server: {{url: {value}}}}}", _allowed(_SERVER, "model")
-    old, key = "{}", _build_key(new)
-    if len(new.values) > 1:
-        old = f"{{server: {{{key}: {_text(new.values[0])}}}}}"
-    return old, f"{{server: {{{key}: {value}}}}}", _allowed(_SERVER)
-
-
-def _allowed(*patterns: str) -> str:
-    remark = "beside what the variants set; any other makes the comparison invalid"
-    return f"allowed_differences: [{', '.join(patterns)}] # {remark}\n"
-
-
-def _build_key(new: NewProfile) -> str:
-    """The option that names a build of this engine. Raises UsageError for an engine without builds of its own."""
-    options = options_class(new.kind).model_fields
-    for key in ("binary", "python"):
-        if key in options:
-            return key
-    raise UsageError(
-        f"--change build: engine {new.engine!r} has one build; name another engine, such as --engine vllm, "
-        "and the interpreters of two environments that have it"
-    )
-
-
-def _server_options(new: NewProfile) -> str:
-    """Options of the server as a YAML mapping; words that begin with dashes go to its command line as they are."""
-    options = options_class(new.kind).model_fields
-    words: list[str] = []
-    entries: list[str] = []
-    for value in new.values:
-        if value.startswith("-"):
-            words += shlex.split(value)
-            continue
-        name, setting = _assignment(value)
-        if name not in options:
-            hint = did_you_mean(name, options) or f"it has {', '.join(options)}"
-            flag = (
-                "; a flag of the server itself is written --value='--flag value'" if "extra_args" in options else ""
-            )
-            raise UsageError(f"--value {value}: engine {new.engine!r} has no option {name!r}; {hint}{flag}")
-        entries.append(f"{name}: {setting}")
-    if words and "extra_args" not in options:
-        raise UsageError(f"--value {' '.join(words)}: engine {new.engine!r} takes no flags; write an option=value")
-    if words:
-        entries.append(f"extra_args: [{', '.join(map(_text, words))}]")
-    return f"{{{', '.join(entries)}}}"
-
-
-def _request_fields(new: NewProfile) -> str:
-    """Sampling parameters and fields of requests as the YAML of a variant."""
-    sections: dict[str, list[str]] = {"sampling": [], "request": []}
-    for value in new.values:
-        name, setting = _assignment(value)
-        if name in Sampling.model_fields:
-            sections["sampling"].append(f"{name}: {setting}")
-        elif name in RequestOptions.model_fields:
-            sections["request"].append(f"{name}: {setting}")
-        else:
-            names = (*Sampling.model_fields, *RequestOptions.model_fields)
-            hint = did_you_mean(name, names) or f"choose one of {', '.join(names)}"
-            raise UsageError(f"--value {value}: requests have no field {name!r}; {hint}")
-    written = [f"{key}: {{{', '.join(entries)}}}" for key, entries in sections.items() if entries]
-    return f"{{{', '.join(written)}}}"
-
-
-def _assignment(value: str) -> tuple[str, str]:
-    name, equals, setting = value.partition("=")
-    if not equals or not name.strip() or not setting.strip():
-        raise UsageError(f"--value {value}: write NAME=VALUE, such as max_num_seqs=4")
-    return name.strip(), setting.strip()
-
-
-def _check_number(new: NewProfile) -> None:
+def _check_values(new: NewProfile) -> None:
     fewest, most = NUM_VALUES.get(new.change, (1, len(new.values)))
     if not fewest <= len(new.values) <= most:
         raise UsageError(
@@ -220,11 +147,58 @@ def _check_number(new: NewProfile) -> None:
         )
 
 
+def _sides(new: NewProfile) -> tuple[str, str]:
+    """The YAML of both variants."""
+    options, first, last = options_class(new.kind).model_fields, _text(new.values[0]), _text(new.values[-1])
+    if new.change is Change.FLAG:
+        return "{}", _settings(new, f"engine {new.engine!r} has no option", {"server": options})
+    if new.change is Change.SAMPLER:
+        sections = {"sampling": Sampling.model_fields, "request": RequestOptions.model_fields}
+        return "{}", _settings(new, "requests have no field", sections)
+    if new.change is Change.MODEL:
+        return "{}", "{}"
+    if new.change is Change.SERVER:
+        return "{}", f"{{server: {{url: {last}}}}}"
+    key = next((key for key in ("binary", "python") if key in options), None)
+    if key is None:
+        raise UsageError(
+            f"--change build: engine {new.engine!r} has one build; name another engine, such as --engine vllm, "
+            "and the interpreters of two environments that have it"
+        )
+    return f"{{server: {{{key}: {first}}}}}" if len(new.values) > 1 else "{}", f"{{server: {{{key}: {last}}}}}"
+
+
+def _settings(new: NewProfile, lacking: str, sections: Mapping[str, Collection[str]]) -> str:
+    """The values as the YAML of a variant, each in the section that has its key.
+
+    Words that begin with dashes go to a server's command line as they are. Raises UsageError for any other key.
+    """
+    names = [name for keys in sections.values() for name in keys]
+    entries: dict[str, list[str]] = {section: [] for section in sections}
+    words: list[str] = []
+    for value in new.values:
+        name, equals, setting = (part.strip() for part in value.partition("="))
+        if value.startswith("-") and new.change is Change.FLAG:
+            words += shlex.split(value)
+        elif not (equals and name and setting):
+            raise UsageError(f"--value {value}: write NAME=VALUE, such as max_num_seqs=4")
+        elif name not in names:
+            hint = did_you_mean(name, names) or f"choose one of {', '.join(names)}"
+            hint += "; a flag of the server itself is written --value='--flag value'" * ("extra_args" in names)
+            raise UsageError(f"--value {value}: {lacking} {name!r}; {hint}")
+        else:
+            entries[next(section for section, keys in sections.items() if name in keys)].append(
+                f"{name}: {setting}"
+            )
+    if words and "extra_args" not in names:
+        raise UsageError(f"--value {' '.join(words)}: engine {new.engine!r} takes no flags; write an option=value")
+    if words:
+        entries["server"].append(f"extra_args: [{', '.join(map(_text, words))}]")
+    written = [f"{section}: {{{', '.join(own)}}}" for section, own in entries.items() if own]
+    return f"{{{', '.join(written)}}}"
+
+
 def _text(value: str) -> str:
     """A text as YAML, quoted unless it can only be read as text."""
     is_plain = _PLAIN.fullmatch(value) and value.lower() not in {"null", "true", "false"}
     return value if is_plain else json.dumps(value, ensure_ascii=False)
-
-
-def _flow(options: dict[str, str]) -> str:
-    return f"{{{', '.join(f'{name}: {_text(value)}' for name, value in options.items())}}}"

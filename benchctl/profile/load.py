@@ -15,7 +15,6 @@ from benchctl.profile.checks import (
     unfit_engine,
     values_without_cell,
 )
-from benchctl.profile.choices import Section
 from benchctl.profile.cluster import ClusterSettings
 from benchctl.profile.engine_options import options_class
 from benchctl.profile.errors import profile_error, validate
@@ -23,7 +22,7 @@ from benchctl.profile.files import profile_file
 from benchctl.profile.layers import Layers
 from benchctl.profile.model import EngineSettings, Profile
 from benchctl.profile.planning import Arm, arms, resolved_settings
-from benchctl.profile.settings import factors_of, header_problems, is_same, setting_of, with_controls
+from benchctl.profile.settings import cells_of, factors_of, header_problems, is_same, setting_of, with_controls
 from benchctl.profile.yaml import (
     STORED,
     Document,
@@ -41,7 +40,6 @@ from benchctl.profile.yaml import (
 from benchctl.records.files import encode
 from benchctl.records.peaks import MEASURED, resolved_hardware
 
-_HARDWARE: Final = "hardware"
 _OF_ARMS: Final = frozenset(
     {"engine", "model", "sampling", "request", "variants", "baseline", "sweep", "cells", "sweep_baseline"}
 )
@@ -146,18 +144,18 @@ def _profile(layers: Layers, tree: Document, *, is_to_send: bool = False, is_sto
         errors += tree.errors(profile_problems(profile, is_stored=is_stored))
     problems = [*sweep_problems(profile)]
     errors += tree.errors(problems)
-    errors += errors_of(
-        profile,
-        arms(profile, without=[name for name in profile.variants if problems and factors_of(profile, name)]),
-    )
+    variants = profile.variants
+    unswept = [
+        name for name in variants if isinstance(variants[name].swept, bool) and not factors_of(profile, name)
+    ]
+    names = unswept if problems else variants
+    errors += errors_of(profile, ((name, cell) for name in names for cell in cells_of(profile, name)))
     errors += errors_of(profile, () if problems else values_without_cell(profile))
-    if not errors:
-        written = profile
-        profile, problems = with_controls(written)
-        profile.settings_by_arm.update(written.settings_by_arm)
+    if not errors and any(variant.controls for variant in variants.values()):
+        profile, problems = with_controls(profile)
         problems += sweep_problems(profile)
         errors += tree.errors(problems)
-        errors += errors_of(profile, arms(profile, without=profile.variants if problems else written.variants))
+        errors += errors_of(profile, () if problems else arms(profile))
     if errors:
         raise profile_error(errors)
     return profile
@@ -218,32 +216,29 @@ def _with_measured_peaks(profile: Profile, path: Path) -> Profile:
 
     Raises ProfileError when there are none on file.
     """
-
-    def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
-        hardware = options.get(_HARDWARE)
-        return {**options, _HARDWARE: resolved_hardware(hardware)} if isinstance(hardware, str) else dict(options)
-
-    if not any(hardware.startswith(MEASURED) for hardware in hardware_names(profile)):
+    names = hardware_names(profile)
+    if not any(name.startswith(MEASURED) for name in names):
         return profile
     try:
-        return profile.model_copy(
-            update={
-                _HARDWARE: resolved_hardware(profile.hardware),
-                "engine": profile.engine.model_copy(update={"options": resolved(profile.engine.options)}),
-                "variants": {
-                    name: variant.model_copy(update={"server": resolved(variant.server)})
-                    for name, variant in profile.variants.items()
-                },
-            }
-        )
+        stated = {name: resolved_hardware(name) for name in names}
     except UsageError as error:
         raise ProfileError(f"profile {profile.name} ({path}): hardware: {error}") from error
+
+    def resolved(options: dict[str, Any]) -> dict[str, Any]:
+        return options | ({"hardware": stated[options["hardware"]]} if options.get("hardware") in stated else {})
+
+    engine = profile.engine.model_copy(update={"options": resolved(profile.engine.options)})
+    variants = {
+        name: variant.model_copy(update={"server": resolved(variant.server)})
+        for name, variant in profile.variants.items()
+    }
+    return profile.model_copy(update={"hardware": stated[profile.hardware], "engine": engine, "variants": variants})
 
 
 def hardware_names(profile: Profile) -> list[str]:
     """The names of hardware in a profile: that of FLOP/s, of the engine's options, and of variants' own."""
     options = [profile.engine.options, *(variant.server for variant in profile.variants.values())]
-    return [profile.hardware, *(each[_HARDWARE] for each in options if isinstance(each.get(_HARDWARE), str))]
+    return [profile.hardware, *(each["hardware"] for each in options if isinstance(each.get("hardware"), str))]
 
 
 def _complete_engine(engine: EngineSettings) -> EngineSettings:
@@ -263,26 +258,13 @@ def profile_sha256(profile: Profile) -> str:
 
     The order of keys does not matter, but for variants and factors, whose order is that of the plan.
     """
-    options = options_class(profile.engine.kind).model_construct(**profile.engine.options)
-    document = _not_default(profile)
-    document["engine"]["options"] = _not_default(options)
+    fields, omitted = options_class(profile.engine.kind).model_fields, dict.fromkeys(NOT_MEASURED, True)
+    document = profile.model_dump(exclude_defaults=True, exclude={**omitted, "variants": {"__all__": omitted}})
+    document["engine"]["options"] = {
+        name: value
+        for name, value in profile.engine.options.items()
+        if name not in NOT_MEASURED
+        and (fields[name].is_required() or encode(value) != encode(fields[name].default))
+    }
     ordered = {key: list(document.get(key, {}).items()) for key in ("variants", "sweep")}
     return hashlib.sha256(encode({**document, **ordered})).hexdigest()
-
-
-def _not_default(section: Section) -> dict[str, Any]:
-    """The values of a section, and of those below it, that differ from their defaults."""
-    values = dict[str, Any]()
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if name in NOT_MEASURED:
-            continue
-        if isinstance(value, Section):
-            nested = _not_default(value)
-            if nested or not isinstance(field.default, Section):
-                values[name] = nested
-        elif isinstance(section, Profile) and name == "variants":
-            values[name] = {key: _not_default(variant) for key, variant in value.items()}
-        elif field.is_required() or encode(value) != encode(field.default):
-            values[name] = value
-    return values

@@ -9,8 +9,11 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from benchctl.guided.parameter_table import CONSTRAINTS, MODES, PARAMETERS
 from benchctl.profile.choices import (
+    MAX_BLOCKS,
     MAX_OUTPUTS,
+    MAX_SEED,
     MAX_TOKENS,
+    MAX_WARMUPS,
     MOST,
     NAME_PATTERN,
     PENALTIES,
@@ -20,20 +23,16 @@ from benchctl.profile.choices import (
     Penalty,
     Probability,
     Rate,
-    ReplicateCount,
     RequestCount,
     Seconds,
     Section,
-    Seed,
     Share,
-    Temperature,
     TokenCount,
-    VocabularyRank,
-    WarmupCount,
 )
 from benchctl.profile.cluster import ClusterSettings
 from benchctl.profile.engine_options import ENGINES, ServerOptions
 from benchctl.profile.request import RequestOptions
+from benchctl.profile.yaml import Problem
 from benchctl.records.record import StopMode
 
 if TYPE_CHECKING:
@@ -80,11 +79,11 @@ LEAST_TEMPERATURE: Final = 0.001
 class Sampling(Section):
     """Sampling parameters of every request of a variant. ``top_k: -1`` keeps the whole vocabulary."""
 
-    temperature: Temperature = 1.0
+    temperature: float = Field(default=1.0, ge=0, le=100)
     """Divides the logits; 0 is greedy."""
     top_p: Share = 1.0
     """Keeps the most probable tokens up to this probability mass."""
-    top_k: VocabularyRank = -1
+    top_k: int = Field(default=-1, ge=-1, le=1 << 24)
     """Keeps this many most probable tokens; 1 is greedy, -1 keeps all."""
     min_p: Probability = 0.0
     """Drops tokens less probable than this fraction of the most probable one."""
@@ -240,7 +239,7 @@ class Workload(Section):
     chat template."""
     arrival: Arrival
     """Schedule of the requests."""
-    num_warmups: WarmupCount = 1
+    num_warmups: int = Field(default=1, ge=0, le=MAX_WARMUPS)
     """Requests sent to each fresh server before the measured ones; no metric includes them."""
     warmup_shapes: bool | None = None
     """Also warms up every batch size and prompt length of the load. null: on all engines but the simulator, unless
@@ -391,9 +390,9 @@ class Profile(Section):
     """Name of the experiment and of its result directories; by default that of the file."""
     description: str = ""
     """One line for ``benchctl profiles list``."""
-    seed: Seed = 0
+    seed: int = Field(default=0, ge=0, le=MAX_SEED)
     """Feeds every random stream: request set, arrivals, order of runs."""
-    blocks: ReplicateCount = 8
+    blocks: int = Field(default=8, ge=1, le=MAX_BLOCKS)
     """Complete replicates: each runs the baseline and every cell on a fresh server. With ``stopping``, the most."""
     stopping: Stopping | None = None
     """Rule for ending earlier; null: the number of blocks is fixed."""
@@ -450,8 +449,8 @@ class Profile(Section):
     """The job of one block where blocks are handed out; nothing of it changes what is measured."""
 
     @cached_property
-    def settings_by_arm(self) -> "dict[str, VariantSettings]":
-        """Settings of arms by variant and cell, each resolved once; ``variant_settings`` looks them up."""
+    def settings_by_arm(self) -> "dict[str, tuple[VariantSettings | None, list[Problem]]]":
+        """Settings of arms by variant and cell, or their problems, each resolved once."""
         return {}
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Profile":

@@ -6,12 +6,11 @@ Orders name arms by position; arm 0 is the baseline.
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import pairwise
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from benchctl.errors import ProfileError
 from benchctl.profile.errors import profile_error
@@ -81,10 +80,7 @@ def _williams_cycle(num_arms: int, stream: random.Random) -> list[Order]:
     sampled = stream.sample(square, num_arms)
     if num_arms % 2:
         return sampled + stream.sample([row[::-1] for row in square], num_arms)
-    paired: dict[Order, None] = {}
-    for row in sampled:
-        paired |= {row: None, row[::-1]: None}
-    return list(paired)
+    return list(dict.fromkeys(each for row in sampled for each in (row, row[::-1])))
 
 
 @cache
@@ -102,29 +98,23 @@ def _best_rows(num_arms: int, num_rows: int) -> list[Order]:
         rows = [*whole, *stream.sample(others, num_rows - len(whole))]
         return [tuple((symbol + shift) % num_arms for symbol in row) for row in rows]
 
-    return min((shuffled() for _ in range(_NUM_SHUFFLES)), key=lambda rows: _imbalance(rows, {0}).badness)
+    return min((shuffled() for _ in range(_NUM_SHUFFLES)), key=lambda rows: _imbalance(rows, {0}))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imbalance:
-    """All three are 0 where the order is balanced."""
+class Imbalance(NamedTuple):
+    """Figures in order of importance, which are 0 where the order is balanced."""
 
+    position_spread: int
+    """How much oftener an arm runs in one position than in another, at most."""
     position_difference: float
     """Largest distance between the mean position of an arm and that of the baseline in the same blocks. A machine
     that changes evenly while a block runs moves an uncorrected estimate by so many positions."""
-    position_spread: int
-    """How much oftener an arm runs in one position than in another, at most."""
     predecessor_spread: int
     """How much oftener one arm runs directly after a certain other arm than another pair does, at most."""
 
     @property
-    def badness(self) -> tuple[int, float, int]:
-        """The figures in order of importance."""
-        return self.position_spread, self.position_difference, self.predecessor_spread
-
-    @property
     def is_balanced(self) -> bool:
-        return not any(self.badness)
+        return not any(self)
 
 
 def imbalance_of(runs: Iterable[PlannedRun], baseline: str) -> Imbalance:
@@ -158,10 +148,10 @@ def _imbalance(orders: Sequence[Sequence[A | None]], baselines: set[A]) -> Imbal
             differences[arm] += [position - other for other in of_baselines]
     num_arms, length = len(differences), len(orders[0]) if orders else 0
     return Imbalance(
-        position_difference=max((abs(sum(each) / len(each)) for each in differences.values() if each), default=0.0),
         position_spread=max(
             (_spread([positions[arm, i] for i in range(length)]) for arm in differences), default=0
         ),
+        position_difference=max((abs(sum(each) / len(each)) for each in differences.values() if each), default=0.0),
         predecessor_spread=_spread(
             [*predecessors.values(), *([0] if len(predecessors) < num_arms * (num_arms - 1) else [])]
         ),
@@ -178,13 +168,9 @@ _NUM_EXTENSIONS: Final = 40
 """Orders among which the blocks that are added to a plan are chosen."""
 
 
-def arms(profile: Profile, without: Collection[str] = ()) -> tuple[Arm, ...]:
-    """The arms of one block: the baseline first, then every other variant in its cells, as they are written.
-
-    Those of the variants ``without`` are left out.
-    """
-    names = [name for name in profile.variants if name not in without]
-    names.sort(key=lambda name: name != profile.baseline)
+def arms(profile: Profile) -> tuple[Arm, ...]:
+    """The arms of one block: the baseline first, then every other variant in its cells, as they are written."""
+    names = sorted(profile.variants, key=lambda name: name != profile.baseline)
     return tuple((name, cell) for name in names for cell in cells_of(profile, name))
 
 
@@ -209,14 +195,11 @@ def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSetti
 
 
 def resolved_settings(profile: Profile, variant: str, cell: Cell) -> tuple[VariantSettings | None, list[Problem]]:
-    """The settings of one run, or None and every problem; valid ones are kept with the profile."""
-    key, problems = f"{variant} {json.dumps(cell)}", list[Problem]()
+    """The settings of one run, or None and every problem; they are kept with the profile."""
+    key = f"{variant} {json.dumps(cell)}"
     if key not in profile.settings_by_arm:
-        settings, problems = resolve(profile, variant, cell)
-        if settings is None:
-            return None, problems
-        profile.settings_by_arm[key] = settings
-    return profile.settings_by_arm[key], problems
+        profile.settings_by_arm[key] = resolve(profile, variant, cell)
+    return profile.settings_by_arm[key]
 
 
 def plan_runs(profile: Profile) -> Plan:
@@ -247,7 +230,7 @@ def extend_plan(plan: Plan, profile: Profile, num_blocks: int) -> Plan:
         streams = (random.Random(f"{profile.seed}:plan:{num_old}:{i}") for i in range(_NUM_EXTENSIONS))  # noqa: S311
         new = min(
             (balanced_orders(num_arms, num_blocks - num_old, stream) for stream in streams),
-            key=lambda orders: _imbalance([*old, *orders], of_baseline).badness,
+            key=lambda orders: _imbalance([*old, *orders], of_baseline),
         )
     return Plan(schema_version=SCHEMA_VERSION, runs=(*plan.runs, *_runs_of(profile, new, first_block=num_old)))
 
@@ -259,16 +242,23 @@ def _planned_orders(profile: Profile, num_blocks: int) -> list[Order]:
 
 def _runs_of(profile: Profile, orders: Sequence[Order], first_block: int = 0) -> tuple[PlannedRun, ...]:
     """The runs of consecutive blocks, from ``first_block`` on."""
-    contenders, runs = arms(profile), list[PlannedRun]()
-    for block, order in enumerate(orders, start=first_block):
-        for position, arm in enumerate(order):
-            variant, cell = contenders[arm]
-            index = first_block * len(contenders) + len(runs)
-            run_id = run_directory_name(index, block, variant, cell)
-            runs.append(
-                PlannedRun(index=index, run_id=run_id, block=block, position=position, variant=variant, cell=cell)
-            )
-    return tuple(runs)
+    contenders = arms(profile)
+    places = [
+        (block, position, *contenders[arm])
+        for block, order in enumerate(orders, start=first_block)
+        for position, arm in enumerate(order)
+    ]
+    return tuple(
+        PlannedRun(
+            index=index,
+            run_id=run_directory_name(index, block, variant, cell),
+            block=block,
+            position=position,
+            variant=variant,
+            cell=cell,
+        )
+        for index, (block, position, variant, cell) in enumerate(places, start=first_block * len(contenders))
+    )
 
 
 def allowed_difference(path: str, patterns: Iterable[str]) -> bool:

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from benchctl.cli.commands.setup import profiles as app
 from benchctl.errors import ProfileError
+from benchctl.profile.errors import option_keys, profile_keys
 from benchctl.profile.files import GROUPS, OWN, builtin_profiles, grouped_profiles, list_profiles, preset_files
-from benchctl.profile.keys import option_keys, profile_keys
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.profile.planning import arms, plan_runs, variant_settings
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import yaml
 
-from benchctl.profile.keys import option_keys, profile_keys
+from benchctl.profile.errors import option_keys, profile_keys
 from benchctl.profile.model import Sampling
 from benchctl.profile.request import RequestOptions
 
