@@ -310,6 +310,13 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True, allow_inf_nan=False)
 
 
+def check_rules(*rules: tuple[bool, str]) -> None:
+    """Raise ValueError with the first problem that is there; each stands behind its condition."""
+    for is_there, problem in rules:
+        if is_there:
+            raise ValueError(problem)
+
+
 @cache
 def meanings(section: type[Section]) -> dict[str, str]:
     """The text below each key.

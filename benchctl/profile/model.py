@@ -28,6 +28,7 @@ from benchctl.profile.choices import (
     Section,
     Share,
     TokenCount,
+    check_rules,
 )
 from benchctl.profile.cluster import ClusterSettings
 from benchctl.profile.engine_options import ENGINES, ServerOptions
@@ -178,10 +179,16 @@ class Arrival(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> "Arrival":
-        if self.kind == "closed-loop" and self.max_concurrency is None:
-            raise ValueError("kind closed-loop needs max_concurrency")
-        if self.kind in {"constant", "poisson", "gamma"} and self.request_rate is None:
-            raise ValueError(f"kind {self.kind} needs request_rate")
+        check_rules(
+            (
+                self.kind == "closed-loop" and self.max_concurrency is None,
+                "kind closed-loop needs max_concurrency",
+            ),
+            (
+                self.kind in {"constant", "poisson", "gamma"} and self.request_rate is None,
+                f"kind {self.kind} needs request_rate",
+            ),
+        )
         return self
 
 
@@ -250,18 +257,27 @@ class Workload(Section):
     @model_validator(mode="after")
     def _of_a_size(self) -> "Workload":
         num_outputs = self.num_prompts * self.samples_per_prompt
-        if num_outputs > MAX_OUTPUTS:
-            raise ValueError(f"asks for {num_outputs} outputs, more than {MAX_OUTPUTS}; lower num_prompts")
-        if (tokens := self.num_prompts * _longest(self.input_len)) > MAX_PROMPT_TOKENS:
-            raise ValueError(
-                f"asks for {tokens:,} prompt tokens, which no memory holds, more than {MAX_PROMPT_TOKENS:,}; lower "
-                "num_prompts or input_len"
-            )
-        if self.samples_as == "one-request" and self.samples_per_prompt > MAX_SAMPLES_OF_A_REQUEST:
-            raise ValueError(
-                f"asks for {self.samples_per_prompt} samples in one request, which takes at most "
-                f"{MAX_SAMPLES_OF_A_REQUEST}; set samples_as: requests"
-            )
+        tokens = self.num_prompts * _longest(self.input_len)
+        check_rules(
+            (
+                num_outputs > MAX_OUTPUTS,
+                f"asks for {num_outputs} outputs, more than {MAX_OUTPUTS}; lower num_prompts",
+            ),
+            (
+                tokens > MAX_PROMPT_TOKENS,
+                (
+                    f"asks for {tokens:,} prompt tokens, which no memory holds, more than {MAX_PROMPT_TOKENS:,}; "
+                    "lower num_prompts or input_len"
+                ),
+            ),
+            (
+                self.samples_as == "one-request" and self.samples_per_prompt > MAX_SAMPLES_OF_A_REQUEST,
+                (
+                    f"asks for {self.samples_per_prompt} samples in one request, which takes at most "
+                    f"{MAX_SAMPLES_OF_A_REQUEST}; set samples_as: requests"
+                ),
+            ),
+        )
         return self
 
 

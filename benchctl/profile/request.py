@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import Field, field_validator
 
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.choices import Section
+from benchctl.profile.choices import Section, check_rules
 from benchctl.untrusted.secrets import holds_key, is_secret_name
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -69,23 +69,49 @@ class RequestOptions(Section):
     @classmethod
     def _leaves_the_measurement_alone(cls, fields: dict[str, Any]) -> dict[str, Any]:
         for name in fields:
-            if name in _ALWAYS_SENT:
-                raise ValueError(f"sets {name}, by which answers are timed and counted; remove it")
-            if name in _OWN_FIELDS:
-                raise ValueError(f"sets {name}, which has a key of its own; set {_OWN_FIELDS[name]} instead")
-            if is_secret_name(name):
-                raise ValueError(
-                    f"sets {name}, which looks like a secret, and bodies are recorded; send it as a header with "
-                    f"${{NAME}} in request.headers"
-                )
+            check_rules(
+                (name in _ALWAYS_SENT, f"sets {name}, by which answers are timed and counted; remove it"),
+                (
+                    name in _OWN_FIELDS,
+                    f"sets {name}, which has a key of its own; set {_OWN_FIELDS.get(name)} instead",
+                ),
+                (
+                    is_secret_name(name),
+                    (
+                        f"sets {name}, which looks like a secret, and bodies are recorded; send it as a header "
+                        "with ${NAME} in request.headers"
+                    ),
+                ),
+            )
         return fields
 
     @field_validator("headers")
     @classmethod
     def _headers_can_be_sent_and_recorded(cls, headers: dict[str, str]) -> dict[str, str]:
         for name, value in headers.items():
-            if problem := _header_problem(name, value):
-                raise ValueError(problem)
+            plain = _VARIABLE.sub("", value)
+            check_rules(
+                (
+                    not _HEADER_NAME.fullmatch(name),
+                    f"{name!r} is not the name of a header; write letters, digits and '-'",
+                ),
+                (
+                    name.lower() in _OWN_HEADERS,
+                    f"{name} is benchctl's own: requests could not be sent or told apart with another; remove it",
+                ),
+                ("${" in plain, f"{name} has a '${{' that names no variable; write ${{NAME}}"),
+                (
+                    not (plain.isascii() and plain.isprintable()),
+                    f"{name} holds line breaks or other characters that no header carries; correct its value",
+                ),
+                (
+                    holds_key(plain),
+                    (
+                        f"{name} looks like a secret, which profiles and results must not hold; put its value into "
+                        "a variable of the environment, and write ${NAME} here"
+                    ),
+                ),
+            )
         return headers
 
     @property
@@ -116,11 +142,12 @@ class RequestOptions(Section):
 
         Raises EngineUnavailableError for a variable that is not set or that no header can carry.
         """
-        values = {
-            variable: _value_of(header, variable)
-            for header, value in self.headers.items()
-            for variable in variables_in(value)
-        }
+        values = dict[str, str]()
+        for header, value in self.headers.items():
+            for variable in variables_in(value):
+                if problem := variable_problem(variable):
+                    raise EngineUnavailableError(f"request.headers.{header}: {problem}")
+                values[variable] = os.environ[variable]
         headers = {
             name: _VARIABLE.sub(lambda match: values[match[1]], value) for name, value in self.headers.items()
         }
@@ -141,30 +168,6 @@ def variable_problem(variable: str) -> str | None:
         return (
             f"the value of {variable} holds line breaks or other characters that no header carries; export it "
             "without them"
-        )
-    return None
-
-
-def _value_of(header: str, variable: str) -> str:
-    if problem := variable_problem(variable):
-        raise EngineUnavailableError(f"request.headers.{header}: {problem}")
-    return os.environ[variable]
-
-
-def _header_problem(name: str, value: str) -> str | None:
-    if not _HEADER_NAME.fullmatch(name):
-        return f"{name!r} is not the name of a header; write letters, digits and '-'"
-    if name.lower() in _OWN_HEADERS:
-        return f"{name} is benchctl's own: requests could not be sent or told apart with another; remove it"
-    plain = _VARIABLE.sub("", value)
-    if "${" in plain:
-        return f"{name} has a '${{' that names no variable; write ${{NAME}}"
-    if not (plain.isascii() and plain.isprintable()):
-        return f"{name} holds line breaks or other characters that no header carries; correct its value"
-    if holds_key(plain):
-        return (
-            f"{name} looks like a secret, which profiles and results must not hold; put its value into a variable "
-            "of the environment, and write ${NAME} here"
         )
     return None
 
