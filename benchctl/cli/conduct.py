@@ -220,7 +220,7 @@ def print_plan(
         print(f"prompts of {lengths}")
     print_prediction(estimate)
     if len(arms(profile)) > 1:
-        print(balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
+        print(_balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
     print_power(profile, noise)
 
 
@@ -264,7 +264,7 @@ def _print_runs(runs: Sequence[PlannedRun], durations_s: Mapping[str, float]) ->
     wide_console().print(table_of(headings, rows, left=("run", "variant", "cell")))
 
 
-def balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
+def _balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
     """The balance of the order: by how much it is unbalanced, and the numbers of blocks that would balance it."""
     if imbalance.is_balanced:
         return "order: balanced, each arm runs in each position and after each other arm equally often"
@@ -287,22 +287,6 @@ def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
             f"(half the {percentage(rule.confidence, 4)} interval); looks after block "
             f"{', '.join(map(str, rule.look_blocks))}"
         )
-
-
-def look_text(look: Look, rule: StoppingRecord) -> str:
-    """What a look at the results has shown, and what follows."""
-    worst, last = widest_interval(look), rule.look_blocks[-1]
-    target = f"±{percentage(rule.precision_frac)}"
-    begin = f"look after {look.num_blocks} blocks:"
-    if look.is_precise:
-        saved = "" if rule.ended_after is None else f", {last - look.num_blocks} blocks are not needed"
-        return f"{begin} every primary metric is known to {target}{saved}"
-    then = "the blocks are used up" if look.num_blocks == last else "continuing"
-    if worst is None:
-        return f"{begin} nothing can be compared; {then}"
-    width = worst.half_width_frac
-    precision = f"only {worst.num_blocks} blocks count" if width is None else f"±{percentage(width, 2)}"
-    return f"{begin} {worst.metric} in {worst.cell}: {precision}, target {target}; {then}"
 
 
 def tell(text: str) -> None:
@@ -364,7 +348,20 @@ class _Course:
         self._write("\n".join(["; ".join(parts), *lines]))
 
     def show_look(self, look: Look, rule: StoppingRecord) -> None:
-        self._write(look_text(look, rule))
+        """Tell what a look at the results has shown, and what follows."""
+        worst, num_left = widest_interval(look), rule.look_blocks[-1] - look.num_blocks
+        target = f"±{percentage(rule.precision_frac)}"
+        then = "continuing" if num_left else "the blocks are used up"
+        if look.is_precise:
+            saved = f", {num_left} blocks are not needed" if rule.ended_after is not None else ""
+            words = f"every primary metric is known to {target}{saved}"
+        elif worst is None:
+            words = f"nothing can be compared; {then}"
+        else:
+            width = worst.half_width_frac
+            precision = f"only {worst.num_blocks} blocks count" if width is None else f"±{percentage(width, 2)}"
+            words = f"{worst.metric} in {worst.cell}: {precision}, target {target}; {then}"
+        self._write(f"look after {look.num_blocks} blocks: {words}")
 
     def _write(self, text: str) -> None:
         tqdm.write(visible_lines(text), file=drawing(sys.stderr))

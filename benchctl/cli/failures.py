@@ -132,42 +132,36 @@ def report_failure(error: BaseException) -> int:
 
         rich_format_error(cause)  # type: ignore[arg-type]  # the class is private
         return UsageError.exit_code
-    if is_of_the_system(cause) and not isinstance(cause, BenchctlError):
-        is_of_output = getattr(cause, "errno", None) in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-        cause = as_usage_error(cause, "the output" if is_of_output else "")
-    elif _is_abort(cause):
-        cause = UsageError(
-            "the input ended before every question was answered; give the answers as options (see --help)"
-        )
-    lines, code = _internal(cause), InternalError.exit_code
     if isinstance(cause, BenchctlError):
         lines, code = _lines_of(cause), cause.exit_code
+    else:
+        lines, code = _internal(cause), InternalError.exit_code
     with suppress(OSError, ValueError):  # nobody may read them
         print("\n".join(lines), file=sys.stderr)
     return code
 
 
 def _decisive(error: BaseException) -> BaseException:
-    """``error`` itself, what it stands for, or of a group the error that says most."""
+    """``error`` itself or what it stands for; of a group the one that says most."""
+    reason = error.__context__
     if isinstance(error, BaseExceptionGroup):
         return min(map(_decisive, error.exceptions), key=_rank)
-    # Typer leaves so when the reader of the output has gone, or an answer is interrupted.
-    stands_for = isinstance(error, SystemExit) and isinstance(error.__context__, OSError)
-    is_interrupted = _is_abort(error) and isinstance(error.__context__, KeyboardInterrupt)
-    return error.__context__ or error if stands_for or is_interrupted else error
+    if type(error).__name__ == "Abort":  # of Typer, when an answer is interrupted or there is none
+        advice = "the input ended before every question was answered; give the answers as options (see --help)"
+        return reason if isinstance(reason, KeyboardInterrupt) else UsageError(advice)
+    if isinstance(error, SystemExit) and isinstance(reason, OSError):  # of Typer, when nobody reads the output
+        error = reason
+    if isinstance(error, BenchctlError) or not is_of_the_system(error):
+        return error
+    is_of_output = getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    return as_usage_error(error, "the output" if is_of_output else "")
 
 
 def _rank(error: BaseException) -> int:
-    """An interrupt says most, then an unforeseen error, then any other."""
-    if isinstance(error, KeyboardInterrupt):
-        return 0
+    """An interrupt says most, then an unforeseen error, then the failure of a run, then any other."""
     if isinstance(error, BenchctlError):
-        return 2
-    return 3 if is_of_the_system(error) else 1
-
-
-def _is_abort(error: BaseException) -> bool:
-    return type(error).__name__ == "Abort"
+        return 100 - error.exit_code
+    return 0 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _lines_of(error: BenchctlError) -> list[str]:

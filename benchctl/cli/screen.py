@@ -17,19 +17,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from rich.console import Console, HighlighterType, JustifyMethod, OverflowMethod
 from rich.style import Style
 from rich.text import Text
-from tqdm import tqdm
 
 from benchctl.cli.failures import drawing
 from benchctl.errors import UsageError
 from benchctl.records.files import encodable
 from benchctl.report.table import Table
 from benchctl.untrusted.text import visible_line, visible_lines
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 class TextConsole(Console):
@@ -147,13 +149,17 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def bar(*, is_quiet: bool = False, **options: Any) -> "tqdm[Any]":
-    """A bar on stderr; hidden with ``is_quiet``, in CI, and where no terminal with a width shows it.
-
-    Programs open terminals without a width. ``options`` are those of tqdm.
-    """
+def has_room_for_bars(*, is_quiet: bool = False) -> bool:
+    """False with ``is_quiet``, in CI, and where no terminal with a width shows them: programs open some without."""
     has_room = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
-    is_hidden = is_quiet or bool(os.environ.get("CI")) or not has_room
+    return has_room and not is_quiet and not os.environ.get("CI")
+
+
+def bar(*, is_quiet: bool = False, **options: Any) -> "tqdm[Any]":
+    """A bar on stderr, where it has room; ``options`` are those of tqdm."""
+    from tqdm import tqdm  # what shows no bar, such as 'benchctl load' of a program, does without it
+
+    is_hidden = not has_room_for_bars(is_quiet=is_quiet)
     return tqdm(disable=is_hidden, dynamic_ncols=True, file=drawing(sys.stderr), **options)
 
 

@@ -254,12 +254,12 @@ def _follow(watcher: Watcher, show: Show, is_over: Callable[[Progress], bool], i
     while True:
         progress, looked_s = watcher.look(), time.monotonic()
         show(progress)
-        while time.monotonic() - looked_s < interval_s:
-            if is_over(progress):
-                progress = watcher.look()
-                show(progress)
-                return progress
+        while not (is_done := is_over(progress)) and time.monotonic() - looked_s < interval_s:
             time.sleep(min(TICK_S, interval_s))
+        if is_done:
+            progress = watcher.look()
+            show(progress)
+            return progress
 
 
 def show_until_done(

@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import sys
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -14,7 +15,7 @@ from benchctl.analysis.load_figures import parse_limits
 from benchctl.cli.checks import advising, check_machine, exit_code_of, keeping
 from benchctl.cli.options.options import RESULTS, with_options
 from benchctl.cli.options.vllm import LoadCommand
-from benchctl.cli.screen import bar, print_json, warn, wide_console
+from benchctl.cli.screen import bar, has_room_for_bars, print_json, warn, wide_console
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.errors import UsageError
 from benchctl.measure.result_directory import Origin
@@ -146,12 +147,14 @@ def load(options: LoadOptions) -> None:
     check_machine(profile, prepared.requests, options.output or RESULTS)
     results = create_load_directory(profile, prepared, origin)
     next_step = f"Show them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
-    requests = bar(is_quiet=options.as_json, total=options.num_prompts, desc="requests", unit="req", leave=False)
+    is_drawn = has_room_for_bars(is_quiet=options.as_json)
+    requests = bar(total=options.num_prompts, desc="requests", unit="req", leave=False) if is_drawn else None
 
     def advance(num_ended: int) -> None:
-        requests.update(num_ended - requests.n)
+        if requests is not None:
+            requests.update(num_ended - requests.n)
 
-    with advising(next_step), requests:
+    with advising(next_step), nullcontext() if requests is None else requests:
         loaded = load_server(results, profile, advance, limits_ms)
     with keeping(results.path):
         _report(results.path, loaded, options)
@@ -172,7 +175,14 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
     if options.ignore_eos:
         length = {"output_len": options.output_len or (None if has_lengths else _OUTPUT_TOKENS)}
     server = {"url": options.url, "dialect": options.dialect, "api_key_env": options.api_key_env}
-    sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    sampling = {
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+    }
+    is_number = options.workers.removeprefix("-").isdecimal()  # whose bounds the profile checks
+    workers = int(options.workers) if is_number else options.workers
     return {
         "name": _NAME,
         "description": "One load on a running server",
@@ -200,53 +210,52 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
             "on_missing_dataset": "fail",
         },
         "sampling": {name: value for name, value in sampling.items() if value is not None},
-        "request": {"extra_body": _extra_body(options.extra_body), "headers": _headers(options.header or [])},
+        "request": {
+            "extra_body": _extra_body("{}" if options.extra_body is None else options.extra_body),
+            "headers": _headers(options.header or []),
+        },
         "variants": {_NAME: {}},
         "baseline": _NAME,
         "primary_metrics": ["tpot_ms", "wall_s"],
-        # The profile checks the bounds of a number.
-        "load": {
-            "workers": int(options.workers) if options.workers.removeprefix("-").isdecimal() else options.workers,
-            "priority": options.priority,
-        },
+        "load": {"workers": workers, "priority": options.priority},
         "timeouts": {"request_s": options.timeout_s},
         "telemetry": {"gpu_hz": 0.0, "host_hz": 0.0, "prometheus_hz": 0.0},
     }
 
 
-def _extra_body(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
+def _extra_body(text: str) -> dict[str, Any]:
+    fields: object = None
+    with suppress(json.JSONDecodeError):
         fields = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"--extra-body is not JSON: {error}; write '{{\"logprobs\": 1}}'") from None
     if not isinstance(fields, dict):
-        raise UsageError(f"--extra-body is {text}; write a JSON object, such as '{{\"logprobs\": 1}}'")
+        raise UsageError(f"--extra-body is not JSON of an object: {text}; write such as '{{\"logprobs\": 1}}'")
     return fields
 
 
 def _headers(texts: list[str]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
+        name, equals, headers[name] = text.partition("=")
         if not equals or not name:
             raise UsageError(f"--header {text}: write NAME=VALUE")
-        headers[name] = value
     return headers
 
 
 def _arrival(options: LoadOptions) -> dict[str, Any]:
     """A rate makes an open loop, capped by the concurrency; without a rate the concurrency makes a closed loop."""
-    rate, burstiness = options.request_rate, options.burstiness
-    arrival: dict[str, Any] = {"max_concurrency": options.max_concurrency}
-    if rate is None or rate == math.inf:  # as vLLM writes it
-        if burstiness is not None:
-            raise UsageError("--burstiness needs a --request-rate; give one, or leave it out")
-        return {"kind": "burst" if options.max_concurrency is None else "closed-loop", **arrival}
-    if burstiness is None:
-        return {"kind": "poisson", "request_rate": rate, **arrival}
-    return {"kind": "gamma", "request_rate": rate, "burstiness": burstiness, **arrival}
+    rate = None if options.request_rate == math.inf else options.request_rate  # as vLLM writes it
+    if rate is None and options.burstiness is not None:
+        raise UsageError("--burstiness needs a --request-rate; give one, or leave it out")
+    kind = "burst" if options.max_concurrency is None else "closed-loop"
+    if rate is not None:
+        kind = "poisson" if options.burstiness is None else "gamma"
+    burstiness = 1.0 if options.burstiness is None else options.burstiness
+    return {
+        "kind": kind,
+        "request_rate": rate,
+        "burstiness": burstiness,
+        "max_concurrency": options.max_concurrency,
+    }
 
 
 def _report(path: Path, loaded: LoadResult, options: LoadOptions) -> None:

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,7 @@ from benchctl.cli.options.options import (
     words_of,
 )
 from benchctl.cli.output.verdicts import print_tables
-from benchctl.cli.screen import print_json, uncollected, warn, wide_console
+from benchctl.cli.screen import print_json, warn, wide_console
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import UsageError
 from benchctl.formats import count_of, four_digits, percentage
@@ -66,7 +65,12 @@ from benchctl.profile.choices import (
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.peaks import PEAKS, MeasuredPeaks, PeakQuantity, PeakSeries, best_series, hardware_of
+from benchctl.records.peaks import MeasuredPeaks
+from benchctl.records.peaks import PEAKS
+from benchctl.records.peaks import PeakQuantity
+from benchctl.records.peaks import PeakSeries
+from benchctl.records.peaks import best_series
+from benchctl.records.peaks import hardware_of
 from benchctl.records.stores import StoredFile
 from benchctl.report.export import write_derived, write_pictures
 from benchctl.report.model_documents import bonus_document
@@ -145,7 +149,7 @@ def roofline(
     take them in place of a data sheet's; a result directory of a real engine on this machine gets a copy.
     """
     if show:
-        _show_filed(PEAKS.entries(), as_json=as_json)
+        _show_filed(as_json=as_json)
         return
     settings = RooflineSettings(
         device=device,
@@ -153,7 +157,7 @@ def roofline(
         threads=threads,
         rounds=rounds,
         dtypes=None if dtype is None else tuple(dtype.split(",")),
-        sizes=None if size is None else _sizes(size),
+        sizes=None if size is None else tuple(numbers(size, "--size", int, least=16, multiple_of=16)),
         buffer_bytes=None if buffer_mb is None else buffer_mb * _MIB,
         least_s=None if value_ms is None else value_ms / 1e3,
         all_reduce_ranks=all_reduce,
@@ -164,13 +168,6 @@ def roofline(
         print_json(_document(peaks, path))
     else:
         _print_peaks(peaks, path)
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    sizes = numbers(text, "--size", int, least=16)
-    if any(size % 16 for size in sizes):
-        raise UsageError(f"--size is {text!r}; write multiples of 16 with commas between them, such as 1024,2048")
-    return tuple(sizes)
 
 
 def _print_peaks(peaks: MeasuredPeaks, path: Path | None) -> None:
@@ -202,8 +199,9 @@ def _name(series: PeakSeries) -> str:
     return series.quantity if series.dtype is None else f"{series.quantity} {series.dtype}"
 
 
-def _show_filed(entries: Sequence[StoredFile[MeasuredPeaks]], *, as_json: bool) -> None:
+def _show_filed(*, as_json: bool) -> None:
     """Print all peaks that are on file; those that cannot be read with the reason."""
+    entries = PEAKS.entries()
     if not entries and not as_json:
         print(f"{PEAKS.directory} contains no peaks yet; 'benchctl micro roofline' measures them")
         return
@@ -369,7 +367,6 @@ def forward(
     raise typer.Exit(_warned_of_failures(outcome))
 
 
-@uncollected()
 @app.command("bonus")
 @with_options
 def bonus(

@@ -256,10 +256,8 @@ def _picture(sweep: Sweep, profile: Profile) -> bytes:
 
 
 def _costs(profile: Profile) -> str:
-
-    return " and ".join(
-        sorted({costs_in_words(variant_settings(profile, variant, cell)) for variant, cell in arms(profile)})
-    )
+    words = {costs_in_words(variant_settings(profile, variant, cell)) for variant, cell in arms(profile)}
+    return " and ".join(sorted(words))
 
 
 def _sentences(sweep: Sweep) -> list[str]:
@@ -279,9 +277,8 @@ def _sentences(sweep: Sweep) -> list[str]:
 
 def _in_words(largest: Largest, unit: str) -> str:
     if largest.holds is None:
-        return "no load keeps the limits" + (
-            "" if largest.breaks is None else f", not even {largest.breaks:.4g} {unit}"
-        )
+        least = "" if largest.breaks is None else f", not even {largest.breaks:.4g} {unit}"
+        return f"no load keeps the limits{least}"
     if largest.breaks is None:
         return f"no load breaks the limits up to {largest.holds:.4g} {unit}, the most that was tried"
     return f"{largest.holds:.4g} {unit} keep the limits, {largest.breaks:.4g} break them"
@@ -353,26 +350,24 @@ def _loads(
     rate: str | None, concurrency: str | None, largest: LoadKind | None
 ) -> tuple[LoadKind | None, list[float]]:
     """The swept size of the load, and its values; a search without values begins at 1."""
-    given: dict[LoadKind, str] = {}
-    if rate is not None:
-        given["rate"] = rate
-    if concurrency is not None:
-        given["max-concurrency"] = concurrency
+    text = concurrency if rate is None else rate
+    kind: LoadKind = "max-concurrency" if rate is None else "rate"
     refuse_first(
         {
-            "--rate is for an open loop and --max-concurrency for a closed one; give one of the two": len(given)
-            > 1,
+            "--rate is for an open loop and --max-concurrency for a closed one; give one of the two": (
+                rate is not None and concurrency is not None
+            ),
             f"--largest {largest} searches another load than the one whose values are given": (
-                largest is not None and given and largest not in given
+                largest is not None and text is not None and largest != kind
             ),
         }
     )
-    for kind, text in given.items():
-        values = sorted(set(numbers(text, f"--{kind}", float if kind == "rate" else int)))
-        if values[0] <= 0:
-            raise UsageError(f"--{kind} {text!r}: each must be above 0")
-        return kind, list(map(float, values))
-    return (None, []) if largest is None else (largest, [1.0])
+    if text is None:
+        return (None, []) if largest is None else (largest, [1.0])
+    values = sorted(set(numbers(text, f"--{kind}", int if rate is None else float)))
+    if values[0] <= 0:
+        raise UsageError(f"--{kind} {text!r}: each must be above 0")
+    return kind, list(map(float, values))
 
 
 def _values(override: str) -> list[str]:

@@ -124,6 +124,7 @@ def numbers(
     *,
     least: float | None = None,
     most: float | None = None,
+    multiple_of: int = 0,
 ) -> list[Number]:
     """Numbers in their order, of a kind and from ``least`` to ``most``. Raises UsageError for anything else."""
     begin = f"{option} {text[:_MOST_CHARACTERS]!r}: "
@@ -135,6 +136,8 @@ def numbers(
         raise UsageError(f"{begin}each must be finite")
     if (least is not None and min(values) < least) or (most is not None and max(values) > most):
         raise UsageError(f"{begin}each must be from {least} {'up' if most is None else f'to {most}'}")
+    if multiple_of and any(value % multiple_of for value in values):
+        raise UsageError(f"{begin}write multiples of {multiple_of}")
     return values
 
 
