@@ -17,8 +17,8 @@ from benchctl.measure.node import cpu_model
 from benchctl.measure.redaction import redacted_argv, redacted_tree
 from benchctl.profile.load import profile_sha256
 from benchctl.profile.model import Profile
-from benchctl.records.record import GitState, HostInfo, Manifest
-from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.record import Manifest
+from benchctl.records.schema import SCHEMA_VERSION, GitState, HostInfo
 from benchctl.untrusted.secrets import environment_redactor
 from benchctl.workload.prepare import PreparedSet
 

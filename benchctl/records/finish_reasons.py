@@ -21,40 +21,25 @@ class Finish:
     """Class of the failure, of an answer that failed."""
 
 
-_NATURAL: Final = Finish("natural")
-_LIMIT: Final = Finish("limit")
-_TOOL_CALL: Final = Finish("tool-call")
-_ERROR: Final = Finish("failed", "finish-error")
-_ABORT: Final = Finish("failed", "finish-abort")
-_CANCELLED: Final = Finish("failed", "finish-cancelled")
-_CONTENT_FILTER: Final = Finish("failed", "finish-content-filter")
-_TIMEOUT: Final = Finish("failed", "finish-timeout")
-
-FINISH_REASONS: Final[dict[str, Finish]] = {
-    "stop": _NATURAL,
-    "repetition": _NATURAL,  # vLLM ended an answer that repeats itself
-    "eos": _NATURAL,  # llama.cpp's stop_type, as are word and limit
-    "word": _NATURAL,
-    "eos_token": _NATURAL,
-    "stop_sequence": _NATURAL,
-    "end_turn": _NATURAL,
-    "length": _LIMIT,
-    "limit": _LIMIT,
-    "max_tokens": _LIMIT,
-    "model_length": _LIMIT,
-    "tool_calls": _TOOL_CALL,
-    "tool_use": _TOOL_CALL,
-    "function_call": _TOOL_CALL,
-    "error": _ERROR,
-    "insufficient_system_resource": _ERROR,
-    "abort": _ABORT,
-    "aborted": _ABORT,
-    "cancelled": _CANCELLED,
-    "canceled": _CANCELLED,
-    "content_filter": _CONTENT_FILTER,
-    "safety": _CONTENT_FILTER,
-    "timeout": _TIMEOUT,
+_WORDS: Final = {
+    Finish("natural"): (
+        "stop",
+        "repetition",  # vLLM ended an answer that repeats itself
+        "eos",  # llama.cpp's stop_type, as are word and limit
+        "word",
+        "eos_token",
+        "stop_sequence",
+        "end_turn",
+    ),
+    Finish("limit"): ("length", "limit", "max_tokens", "model_length"),
+    Finish("tool-call"): ("tool_calls", "tool_use", "function_call"),
+    Finish("failed", "finish-error"): ("error", "insufficient_system_resource"),
+    Finish("failed", "finish-abort"): ("abort", "aborted"),
+    Finish("failed", "finish-cancelled"): ("cancelled", "canceled"),
+    Finish("failed", "finish-content-filter"): ("content_filter", "safety"),
+    Finish("failed", "finish-timeout"): ("timeout",),
 }
+FINISH_REASONS: Final = {word: finish for finish, words in _WORDS.items() for word in words}
 """By word, in lower case with underscores."""
 FINISH_ERROR_KINDS: Final = frozenset(each.error_kind for each in FINISH_REASONS.values() if each.error_kind)
 MOST_WORD_CHARS: Final = 64

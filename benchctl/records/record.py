@@ -1,7 +1,6 @@
-"""The manifest and the plan of an experiment: profile, machine, order of the runs, and the stopping rule.
+"""The manifest and the plan of an experiment, its requests, and the record of one run.
 
-Requests: as prepared before the load, and as the client saw them.
-The record of one run: one fresh server and one workload.
+Requests are as prepared before the load, and as the client saw them; a run is one fresh server and one workload.
 """
 
 from collections.abc import Collection
@@ -17,7 +16,9 @@ from benchctl.records.schema import (
     DurationNs,
     ExperimentState,
     FileName,
+    GitState,
     GpuInfo,
+    HostInfo,
     Int64,
     MomentNs,
     NodeInfo,
@@ -60,32 +61,6 @@ class Plan(Record, frozen=True, kw_only=True, omit_defaults=True):
     def num_blocks_of(self, done: Collection[str]) -> int:
         """Number of blocks all of whose runs are among ``done``, by ``run_id``."""
         return len({run.block for run in self.runs} - {run.block for run in self.runs if run.run_id not in done})
-
-
-class GitState(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Commit of the code that measured."""
-
-    sha: str
-    """Commit."""
-    is_dirty: bool
-    """Whether the work tree differed from the commit."""
-
-
-class HostInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The measuring machine."""
-
-    hostname: str
-    """Name of the machine."""
-    platform: str
-    """Operating system and its version."""
-    python: str
-    """Version of the interpreter that ran benchctl."""
-    cpu_model: str | None = None
-    """Name of the processor."""
-    num_cores: Count | None = None
-    """Processor cores."""
-    memory_bytes: Size | None = None
-    """Main memory."""
 
 
 class HalfWidth(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,9 +1,6 @@
-"""The schema version of the result directory.
+"""The form of all records, and those that others consist of: steps, samples, and the machine that measured.
 
-Records: frozen structs, the lines and documents of a result directory.
-Steps of an engine, and the sections that they consist of.
-Samples taken during a run: of the client, the devices, the host and the server's counters.
-The node that measured a run: machine, devices and software, as far as they can change a number.
+Records are frozen structs, the lines and documents of a result directory. ``SCHEMA_VERSION`` is the version of all.
 """
 
 from collections.abc import Mapping
@@ -252,6 +249,32 @@ class PrometheusSample(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Time of the sample."""
     values: dict[str, float]
     """Values by series as the server writes them: ``name`` or ``name{label="value"}``."""
+
+
+class GitState(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Commit of the code that measured."""
+
+    sha: str
+    """Commit."""
+    is_dirty: bool
+    """Whether the work tree differed from the commit."""
+
+
+class HostInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The measuring machine."""
+
+    hostname: str
+    """Name of the machine."""
+    platform: str
+    """Operating system and its version."""
+    python: str
+    """Version of the interpreter that ran benchctl."""
+    cpu_model: str | None = None
+    """Name of the processor."""
+    num_cores: Count | None = None
+    """Processor cores."""
+    memory_bytes: Size | None = None
+    """Main memory."""
 
 
 class GpuInfo(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -4,6 +4,7 @@ Records keep the raw text. What shows it (terminal, Markdown, HTML, CSV) passes 
 """
 
 import re
+from contextlib import suppress
 from typing import Final
 
 from benchctl.untrusted.limits import MESSAGE_CHARS, VALUE_CHARS
@@ -46,15 +47,10 @@ def csv_cell(value: object) -> object:
     if not isinstance(value, str):
         return value
     text = visible(value)
-    return f"'{text}" if text.lstrip()[:1] in _FORMULA and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
+    with suppress(ValueError):
         float(text)
-    except ValueError:
-        return False
-    return True
+        return text
+    return f"'{text}" if text.lstrip()[:1] in _FORMULA else text
 
 
 def escaped(text: str) -> str:

@@ -26,7 +26,6 @@ from benchctl.records.files import encode
 from benchctl.records.integrity import digests_of_run, record_run
 from benchctl.records.record import (
     ChoiceRecord,
-    HostInfo,
     Manifest,
     Plan,
     PlannedRun,
@@ -35,7 +34,7 @@ from benchctl.records.record import (
     RunRecord,
     RunTimes,
 )
-from benchctl.records.schema import StepRecord
+from benchctl.records.schema import HostInfo, StepRecord
 from benchmarks.common.measured_process import best_of
 from benchmarks.common.table import show, write
 

@@ -14,8 +14,7 @@ from benchctl.cli.commands import results as report
 from benchctl.cli.commands import show
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.records.claims import sole_writer
-from benchctl.records.record import GitState
-from benchctl.records.schema import GpuInfo, ResultWarning
+from benchctl.records.schema import GitState, GpuInfo, ResultWarning
 
 app = typer.Typer()
 app.command("show")(show.show)

@@ -16,8 +16,8 @@ from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
 from benchctl.records.claims import sole_writer
 from benchctl.records.files import encode
-from benchctl.records.record import GitState, RequestError, RunFailure
-from benchctl.records.schema import GpuInfo, ResultWarning
+from benchctl.records.record import RequestError, RunFailure
+from benchctl.records.schema import GitState, GpuInfo, ResultWarning
 from benchctl.report.documents import refusal_document
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7

@@ -17,7 +17,8 @@ from benchctl.profile.engine_options import options_class
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import load_run
-from benchctl.records.record import HostInfo, RunRecord
+from benchctl.records.record import RunRecord
+from benchctl.records.schema import HostInfo
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 

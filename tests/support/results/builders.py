@@ -16,7 +16,6 @@ from benchctl.records.directory import ResultDirectory, run_directory_name
 from benchctl.records.files import encode
 from benchctl.records.record import (
     ChoiceRecord,
-    HostInfo,
     Manifest,
     Message,
     Plan,
@@ -26,7 +25,7 @@ from benchctl.records.record import (
     RunRecord,
     RunTimes,
 )
-from benchctl.records.schema import Cell, GpuSample, HostSample, PrometheusSample, StepRecord
+from benchctl.records.schema import Cell, GpuSample, HostInfo, HostSample, PrometheusSample, StepRecord
 
 STEP_NS = 10_000_000
 LVM_SECTIONS_NS = {"lvm_build_pending": 1_000_000, "lvm_forward": 4_000_000, "lvm_apply_guidance": 500_000}

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 from support.results import builders
 
-from benchctl.records.record import GitState, RequestError, RunFailure
-from benchctl.records.schema import GpuInfo, ResultWarning
+from benchctl.records.record import RequestError, RunFailure
+from benchctl.records.schema import GitState, GpuInfo, ResultWarning
 
 HOSTILE = (
     "=cmd()\x1b]0;owned\x07\x9b31m\x1b[31m\x1b[2J\x08\r\u202e\u2028<script>alert(1)</script><img src=x>"

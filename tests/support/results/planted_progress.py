@@ -11,8 +11,8 @@ from benchctl.profile.load import dump_profile, load_profile
 from benchctl.profile.planning import plan_runs
 from benchctl.records.claims import Lease, lease_bytes, lease_path
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.record import HostInfo, Manifest, PlannedRun, RunFailure, RunRecord, RunTimes
-from benchctl.records.schema import SCHEMA_VERSION, NodeGpu, NodeInfo, ResultWarning
+from benchctl.records.record import Manifest, PlannedRun, RunFailure, RunRecord, RunTimes
+from benchctl.records.schema import SCHEMA_VERSION, HostInfo, NodeGpu, NodeInfo, ResultWarning
 
 ARM_S = {None: 61.0, 1: 64.0, 2: 66.0, 3: 70.0, 4: 75.0, 5: 83.0}
 """Seconds of a run of each arm, by its top_k."""
