@@ -153,10 +153,11 @@ class RunError(BenchctlError):
     """
 
     exit_code = 5
+    cause: str = "unknown"
 
-    def __init__(self, message: str, *, cause: str = "unknown", log_tail: str = "") -> None:
+    def __init__(self, message: str, *, cause: str | None = None, log_tail: str = "") -> None:
         super().__init__(message)
-        self.cause = cause
+        self.cause = cause or self.cause
         self.log_tail = log_tail
 
 
@@ -164,7 +165,7 @@ class ServerStartError(RunError):
     """The server did not become ready; with ``is_profile_error`` no server of this variant ever will."""
 
     def __init__(
-        self, message: str, *, cause: str = "unknown", log_tail: str = "", is_profile_error: bool = False
+        self, message: str, *, cause: str | None = None, log_tail: str = "", is_profile_error: bool = False
     ) -> None:
         super().__init__(message, cause=cause, log_tail=log_tail)
         self.is_profile_error = is_profile_error
@@ -177,17 +178,13 @@ class ServerDiedError(RunError):
 class RequestRefusedError(RunError):
     """The server refuses what the profile puts into requests; no run of these settings can succeed."""
 
-    CAUSE: ClassVar[str] = "request-refused"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, cause=self.CAUSE)
+    cause = "request-refused"
 
 
 class LostClaimError(RunError):
     """Another process may own the block by now, so that nothing more of it may be written here."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, cause="claim-lost")
+    cause = "claim-lost"
 
 
 class LoadError(RunError):

@@ -287,7 +287,7 @@ class FailedArms:
         if record.failure is not None:
             if record.failure.cause == OUT_OF_MEMORY:
                 self.infeasible[arm] = record
-            elif record.failure.cause == RequestRefusedError.CAUSE:
+            elif record.failure.cause == RequestRefusedError.cause:
                 self.refused[arm] = record
 
 
@@ -302,7 +302,7 @@ def measure_feasible(
     arm = arm_label(planned.variant, planned.cell)
     if first := failed_arms.refused.get(arm):
         message = f"not tried, because the server refused the same requests in {first.run_id}"
-        failure = RunFailure(cause=RequestRefusedError.CAUSE, message=message)
+        failure = RunFailure(cause=RequestRefusedError.cause, message=message)
         return decline_run(context, planned, directory, failure)
     if first := failed_arms.infeasible.get(arm):
         message = (

@@ -20,7 +20,7 @@ from benchctl.records.files import (
     write_json_atomic,
 )
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
-from benchctl.records.schema import Cell, Record, StepRecord
+from benchctl.records.schema import Cell, Record
 from benchctl.untrusted.files import Fence, entry_names, is_there, make_folder, read_file, replace_file
 from benchctl.untrusted.limits import STORED_PROFILE_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS
@@ -118,9 +118,6 @@ class RunDirectory:
 
     def requests(self) -> Iterator[RequestRecord]:
         return read_jsonl(self.request_log, RequestRecord, within=self.root)
-
-    def steps(self) -> Iterator[StepRecord]:
-        return read_jsonl(self.step_log, StepRecord, within=self.root)
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,16 @@ def claimed_block(
     ``on_wait`` is told whom we wait for. Raises ClaimedError naming a live owner, OSError where nothing can
     be written.
     """
-    held = claim_block(results.path, block, owner, lease_s, watch=watch, on_wait=on_wait)
+    watch, has_told = watch or LeaseWatch(results.path), False
+    while (held := try_claim(results.path, block, owner, lease_s, watch)) is None:
+        lease = watch.leases.get(block)
+        wait_s = LEASE_S if lease is None else lease.lease_s
+        if not has_told and lease is not None:
+            on_wait(
+                f"block {block} is claimed by {lease.owner}; waiting up to {wait_s:.0f} s for a sign of life of it"
+            )
+        has_told = True
+        time.sleep(min(wait_s / _LOOKS_PER_LEASE, _LONGEST_PAUSE_S))
     ended = threading.Event()
     beats = threading.Thread(target=_keep_alive, args=(held, ended, on_lost), name="heartbeats", daemon=True)
     try:
@@ -191,31 +200,6 @@ def _keep_alive(held: HeldBlock, ended: threading.Event, on_lost: Callable[[], N
             if not ended.is_set():
                 on_lost()
             return
-
-
-def claim_block(
-    directory: Path,
-    block: int,
-    owner: Owner,
-    lease_s: float,
-    *,
-    watch: LeaseWatch | None = None,
-    on_wait: Callable[[str], None] = lambda _text: None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> HeldBlock:
-    """Claim a block without heartbeats. Raises as ``claimed_block`` does."""
-    watch = watch or LeaseWatch(directory)
-    has_told = False
-    while (held := try_claim(directory, block, owner, lease_s, watch)) is None:
-        lease = watch.leases.get(block)
-        wait_s = LEASE_S if lease is None else lease.lease_s
-        if not has_told and lease is not None:
-            on_wait(
-                f"block {block} is claimed by {lease.owner}; waiting up to {wait_s:.0f} s for a sign of life of it"
-            )
-        has_told = True
-        sleep(min(wait_s / _LOOKS_PER_LEASE, _LONGEST_PAUSE_S))
-    return held
 
 
 def try_claim(

@@ -12,7 +12,7 @@ from support.results.builders import write_results
 from benchctl.records import files
 from benchctl.records.columns import OPTIONAL, PHASES, columns_from, read_steps
 from benchctl.records.directory import RunDirectory
-from benchctl.records.files import encode
+from benchctl.records.files import encode, read_jsonl
 from benchctl.records.loaded import DAMAGED_LINE, load_run
 from benchctl.records.schema import SECTION_PARENT, StepRecord
 
@@ -232,7 +232,7 @@ def fault_of(line):
 
 def test_a_damaged_line_of_a_long_log_is_named_and_what_came_before_is_kept(tmp_path):
     run = RunDirectory(write_results(tmp_path / "r").runs()[0].path)
-    whole = list(run.steps())
+    whole = list(read_jsonl(run.step_log, StepRecord))
     run.step_log.write_bytes(run.step_log.read_bytes() + encode(step(9, is_warmup=True)) + b"\n" + GOOD[:-9])
     loaded = load_run(run)
     assert loaded.is_damaged

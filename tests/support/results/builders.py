@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from benchctl.records.directory import ResultDirectory, run_directory_name
-from benchctl.records.files import encode
+from benchctl.records.files import encode, read_jsonl
 from benchctl.records.record import (
     ChoiceRecord,
     Manifest,
@@ -331,7 +331,7 @@ def edit_requests(
 def edit_steps(results: ResultDirectory, run_id: str, change: Callable[[StepRecord], StepRecord]) -> None:
     """Replace each step of one run by what ``change`` makes of it."""
     path = results.run(run_id).path / "steps.jsonl"
-    changed = [change(step) for step in results.run(run_id).steps()]
+    changed = [change(step) for step in read_jsonl(path, StepRecord)]
     path.write_bytes(b"".join(encode(step) + b"\n" for step in changed))
 
 
