@@ -1,7 +1,6 @@
 """Files of a result directory: read with the location of any damage, replaced or appended to in one step."""
 
 import io
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -17,8 +16,6 @@ from benchctl.untrusted.files import Fence, open_file, open_to_append, read_file
 from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem, field_problem
 
-_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-"""All that ``run_directory_name`` makes: one plain component of a path, on any system."""
 _LONGEST_NAME_BYTES: Final = 255
 _BLOCK_BYTES: Final = 1 << 19
 """Records take many times the memory of their lines."""
@@ -74,20 +71,17 @@ def encode(record: object) -> bytes:
         return _encoder.encode(encodable(record))
 
 
-def encodable(document: object) -> object:
+def encodable(value: object) -> object:
     r"""A document as plain values without lone surrogates, which no file can hold.
 
     They stand for bytes that are no text, as in a name of a file, and become escapes such as ``\udcff``.
     """
-    return _encodable(msgspec.to_builtins(document))
-
-
-def _encodable(value: object) -> object:
-    if isinstance(value, dict):
-        return {_encodable(key): _encodable(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_encodable(part) for part in value]
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+    plain = msgspec.to_builtins(value)
+    if isinstance(plain, dict):
+        return {encodable(key): encodable(part) for key, part in plain.items()}
+    if isinstance(plain, list | tuple):
+        return [encodable(part) for part in plain]
+    return plain.encode("utf-8", "backslashreplace").decode() if isinstance(plain, str) else plain
 
 
 class JsonlWriter:
@@ -183,7 +177,9 @@ def _read_singly(
             if line.strip():
                 records.append(decoder.decode(line))
         except DECODING_ERRORS as error:
-            problem = _problem(error, line)
+            problem = decoding_problem(error)
+            with suppress(*DECODING_ERRORS):
+                problem = field_problem(error, msgspec.json.decode(line, type=dict[str, Any]))
             problem = problem if line.endswith(b"\n") else f"the line is cut off ({problem})"
             beginning = line[:60].decode(errors="replace").rstrip("\n")
             return records, damaged_line(path, number, f"{problem}; it begins {beginning!r}")
@@ -198,20 +194,10 @@ def damaged_line(path: Path, number: int, problem: str) -> RecordError:
     )
 
 
-def _problem(error: Exception, line: bytes) -> str:
-    """One line on the error of a line, with the value of the field that does not fit."""
-    try:
-        document = msgspec.json.decode(line, type=dict[str, Any])
-    except DECODING_ERRORS:
-        return decoding_problem(error)
-    return field_problem(error, document)
-
-
-T = TypeVar("T", bound=msgspec.Struct)
 RESTORE: Final = "restore the file from a copy, or run the experiment again"
 
 
-def record_of(content: bytes, path: Path, kind: type[T], *, remedy: str = RESTORE) -> T:
+def record_of(content: bytes, path: Path, kind: type[R], *, remedy: str = RESTORE) -> R:
     """The record in a document.
 
     Raises RecordError with ``remedy`` when it is damaged, SchemaVersionError when it is of another schema.
