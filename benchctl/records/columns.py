@@ -175,12 +175,11 @@ def _arrays_of(records: Sequence[StepRecord]) -> dict[str, npt.NDArray[Any]]:
     for index in range(max(map(len, accepted), default=0)):
         counts = [of_step[index] if index < len(of_step) else -1 for of_step in accepted]
         values[f"{POSITION_PREFIX}{index + 1}"] = counts
-    return {name: _compact(numbers) for name, numbers in values.items() if not _is_unknown(numbers)}
-
-
-def _is_unknown(numbers: Sequence[int | None]) -> bool:
-    """True for a value that no step has."""
-    return bool(numbers) and numbers[0] is None and numbers.count(None) == len(numbers)
+    return {
+        name: _compact(numbers)
+        for name, numbers in values.items()
+        if not numbers or numbers.count(None) < len(numbers)  # else no step has it
+    }
 
 
 def _compact(numbers: Sequence[int | None]) -> npt.NDArray[Any]:

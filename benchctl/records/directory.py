@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -15,7 +15,7 @@ from benchctl.records.files import (
     document_bytes,
     read_document,
     read_jsonl,
-    record_of,
+    read_record,
     write_bytes_atomic,
     write_json_atomic,
 )
@@ -25,7 +25,6 @@ from benchctl.untrusted.files import Fence, entry_names, is_there, make_folder, 
 from benchctl.untrusted.limits import STORED_PROFILE_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS
 
-T = TypeVar("T", bound=msgspec.Struct)
 _NAME_CHARS: Final = 200
 _Order: TypeAlias = tuple[tuple[int, float, str], ...]
 
@@ -105,7 +104,7 @@ class RunDirectory:
         return is_there(self.path / "run.json", within=self.root)
 
     def read(self) -> RunRecord:
-        return _read_json(self.path / "run.json", RunRecord, self.root)
+        return read_record(self.path / "run.json", RunRecord, within=self.root)
 
     def write(self, run: RunRecord) -> None:
         make_folder(self.path, within=self.root)
@@ -127,14 +126,14 @@ class ResultDirectory:
     path: Path
 
     def manifest(self) -> Manifest:
-        return _read_json(self.path / "manifest.json", Manifest, self.path)
+        return read_record(self.path / "manifest.json", Manifest, within=self.path)
 
     def write_manifest(self, manifest: Manifest) -> None:
         make_folder(self.path, within=self.path)
         write_json_atomic(self.path / "manifest.json", manifest, within=self.path)
 
     def plan(self) -> Plan:
-        return _read_json(self.path / "plan.json", Plan, self.path)
+        return read_record(self.path / "plan.json", Plan, within=self.path)
 
     def due_plan(self) -> Plan:
         """The plan without the blocks that a stopping rule made unnecessary."""
@@ -207,10 +206,6 @@ def open_results(path: Path) -> ResultDirectory:
     results = ResultDirectory(path)
     results.manifest()
     return results
-
-
-def _read_json(path: Path, kind: type[T], within: Path) -> T:
-    return record_of(read_document(path, within=within), path, kind)
 
 
 SUBMISSIONS: Final = "submissions"

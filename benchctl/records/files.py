@@ -197,6 +197,11 @@ def damaged_line(path: Path, number: int, problem: str) -> RecordError:
 RESTORE: Final = "restore the file from a copy, or run the experiment again"
 
 
+def read_record(path: Path, kind: type[R], *, within: Path, remedy: str = RESTORE) -> R:
+    """The record in a file. Raises as ``read_document`` and ``record_of`` do."""
+    return record_of(read_document(path, within=within), path, kind, remedy=remedy)
+
+
 def record_of(content: bytes, path: Path, kind: type[R], *, remedy: str = RESTORE) -> R:
     """The record in a document.
 

@@ -21,7 +21,7 @@ import msgspec
 import platformdirs
 
 from benchctl.errors import InvalidDataError, UsageError
-from benchctl.records.files import encode, read_document, record_of, write_bytes_atomic, write_json_atomic
+from benchctl.records.files import encode, read_record, write_bytes_atomic, write_json_atomic
 from benchctl.records.schema import Amount, Count, Record
 from benchctl.untrusted.files import is_there
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, read_lines
@@ -91,8 +91,7 @@ class Store(Generic[MeasurementT]):
 
         Raises RecordError when it is damaged, SchemaVersionError when it is of another schema.
         """
-        content = read_document(path, within=within or path.parent)
-        return record_of(content, path, self.kind, remedy=self.remedy)
+        return read_record(path, self.kind, within=within or path.parent, remedy=self.remedy)
 
     def in_results(self, directory: Path) -> MeasurementT | None:
         """The copy in a result directory; None without one. Raises as ``read`` does."""
