@@ -55,7 +55,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "show": Entry(
         _JUDGE,
-        "commands.show:show",
+        "commands.results:show",
         "Show runs, cells, the breakdown of a step, the cost against the baseline, and findings.",
     ),
     "list": Entry(
@@ -70,7 +70,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "verify": Entry(
         _JUDGE,
-        "commands.show:verify",
+        "commands.results:verify",
         "Read every file of a result directory, and report alterations since the measurement.",
     ),
     "pull": Entry(

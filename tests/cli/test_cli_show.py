@@ -9,17 +9,15 @@ import typer
 from support.results import builders
 from typer.testing import CliRunner
 
-from benchctl.cli.commands import results as list_results
-from benchctl.cli.commands import results as report
-from benchctl.cli.commands import show
+from benchctl.cli.commands import results
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.records.claims import sole_writer
 from benchctl.records.schema import GitState, GpuInfo, ResultWarning
 
 app = typer.Typer()
-app.command("show")(show.show)
-app.command("list")(list_results.list_results)
-app.command("report")(report.report)
+app.command("show")(results.show)
+app.command("list")(results.list_results)
+app.command("report")(results.report)
 
 
 def call(*arguments):

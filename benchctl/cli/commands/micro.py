@@ -39,7 +39,7 @@ from benchctl.cli.options.options import (
     with_options,
     words_of,
 )
-from benchctl.cli.output.verdicts import print_tables
+from benchctl.cli.outcome import print_results
 from benchctl.cli.screen import print_json, warn, wide_console
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import UsageError
@@ -65,13 +65,7 @@ from benchctl.profile.choices import (
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.peaks import MeasuredPeaks
-from benchctl.records.peaks import PEAKS
-from benchctl.records.peaks import PeakQuantity
-from benchctl.records.peaks import PeakSeries
-from benchctl.records.peaks import best_series
-from benchctl.records.peaks import hardware_of
-from benchctl.records.stores import StoredFile
+from benchctl.records.peaks import PEAKS, MeasuredPeaks, PeakQuantity, PeakSeries, best_series, hardware_of
 from benchctl.report.export import write_derived, write_pictures
 from benchctl.report.model_documents import bonus_document
 from benchctl.report.table import table_of
@@ -360,7 +354,7 @@ def forward(
     with keeping(outcome.path):
         analysis = analyze_directory(outcome.path)
         files = write_derived(analysis)
-        print_tables(analysis)
+        print_results(analysis)
         path = shlex.quote(str(outcome.path))
         print(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}", flush=True)
         write_pictures(analysis, files)

@@ -1,14 +1,10 @@
-"""``benchctl export``: a result directory as one file, or in the files of another load generator.
+"""Commands on result directories: show, list, report, verify, export, import and pull."""
 
-``benchctl import``: archives, and results of another project, as result directories.
-``benchctl report``: write tables, JSON, plots and the page of a result directory, or a page on two sides.
-``benchctl list``: the result directories under a root.
-``benchctl pull``: a result directory of another machine, fetched, continued and verified.
-"""
-
+import json
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -20,28 +16,256 @@ from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.commands.compare import page_of_sides
-from benchctl.cli.commands.show import print_digest, print_verification
 from benchctl.cli.options.options import RESULTS, complete_results
-from benchctl.cli.screen import bytes_progress, print_json, wide_console
+from benchctl.cli.outcome import print_notes
+from benchctl.cli.screen import bytes_progress, print_json, print_tables, uncollected, wide_console
 from benchctl.cluster.arrival import import_archive
-from benchctl.cluster.pull import Pulled, parse_source
+from benchctl.cluster.pull import parse_source
 from benchctl.cluster.pull import pull as pull_directory
 from benchctl.cluster.rsync import Rsync, require_bandwidth
 from benchctl.errors import RecordError, UsageError
 from benchctl.formats import megabytes, shortened, shortened_inside
-from benchctl.interop.lenvm.import_directory import ImportResult, import_lenvm
+from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.interop.lenvm.summary import SUMMARY_NAME
 from benchctl.interop.lenvm.warnings import REPAIRS
 from benchctl.interop.writers.export import write_foreign
-from benchctl.records.archive import Contents, contents_of, write_archive
+from benchctl.records.archive import contents_of, write_archive
 from benchctl.records.claims import current_manifest
-from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
-from benchctl.records.integrity import verify_directory
-from benchctl.report.export import ReportFiles, list_directories, write_report
+from benchctl.records.integrity import Verification, directory_sha256, verify_directory
+from benchctl.report.documents import show_document
+from benchctl.report.export import list_directories, write_report
 from benchctl.report.table import table_of
+from benchctl.report.tables import experiment, times
+from benchctl.report.tables.models import acceptance_table
 from benchctl.system_errors import as_usage_error
 from benchctl.untrusted.text import visible_line
+
+_ALTERED: Final = 4
+"""Exit code for files that are not as they were measured."""
+
+
+@uncollected()
+def show(
+    results: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
+    ],
+    allow_suspect: Annotated[
+        bool, typer.Option("--allow-suspect", help="Include suspect runs in means and ratios.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
+) -> None:
+    """Show runs, cells, the breakdown of a step, the cost against the baseline, and findings.
+
+    Damaged files are named on stderr, with exit code 4 after everything readable has been shown.
+    """
+    analysis = analyze_directory(results, allow_suspect=allow_suspect)
+    if as_json:
+        print_json(show_document(analysis))
+    else:
+        console, drafts = wide_console(), {arm.label: arm.drafts() for arm in analysis.cells}
+        tables = (
+            experiment.runs_table(analysis),
+            experiment.cells_table(analysis),
+            times.passes_table(analysis),
+            times.launch_table(analysis),
+            acceptance_table({label: each for label, each in drafts.items() if each is not None}),
+            experiment.breakdown_table(analysis),
+            experiment.sweep_table(analysis),
+            experiment.floor_table(analysis),
+            experiment.nodes_table(analysis.nodes),
+            experiment.ladder_table(analysis),
+        )
+        console.print(experiment.headline(analysis))
+        print_tables(console, tables)
+        print_notes(console, analysis)
+    if analysis.damage:
+        raise RecordError("\n".join(analysis.damage))
+
+
+_COLUMNS: Final = ("directory", "created", "profile", "engine", "state", "runs", "remarks")
+_GAP: Final = 2
+"""Blanks between two columns."""
+_LEAST_WIDTHS: Final = {0: 18, 2: 8, 6: 8}
+"""Characters that are left of each column that a narrow terminal shortens, by the column's number."""
+
+
+def list_results(
+    root: Annotated[Path, typer.Argument(help="Parent of result directories.")] = RESULTS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
+) -> None:
+    """List result directories, newest first, with profile, engine, state and the number of runs."""
+    entries = list_directories(root)
+    if as_json:
+        print_json({"root": str(root), "results": entries})
+    elif entries:
+        rows = [[visible_line(field) for field in _row(root, entry)] for entry in entries]
+        if sys.stdout.isatty():
+            rows = _fitted(rows, shutil.get_terminal_size().columns)
+        wide_console().print(table_of(_COLUMNS, rows, left={*_COLUMNS} - {"runs"}))
+    else:
+        print(f"{root} contains no results yet; 'benchctl run' creates them")
+
+
+def _row(root: Path, entry: dict[str, Any]) -> list[str]:
+    """The fields of a directory; the remarks begin with the blocks that are done of an experiment in progress."""
+    path, nodes = Path(entry["path"]), entry["nodes"]
+    name = str(path.relative_to(root)) if path != root else str(root)
+    if entry["problem"] is not None:
+        return [name, "", "", "", entry["state"] or "unreadable", "", entry["problem"]]
+    remarks = [f"{len(nodes)} nodes" if len(nodes) > 1 else None, entry["label"], entry["damage"], entry["altered"]]
+    if entry["state"] in {"running", "interrupted"} and entry["num_blocks"]:
+        remarks.insert(0, f"{entry['num_blocks_done']} of {entry['num_blocks']} blocks done")
+    fields = (entry[name] or "" for name in ("created_at", "profile", "engine", "state"))
+    return [name, *fields, f"{entry['num_done']}/{entry['num_planned']}", " · ".join(filter(None, remarks))]
+
+
+def _fitted(rows: Sequence[list[str]], width: int) -> list[list[str]]:
+    """The rows with the longest names and remarks shortened until the table has ``width`` columns, if that is
+    possible.
+    """
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    while sum(widths) + _GAP * (len(widths) - 1) > width:
+        widest = max(_LEAST_WIDTHS, key=lambda column: widths[column] - _LEAST_WIDTHS[column])
+        if widths[widest] <= _LEAST_WIDTHS[widest]:
+            break
+        widths[widest] -= 1
+    return [[shortened_inside(row[0], widths[0]), *map(shortened, row[1:], widths[1:])] for row in rows]
+
+
+def report(
+    a: Annotated[
+        str,
+        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
+    ],
+    b: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[B]", help="Side to judge against DIR, for a page on both; each DIR or DIR:variant."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="Directory for the report of DIR, in place of DIR itself; with two sides, file for the page.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_suspect: Annotated[
+        bool, typer.Option("--allow-suspect", help="Include suspect runs, with a note on the page and in tables.")
+    ] = False,
+) -> None:
+    """Write report.html, summary and sweep (CSV, JSON), result.json of each finished run, and plots.
+
+    'benchctl run' does this when it ends. With two sides, only a page on B against A is written, by default
+    report-A-vs-B.html in the working directory; for a page with another threshold, use 'benchctl compare A B
+    --output page.html'. The page is self-contained. Damaged files are named on stderr, with exit code 4 after the
+    rest is written.
+    """
+    if b is not None:
+        _write_page(a, b, output, allow_suspect=allow_suspect)
+        return
+    try:
+        files = write_report(Path(a), allow_suspect=allow_suspect, directory=output)
+    except OSError as error:
+        where = "write the report elsewhere with -o DIR" if output is None else "name another directory with -o"
+        raise as_usage_error(error, output or Path(a), remedy=f"{where}, or copy {a}") from error
+    run_results = [path for path in files.written if path.name == "result.json"]
+    print(*(path for path in files.written if path not in run_results), sep="\n")
+    if run_results:
+        print(f"{run_results[0].parent.parent}/*/result.json ({len(run_results)} runs)")
+    for reason in files.skipped:
+        print(f"not drawn: {reason}")
+    if files.damage:
+        raise RecordError("\n".join(files.damage))
+
+
+def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> None:
+    path = output or Path(f"report-{_slug(parse_side(a))}-vs-{_slug(parse_side(b))}.html")
+    page, damage = page_of_sides(a, b, CompareOptions(allow_suspect=allow_suspect))
+    write_bytes_atomic(path, page.encode())
+    print(path)
+    if damage:
+        raise RecordError("\n".join(damage))
+
+
+def _slug(side: Side) -> str:
+    name = side.path.resolve().name + (f"-{side.variant}" if side.variant else "")
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+
+
+def verify(
+    results: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Read every file of a result directory, and report alterations since the measurement.
+
+    Files without a digest are named. Exit code: 0 intact, 4 altered. Directories of older versions have no digests:
+    their plan, the order of their runs and their request set are verified.
+    """
+    verified = verify_directory(open_results(results).path, is_fresh=True)
+    _tell_verified(results, verified, as_json=as_json)
+
+
+def _tell_verified(results: Path, verified: Verification, *, as_json: bool = False) -> None:
+    """Print what was altered in ``results``, or that nothing was; ends the command where something was."""
+    if as_json:
+        document = {
+            "path": str(results),
+            "intact": not verified.alterations,
+            "sha256": None if verified.digests is None else directory_sha256(verified.digests),
+            "benchctl_version": verified.manifest.benchctl_version,
+            "files": verified.num_files,
+            "hashed_bytes": verified.hashed_bytes,
+            "unrecorded": list(verified.unrecorded),
+            "uncovered": list(verified.uncovered),
+            "alterations": [
+                {"code": each.kind, "file": each.file, "what": each.what, "decides": each.decides}
+                for each in verified.alterations
+            ],
+        }
+        print(json.dumps(document, indent=1))
+    else:
+        _print_verified(results, verified)
+    if verified.alterations:
+        raise typer.Exit(_ALTERED)
+
+
+def _print_verified(results: Path, verified: Verification) -> None:
+    for each in verified.alterations:
+        print(f"{each.kind}: {each}{'' if each.decides else ' (no number depends on it)'}")
+    if verified.unrecorded and verified.num_files:
+        print(f"no digest recorded for {len(verified.unrecorded)} runs: {', '.join(verified.unrecorded)}")
+    if verified.uncovered and verified.num_files:
+        print(f"covered by no digest: {', '.join(map(visible_line, verified.uncovered))}")
+    if verified.alterations:
+        print(
+            f"{results} was altered; restore these files from a copy, or measure again. 'benchctl compare' refuses "
+            "it without --allow-altered if numbers depend on them"
+        )
+        return
+    if verified.num_files == 0:
+        print(
+            f"{results} was written by benchctl {verified.manifest.benchctl_version} without digests; its "
+            "plan, the order of its runs and its request set agree, and nothing else can be verified"
+        )
+    else:
+        print(f"{results} is intact: {verified.num_files} files, {megabytes(verified.hashed_bytes)} read")
+    _print_digest(verified)
+
+
+def _print_digest(verified: Verification) -> None:
+    """Print the digest by which the directory is cited; nothing for one of an older version without digests."""
+    if verified.digests is not None:
+        print(f"digest of the whole directory: sha256 {directory_sha256(verified.digests)}")
 
 
 class Form(StrEnum):
@@ -95,28 +319,20 @@ def export(
     """
     if (form is None) == (archive is None):
         raise UsageError("give either --archive FILE, for one file, or --format, for the files of another tool")
+    if archive is not None and output is not None:
+        raise UsageError(f"--archive {archive} names what is written; leave out --output")
     if archive is not None:
-        if output is not None:
-            raise UsageError(f"--archive {archive} names what is written; leave out --output")
         _write_archive(results, archive, allow_running=allow_running)
     elif form is not None:
-        _write_foreign(results, form, output)
-
-
-def _write_foreign(results: Path, form: Form, output: Path | None) -> None:
-
-    analysis = analyze_directory(results)
-    out = output or results / "export" / form.value
-    paths = write_foreign(analysis, form.value, out)
-    for directory in dict.fromkeys(out / path.relative_to(out).parts[0] for path in paths):
-        count = sum(path.is_relative_to(directory) for path in paths)
-        print(f"{directory} ({count} files)")
-    if analysis.damage:
-        raise RecordError("\n".join(analysis.damage))
+        analysis, out = analyze_directory(results), output or results / "export" / form.value
+        paths = write_foreign(analysis, form.value, out)
+        for name, count in Counter(path.relative_to(out).parts[0] for path in paths).items():
+            print(f"{out / name} ({count} files)")
+        if analysis.damage:
+            raise RecordError("\n".join(analysis.damage))
 
 
 def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
-
     results = open_results(path)
     if current_manifest(results).state == "running" and not allow_running:
         raise UsageError(
@@ -126,25 +342,18 @@ def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
     contents = contents_of(results.path)
     with bytes_progress(archive.name, contents.size_bytes) as on_bytes:
         write_archive(results, contents, archive, on_bytes)
-    _print_written(results, archive, contents)
+    for name in contents.irregular:
+        print(f"left out: {visible_line(name)} of {results.path}: no regular file", file=sys.stderr)
+    sizes = f"{megabytes(contents.size_bytes)} in {megabytes(archive.stat().st_size)}"
+    print(f"{archive}: {len(contents.files)} files, {sizes}")
     verified = verify_directory(results.path)
-    print_digest(verified)
+    _print_digest(verified)
     if verified.alterations:
         altered = "\n".join(f"  {alteration}" for alteration in verified.alterations)
         raise RecordError(
             f"{path} was altered since it was measured, and the archive holds it as it is:\n{altered}"
         )
 
-
-def _print_written(results: ResultDirectory, archive: Path, contents: Contents) -> None:
-
-    for name in contents.irregular:
-        print(f"left out: {visible_line(name)} of {results.path}: no regular file", file=sys.stderr)
-    sizes = f"{megabytes(contents.size_bytes)} in {megabytes(archive.stat().st_size)}"
-    print(f"{archive}: {len(contents.files)} files, {sizes}")
-
-
-_ALTERED: Final = 4
 
 app = typer.Typer(
     add_completion=False,
@@ -182,9 +391,7 @@ def archive(
     path = import_archive(source, output, RESULTS)
     verified = verify_directory(path, is_fresh=True)
     print(f"results in {path}")
-    print_verification(path, verified)
-    if verified.alterations:
-        raise typer.Exit(_ALTERED)
+    _tell_verified(path, verified)
 
 
 @app.command("lenvm")
@@ -213,155 +420,18 @@ def lenvm(
     the columns of the project. One block is a screening: comparing it exits with 3.
     """
     argv = ("benchctl", *sys.argv[1:])
-    _tell(import_lenvm(source, output, model=model, value_model=value_model, argv=argv))
-
-
-def _tell(result: ImportResult) -> None:
-
-    faults = [warning for warning in result.warnings if warning.code in REPAIRS]
-    limits = [warning for warning in result.warnings if warning.code not in REPAIRS]
-    for title, warnings in (("mended or left out", faults), ("to bear in mind", limits)):
+    result = import_lenvm(source, output, model=model, value_model=value_model, argv=argv)
+    for title, is_mended in (("mended or left out", True), ("to bear in mind", False)):
+        warnings = [warning for warning in result.warnings if (warning.code in REPAIRS) is is_mended]
         if warnings:
             print(f"{title}:")
         for warning in warnings:
-            print(f"  {warning.code}: {warning.message}" + (f" ({warning.where})" if warning.where else ""))
+            print(f"  {warning.code}: {warning.message}{f' ({warning.where})' if warning.where else ''}")
     for run in result.runs:
         reasons = "".join(f"\n  {warning.code}: {warning.message}" for warning in run.warnings)
         print(f"{run.run_id}: {run.state}{reasons}")
     print(f"results in {result.path}")
     print(f"their columns: {result.path / SUMMARY_NAME}")
-
-
-def report(
-    a: Annotated[
-        str,
-        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
-    ],
-    b: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[B]", help="Side to judge against DIR, for a page on both; each DIR or DIR:variant."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="Directory for the report of DIR, in place of DIR itself; with two sides, file for the page.",
-            show_default=False,
-        ),
-    ] = None,
-    allow_suspect: Annotated[
-        bool, typer.Option("--allow-suspect", help="Include suspect runs, with a note on the page and in tables.")
-    ] = False,
-) -> None:
-    """Write report.html, summary and sweep (CSV, JSON), result.json of each finished run, and plots.
-
-    'benchctl run' does this when it ends. With two sides, only a page on B against A is written, by default
-    report-A-vs-B.html in the working directory; for a page with another threshold, use 'benchctl compare A B
-    --output page.html'. The page is self-contained. Damaged files are named on stderr, with exit code 4 after the
-    rest is written.
-    """
-    if b is not None:
-        _write_page(a, b, output, allow_suspect=allow_suspect)
-        return
-    files = _write_report(Path(a), output, allow_suspect=allow_suspect)
-    run_results = [path for path in files.written if path.name == "result.json"]
-    for path in files.written:
-        if path not in run_results:
-            print(path)
-    if run_results:
-        print(f"{run_results[0].parent.parent}/*/result.json ({len(run_results)} runs)")
-    for reason in files.skipped:
-        print(f"not drawn: {reason}")
-    if files.damage:
-        raise RecordError("\n".join(files.damage))
-
-
-def _write_report(results: Path, output: Path | None, *, allow_suspect: bool) -> ReportFiles:
-    """Write the report of one directory. Raises UsageError where the files cannot be written."""
-    try:
-        return write_report(results, allow_suspect=allow_suspect, directory=output)
-    except OSError as error:
-        where = "write the report elsewhere with -o DIR" if output is None else "name another directory with -o"
-        raise as_usage_error(error, output or results, remedy=f"{where}, or copy {results}") from error
-
-
-def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> None:
-
-    path = output or Path(f"report-{_slug(parse_side(a))}-vs-{_slug(parse_side(b))}.html")
-    page, damage = page_of_sides(a, b, CompareOptions(allow_suspect=allow_suspect))
-    write_bytes_atomic(path, page.encode())
-    print(path)
-    if damage:
-        raise RecordError("\n".join(damage))
-
-
-def _slug(side: Side) -> str:
-    name = side.path.resolve().name + (f"-{side.variant}" if side.variant else "")
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
-
-
-_COLUMNS: Final = ("directory", "created", "profile", "engine", "state", "runs", "remarks")
-_GAP: Final = 2
-"""Blanks between two columns."""
-_LEAST_WIDTHS: Final = {0: 18, 2: 8, 6: 8}
-"""Characters that are left of each column that a narrow terminal shortens, by the column's number."""
-
-
-def list_results(
-    root: Annotated[Path, typer.Argument(help="Parent of result directories.")] = RESULTS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
-) -> None:
-    """List result directories, newest first, with profile, engine, state and the number of runs."""
-    entries = list_directories(root)
-    if as_json:
-        print_json({"root": str(root), "results": entries})
-    elif entries:
-        _print_table(root, entries)
-    else:
-        print(f"{root} contains no results yet; 'benchctl run' creates them")
-
-
-def _print_table(root: Path, entries: Sequence[dict[str, Any]]) -> None:
-
-    rows = [[visible_line(field) for field in _row(root, entry)] for entry in entries]
-    if sys.stdout.isatty():
-        rows = _fitted(rows, shutil.get_terminal_size().columns)
-    wide_console().print(table_of(_COLUMNS, rows, left={*_COLUMNS} - {"runs"}))
-
-
-def _row(root: Path, entry: dict[str, Any]) -> list[str]:
-    """The fields of a directory; the remarks begin with the blocks that are done of an experiment in progress."""
-    path = Path(entry["path"])
-    name = str(path.relative_to(root)) if path != root else str(root)
-    if entry["problem"] is not None:
-        return [name, "", "", "", entry["state"] or "unreadable", "", entry["problem"]]
-    in_progress = entry["state"] in {"running", "interrupted"} and entry["num_blocks"]
-    blocks = f"{entry['num_blocks_done']} of {entry['num_blocks']} blocks done" if in_progress else None
-    nodes = f"{len(entry['nodes'])} nodes" if len(entry["nodes"]) > 1 else None
-    remarks = " · ".join(filter(None, (blocks, nodes, *(entry[name] for name in ("label", "damage", "altered")))))
-    fields = (entry[name] or "" for name in ("created_at", "profile", "engine", "state"))
-    return [name, *fields, f"{entry['num_done']}/{entry['num_planned']}", remarks]
-
-
-def _fitted(rows: Sequence[list[str]], width: int) -> list[list[str]]:
-    """The rows with the longest names and remarks shortened until the table has ``width`` columns, if that is
-    possible.
-    """
-    columns = list(zip(_COLUMNS, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    while sum(widths) + _GAP * (len(widths) - 1) > width:
-        widest = max(_LEAST_WIDTHS, key=lambda column: widths[column] - _LEAST_WIDTHS[column])
-        if widths[widest] <= _LEAST_WIDTHS[widest]:
-            break
-        widths[widest] -= 1
-    return [[shortened_inside(row[0], widths[0]), *map(shortened, row[1:], widths[1:])] for row in rows]
-
-
-_PULL_ALTERED: Final = 4
 
 
 def pull(
@@ -414,16 +484,10 @@ def pull(
             print(f"interrupted: what came is in {chosen[0]}, and the same command goes on", file=sys.stderr)
         raise
     print(f"{pulled.path}: {megabytes(pulled.received_bytes)} fetched")
-    _print_running(pulled)
-    print_verification(pulled.path, pulled.verified)
-    if pulled.verified.alterations:
-        raise typer.Exit(_PULL_ALTERED)
-
-
-def _print_running(pulled: Pulled) -> None:
     if pulled.is_running or pulled.running:
         running = f"; running: {', '.join(pulled.running)}" if pulled.running else ""
         print(
             f"still being measured when it was fetched: {pulled.num_done} of {pulled.num_planned} runs are done"
             f"{running}; pull again for the rest"
         )
+    _tell_verified(pulled.path, pulled.verified)

@@ -32,9 +32,10 @@ from benchctl.cli.conduct import (
     to_stderr,
     warn_of_repeats,
 )
+from benchctl.cli.estimates import duration_text, estimate_plan
 from benchctl.cli.options.options import with_options
 from benchctl.cli.options.run import RunOptions
-from benchctl.cli.output.verdicts import duration_text, estimate_plan, outcome_document, print_outcome, store_noise
+from benchctl.cli.outcome import outcome_document, print_outcome, store_noise
 from benchctl.cli.screen import print_json, warn
 from benchctl.cluster.local.held_slots import held_devices
 from benchctl.errors import UsageError

@@ -17,6 +17,7 @@ import typer
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.checks import exit_code_of, keeping
 from benchctl.cli.conduct import check_experiment, measure, measure_lengths, prepare_experiment, to_stderr
+from benchctl.cli.estimates import print_predictions, simulate_summary, write_predictions
 from benchctl.cli.options.options import (
     RESULTS,
     AsJson,
@@ -32,8 +33,7 @@ from benchctl.cli.options.options import (
     numbers,
     refuse_first,
 )
-from benchctl.cli.output.recorded import print_predictions, simulate_summary, write_predictions
-from benchctl.cli.output.verdicts import print_outcome
+from benchctl.cli.outcome import print_outcome
 from benchctl.cli.screen import print_json, warn, wide_console
 from benchctl.errors import UsageError
 from benchctl.formats import short_number

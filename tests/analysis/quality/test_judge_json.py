@@ -12,7 +12,7 @@ from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.quality.accuracy import quality_lines
 from benchctl.analysis.quality.judge import judge_named
 from benchctl.analysis.summary.analyzed import analyze_directory
-from benchctl.cli.output.verdicts import print_verdicts
+from benchctl.cli.outcome import print_verdicts
 from benchctl.profile.load import dump_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import encode

@@ -1,0 +1,214 @@
+"""The end of an experiment on the terminal and as JSON: tables, verdicts, suspect runs, and the next commands."""
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rich.text import Text
+
+from benchctl.analysis.compare.compare import blocks_to_settle
+from benchctl.analysis.compare.result import CellComparison
+from benchctl.analysis.compare.words import cell_sentence, looks_lines
+from benchctl.analysis.planning import is_repeated_baseline
+from benchctl.analysis.quality.accuracy import accuracy_sentence
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
+from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.analysis.validity.usable import decisive_warnings
+from benchctl.cli.screen import TextConsole, print_tables, verdict_text, warn, wide_console
+from benchctl.measure.experiment import Outcome
+from benchctl.measure.noise_on_file import keep_noise
+from benchctl.measure.resume.extension import why_not_extended
+from benchctl.profile.model import Profile
+from benchctl.report.documents import metric_document, quality_document
+from benchctl.report.export import PAGE_NAME, write_derived, write_pictures
+from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
+from benchctl.report.tables import experiment, times
+from benchctl.untrusted.text import visible_line
+
+
+def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, PageVerdict]:
+    """Print what an experiment came to and its verdicts, and warn of suspect runs; returns what was printed."""
+    analysis = analyze_directory(path)
+    files = write_derived(analysis)
+    print_results(analysis)
+    counts = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in _counts(outcome).items() if count)
+    print(f"\nruns: {counts}")
+    print(f"tables: {path / 'summary.csv'}, {path / 'sweep_summary.csv'}")
+    print(f"details: benchctl show {shlex.quote(str(path))}")
+    if outcome.num_failed:
+        warn(f"{outcome.num_failed} runs failed; repeat them with: benchctl run --resume {shlex.quote(str(path))}")
+    for line in suspects_lines(analysis):
+        warn(line)
+    print_verdicts(analysis, files.verdict)
+    drawn = write_pictures(analysis, files)
+    for reason in drawn.skipped:
+        print(f"not drawn: {reason}")
+    for picture in drawn.written[len(files.written) :]:
+        print(f"picture: {picture}")
+    return analysis, files.verdict
+
+
+def outcome_document(
+    analysis: AnalyzedExperiment, outcome: Outcome, verdict: PageVerdict, exit_code: int
+) -> dict[str, Any]:
+    """The output of ``benchctl run --json``; ``verdict`` and the sentences are those of ``compare``."""
+    commands = _next_commands(analysis, verdict)
+    warnings = [*analysis.warnings, *(warning for run in analysis.runs for warning in run.warnings)]
+    return {
+        "directory": str(analysis.results.path),
+        "page": str(analysis.results.path / PAGE_NAME),
+        "exit_code": exit_code,
+        "state": analysis.results.manifest.state,
+        "runs": _counts(outcome),
+        "baseline": analysis.results.manifest.baseline,
+        "verdict": verdict.word,
+        "verdict_exit_code": verdict.exit_code,
+        "summary": verdict.sentence,
+        "verdicts": [_verdict_document(one, cell) for one, cell in _compared_cells(verdict)],
+        "commands": {name: commands[name] for name in ("compare", "more_blocks")},
+        "warnings": msgspec.to_builtins(warnings),
+        "damage": list(analysis.damage),
+    }
+
+
+def _counts(outcome: Outcome) -> dict[str, int]:
+    return {
+        "done": outcome.num_done,
+        "suspect": outcome.num_suspect,
+        "failed": outcome.num_failed,
+        "done_before": outcome.num_skipped,
+    }
+
+
+def _compared_cells(verdict: PageVerdict) -> Iterator[tuple[ComparisonVerdict, CellComparison | None]]:
+    """Every cell of every comparison; None for a comparison that could not be made."""
+    for one in verdict.all:
+        yield from ((one, cell) for cell in (one.comparison.cells if one.comparison is not None else (None,)))
+
+
+_OF_A_CHANGE: Final = ("verdict", "ratio", "ci_low", "ci_high", "margin_frac", "reason")
+
+
+def _verdict_document(one: ComparisonVerdict, cell: CellComparison | None) -> dict[str, Any]:
+    if cell is None:
+        return {"arm": one.b_name, "verdict": one.word, "is_control": one.is_control, "sentence": one.sentence}
+    changes = [metric_document(cell, metric) for metric in cell.deciding]
+    return {
+        "arm": cell.b_label,
+        "verdict": cell.verdict,
+        "is_control": one.is_control,
+        "sentence": cell_sentence(cell),
+        "changes": [{"metric": each["name"]} | {name: each[name] for name in _OF_A_CHANGE} for each in changes],
+        "quality": quality_document(cell),
+    }
+
+
+def print_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> None:
+    """Print one line for each arm against the baseline, then the page and the commands to go on with."""
+    lines = []
+    for one, cell in _compared_cells(verdict):
+        name = f"{one.b_name if cell is None else cell.b_label}{' (control)' if one.is_control else ''}"
+        lines.append((name, f"{one.word}: {one.sentence}" if cell is None else cell_sentence(cell)))
+        if cell is not None and cell.quality is not None:
+            lines.append(("", accuracy_sentence(cell.quality)))
+    if _has_verdicts(analysis, verdict):
+        console, width = wide_console(), max(len(visible_line(name)) for name, _ in lines)
+        print(f"\nVerdicts against {analysis.results.manifest.baseline}")
+        for name, sentence in lines:
+            console.print(Text(f"{visible_line(name):<{width}}  ").append_text(verdict_text(sentence)))
+        for line in dict.fromkeys(line for each in verdict.comparisons for line in looks_lines(each)):
+            print(line)
+    commands = _next_commands(analysis, verdict)
+    print(f"page: {shlex.quote(str(analysis.results.path / PAGE_NAME))}")
+    if commands["compare"] is not None:
+        print(f"compare: {commands['compare']}")
+    if commands["more_blocks"] is not None:
+        print(f"{commands['reason']}: {commands['more_blocks']}")
+
+
+def _has_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> bool:
+    """True where another arm than the baseline was planned and some run counts."""
+    return bool(verdict.all) and any(run.is_usable for run in analysis.runs)
+
+
+def _next_commands(analysis: AnalyzedExperiment, verdict: PageVerdict) -> dict[str, str | None]:
+    """The commands to type next, with every path quoted for a shell; None for one that leads nowhere.
+
+    ``more_blocks`` is None where nothing is inconclusive, or where more blocks do not help or cannot be added: an
+    A/A experiment measures noise and has nothing to settle. ``reason`` is that for more blocks.
+    """
+    path, manifest, profile = str(analysis.results.path), analysis.results.manifest, analysis.profile
+    can_grow = why_not_extended(manifest) is None and (profile is None or not is_repeated_baseline(profile))
+    needed = likely = blocks_to_settle(verdict.comparisons) if can_grow else None
+    reason = f"inconclusive; about {likely} blocks would settle it if scatter and changes stay as they are"
+    if likely is not None and all(comparison.is_screening for comparison in verdict.comparisons):
+        needed, reason = MIN_PAIRED_BLOCKS, f"screening; a verdict takes at least {MIN_PAIRED_BLOCKS} blocks"
+        if likely > needed:
+            reason += f", and about {likely} if scatter and changes stay as they are"
+    more = shlex.join(["benchctl", "run", "--resume", path, "--blocks", str(needed)])
+    return {
+        "compare": shlex.join(["benchctl", "compare", path]) if _has_verdicts(analysis, verdict) else None,
+        "more_blocks": more if needed is not None and needed > manifest.blocks else None,
+        "reason": reason,
+    }
+
+
+_IN_PART: Final = (
+    "times of the client are excluded, times of the server (step_ms) are not; see Notes. --allow-suspect of "
+    "compare, report and show includes all"
+)
+
+
+def suspects_lines(analysis: AnalyzedExperiment) -> list[str]:
+    """One sentence for suspect runs whose client times are excluded, one for those that are excluded entirely."""
+    lines = []
+    for is_in_part, meaning in ((True, _IN_PART), (False, "their results are not reliable; see Notes")):
+        runs = [run for run in analysis.runs if run.record.state == "suspect"]
+        runs = [run for run in runs if (run.usability.client_excluded is not None) is is_in_part]
+        codes = Counter(code for run in runs for code in {w.code for w in decisive_warnings(run.record)})
+        why = ", ".join(f"{code} in {count}" for code, count in codes.most_common()) or "no reason recorded"
+        if runs:
+            number = "1 run is" if len(runs) == 1 else f"{len(runs)} runs are"
+            lines.append(f"{number} suspect ({why}): {meaning}")
+    return lines
+
+
+def print_results(analysis: AnalyzedExperiment) -> None:
+    """Print cells, their comparison with the baseline, findings and notes."""
+    console = wide_console()
+    tables = (
+        experiment.cells_table(analysis),
+        experiment.sweep_table(analysis),
+        experiment.floor_table(analysis),
+        experiment.nodes_table(analysis.nodes),
+        experiment.ladder_table(analysis),
+        times.passes_table(analysis),
+        times.launch_table(analysis),
+    )
+    print_tables(console, tables)
+    print_notes(console, analysis)
+
+
+def print_notes(console: TextConsole, analysis: AnalyzedExperiment) -> None:
+    """Print the verdicts on backfill, the findings and the notes of a result directory, each under its title."""
+    sections = [(title, [f"* {line}" for line in lines]) for title, lines in experiment.bonus_notes(analysis)]
+    sections.append(("What follows", [f"* {each.sentence} [{each.code}]" for each in analysis.findings]))
+    sections.append(("Notes", experiment.footnote_lines(analysis)))
+    for title, lines in sections:
+        if lines:
+            console.print()
+            console.print(title, style="bold")
+            for line in lines:
+                console.print(visible_line(line))
+
+
+def store_noise(path: Path, profile: Profile) -> None:
+    """Store the noise of an A/A experiment and print the result; no effect for other experiments."""
+    stored = keep_noise(path, profile)
+    if stored is not None and stored.path is not None:
+        print(f"noise of this machine stored: benchctl noise show {stored.path.parent.name}")
+    elif stored is not None:
+        warn(f"the noise was not stored: {stored.reason}")

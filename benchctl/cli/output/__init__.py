@@ -1,1 +1,0 @@
-"""Tables, documents and progress of commands, on the terminal and in files."""
