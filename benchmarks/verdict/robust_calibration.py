@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.statistics.robust import PositionCovariate, credibility_of, estimate_mixtures
+from benchctl.analysis.statistics.robust import PositionCovariate, credibility_of, estimate_mixture
 from benchmarks.common.table import show
 from benchmarks.verdict.known_truth import named_stream
 
@@ -19,7 +19,6 @@ NUMBERS: Final = (6, 7, 8, 9, 10, 12, 15, 20, 30, 50)
 ALPHAS: Final = (0.05, 0.0125, 0.005)
 OTHER_ALPHAS: Final = (0.2, 0.002)
 TOLERANCE: Final = 1.05
-_AT_ONCE: Final = 1000
 
 
 def credibilities(num_blocks: int, *, is_own_slope: bool, num_data_sets: int) -> np.ndarray:
@@ -27,11 +26,9 @@ def credibilities(num_blocks: int, *, is_own_slope: bool, num_data_sets: int) ->
     stream = named_stream("calibration", num_blocks, is_own_slope)
     x = np.array([1.0 if b % 2 else -1.0 for b in range(num_blocks)])
     covariate = PositionCovariate(x) if is_own_slope else None
-    found = []
-    for _ in range(num_data_sets // _AT_ONCE):
-        below = estimate_mixtures(stream.normal(size=(_AT_ONCE, num_blocks)), covariate).below(np.zeros(_AT_ONCE))
-        found.append(2 * np.minimum(below, 1 - below))
-    return np.concatenate(found)
+    data_sets = stream.normal(size=(num_data_sets, num_blocks))
+    below = np.array([estimate_mixture(data_set, covariate)[0].below(0.0) for data_set in data_sets])
+    return 2 * np.minimum(below, 1 - below)
 
 
 def calibration(found: np.ndarray) -> float:
@@ -45,7 +42,7 @@ def calibration(found: np.ndarray) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-sets", type=int, default=40_000, metavar="N", help="for each row, in thousands")
+    parser.add_argument("--data-sets", type=int, default=40_000, metavar="N", help="for each row")
     asked = parser.parse_args()
     rows, table = [], {}
     for num_blocks in NUMBERS:

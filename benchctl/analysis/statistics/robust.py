@@ -79,9 +79,13 @@ class OutlierMixture:
 
     def p_value(self) -> float:
         """The least alpha at which the interval excludes 0."""
-        t = (0.0 - np.asarray(self.centres)) / np.asarray(self.scales)
-        below = float(np.asarray(self.shares) @ stdtr(self.degrees_of_freedom, t))
+        below = self.below(0.0)
         return alpha_of(2 * min(below, 1 - below), self.calibration)
+
+    def below(self, value: float) -> float:
+        """Probability that mu is below a value."""
+        t = (value - np.asarray(self.centres)) / np.asarray(self.scales)
+        return float(np.asarray(self.shares) @ stdtr(self.degrees_of_freedom, t))
 
 
 @lru_cache(maxsize=8192)
@@ -147,116 +151,72 @@ class PositionCovariate:
         return min(1.0, squares / 2 / self.information)
 
 
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """Distributions of mu for many data sets of n blocks: for each a mixture of t distributions over the choices.
+def estimate_mixture(
+    differences: Floats, covariate: PositionCovariate | None, evidence: Sequence[float] | None = None
+) -> tuple[OutlierMixture, Floats, float | None]:
+    """The distribution of mu, the weights of the blocks in its mean, and the slope where these blocks give it.
 
-    Arrays have a row for each data set and a column for each choice of outliers; ``block_weights`` has a column for
-    each block.
+    For each choice of outliers the differences have a t distribution by weighted least squares. How likely a choice
+    is follows from the differences, or, with ``evidence``, from these differences of the same blocks.
     """
-
-    centres: Floats
-    scales: Floats
-    shares: Floats
-    degrees_of_freedom: float
-    block_weights: Floats
-    slopes: Floats | None
-    suspects: NDArray[np.intp]
-    """The blocks that may be outliers, a row for each data set."""
-
-    def below(self, values: Floats) -> Floats:
-        """Probability that mu is below its value, for each data set."""
-        standardised = (values[:, None] - self.centres) / self.scales
-        shares: Floats = np.sum(self.shares * stdtr(self.degrees_of_freedom, standardised), axis=1)
-        return shares
-
-
-def estimate_mixtures(
-    differences: Floats, covariate: PositionCovariate | None, like: Mixture | None = None
-) -> Mixture:
-    """The distribution of mu for each row of ``differences``, a data set.
-
-    The outliers follow from these differences, or, with ``like``, are those of that mixture.
-    """
-    offsets = np.median(differences, axis=1, keepdims=True)
-    d = differences - offsets
-    n = d.shape[1]
-    is_own = covariate is not None and covariate.information is None
+    n, own_share = len(differences), 0.0 if covariate is None else covariate.own_share
     x = np.zeros(n) if covariate is None else covariate.x
-    suspects = like.suspects if like is not None else _suspects(d, x if is_own else None)
+    is_own = covariate is not None and covariate.information is None
+    judged = differences if evidence is None else np.asarray(evidence, dtype=float)
+    judged, offset = judged - np.median(judged), np.median(differences)
     choices, slope_weights = _choices(n), np.zeros(0)
     if is_own:
         choices, slope_weights = _choices_with_slopes(choices, float(np.mean(x**2)))
-    chosen = choices.astype(float).T
-
-    def weighted(values: Floats) -> Floats:
-        """Sum over the blocks, with the weights of each choice."""
-        of_suspects = np.take_along_axis(values, suspects, axis=1)
-        sums: Floats = values.sum(axis=1, keepdims=True) - _LOST_WEIGHT * (of_suspects @ chosen)
-        return sums
-
-    num_chosen = choices.sum(axis=1)
-    rows = np.broadcast_to(x, d.shape)
-    s_1, s_x = n - _LOST_WEIGHT * num_chosen[None, :], weighted(rows)
-    s_d, s_dd = weighted(d), weighted(d * d)
-    log_prior = num_chosen * math.log(OUTLIER_PROBABILITY / (1 - OUTLIER_PROBABILITY) / OUTLIER_SCALE)
-    slopes: Floats | None = None
+    weights = np.ones((len(choices), n))
+    weights[:, _suspects(judged, x if is_own else None)] -= _LOST_WEIGHT * choices
+    s_1, s_x, num_chosen = weights.sum(axis=1), weights @ x, choices.sum(axis=1)
+    # the inverse of the information on mu and the slope
     if is_own:
-        s_xx, s_xd = weighted(rows * rows) + slope_weights, weighted(rows * d)
+        s_xx = weights @ x**2 + slope_weights
         determinant = s_1 * s_xx - s_x**2
-        centres, slopes = (s_xx * s_d - s_x * s_xd) / determinant, (s_1 * s_xd - s_x * s_d) / determinant
-        squares, degrees = s_dd - centres * s_d - slopes * s_xd, n - 1.0
-        variances = s_xx / determinant
-        log_prior = log_prior + 0.5 * np.log(slope_weights / determinant)
+        inverse_1, inverse_x, inverse_xx = s_xx / determinant, -s_x / determinant, s_1 / determinant
+        variances, volume = inverse_1, slope_weights / determinant
     else:
-        centres = s_d / s_1
-        squares, degrees = s_dd - centres * s_d, n - 1.0 - (0.0 if covariate is None else covariate.own_share)
-        variances = 1 / s_1
+        inverse_1, inverse_x, inverse_xx = 1 / s_1, np.zeros(len(choices)), np.zeros(len(choices))
+        variances, volume = inverse_1, inverse_1
         if covariate is not None and covariate.information is not None:
             variances = variances + (s_x / s_1) ** 2 / (2 * covariate.information)
-        log_prior = log_prior - 0.5 * np.log(s_1)
-    squares = np.maximum(squares, 1e-24 * s_dd + 1e-300)
-    log_shares = log_prior - degrees / 2 * np.log(squares)
-    shares = np.exp(log_shares - log_shares.max(axis=1, keepdims=True))
-    shares = like.shares if like is not None else shares / shares.sum(axis=1, keepdims=True)
-    factor_1, factor_x = (s_xx / determinant, -s_x / determinant) if is_own else (1 / s_1, np.zeros_like(centres))
-    return Mixture(
-        centres=centres + offsets,
-        scales=np.sqrt(squares / degrees * variances),
-        shares=shares,
-        degrees_of_freedom=degrees,
-        block_weights=_block_weights(shares, factor_1, factor_x, chosen, suspects, rows),
-        slopes=slopes,
-        suspects=suspects,
+    df = n - 1.0 if is_own else n - 1.0 - own_share
+    log_prior = num_chosen * math.log(OUTLIER_PROBABILITY / (1 - OUTLIER_PROBABILITY) / OUTLIER_SCALE)
+
+    def solved(values: Floats) -> tuple[Floats, Floats, Floats]:
+        """Centre, slope and sum of squares of each choice."""
+        s_d, s_xd, s_dd = weights @ values, weights @ (x * values), weights @ values**2
+        centres, slopes = inverse_1 * s_d + inverse_x * s_xd, inverse_x * s_d + inverse_xx * s_xd
+        return centres, slopes, np.maximum(s_dd - centres * s_d - slopes * s_xd, 1e-24 * s_dd + 1e-300)
+
+    log_shares = log_prior + 0.5 * np.log(volume) - df / 2 * np.log(solved(judged)[2])
+    shares = np.exp(log_shares - log_shares.max())
+    shares /= shares.sum()
+    centres, slopes, squares = solved(differences - offset)
+    order = np.argsort(-shares, kind="stable")
+    likely = order[: 1 + int(np.searchsorted(np.cumsum(shares[order]), 1 - _NEGLIGIBLE))]
+    mixture = OutlierMixture(
+        centres=tuple((centres[likely] + offset).tolist()),
+        scales=tuple(np.sqrt(squares / df * variances)[likely].tolist()),
+        shares=tuple((shares[likely] / shares[likely].sum()).tolist()),
+        degrees_of_freedom=df,
+        calibration=calibration_of(n, own_share),
     )
-
-
-def _block_weights(
-    shares: Floats, factor_1: Floats, factor_x: Floats, chosen: Floats, suspects: NDArray[np.intp], x: Floats
-) -> Floats:
-    """The weight of each block in the centre: W_b (factor_1 + factor_x x_b), averaged over the choices."""
-    lost = np.zeros((2, *x.shape))
-    for row, factor in zip(lost, (factor_1, factor_x), strict=True):
-        np.put_along_axis(row, suspects, _LOST_WEIGHT * ((shares * factor) @ chosen.T), axis=1)
-    whole_1, whole_x = (np.sum(shares * factor, axis=1, keepdims=True) for factor in (factor_1, factor_x))
-    weights: Floats = whole_1 - lost[0] + (whole_x - lost[1]) * x
-    return weights
+    block_weights = (shares * inverse_1) @ weights + (shares * inverse_x) @ weights * x
+    return mixture, block_weights, float(shares @ slopes) if is_own else None
 
 
 def _suspects(d: Floats, x: Floats | None) -> NDArray[np.intp]:
-    """The blocks of each data set that may be outliers: those farthest from a robust line.
+    """The blocks that may be outliers: those farthest from a robust line.
 
     Its slope: A. F. Siegel, *Robust regression using repeated medians*, Biometrika 69, 1982, 242-244.
     """
-    n, residuals = d.shape[1], d
-    if n <= MAX_SUSPECTS:
-        return np.broadcast_to(np.arange(n), d.shape)
-    if x is not None:
+    if x is not None and len(d) > MAX_SUSPECTS:
         apart = x[None, :] - x[:, None]
-        slopes = (d[:, None, :] - d[:, :, None]) / np.where(apart == 0, np.nan, apart)
-        residuals = d - np.nanmedian(np.nanmedian(slopes, axis=2), axis=1)[:, None] * x
-    residuals = np.abs(residuals - np.median(residuals, axis=1, keepdims=True))
-    return np.argsort(residuals, axis=1)[:, n - MAX_SUSPECTS :]
+        slopes = (d[None, :] - d[:, None]) / np.where(apart == 0, np.nan, apart)
+        d = d - np.nanmedian(np.nanmedian(slopes, axis=1)) * x
+    return np.arange(len(d)) if len(d) <= MAX_SUSPECTS else np.argsort(np.abs(d - np.median(d)))[-MAX_SUSPECTS:]
 
 
 @lru_cache(maxsize=64)
@@ -280,27 +240,3 @@ def _choices_with_slopes(choices: NDArray[np.bool_], mean_square: float) -> tupl
     fewer = choices[num_chosen < max(num_chosen.max(), 1)]
     weights = np.repeat([1 / SMALL_SLOPE**2, 1 / LARGE_SLOPE**2], [len(choices), len(fewer)])
     return np.concatenate([choices, fewer]), mean_square * weights
-
-
-def estimate_mixture(
-    differences: Floats, covariate: PositionCovariate | None, evidence: Sequence[float] | None = None
-) -> tuple[OutlierMixture, Floats, float | None]:
-    """The uncertainty of one data set, the weights of its blocks, and its slope where it is estimated from them.
-
-    With ``evidence``, the weights are those of these differences.
-    """
-    like = None if evidence is None else estimate_mixtures(np.asarray([evidence], dtype=float), covariate)
-    whole = estimate_mixtures(differences[None, :], covariate, like)
-    shares = whole.shares[0]
-    order = np.argsort(-shares, kind="stable")
-    likely = order[: 1 + int(np.searchsorted(np.cumsum(shares[order]), 1 - _NEGLIGIBLE))]
-    calibration = calibration_of(len(differences), 0.0 if covariate is None else covariate.own_share)
-    mixture = OutlierMixture(
-        centres=tuple(whole.centres[0][likely].tolist()),
-        scales=tuple(whole.scales[0][likely].tolist()),
-        shares=tuple((shares[likely] / shares[likely].sum()).tolist()),
-        degrees_of_freedom=whole.degrees_of_freedom,
-        calibration=calibration,
-    )
-    slope = None if whole.slopes is None else float(shares @ whole.slopes[0])
-    return mixture, whole.block_weights[0], slope
