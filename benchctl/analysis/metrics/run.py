@@ -173,6 +173,10 @@ def _step_metrics(steps: StepColumns, *, covers_steps: bool) -> dict[str, float 
     is_decode = steps.in_phase("decode")
     output_tokens = steps.total("output_tokens")
     blocks = steps.known_values("kv_used_blocks")
+    known = map(
+        steps.known_values, ("value_reuse_tokens", "value_extend_tokens", "value_replayed", "value_recordings")
+    )
+    reused, extended, replayed, recordings = (int(values.sum()) if len(values) else None for values in known)
     metrics = {
         "num_steps": len(steps) or None,
         "step_ms": _mean_ms(steps.dur_ns),
@@ -187,28 +191,14 @@ def _step_metrics(steps: StepColumns, *, covers_steps: bool) -> dict[str, float 
         "greedy_step_frac": quotient(steps.total("is_greedy"), len(steps)),
         "guided_step_frac": quotient(num_guided_steps(steps), len(steps)),
         "candidates_per_token": quotient(steps.total("candidates"), output_tokens),
-        **_value_model_metrics(steps),
+        # of the value model: from the steps that say so; those without a guided row do not
+        "value_reuse_frac": quotient(reused, total([reused, extended])),
+        "value_replay_frac": quotient(replayed, len(steps.known_values("value_replayed"))),
+        "value_recordings": recordings,
         "preemptions": steps.total("preempted"),
         "peak_kv_blocks": int(blocks.max()) if len(blocks) else None,
     }
     return {n: value if covers_steps or not n.endswith("step_ms") else None for n, value in metrics.items()}
-
-
-def _value_model_metrics(steps: StepColumns) -> dict[str, float | None]:
-    """Reuse and recorded passes of a value model, from the steps that say so; those without a guided row do not."""
-    reused = _total_of_known(steps, "value_reuse_tokens")
-    replayed, num_known = _total_of_known(steps, "value_replayed"), len(steps.known_values("value_replayed"))
-    return {
-        "value_reuse_frac": quotient(reused, total([reused, _total_of_known(steps, "value_extend_tokens")])),
-        "value_replay_frac": quotient(replayed, num_known),
-        "value_recordings": _total_of_known(steps, "value_recordings"),
-    }
-
-
-def _total_of_known(steps: StepColumns, name: str) -> int | None:
-    """The sum over the steps that have the field; None if none has it."""
-    values = steps.known_values(name)
-    return int(values.sum()) if len(values) else None
 
 
 def _mean_ms(durations_ns: Integers) -> float | None:
