@@ -7,7 +7,7 @@ nothing.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Final
 
 from benchctl.analysis.metrics.latency import e2el_ns, is_completed, known_values, measured, total
@@ -60,16 +60,16 @@ def check_accepted(counts: DraftCounts) -> Check:
     name, accepted, drafted = "accepted-drafts", counts.accepted_tokens, counts.draft_tokens
     if accepted is None or drafted is None:
         return Check(name, None, "the steps do not count draft tokens")
-    problems = [] if accepted <= drafted else ["more than were drafted"]
-    detail = f"{accepted} of {drafted} draft tokens accepted"
-    positions = counts.accepted_by_position
+    details, positions = [f"{accepted} of {drafted} draft tokens accepted"], counts.accepted_by_position
+    if accepted > drafted:
+        details.append("more than were drafted")
     if positions is not None and counts.drafts is not None:
-        detail += f", by position {positions} of {counts.drafts} drafts"
-        if any(later > earlier for earlier, later in zip((counts.drafts, *positions), positions, strict=False)):
-            problems.append("a position was accepted more often than the one before it")
+        details[0] += f", by position {positions} of {counts.drafts} drafts"
+        if any(later > earlier for earlier, later in pairwise((counts.drafts, *positions))):
+            details.append("a position was accepted more often than the one before it")
         if sum(positions) != accepted:
-            problems.append(f"the positions add up to {sum(positions)}")
-    return Check(name, not problems, "; ".join([detail, *problems]), is_fatal=True)
+            details.append(f"the positions add up to {sum(positions)}")
+    return Check(name, len(details) == 1, "; ".join(details), is_fatal=True)
 
 
 def check_speculation(

@@ -212,12 +212,15 @@ def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWar
     """The warnings that make a run suspect because the client was its bottleneck; none on a virtual clock."""
     if run.record.clock == "virtual":
         return ()
-    requests = measured(run.requests)
+    requests, cores = measured(run.requests), busy_cores(run.client)
+    full = [used for used in cores.values() if used > MAX_BUSY_FRAC]
+    busy = (
+        f"{len(full)} of {len(cores)} processes of the load generator used more than {MAX_BUSY_FRAC:.0%} of a core "
+        f"(at most {max(full, default=0):.0%}): the load may have measured the client's pace. Lower the load, or "
+        "use more processes for it"
+    )
     of_processes = warnings_of(
-        {
-            "arrival-times-unreliable": _late_reads(requests, run.client),
-            "client-cpu": _full_processors(run.client),
-        }
+        {"arrival-times-unreliable": _late_reads(requests, run.client), "client-cpu": busy if full else None}
     )
     return (*_missed_load(requests, arrival), *of_processes)
 
@@ -297,18 +300,6 @@ def _is_stalled(samples: Sequence[ClientSample], limit_ns: float) -> bool:
     return late_ns >= MIN_HELD_UP_NS and late_ns > HABIT_FRAC * samples_span_ns(samples)
 
 
-def _full_processors(samples: Sequence[ClientSample]) -> str | None:
-    cores = busy_cores(samples)
-    full = [used for used in cores.values() if used > MAX_BUSY_FRAC]
-    if not full:
-        return None
-    return (
-        f"{len(full)} of {len(cores)} processes of the load generator used more than {MAX_BUSY_FRAC:.0%} of a core "
-        f"(at most {max(full):.0%}): the load may have measured the client's pace. Lower the load, or use more "
-        "processes for it"
-    )
-
-
 def _clock_changes(samples: Sequence[ClientSample]) -> str | None:
     steps = clock_steps(samples)
     if not steps:
@@ -326,17 +317,16 @@ def _clock_changes(samples: Sequence[ClientSample]) -> str | None:
 def _other_transports(requests: Sequence[RequestRecord]) -> str | None:
     num_other = sum(request.route == "httpx" for request in requests)
     num_redirected = sum(request.num_redirects > 0 for request in requests)
-    causes = []
-    if num_other:
-        causes.append(f"{num_other} of {len(requests)} requests used the fallback transport (TLS)")
-    if num_redirected:
-        causes.append(f"the server redirected {num_redirected} of {len(requests)} requests")
-    if not causes:
-        return None
-    return (
-        f"{'; '.join(causes)}: this costs the client more, and its times include it. Name the server's final "
-        "address, without TLS on a network that you trust"
+    causes = {
+        f"{num_other} of {len(requests)} requests used the fallback transport (TLS)": num_other,
+        f"the server redirected {num_redirected} of {len(requests)} requests": num_redirected,
+    }
+    listed = "; ".join(cause for cause, number in causes.items() if number)
+    remedy = (
+        "this costs the client more, and its times include it. Name the server's final address, without TLS on a "
+        "network that you trust"
     )
+    return f"{listed}: {remedy}" if listed else None
 
 
 MIN_IN_STEP_FRAC: Final = 0.7

@@ -7,6 +7,7 @@ depend on it. Noise floors are those of a machine, a server and a time, and warn
 
 import datetime as dt
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from benchctl.records.loaded import LoadedResults
 from benchctl.records.noise import NoiseFloor, NoiseKey
 from benchctl.records.record import RunRecord
 from benchctl.records.schema import NodeGpu, NodeInfo, ResultWarning
+from benchctl.records.warning_codes import warnings_of
 from benchctl.units import s_from_ns
 from benchctl.untrusted.text import visible_line
 
@@ -206,18 +208,19 @@ def _builds(results: LoadedResults) -> dict[str, str]:
 
 def noise_warnings(noise: NoiseFloor, request_set_sha256: str | None, begins_at: str) -> tuple[ResultWarning, ...]:
     """Warnings about the stored noise for an experiment; none about its workload without a request set."""
-    warnings = []
-    if request_set_sha256 not in {None, noise.request_set_sha256}:
-        message = (
-            f"the noise floor is that of the A/A experiment {noise.source}, which had another request set; larger "
-            "or smaller loads scatter differently: run this workload as an A/A experiment"
-        )
-        warnings.append(ResultWarning(code="noise-of-another-workload", message=message))
     days = age_days(noise, dt.datetime.fromisoformat(begins_at))
-    if days > FRESH_DAYS:
-        message = f"the noise floor is {days} days older than this experiment; {_REMEDY}"
-        warnings.append(ResultWarning(code="noise-old", message=message))
-    return tuple(warnings)
+    is_other = request_set_sha256 not in {None, noise.request_set_sha256}
+    other_workload = (
+        f"the noise floor is that of the A/A experiment {noise.source}, which had another request set; larger or "
+        "smaller loads scatter differently: run this workload as an A/A experiment"
+    )
+    old = f"the noise floor is {days} days older than this experiment; {_REMEDY}"
+    return warnings_of(
+        {
+            "noise-of-another-workload": other_workload if is_other else None,
+            "noise-old": old if days > FRESH_DAYS else None,
+        }
+    )
 
 
 def age_days(noise: NoiseFloor, now: dt.datetime) -> int:
@@ -305,9 +308,13 @@ def side_by_side_warning(records: Iterable[RunRecord]) -> ResultWarning | None:
     return ResultWarning(code="neighbours-unchecked", message=message)
 
 
-def _num_overlapping(spans: Sequence[tuple[float, float, int]]) -> int:
+def _num_overlapping(spans: Iterable[tuple[float, float, int]]) -> int:
     """The number of spans (begin, end, block) during which one of another block went on."""
-    return sum(
-        any(other != block and first < end and begin < last for first, last, other in spans)
-        for begin, end, block in spans
-    )
+    ordered = sorted(spans)
+    begins = [begin for begin, _, _ in ordered]
+    overlapping: set[int] = set()
+    for number, (_, end, block) in enumerate(ordered):
+        during = range(number + 1, bisect_left(begins, end))
+        others = [other for other in during if ordered[other][2] != block]
+        overlapping.update(others, [number] if others else [])
+    return len(overlapping)

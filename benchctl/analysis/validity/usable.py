@@ -6,7 +6,7 @@ A remark on the secrets that were replaced in what servers wrote.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -113,14 +113,16 @@ THROTTLING: Final = frozenset({"hw-slowdown", "hw-thermal", "hw-power-brake", "s
 
 def violated_gates(run: LoadedRun, gates: Sequence[Gate]) -> tuple[str, ...]:
     """The ``gates`` that the run did not pass, with the observations, in order. Missing records violate no gate."""
-    return tuple(f"gate {gate}: {detail}" for gate in gates if (detail := _OBSERVATIONS[gate](run)) is not None)
+    observed = _observations(run)
+    return tuple(f"gate {gate}: {observed[gate]}" for gate in gates if observed[gate] is not None)
 
 
 def clock_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     """Warnings about lowered device clocks during the load, whatever the gates."""
     capped = "the power limit held the clocks of a GPU down during the load, as is normal on busy devices"
     is_capped = "sw-power-cap" in _clock_reasons(run)
-    return warnings_of({"gpu-throttled": _throttled(run), "gpu-power-capped": capped if is_capped else None})
+    throttled = _observations(run)["throttling"]
+    return warnings_of({"gpu-throttled": throttled, "gpu-power-capped": capped if is_capped else None})
 
 
 def _clock_reasons(run: LoadedRun) -> frozenset[str]:
@@ -130,27 +132,17 @@ def _clock_reasons(run: LoadedRun) -> frozenset[str]:
     return frozenset(reason for sample in during for reason in sample.throttle_reasons or ())
 
 
-def _throttled(run: LoadedRun) -> str | None:
-    slowing = sorted(THROTTLING & _clock_reasons(run))
-    return f"a GPU slowed itself down during the load ({', '.join(slowing)})" if slowing else None
-
-
-def _shared(run: LoadedRun) -> str | None:
-    messages = [warning.message for warning in run.record.warnings if warning.code == FOREIGN_GPU_PROCESS]
-    return "; ".join(messages) or None
-
-
-def _failing(run: LoadedRun) -> str | None:
+def _observations(run: LoadedRun) -> Mapping[Gate, str | None]:
+    """The reason why a run does not pass each gate; None where it does."""
+    slowing = ", ".join(sorted(THROTTLING & _clock_reasons(run)))
+    foreign = [warning.message for warning in run.record.warnings if warning.code == FOREIGN_GPU_PROCESS]
     requests = measured(run.requests)
     num_failed = sum(request.error is not None for request in requests)
-    return f"{num_failed} of {len(requests)} requests failed" if num_failed else None
-
-
-_OBSERVATIONS: Final[Mapping[Gate, Callable[[LoadedRun], str | None]]] = {
-    "throttling": _throttled,
-    "foreign-gpu-process": _shared,
-    "failed-requests": _failing,
-}
+    return {
+        "throttling": f"a GPU slowed itself down during the load ({slowing})" if slowing else None,
+        "foreign-gpu-process": "; ".join(foreign) or None,
+        "failed-requests": f"{num_failed} of {len(requests)} requests failed" if num_failed else None,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +173,7 @@ def usability_of(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool =
         return Usability(record.state)
     if run.is_damaged:
         return Usability(f"damaged: {'; '.join(run.damage)}")
-    decided, has_failing = decisive_warnings(record), _failing(run) is not None
+    decided, has_failing = decisive_warnings(record), any(request.error for request in measured(run.requests))
     codes = {warning.code for warning in decided}
     if CHECK_FAILED in codes:
         return Usability()
