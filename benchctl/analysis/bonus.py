@@ -8,6 +8,8 @@ from itertools import groupby, product, takewhile
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+import numpy as np
+
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.statistics.decide import joint_level
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, RatioEstimate, estimate_paired
@@ -174,20 +176,19 @@ class BackfillVerdict:
 
 
 def judge_backfill(times: BlockTimes, design: Sequence[DesignRow], confidence: float = 0.95) -> BackfillVerdict:
-    """The verdict of every row of a design behind one context.
-
-    Raises UsageError, with the passes that lack, where ``times`` does not hold a row in a common block.
-    """
-    parts_of = {row: _parts_by_block(times, row) for row in design}
-    estimates = {
-        row: [estimate_paired(ns, confidence) for ns in zip(*by_block.values(), strict=True)]
-        for row, by_block in parts_of.items()
-    }
+    """The verdict of every row of a design behind one context, all passes of which share a block."""
+    blocks_of = {row: _common_blocks(times, row) for row in design}
+    estimates = {}
+    for row, blocks in blocks_of.items():
+        decode, expanded, prefill = (np.array([times[each][block] for block in blocks]) for each in row.passes)
+        expansion = expanded - decode
+        parts = (decode, expansion, prefill, expansion - prefill)
+        estimates[row] = [estimate_paired(ns.tolist(), confidence) for ns in parts]
     scores = []
     for row, (*_, difference) in estimates.items():
         if difference.block_weights:
-            weighted = zip(parts_of[row], difference.block_weights, difference.residuals, strict=True)
-            scores.append({block: weight * residual for block, weight, residual in weighted})
+            weighted = np.multiply(difference.block_weights, difference.residuals)
+            scores.append(dict(zip(blocks_of[row], weighted.tolist(), strict=True)))
     level = joint_level(scores, 1 - confidence) if scores else 1 - confidence
     return BackfillVerdict(
         context_tokens=design[0].context_tokens,
@@ -196,7 +197,7 @@ def judge_backfill(times: BlockTimes, design: Sequence[DesignRow], confidence: f
         comparisons=tuple(
             BackfillComparison(
                 **asdict(row),
-                num_blocks=len(parts_of[row]),
+                num_blocks=len(blocks_of[row]),
                 decode=_cost(decode, confidence),
                 expansion=_cost(expansion, confidence),
                 prefill=_cost(prefill, confidence),
@@ -207,20 +208,9 @@ def judge_backfill(times: BlockTimes, design: Sequence[DesignRow], confidence: f
     )
 
 
-def _parts_by_block(times: BlockTimes, row: DesignRow) -> dict[int, tuple[float, ...]]:
-    """Nanoseconds of decode, expansion, prefill and their difference in each block that has all passes of a row.
-
-    Raises UsageError where no block has.
-    """
-    parts: dict[int, tuple[float, ...]] = {}
-    for block in sorted(set.intersection(*(set(times.get(each, {})) for each in row.passes))):
-        decode, expanded, prefill = (times[each][block] for each in row.passes)
-        expansion = expanded - decode
-        parts[block] = (decode, expansion, prefill, expansion - prefill)
-    if not parts:
-        names = ", ".join(f"{p.phase} of {p.batch_size} sequences ({mode})" for p, mode in row.passes)
-        raise UsageError(f"no block has all of {names}; measure them together with benchctl micro bonus")
-    return parts
+def _common_blocks(times: BlockTimes, row: DesignRow) -> tuple[int, ...]:
+    """The blocks in which all passes of a row were measured."""
+    return tuple(sorted(set.intersection(*(set(times.get(each, {})) for each in row.passes))))
 
 
 def _cost(estimate: RatioEstimate, confidence: float) -> Cost:
@@ -305,17 +295,13 @@ def bonus_of(experiment: Experiment) -> MeasuredBonus | None:
     planned = measured_design(each for each in passes if each is not None)
     if not planned:
         return None
-    times, verdicts, missing, judged = _block_times(experiment), [], [], set()
-    for _, of_context in groupby(measured_design(times), key=lambda row: row.context_tokens):
-        design = list(of_context)
-        try:
-            verdicts.append(judge_backfill(times, design))
-            judged.update(design)
-        except UsageError as error:
-            missing.append(str(error))
+    times, verdicts, missing = _block_times(experiment), [], []
+    held = {row for row in measured_design(times) if _common_blocks(times, row)}
     for context, of_context in groupby(planned, key=lambda row: row.context_tokens):
         design = list(of_context)
-        if lost := [row for row in design if row not in judged]:
+        if judged := [row for row in design if row in held]:
+            verdicts.append(judge_backfill(times, judged))
+        if lost := [row for row in design if row not in held]:
             sizes = dict.fromkeys(str(row.batch_size) for row in lost)
             missing.append(
                 f"{len(lost)} of {len(design)} comparisons behind {context} tokens in the cache are missing, "

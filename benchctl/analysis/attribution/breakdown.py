@@ -123,19 +123,19 @@ def mean_breakdown(runs: Iterable[tuple[Breakdown | None, float]]) -> Breakdown 
     Totals are scaled to one large number of steps, so means over steps become means over runs; rounding to whole
     nanoseconds changes a mean by less than a millionth.
     """
-    known = [(breakdown, scale) for breakdown, scale in runs if breakdown is not None]
+    timed = [(breakdown, scale) for breakdown, scale in runs if breakdown is not None]
     total_ns, num_records = Counter[str](), Counter[str]()
-    for breakdown, scale in known:
+    for breakdown, scale in timed:
         factor = _MANY_STEPS / breakdown.step.num_steps
         for name, section in breakdown.sections.items():
             if not section.is_unnamed:
                 total_ns[name] += round(section.total_ns * scale * factor)
                 num_records[name] += round(section.num_records * factor)
-    if not known:
+    if not timed:
         return None
-    num_records[STEP] = _MANY_STEPS * len(known)
-    clocks = sorted({clock for breakdown, _ in known for clock in breakdown.clocks})
-    covers_steps = all(breakdown.covers_steps for breakdown, _ in known)
+    num_records[STEP] = _MANY_STEPS * len(timed)
+    clocks = sorted({clock for breakdown, _ in timed for clock in breakdown.clocks})
+    covers_steps = all(breakdown.covers_steps for breakdown, _ in timed)
     return _breakdown(total_ns, num_records, tuple(clocks), covers_steps=covers_steps, rounding_ns=_ROUNDING_NS)
 
 

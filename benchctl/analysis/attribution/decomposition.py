@@ -263,14 +263,14 @@ def split_sections(
     )
 
 
-def _known(values: Iterable[T | str]) -> list[T] | str:
-    """All values, or the first reason in place of one."""
-    known: list[T] = []
+def _all_or_reason(values: Iterable[T | str]) -> list[T] | str:
+    """All values, or the first reason that stands in place of one."""
+    complete: list[T] = []
     for value in values:
         if isinstance(value, str):
             return value
-        known.append(value)
-    return known
+        complete.append(value)
+    return complete
 
 
 def _split_work(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign) -> Split | str:
@@ -279,7 +279,7 @@ def _split_work(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], de
     The draft model is left out where neither side has one of known shape, sampling (what guidance reads and writes
     of logits) where neither is guided.
     """
-    floors = _known(run.floor for run in (*a, *b))
+    floors = _all_or_reason(run.floor for run in (*a, *b))
     if isinstance(floors, str):
         return floors
     always = ("base model's", "value model's")
@@ -306,10 +306,10 @@ def floor_between(
     ``step`` is the ratio of the comparison, beside which the floors are.
     """
     runs = (*a, *b)
-    floors = _known(run.floor for run in runs if any(each.is_guided for each in runs))
+    floors = _all_or_reason(run.floor for run in runs if any(each.is_guided for each in runs))
     if isinstance(floors, str):
         return floors
-    if not any(any(floor.causes.values()) for floor in floors):
+    if step is None or not any(any(floor.causes.values()) for floor in floors):
         return None
     sides = floors[: len(a)], floors[len(a) :]
     step_a, step_b = (fmean(run.mean_step_s for run in side) for side in (a, b))
@@ -318,12 +318,11 @@ def floor_between(
     for name in floors[0].causes:
         cause_a, cause_b = (fmean(floor.causes[name] for floor in side) for side in sides)
         causes[name] = (cause_b - cause_a) / floor_a
-    ratio, estimate = floor_b / floor_a, None if step is None else step.estimate
-    interval = None if estimate is None or estimate.log_interval is None else estimate.log_interval
+    ratio, interval = floor_b / floor_a, step.estimate.log_interval
     return StepFloor(
         ratio=ratio,
         causes={**causes, "other work": ratio - 1 - sum(causes.values())},
-        measured=step_b / step_a if estimate is None else estimate.ratio,
+        measured=step.estimate.ratio,
         interval=None if interval is None else (math.exp(interval[0]), math.exp(interval[1])),
         a_times_floor=step_a / floor_a,
         added_s=step_b - step_a,
@@ -338,7 +337,7 @@ def _explain(
     """The difference of the mean steps by the model, or the reason why it says nothing."""
     if isinstance(model, str):
         return model
-    modelled = _known(run.modelled for run in (*a, *b))
+    modelled = _all_or_reason(run.modelled for run in (*a, *b))
     if isinstance(modelled, str):
         return modelled
     runs = [replace(run, step_s=of.mean_step_s) for run, of in zip(modelled, (*a, *b), strict=True)]
