@@ -6,7 +6,7 @@ Beyond its range a quantity is a mistake. Options of the command line share thes
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Final, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
@@ -72,33 +72,6 @@ else:  # the same names for pydantic, which lists them in its errors
     CostModelName = Literal[tuple(COST_MODELS)]
 
 
-class SimulatedOptions(Protocol):
-    """The options of a simulated server that are checked together."""
-
-    @property
-    def cost_model(self) -> str: ...
-    @property
-    def layer_profile(self) -> str | None: ...
-    @property
-    def step_time_model(self) -> str | None: ...
-    @property
-    def noise(self) -> str: ...
-    @property
-    def tensor_parallel_size(self) -> int: ...
-    @property
-    def value_model(self) -> str | None: ...
-    @property
-    def num_speculative_tokens(self) -> int: ...
-    @property
-    def acceptance(self) -> float | tuple[float, ...] | None: ...
-    @property
-    def acceptance_spread(self) -> float: ...
-    @property
-    def draft_model(self) -> str | None: ...
-    @property
-    def draft_cost(self) -> float | None: ...
-
-
 def acceptance_by_position(acceptance: float | tuple[float, ...] | None) -> tuple[float, ...]:
     """The acceptances that an option names; a single one holds for every position."""
     if acceptance is None:
@@ -106,20 +79,36 @@ def acceptance_by_position(acceptance: float | tuple[float, ...] | None) -> tupl
     return acceptance if isinstance(acceptance, tuple) else (acceptance,)
 
 
-def simulation_error(options: SimulatedOptions) -> tuple[str, str] | None:
-    """The first option that cannot be as it is, and the reason; None where all fit together."""
-    cost_model, choice = options.cost_model, COST_MODELS[options.cost_model]
-    num_devices, drafts, cost = options.tensor_parallel_size, options.num_speculative_tokens, options.draft_cost
-    acceptance, choices = acceptance_by_position(options.acceptance), COST_MODELS.items()
-    files = {"layer_profile": options.layer_profile, "step_time_model": options.step_time_model}
+def simulation_error(
+    *,
+    cost_model: str,
+    value_model: str | None,
+    layer_profile: str | None,
+    step_time_model: str | None,
+    noise: str,
+    tensor_parallel_size: int,
+    num_speculative_tokens: int,
+    acceptance: float | tuple[float, ...] | None,
+    acceptance_spread: float,
+    draft_model: str | None,
+    draft_cost: float | None,
+    **_: object,
+) -> tuple[str, str] | None:
+    """The first option of a simulated server that cannot be as it is, and the reason; None where all fit together.
+
+    Its other options may be what they are.
+    """
+    choice, choices, drafts = COST_MODELS[cost_model], COST_MODELS.items(), num_speculative_tokens
+    accepted = acceptance_by_position(acceptance)
+    files = {"layer_profile": layer_profile, "step_time_model": step_time_model}
     owners = {each.file_option: name for name, each in choices}
     measured = " or ".join(name for name, each in choices if each.file_option is not None)
     guides = " or ".join(name for name, each in choices if each.prices_value_model)
     verifies = " or ".join(name for name, each in choices if each.verifies_drafts)
-    impossible = ", ".join(f"{each:g}" for each in acceptance if not 0 <= each <= 1)
+    impossible = ", ".join(f"{each:g}" for each in accepted if not 0 <= each <= 1)
     rules = (
         (
-            options.value_model is not None and not choice.prices_value_model,
+            value_model is not None and not choice.prices_value_model,
             "cost_model",
             f"{cost_model} cannot price a value model; drop the value model, or take {guides}",
         ),
@@ -140,33 +129,33 @@ def simulation_error(options: SimulatedOptions) -> tuple[str, str] | None:
             for name, file in files.items()
         ),
         (
-            options.noise == "fitted" and choice.file_option != "step_time_model",
+            noise == "fitted" and choice.file_option != "step_time_model",
             "noise",
             f"fitted is the uncertainty of a fitted model, which {cost_model} is not; take none or published",
         ),
-        (num_devices < 1, "tensor_parallel_size", f"is {num_devices}; it must be at least 1"),
+        (tensor_parallel_size < 1, "tensor_parallel_size", f"is {tensor_parallel_size}; it must be at least 1"),
         (
-            num_devices > 1 and choice.file_option is None,
+            tensor_parallel_size > 1 and choice.file_option is None,
             "tensor_parallel_size",
-            f"is {num_devices}, and {cost_model} prices one device; leave it out, or take {measured}",
+            f"is {tensor_parallel_size}, and {cost_model} prices one device; leave it out, or take {measured}",
         ),
         (drafts < 0, "num_speculative_tokens", f"is {drafts}; it must not be negative"),
         (bool(impossible), "acceptance", f"has {impossible}; it is a probability from 0 to 1"),
         (
-            not 0 <= options.acceptance_spread <= 1,
+            not 0 <= acceptance_spread <= 1,
             "acceptance_spread",
-            f"is {options.acceptance_spread:g}; it is a share from 0 to 1",
+            f"is {acceptance_spread:g}; it is a share from 0 to 1",
         ),
         (
-            cost is not None and not 0 <= cost < math.inf,
+            draft_cost is not None and not 0 <= draft_cost < math.inf,
             "draft_cost",
-            f"is {cost or 0:g}; it is a share of the model's own step, 0 or more",
+            f"is {draft_cost or 0:g}; it is a share of the model's own step, 0 or more",
         ),
         (
-            drafts > 0 and options.value_model is not None,
+            drafts > 0 and value_model is not None,
             "num_speculative_tokens",
             (
-                f"is {drafts}, and value_model is {options.value_model}: a value model guides one token at a time "
+                f"is {drafts}, and value_model is {value_model}: a value model guides one token at a time "
                 "and cannot score drafts; drop either"
             ),
         ),
@@ -176,17 +165,17 @@ def simulation_error(options: SimulatedOptions) -> tuple[str, str] | None:
             f"{cost_model} cannot price the verification of drafts; take {verifies}",
         ),
         (
-            drafts > 0 and not acceptance,
+            drafts > 0 and not accepted,
             "num_speculative_tokens",
             f"is {drafts}; state with acceptance how many drafts are accepted",
         ),
         (
-            1 < len(acceptance) < drafts,
+            1 < len(accepted) < drafts,
             "acceptance",
-            f"has {len(acceptance)} positions for {drafts} draft tokens; give one for each, or one number for all",
+            f"has {len(accepted)} positions for {drafts} draft tokens; give one for each, or one number for all",
         ),
         (
-            drafts > 0 and (options.draft_model is None) == (cost is None),
+            drafts > 0 and (draft_model is None) == (draft_cost is None),
             "num_speculative_tokens",
             (
                 f"is {drafts}; name either draft_model, whose passes the cost model prices, or draft_cost, their "
@@ -194,9 +183,9 @@ def simulation_error(options: SimulatedOptions) -> tuple[str, str] | None:
             ),
         ),
         (
-            drafts > 0 and options.draft_model is not None and not choice.prices_other_models,
+            drafts > 0 and draft_model is not None and not choice.prices_other_models,
             "draft_model",
-            f"is {options.draft_model}, and {cost_model} has the times of one model; give draft_cost instead",
+            f"is {draft_model}, and {cost_model} has the times of one model; give draft_cost instead",
         ),
     )
     return next(((option, reason) for is_broken, option, reason in rules if is_broken), None)
@@ -232,16 +221,12 @@ NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]*$"
 """A name that is a part of a path as well."""
 
 Seconds = Annotated[float, Field(ge=LEAST, le=MOST)]
-Delay = Annotated[float, Field(ge=0, le=MOST)]
-"""Seconds that may be none."""
 Rate = Annotated[float, Field(ge=LEAST, le=MOST)]
 """Per second."""
 Factor = Annotated[float, Field(ge=LEAST, le=MOST)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 """A part of something, which cannot be none of it."""
-CostShare = Annotated[float, Field(ge=0, le=1000)]
-"""A time as a share of another."""
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 RequestCount = Annotated[int, Field(ge=1, le=MAX_OUTPUTS)]
@@ -251,7 +236,6 @@ TokenCount = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 """Tokens of one prompt or answer."""
 ContextLength = Annotated[int, Field(ge=1, le=MAX_CONTEXT)]
 """Tokens of prompt and answer together, and tokens of one step."""
-CachedTokens = Annotated[int, Field(ge=0, le=1 << 24)]
 BlockCount = Annotated[int, Field(ge=1, le=1 << 30)]
 """Blocks of a KV cache."""
 BlockTokens = Annotated[int, Field(ge=1, le=1 << 16)]

@@ -97,12 +97,11 @@ class ClusterSettings(Section):
     @field_validator("setup")
     @classmethod
     def _has_no_secrets(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
-        for line in lines:
-            if holds_key(line):
-                raise ValueError(
-                    "holds what looks like a secret, which profiles and results must not hold; set it in the shell "
-                    "that submits, whose variables tasks inherit"
-                )
+        if any(holds_key(line) for line in lines):
+            raise ValueError(
+                "holds what looks like a secret, which profiles and results must not hold; set it in the shell "
+                "that submits, whose variables tasks inherit"
+            )
         return lines
 
     @property

@@ -1,13 +1,15 @@
 """Files of profiles and engine presets by name, without validating any: fast, and faulty ones are listed too."""
 
 import difflib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from benchctl.errors import ProfileError
-from benchctl.profile.yaml import read_document
+from benchctl.profile.yaml import Document, LocatedError, Location, read_document, size_problem
+from benchctl.untrusted.limits import PROFILE_BYTES
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -144,10 +146,25 @@ def grouped_profiles() -> dict[str, tuple[ProfileEntry, ...]]:
 
 
 def _description(path: Path) -> str:
-    try:
-        values = read_document(path.read_text(encoding="utf-8"), display_path(path), []).values
-    except (OSError, UnicodeDecodeError):
-        values = {}
+    values = read_file(path, []).values
     if not values:
         return "not readable; 'benchctl profiles validate' reports the error"
     return str(values.get("description", ""))
+
+
+def read_file(path: Path, errors: list[LocatedError]) -> Document:
+    """One profile or preset by itself; an empty one, with an error more, where it cannot be read."""
+    source = display_path(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(PROFILE_BYTES + 1)
+            size = max(len(content), os.fstat(file.fileno()).st_size)
+        if size <= PROFILE_BYTES:
+            return read_document(content.decode(), source, errors)
+        problem = size_problem(size)
+    except UnicodeDecodeError as error:
+        problem = f"not readable as UTF-8: {error.reason} at byte {error.start}; save the file as UTF-8"
+    except OSError as error:
+        problem = f"not readable: {error.strerror}; check the file and its permissions"
+    errors.append(LocatedError(Location(source), problem, hides_keys=True))
+    return Document({}, {(): Location(source)})

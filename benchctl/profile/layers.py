@@ -3,7 +3,6 @@
 Each source is read once, and where each value was written stays beside it.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -19,6 +18,7 @@ from benchctl.profile.files import (
     named_files,
     preset_files,
     profile_directories,
+    read_file,
 )
 from benchctl.profile.model import Profile
 from benchctl.profile.yaml import (
@@ -30,10 +30,9 @@ from benchctl.profile.yaml import (
     plain_document,
     read_document,
     replaced,
-    size_problem,
     value_text,
 )
-from benchctl.untrusted.limits import EXTENDED_FILES, PROFILE_BYTES
+from benchctl.untrusted.limits import EXTENDED_FILES
 
 _MODEL_KEYS: Final = (
     ("model",),
@@ -62,7 +61,7 @@ class Layers:
     def file(self, path: Path) -> Document:
         """One file, by itself; each is read once."""
         if path not in self._files:
-            self._files[path] = self._read_file(path)
+            self._files[path] = read_file(path, self.errors)
         return self._files[path]
 
     def assignment(self, assignment: str) -> Document:
@@ -84,7 +83,8 @@ class Layers:
         """
         files, location = self._chain(path), Location(display_path(path), 1)
         tree = Document({}, {(): location})
-        kind = self._kind(reduce(_over, (*files, *above), tree))
+        kind = self.with_preset(reduce(_over, (*files, *above), tree)).mapping("engine").get("kind")
+        kind = kind if isinstance(kind, str) and kind in ENGINES else None
         is_unguided = kind is not None and not engine_spec(kind).guides
         for file in files:
             layer = self._for_engine(file, kind, is_unguided=is_unguided)
@@ -116,23 +116,6 @@ class Layers:
         """Add an error after which the profile is not whole."""
         self.errors.append(LocatedError(tree.location(path), problem, hides_keys=True))
 
-    def _read_file(self, path: Path) -> Document:
-        source = display_path(path)
-        try:
-            with path.open("rb") as file:
-                content = file.read(PROFILE_BYTES + 1)
-                size = max(len(content), os.fstat(file.fileno()).st_size)
-            if size <= PROFILE_BYTES:
-                return read_document(content.decode(), source, self.errors)
-            problem = size_problem(size)
-        except UnicodeDecodeError as error:
-            problem = f"not readable as UTF-8: {error.reason} at byte {error.start}; save the file as UTF-8"
-        except OSError as error:
-            problem = f"not readable: {error.strerror}; check the file and its permissions"
-        document = plain_document({}, source)
-        self.refuse(document, problem)
-        return document
-
     def _chain(self, path: Path) -> list[Document]:
         """The files that a file extends, each before the one that extends it, and itself."""
         files, paths = list[Document](), [path]
@@ -146,15 +129,6 @@ class Layers:
                     self.refuse(document, base, "extends")
             files.append(document.without("extends"))
         return files[::-1]
-
-    def _kind(self, tree: Document) -> str | None:
-        """The kind of engine that a document names, itself or by a preset; None for none that exists."""
-        engine = tree.mapping("engine")
-        if "preset" in engine and "kind" not in engine:
-            preset = self._preset(tree)
-            engine = preset.values if preset else {}
-        kind = engine.get("kind")
-        return kind if isinstance(kind, str) and kind in ENGINES else None
 
     def _preset(self, tree: Document) -> Document | None:
         """The preset that the engine names; for a bare kind without a file, an engine without options."""
@@ -250,7 +224,7 @@ def _base_file(name: Any, paths: Sequence[Path]) -> Path | str:
     """The file that ``extends`` names in the last of ``paths``, each extending the next; else the problem."""
     if not isinstance(name, str) or not name:
         return f"is {value_text(name)}; write the name or the path of one profile"
-    path = paths[-1]
+    path, resolved = paths[-1], [file.resolve() for file in paths]
     if is_path(name):
         base = path.parent / name
         if not base.is_file():
@@ -259,11 +233,9 @@ def _base_file(name: Any, paths: Sequence[Path]) -> Path | str:
     else:
         # A file may carry the name of the one it extends: its own profiles/x.yaml over the built-in x.
         named = named_files(name, (path.parent, *profile_directories()))
-        others = [file for file in named if file.resolve() != path.resolve()]
-        if not others:
+        base = next((file for file in named if file.resolve() != resolved[-1]), path)
+        if base == path:
             return f"no other profile is called {name!r}. {known_profiles_text(name)}"
-        base = others[0]
-    resolved = [file.resolve() for file in paths]
     if base.resolve() in resolved:
         circle = " -> ".join(display_path(file) for file in (*paths[resolved.index(base.resolve()) :], base))
         return f"goes round in a circle: {circle}; remove one"

@@ -182,15 +182,15 @@ def _errors_of_arm(
         problems = [*header_problems(settings, is_to_send=is_to_send, is_stored=is_stored)]
     for path, problem in problems:
         yield LocatedError(_location_in_arm(tree, profile, arm, path), problem)
-    for factor in () if is_stored else cell:
+    for factor in cell:
         # In a file such a value may serve another that extends it.
         path = ("variants", variant, *setting_of(factor))
         value, existing = follow(tree.values, path)
         if existing == path and tree.location(path).source == "--set":
-            yield tree.error(
-                f"is {value_text(value)}, and sweep.{factor} replaces it in every run; leave out one of the two",
-                *path,
+            problem = (
+                f"is {value_text(value)}, and sweep.{factor} replaces it in every run; leave out one of the two"
             )
+            yield from tree.errors([(path, problem)])
 
 
 def _location_in_arm(tree: Document, profile: Profile, arm: Arm, path: Steps) -> Location:

@@ -123,11 +123,9 @@ def imbalance_of(runs: Iterable[PlannedRun], baseline: str) -> Imbalance:
     ``baseline`` is the name of its variant. Positions are those of the plan; what ran before a run is the run in
     the position before, where it is one of ``runs``.
     """
-    blocks: dict[int, dict[int, str]] = defaultdict(dict)
-    baselines: set[str] = set()
+    blocks, baselines = defaultdict[int, dict[int, str]](dict), set[str]()
     for run in runs:
-        arm = arm_label(run.variant, run.cell)
-        blocks[run.block][run.position] = arm
+        blocks[run.block][run.position] = arm = arm_label(run.variant, run.cell)
         if run.variant == baseline:
             baselines.add(arm)
     length = 1 + max((position for block in blocks.values() for position in block), default=-1)
@@ -184,14 +182,13 @@ def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSetti
         hint = did_you_mean(variant, profile.variants) or f"variants are {', '.join(profile.variants)}"
         raise ProfileError(f"profile {profile.name}: no variant is called {variant!r}; {hint}")
     settings, problems = resolved_settings(profile, variant, cell)
-    if settings is not None:
-        return settings
-    for factor in cell:
-        if problem := factor_problem(factor, profile.engine.kind):
-            raise ProfileError(f"profile {profile.name}: {factor}: {problem}")
-    raise profile_error(
-        LocatedError(Location(f"profile {profile.name}", path=path), text) for path, text in problems
-    )
+    if settings is None:
+        unknown = ((factor, factor_problem(factor, profile.engine.kind)) for factor in cell)
+        problems = [((factor,), problem) for factor, problem in unknown if problem] or problems
+        raise profile_error(
+            LocatedError(Location(f"profile {profile.name}", path=path), text) for path, text in problems
+        )
+    return settings
 
 
 def resolved_settings(profile: Profile, variant: str, cell: Cell) -> tuple[VariantSettings | None, list[Problem]]:
@@ -243,7 +240,7 @@ def _planned_orders(profile: Profile, num_blocks: int) -> list[Order]:
 def _runs_of(profile: Profile, orders: Sequence[Order], first_block: int = 0) -> tuple[PlannedRun, ...]:
     """The runs of consecutive blocks, from ``first_block`` on."""
     contenders = arms(profile)
-    places = [
+    planned = [
         (block, position, *contenders[arm])
         for block, order in enumerate(orders, start=first_block)
         for position, arm in enumerate(order)
@@ -257,7 +254,7 @@ def _runs_of(profile: Profile, orders: Sequence[Order], first_block: int = 0) ->
             variant=variant,
             cell=cell,
         )
-        for index, (block, position, variant, cell) in enumerate(places, start=first_block * len(contenders))
+        for index, (block, position, variant, cell) in enumerate(planned, start=first_block * len(contenders))
     )
 
 

@@ -48,7 +48,7 @@ class LocatedError:
     location: Location
     problem: str
     hides_keys: bool = False
-    """True where keys were not read because of it: that others are missing is no error of their own."""
+    """True where keys were not read because of it; those that are missing then are not reported."""
 
     def __str__(self) -> str:
         return f"{self.location}: {self.problem}"
@@ -72,13 +72,9 @@ class Document:
         nearest = self.locations[path[:depth]]
         return replace(nearest, path=(*nearest.path, *path[depth:]))
 
-    def error(self, problem: str, *path: Step) -> LocatedError:
-        """An error of the value at a path."""
-        return LocatedError(self.location(path), problem)
-
     def errors(self, problems: Iterable[Problem]) -> list[LocatedError]:
         """These problems where they were written."""
-        return [self.error(problem, *path) for path, problem in problems]
+        return [LocatedError(self.location(path), problem) for path, problem in problems]
 
     def without(self, *path: str) -> "Document":
         """A copy without the value at a path."""

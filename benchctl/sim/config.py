@@ -1,6 +1,6 @@
 """Configuration of one simulated server."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import UsageError
@@ -82,7 +82,7 @@ class SimConfig:
                 f"{self.max_num_seqs}: a step must have room for one token of each sequence; raise the former or "
                 "lower the latter"
             )
-        if problem := simulation_error(self):
+        if problem := simulation_error(**asdict(self)):
             raise UsageError(f"--{problem[0].replace('_', '-')} {problem[1]}")
 
     def _check_numbers(self) -> None:

@@ -7,14 +7,12 @@ from pydantic import Field, model_validator
 from benchctl.guided.parameter_table import REVISIONS_THAT_SKIP
 from benchctl.profile.choices import (
     COST_MODELS,
+    MOST,
     BlockCount,
     BlockTokens,
-    CachedTokens,
     Concurrency,
     ContextLength,
     CostModelName,
-    CostShare,
-    Delay,
     DeviceCount,
     DraftTokens,
     Factor,
@@ -69,7 +67,7 @@ class SimOptions(ServerOptions):
     """Share KV blocks between prompts with a common beginning."""
     cached_prompts: str | None = None
     """JSON Lines of prompts, whose most frequent beginnings fill a prefix cache that never changes (llm-mock's)."""
-    cached_prompt_tokens: CachedTokens = 500
+    cached_prompt_tokens: Annotated[int, Field(ge=0, le=1 << 24)] = 500
     """Tokens that this cache keeps."""
     scheduling: Literal["fcfs", "priority"] = "fcfs"
     """Order of requests: by arrival, or by priority and then by arrival."""
@@ -86,7 +84,7 @@ class SimOptions(ServerOptions):
     requests have the same."""
     draft_model: str | None = None
     """Model that drafts: a built-in shape or a directory, whose passes the cost model prices."""
-    draft_cost: CostShare | None = None
+    draft_cost: Annotated[float, Field(ge=0, le=1000)] | None = None
     """Time of one drafting pass as a share of the model's own decode step, in place of ``draft_model``."""
     bonus_token: bool = True
     """A step whose drafts are all accepted yields one token more, which its verification has computed anyway."""
@@ -97,7 +95,7 @@ class SimOptions(ServerOptions):
     """Tokens in one streamed event."""
     port: Port | None = None
     """A fixed port; a free one where it is not given."""
-    start_delay_s: Delay = 0.0
+    start_delay_s: Annotated[float, Field(ge=0, le=MOST)] = 0.0
     """Time the server takes to become ready, to rehearse slow starts."""
 
     @model_validator(mode="after")
@@ -107,7 +105,7 @@ class SimOptions(ServerOptions):
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}: "
                 "a step must have room for one token of each sequence; raise the former or lower the latter"
             )
-        if problem := simulation_error(self):
+        if problem := simulation_error(**self.model_dump()):
             raise ValueError(" ".join(problem))
         return self
 
