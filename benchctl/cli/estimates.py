@@ -126,19 +126,20 @@ def print_prediction(estimate: PlanEstimate) -> None:
 
 def _load_text(run: PredictedRun) -> str:
     """The batch, its latencies and its memory; at a rate, how much of the server's capacity is offered."""
-    parts = [f"{four_digits(run.batch)} rows in a batch on average, {run.largest_batch} at most"]
-    if run.offered is not None and run.offered_rate is not None:
-        parts.insert(0, _saturation_text(run.offered, run.offered_rate))
-    if run.in_server > _WAITING_FROM * run.batch:
-        parts.append(f"{four_digits(run.in_server)} sequences in the server, so that some wait for a row")
-    parts.append(f"step {four_digits(run.step_s * 1e3)} ms")
-    parts.append(f"first token after {four_digits(run.ttft_s * 1e3)} ms")
-    if run.kv_frac is not None:
-        crowded = ": it is full" if run.kv_frac > _CROWDED_FRAC else ""
-        parts.append(f"key-value memory {percentage(run.kv_frac, 2)} used at most{crowded}")
-    if run.num_preempted:
-        parts.append(f"{count_of(run.num_preempted, 'preemption')}")
-    return "; ".join(parts)
+    offered, rate, waiting_from = run.offered, run.offered_rate, _WAITING_FROM * run.batch
+    full = ": it is full" if run.kv_frac is not None and run.kv_frac > _CROWDED_FRAC else ""
+    parts = (
+        None if offered is None or rate is None else _saturation_text(offered, rate),
+        f"{four_digits(run.batch)} rows in a batch on average, {run.largest_batch} at most",
+        f"{four_digits(run.in_server)} sequences in the server, so that some wait for a row"
+        if run.in_server > waiting_from
+        else None,
+        f"step {four_digits(run.step_s * 1e3)} ms",
+        f"first token after {four_digits(run.ttft_s * 1e3)} ms",
+        None if run.kv_frac is None else f"key-value memory {percentage(run.kv_frac, 2)} used at most{full}",
+        count_of(run.num_preempted, "preemption") if run.num_preempted else None,
+    )
+    return "; ".join(part for part in parts if part is not None)
 
 
 def _saturation_text(offered: PredictedLoad, rate: float) -> str:

@@ -123,10 +123,9 @@ def print_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> None:
             print(line)
     commands = _next_commands(analysis, verdict)
     print(f"page: {shlex.quote(str(analysis.results.path / PAGE_NAME))}")
-    if commands["compare"] is not None:
-        print(f"compare: {commands['compare']}")
-    if commands["more_blocks"] is not None:
-        print(f"{commands['reason']}: {commands['more_blocks']}")
+    for label, command in (("compare", commands["compare"]), (commands["reason"], commands["more_blocks"])):
+        if command is not None:
+            print(f"{label}: {command}")
 
 
 def _has_verdicts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> bool:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import typer
 
@@ -17,28 +17,7 @@ from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.planning import noise_of_experiment
 from benchctl.analysis.summary.analyzed import analyze, analyze_directory
-from benchctl.cli.options.compare import (
-    AllowAltered,
-    AllowDifference,
-    AllowFailed,
-    AllowSuspect,
-    AsJson,
-    AsMarkdown,
-    Confidence,
-    EquivalenceMargin,
-    EstimatorName,
-    GithubSummary,
-    JudgeName,
-    Metrics,
-    NoiseFloor,
-    Output,
-    QualityMargin,
-    ShowAll,
-    SideA,
-    SideB,
-    StepTimeModel,
-    Threshold,
-)
+from benchctl.cli.options.options import complete_results
 from benchctl.cli.screen import PICTURE_SUFFIXES, uncollected, verdict_text, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.interop.readers.files import is_foreign
@@ -65,28 +44,149 @@ SUFFIXES: Final = (".json", ".md", ".csv", *PICTURE_SUFFIXES, ".html")
 _SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 
 
+_SideA = Annotated[
+    str,
+    typer.Argument(
+        metavar="A",
+        help="The reference: DIR, or DIR:variant; or result files of vLLM, "
+        "SGLang, AIPerf or GuideLLM: FILE, FILE,FILE, or a DIR of such files. Alone, DIR compares every variant "
+        "with its baseline.",
+        autocompletion=complete_results,
+    ),
+]
+_SideB = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[B]",
+        help="The side to judge, given in the same way; without it, every variant of A against its baseline.",
+        autocompletion=complete_results,
+    ),
+]
+_Threshold = Annotated[
+    str,
+    typer.Option(
+        "--threshold",
+        help="Smallest change that counts: 1% or 0.01. Larger noise on file for this machine raises it for "
+        "changes, not for equivalence.",
+    ),
+]
+_EquivalenceMargin = Annotated[
+    str | None,
+    typer.Option(
+        "--equivalence-margin",
+        metavar="TEXT",
+        help="Margin for equivalence, if it differs from the threshold: 2% or 0.02.",
+    ),
+]
+_EstimatorName = Annotated[
+    Literal["robust", "mean"] | None,
+    typer.Option(
+        "--estimator",
+        metavar="NAME",
+        help="How to average blocks: robust or mean; by default as in the profile. Choose before you see results.",
+    ),
+]
+_Confidence = Annotated[float, typer.Option("--confidence", help="Confidence level of the intervals.")]
+_Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        help="Deciding metrics, separated by commas; by default those of the profile that both sides record.",
+    ),
+]
+_AllowDifference = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-difference",
+        metavar="PATTERN",
+        help="A setting in which the sides may differ, beside what variants set and the profile allows, such as "
+        "server.*; repeat as needed.",
+    ),
+]
+_NoiseFloor = Annotated[
+    str | None,
+    typer.Option(
+        "--noise-floor",
+        metavar="DIR|none",
+        help="Result of an A/A experiment whose noise a change must exceed, instead of the noise on file; none: "
+        "only --threshold counts.",
+    ),
+]
+_AllowFailed = Annotated[
+    bool, typer.Option("--allow-failed", help="Judge the completed requests even if others failed.")
+]
+_AllowSuspect = Annotated[
+    bool, typer.Option("--allow-suspect", help="Include suspect runs; their warnings are printed with the verdict.")
+]
+_AllowAltered = Annotated[
+    bool, typer.Option("--allow-altered", help="Compare files even if they were altered after the measurement.")
+]
+_JudgeName = Annotated[
+    str | None,
+    typer.Option(
+        "--judge",
+        metavar="NAME",
+        help="How to check answers: against gold answers with numeric or math-verify, or by being JSON with json.",
+        show_default="numeric; json where requests ask for JSON without gold answers",
+    ),
+]
+_QualityMargin = Annotated[
+    float | None,
+    typer.Option(
+        "--quality-margin",
+        metavar="POINTS",
+        help="Acceptable loss of accuracy in percentage points; quality then counts for the verdict.",
+    ),
+]
+_StepTimeModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--step-time-model",
+        metavar="FILE",
+        help="Model of 'benchctl steptime fit' that explains the change of the mean step; by default that of the "
+        "profile.",
+    ),
+]
+_ShowAll = Annotated[bool, typer.Option("--all", help="Show all exploratory metrics.")]
+_Output = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Also write the comparison to a file: .json, .md, .csv, .html for the whole page, or .png, "
+        ".svg or .pdf for a picture of ratios and intervals; repeat as needed.",
+    ),
+]
+_GithubSummary = Annotated[
+    bool, typer.Option("--github-summary", help="Also append Markdown to the summary of a GitHub Actions job.")
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
+_AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
+
+
 @uncollected()
 def compare(
-    a: SideA,
-    b: SideB = None,
-    threshold: Threshold = "1%",
-    equivalence_margin: EquivalenceMargin = None,
-    estimator: EstimatorName = None,
-    confidence: Confidence = 0.95,
-    metrics: Metrics = None,
-    allow_difference: AllowDifference = None,
-    noise_floor: NoiseFloor = None,
-    allow_failed: AllowFailed = False,
-    allow_suspect: AllowSuspect = False,
-    allow_altered: AllowAltered = False,
-    judge: JudgeName = None,
-    quality_margin: QualityMargin = None,
-    step_time_model: StepTimeModel = None,
-    show_all: ShowAll = False,
-    output: Output = None,
-    github_summary: GithubSummary = False,
-    as_json: AsJson = False,
-    as_markdown: AsMarkdown = False,
+    a: _SideA,
+    b: _SideB = None,
+    threshold: _Threshold = "1%",
+    equivalence_margin: _EquivalenceMargin = None,
+    estimator: _EstimatorName = None,
+    confidence: _Confidence = 0.95,
+    metrics: _Metrics = None,
+    allow_difference: _AllowDifference = None,
+    noise_floor: _NoiseFloor = None,
+    allow_failed: _AllowFailed = False,
+    allow_suspect: _AllowSuspect = False,
+    allow_altered: _AllowAltered = False,
+    judge: _JudgeName = None,
+    quality_margin: _QualityMargin = None,
+    step_time_model: _StepTimeModel = None,
+    show_all: _ShowAll = False,
+    output: _Output = None,
+    github_summary: _GithubSummary = False,
+    as_json: _AsJson = False,
+    as_markdown: _AsMarkdown = False,
 ) -> None:
     """Compare two sides block by block. The verdict is regression, improvement, equivalent or inconclusive.
 

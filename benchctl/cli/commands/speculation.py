@@ -1,7 +1,7 @@
 """``benchctl speculation``: what drafts gain, by the law and on a server with step times."""
 
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -193,18 +193,18 @@ def speculation(
     lengths, cost = read_draft_tokens(draft_tokens), _stated_cost(model, draft_model, draft_cost, backfill_cost)
     draws, served, fitted = None, None, None if step_time_model is None else read_model(step_time_model)
     if model is not None:
-        server = _server((model, draft_model), (hardware, tp), fitted, float(context), backfill, cost.draft)
-        cost, served = (
-            server.cost,
-            serve(
-                Speculation(server.steps, judged, lengths, bonus=bonus, seed=seed),
-                server.origin,
-                _batch_sizes(batch_size, server.memory_rows),
-                memory_rows=server.memory_rows,
-                rates=[] if rate is None else numbers(rate, "--rate", float),
-                size=RequestSize(prompt_tokens=input_len, output_tokens=output_len),
-                limits=ServerLimits(max_num_seqs=max_num_seqs),
-            ),
+        models = model, draft_model
+        steps, origin, cost, memory_rows = _server(
+            models, (hardware, tp), fitted, float(context), backfill, cost.draft
+        )
+        served = serve(
+            Speculation(steps, judged, lengths, bonus=bonus, seed=seed),
+            origin,
+            _batch_sizes(batch_size, memory_rows),
+            memory_rows=memory_rows,
+            rates=[] if rate is None else numbers(rate, "--rate", float),
+            size=RequestSize(prompt_tokens=input_len, output_tokens=output_len),
+            limits=ServerLimits(max_num_seqs=max_num_seqs),
         )
     else:
         _check_no_server(draft_model, step_time_model, batch_size, rate, backfill)
@@ -284,16 +284,6 @@ def _batch_sizes(text: str | None, memory_rows: int | None) -> list[int]:
     return [rows for rows in powers if memory_rows is None or rows <= memory_rows] or powers[:1]
 
 
-class _Server(NamedTuple):
-    """Step times of target and draft, and their origin in words."""
-
-    steps: ServerSteps
-    origin: str
-    cost: DraftCost
-    """One draft pass of a single sequence as a share of the target's step, without backfill."""
-    memory_rows: int | None
-
-
 def _server(
     models: tuple[str, str | None],
     devices: tuple[str | None, int],
@@ -301,8 +291,12 @@ def _server(
     context: float,
     backfill: Backfill,
     share: float,
-) -> _Server:
-    """The server of target and draft on so many devices; a draft without a model costs a share of a step."""
+) -> tuple[ServerSteps, str, DraftCost, int | None]:
+    """Step times of target and draft on so many devices, their origin in words, the cost of one draft pass of a
+    single sequence as a share of the target's step, and the sequences that fit into the memory.
+
+    A draft without a model costs ``share`` of a step.
+    """
     name, tensor_parallel = devices[0] or (None if fitted is None else fitted.hardware), devices[1]
     if name is None:
         raise UsageError("--model needs a device: name it with --hardware, such as h100-sxm or cpu:1.5:80")
@@ -319,12 +313,9 @@ def _server(
         draft_s, words = draft_source.step_s, f"drafts by {draft.shape.name}"
         single = one_step(num_decodes=1, context=context)
         share = draft_s(single) / source.step_s(single)
-    return _Server(
-        steps=ServerSteps(target_s=source.step_s, draft_s=draft_s, context=context, backfill=backfill),
-        origin=f"{source.words}, {words}, {context:.0f} tokens in the cache of each sequence",
-        cost=DraftCost(draft=share),
-        memory_rows=rows_that_fit(target, draft, context),
-    )
+    steps = ServerSteps(target_s=source.step_s, draft_s=draft_s, context=context, backfill=backfill)
+    origin = f"{source.words}, {words}, {context:.0f} tokens in the cache of each sequence"
+    return steps, origin, DraftCost(draft=share), rows_that_fit(target, draft, context)
 
 
 def _tell(
