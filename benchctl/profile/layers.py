@@ -55,7 +55,7 @@ class Layers:
 
     @property
     def is_whole(self) -> bool:
-        """False when some source could not be read; keys that are missing then are no error of their own."""
+        """False when some source could not be read; keys that are missing then are not reported."""
         return not any(error.hides_keys for error in self.errors)
 
     def file(self, path: Path) -> Document:
