@@ -1,5 +1,5 @@
-"""What is computed and not measured: durations and loads before the first run, intervals of predictions, and the
-metrics of a simulated trace of any length.
+"""Numbers that are computed and not measured: durations and loads of a plan, intervals of predictions, and metrics of
+a simulated trace of any length.
 """
 
 import datetime as dt
