@@ -1,5 +1,5 @@
-"""Numbers that are computed and not measured: durations and loads of a plan, intervals of predictions, and metrics of
-a simulated trace of any length.
+"""Numbers that are computed and not measured: durations and loads of a plan, intervals of predictions, and the
+metrics of a simulated trace.
 """
 
 import datetime as dt
@@ -12,7 +12,7 @@ import msgspec
 
 from benchctl.cli.screen import tell, uncollected, warn, wide_console
 from benchctl.formats import count_of, duration, four_digits, percentage, short_number
-from benchctl.measure.capacity.prediction import ArmPrediction
+from benchctl.measure.capacity.prediction import ArmPrediction, Predicted
 from benchctl.measure.durations import AROUND_S, earlier_overhead_s, estimate_durations
 from benchctl.measure.recorded_run import simulate_recorded
 from benchctl.measure.result_directory import renamed_when_complete
@@ -195,15 +195,16 @@ _OF_AN_ARM: Final = ("wall_s", "output_throughput", "ttft_ms", "tpot_ms", "e2el_
 
 def print_predictions(predictions: Sequence[ArmPrediction]) -> None:
     """Print a row for each arm; nothing without predictions."""
-    for first in predictions[:1]:
-        level = percentage(first.level)
-        print(f"\nPredicted, with the interval of {level} of {first.num_draws} draws of the fit")
-        columns = (Column("arm", "arm", is_left=True), *(Column(name, name, _interval) for name in _OF_AN_ARM))
-        rows = (dict.fromkeys(_OF_AN_ARM) | dict(each.metrics) | {"arm": each.arm} for each in predictions)
-        wide_console().print(Table("", columns, tuple(rows)))
+    if not predictions:
+        return
+    level, num_draws = percentage(predictions[0].level), predictions[0].num_draws
+    print(f"\nPredicted, with the interval of {level} of {num_draws} draws of the fit")
+    columns = (Column("arm", "arm", is_left=True), *(Column(name, name, _interval) for name in _OF_AN_ARM))
+    rows = (dict.fromkeys(_OF_AN_ARM) | dict(each.metrics) | {"arm": each.arm} for each in predictions)
+    wide_console().print(Table("", columns, tuple(rows)))
 
 
-def _interval(metric: Any) -> str:
+def _interval(metric: Predicted) -> str:
     return f"{short_number(metric.value)} [{short_number(metric.low)}, {short_number(metric.high)}]"
 
 

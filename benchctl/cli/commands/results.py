@@ -1,14 +1,12 @@
 """Commands on result directories: show, list, report, verify, export, import and pull."""
 
-import json
 import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -18,7 +16,7 @@ from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.commands.compare import page_of_sides
 from benchctl.cli.options.options import RESULTS, complete_results
 from benchctl.cli.outcome import print_notes
-from benchctl.cli.screen import bytes_progress, print_json, print_tables, uncollected, wide_console
+from benchctl.cli.screen import bytes_progress, print_json, print_tables, tell, uncollected, wide_console
 from benchctl.cluster.arrival import import_archive
 from benchctl.cluster.pull import parse_source
 from benchctl.cluster.pull import pull as pull_directory
@@ -217,63 +215,52 @@ def verify(
 
 def _tell_verified(results: Path, verified: Verification, *, as_json: bool = False) -> None:
     """Print what was altered in ``results``, or that nothing was; ends the command where something was."""
-    if as_json:
-        document = {
-            "path": str(results),
-            "intact": not verified.alterations,
-            "sha256": None if verified.digests is None else directory_sha256(verified.digests),
-            "benchctl_version": verified.manifest.benchctl_version,
-            "files": verified.num_files,
-            "hashed_bytes": verified.hashed_bytes,
-            "unrecorded": list(verified.unrecorded),
-            "uncovered": list(verified.uncovered),
-            "alterations": [
-                {"code": each.kind, "file": each.file, "what": each.what, "decides": each.decides}
-                for each in verified.alterations
-            ],
-        }
-        print(json.dumps(document, indent=1))
-    else:
-        _print_verified(results, verified)
+    document = {
+        "path": str(results),
+        "intact": not verified.alterations,
+        "sha256": None if verified.digests is None else directory_sha256(verified.digests),
+        "benchctl_version": verified.manifest.benchctl_version,
+        "files": verified.num_files,
+        "hashed_bytes": verified.hashed_bytes,
+        "unrecorded": verified.unrecorded,
+        "uncovered": verified.uncovered,
+        "alterations": [
+            {"code": each.kind, "file": each.file, "what": each.what, "decides": each.decides}
+            for each in verified.alterations
+        ],
+    }
+    tell(document, *_verified_lines(results, verified), as_json=as_json)
     if verified.alterations:
         raise typer.Exit(_ALTERED)
 
 
-def _print_verified(results: Path, verified: Verification) -> None:
+def _verified_lines(results: Path, verified: Verification) -> Iterator[str]:
     for each in verified.alterations:
-        print(f"{each.kind}: {each}{'' if each.decides else ' (no number depends on it)'}")
+        yield f"{each.kind}: {each}{'' if each.decides else ' (no number depends on it)'}"
     if verified.unrecorded and verified.num_files:
-        print(f"no digest recorded for {len(verified.unrecorded)} runs: {', '.join(verified.unrecorded)}")
+        yield f"no digest recorded for {len(verified.unrecorded)} runs: {', '.join(verified.unrecorded)}"
     if verified.uncovered and verified.num_files:
-        print(f"covered by no digest: {', '.join(map(visible_line, verified.uncovered))}")
+        yield f"covered by no digest: {', '.join(map(visible_line, verified.uncovered))}"
     if verified.alterations:
-        print(
+        yield (
             f"{results} was altered; restore these files from a copy, or measure again. 'benchctl compare' refuses "
             "it without --allow-altered if numbers depend on them"
         )
-        return
-    if verified.num_files == 0:
-        print(
+    elif verified.num_files == 0:
+        yield (
             f"{results} was written by benchctl {verified.manifest.benchctl_version} without digests; its "
             "plan, the order of its runs and its request set agree, and nothing else can be verified"
         )
     else:
-        print(f"{results} is intact: {verified.num_files} files, {megabytes(verified.hashed_bytes)} read")
-    _print_digest(verified)
+        yield f"{results} is intact: {verified.num_files} files, {megabytes(verified.hashed_bytes)} read"
+    if not verified.alterations:
+        yield from _digest_lines(verified)
 
 
-def _print_digest(verified: Verification) -> None:
-    """Print the digest by which the directory is cited; nothing for one of an older version without digests."""
+def _digest_lines(verified: Verification) -> Iterator[str]:
+    """The digest by which the directory is cited; none for one of an older version without digests."""
     if verified.digests is not None:
-        print(f"digest of the whole directory: sha256 {directory_sha256(verified.digests)}")
-
-
-class Form(StrEnum):
-    """The load generator whose files are written."""
-
-    VLLM = "vllm"
-    AIPERF = "aiperf"
-    LENVM = "lenvm"
+        yield f"digest of the whole directory: sha256 {directory_sha256(verified.digests)}"
 
 
 def export(
@@ -286,7 +273,7 @@ def export(
         ),
     ],
     form: Annotated[
-        Form | None,
+        Literal["vllm", "aiperf", "lenvm"] | None,
         typer.Option(
             "--format",
             help="vllm: the result of 'vllm bench serve'; aiperf: profile_export_aiperf.json and .jsonl; "
@@ -324,8 +311,8 @@ def export(
     if archive is not None:
         _write_archive(results, archive, allow_running=allow_running)
     elif form is not None:
-        analysis, out = analyze_directory(results), output or results / "export" / form.value
-        paths = write_foreign(analysis, form.value, out)
+        analysis, out = analyze_directory(results), output or results / "export" / form
+        paths = write_foreign(analysis, form, out)
         for name, count in Counter(path.relative_to(out).parts[0] for path in paths).items():
             print(f"{out / name} ({count} files)")
         if analysis.damage:
@@ -345,9 +332,8 @@ def _write_archive(path: Path, archive: Path, *, allow_running: bool) -> None:
     for name in contents.irregular:
         print(f"left out: {visible_line(name)} of {results.path}: no regular file", file=sys.stderr)
     sizes = f"{megabytes(contents.size_bytes)} in {megabytes(archive.stat().st_size)}"
-    print(f"{archive}: {len(contents.files)} files, {sizes}")
     verified = verify_directory(results.path)
-    _print_digest(verified)
+    print(f"{archive}: {len(contents.files)} files, {sizes}", *_digest_lines(verified), sep="\n")
     if verified.alterations:
         altered = "\n".join(f"  {alteration}" for alteration in verified.alterations)
         raise RecordError(
