@@ -38,8 +38,10 @@ class NoiseFloor(Measurement, frozen=True, kw_only=True, omit_defaults=True):
 
     source: str
     """Result directory that it was measured in."""
+    host: str
+    """Name of the machine."""
     gpus: tuple[str, ...] = ()
-    """Names of the machine's devices."""
+    """Names of its devices."""
     engine: str
     """Kind of server software."""
     engine_sha256: str

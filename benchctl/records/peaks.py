@@ -67,6 +67,8 @@ class PeakSeries(Record, frozen=True, kw_only=True, omit_defaults=True):
 class MeasuredPeaks(Measurement, frozen=True, kw_only=True, omit_defaults=True):
     """The rates that one device of a machine was measured to reach."""
 
+    host: str
+    """Name of the machine."""
     kind: Literal["cpu", "cuda"]
     """Kind of the device."""
     device: str

@@ -34,8 +34,6 @@ class Measurement(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Version of the result format."""
     measured_at: str
     """UTC, ISO 8601."""
-    host: str
-    """Name of the machine."""
 
     @property
     def key(self) -> str:
