@@ -71,7 +71,7 @@ def is_good(record: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFigures:
-    """What one load came to, without its warm-up. Tokens and durations are those of completed requests."""
+    """The outcome of one load, without its warm-up. Tokens and durations are those of completed requests."""
 
     metrics: Mapping[str, float | None]
     """Those of its run; ``std_`` and ``max_`` of each latency and the mean ``send_lag_ms`` beside them."""

@@ -146,7 +146,7 @@ def power_lines(
     noise: NoiseFloor | None,
     has_steps: Callable[[VariantSettings], bool] = lambda _settings: True,
 ) -> tuple[str, ...]:
-    """What ``profile`` detects on a machine with that ``noise``, in words; nothing where it compares nothing.
+    """The changes that ``profile`` detects on a machine with that ``noise``, in words; none where it has one arm.
 
     The minimum detectable effect of each metric, and the blocks that the most demanding one takes. ``has_steps``
     tells for which settings the engine records steps: metrics that it does not record decide nothing.

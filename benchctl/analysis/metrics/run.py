@@ -173,10 +173,10 @@ def _step_metrics(steps: StepColumns, *, covers_steps: bool) -> dict[str, float 
     is_decode = steps.in_phase("decode")
     output_tokens = steps.total("output_tokens")
     blocks = steps.known_values("kv_used_blocks")
-    known = map(
-        steps.known_values, ("value_reuse_tokens", "value_extend_tokens", "value_replayed", "value_recordings")
+    names = ("value_reuse_tokens", "value_extend_tokens", "value_replayed", "value_recordings")
+    reused, extended, replayed, recordings = (
+        int(values.sum()) if len(values) else None for values in map(steps.known_values, names)
     )
-    reused, extended, replayed, recordings = (int(values.sum()) if len(values) else None for values in known)
     metrics = {
         "num_steps": len(steps) or None,
         "step_ms": _mean_ms(steps.dur_ns),
