@@ -122,7 +122,7 @@ def _options_by_name() -> dict[str, tuple[str, ...]]:
 KV_SIZES: Final = frozenset(
     {"server.num_gpu_blocks", "server.kv_cache_size_tokens", "server.kv_cache_max_concurrency"}
 )
-"""What vLLM reports of the size of its KV cache."""
+"""Reported sizes of the KV cache of vLLM."""
 _STATED: Final = ("server.kv_cache_memory_bytes", "server.num_gpu_blocks_override")
 _LIKE: Final = 1.02
 """Largest ratio of two sizes that servers of equal options choose. vLLM keeps 150 MiB for the inaccuracy of its own

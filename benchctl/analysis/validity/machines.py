@@ -172,7 +172,7 @@ def machine_warnings(a: LoadedResults, b: LoadedResults) -> tuple[ResultWarning,
 
 
 def _facts(results: LoadedResults) -> dict[str, str]:
-    """What is compared of the machines and the software of two experiments, by name; empty where it is unknown."""
+    """Facts about the machines and the software of an experiment, by name; empty where one is unknown."""
     machines, git = machines_of(results), results.manifest.git
     nodes = "" if len(machines) == 1 else f"{len(machines)} nodes: "
     nodes_of: dict[str, list[str]] = {}
