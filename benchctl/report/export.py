@@ -66,19 +66,20 @@ def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -
     if analysis.nodes:
         contents["nodes_summary.csv"] = csv_bytes(NODE_COLUMNS, node_values(analysis.nodes))
     documents = {"summary.json": summary_document(analysis), "sweep_summary.json": sweep_document(analysis)}
+    for name, document in documents.items():
+        write_json_atomic(root / name, document, within=root)
     arrival = None if analysis.profile is None else analysis.profile.workload.arrival
+    results = []
     for run in analysis.runs:
         if run.is_usable:
-            document = vllm_result(run.run, analysis.results.manifest, arrival)
-            documents[f"runs/{run.record.run_id}/result.json"] = document
-    for name, document in documents.items():
-        make_folder((root / name).parent, within=root)
-        write_json_atomic(root / name, document, within=root)
+            results.append(root / "runs" / run.record.run_id / "result.json")
+            make_folder(results[-1].parent, within=root)
+            write_json_atomic(results[-1], vllm_result(run.run, analysis.results.manifest, arrival), within=root)
     contents[PAGE_NAME] = directory_page(analysis, verdict=verdict).encode()
     for name, content in contents.items():
         write_bytes_atomic(root / name, content, within=root)
     *tables, page = contents
-    written = tuple(root / name for name in (*tables, *documents, page))
+    written = (*(root / name for name in (*tables, *documents)), *results, root / page)
     if root == analysis.results.path:
         record_derived(root, written)
     return ReportFiles(root=root, written=written, damage=analysis.damage, verdict=verdict)
