@@ -81,16 +81,6 @@ def change_of_ratio(ratio: float) -> str:
     return f"{change_percent:+.{decimals}f}%"
 
 
-def change_in_interval(ratio: float | None, interval: tuple[float, float] | None) -> str:
-    """A ratio and the ends of its interval as relative changes: ``+14.3% [+13.1%, +15.4%]``."""
-    if ratio is None:
-        return UNKNOWN
-    if interval is None:
-        return percentage_change(ratio - 1)
-    low, high = (percentage_change(end - 1) for end in interval)
-    return f"{percentage_change(ratio - 1)} [{low}, {high}]"
-
-
 def scatter(scatter_frac: float | None) -> str:
     """Relative scatter over blocks as ``± 0.6%``; empty where it is zero or unknown."""
     return f"± {scatter_frac * 100:.1f}%" if scatter_frac else ""

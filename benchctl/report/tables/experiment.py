@@ -18,12 +18,12 @@ from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.summary import CellSummary, Spread
 from benchctl.analysis.validity.machines import machines_of, machines_text
 from benchctl.formats import (
-    change_in_interval,
     count_of,
     first_of,
     four_digits,
     p_value,
     percentage,
+    percentage_change,
     shortened_inside,
     signed_four_digits,
     signed_three_digits,
@@ -395,12 +395,13 @@ def _rows_of_nodes(metric: MetricByNode, most: int) -> list[dict[str, Any]]:
     blocks = metric.over_blocks
     farthest = sorted(metric.rows, key=lambda row: -abs(math.log(row.ratio / blocks.ratio)))[:most]
     num_others = len(metric.rows) - len(farthest)
+    ends = [percentage_change(end - 1) for end in metric.blocks_interval or ()]
     return [
         *(
             {
                 "node": shortened_inside(row.node, 40),
                 "blocks": row.num_blocks,
-                "change": change_in_interval(row.ratio, None),
+                "change": percentage_change(row.ratio - 1),
             }
             for row in metric.rows
             if row in farthest
@@ -409,7 +410,7 @@ def _rows_of_nodes(metric: MetricByNode, most: int) -> list[dict[str, Any]]:
         {
             "node": "over blocks",
             "blocks": blocks.num_blocks,
-            "change": change_in_interval(blocks.ratio, metric.blocks_interval),
+            "change": percentage_change(blocks.ratio - 1) + (f" [{', '.join(ends)}]" if ends else ""),
             "p": metric.p_value,
         },
     ]
