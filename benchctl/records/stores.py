@@ -80,7 +80,7 @@ class Store(Generic[MeasurementT]):
 
     @property
     def directory(self) -> Path:
-        """What ``variable`` says, or ``name`` below the data directory of the user."""
+        """The directory that ``variable`` names, or ``name`` below the data directory of the user."""
         directory = os.environ.get(self.variable)
         return Path(directory).expanduser() if directory else platformdirs.user_data_path("benchctl") / self.name
 

@@ -59,8 +59,8 @@ def field_problem(error: Exception, document: Mapping[str, object]) -> str:
             value = value[int(step)] if isinstance(value, list) else value[step]
     except (LookupError, TypeError, ValueError):  # a key that is no word
         return problem
-    name, shown = field[1].removesuffix("[...]"), json.dumps(value, ensure_ascii=False)
-    return f"{name} is {visible_line(shown, VALUE_CHARS)}: {problem}"
+    name, text = field[1].removesuffix("[...]"), json.dumps(value, ensure_ascii=False)
+    return f"{name} is {visible_line(text, VALUE_CHARS)}: {problem}"
 
 
 MOST_DIGITS: Final = 300

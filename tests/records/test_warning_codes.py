@@ -112,19 +112,17 @@ def emitted_warnings() -> set[str]:
         *codes_with_messages(),
         *(code for code in yielded if code in imports),
         "models-assumed",
+        *("position-effect", "ratio-drift"),
     ]
     return emitted("ResultWarning", "suspect") | flops_codes() | set(map(re.escape, computed))
 
 
 def flops_codes() -> set[str]:
-    paths = [PACKAGE / "analysis" / name for name in ("attribution/flops.py", "metrics/speculation.py")]
-    return {
-        pattern
-        for path in paths
-        for node in code_arguments(ast.parse(path.read_text()), "setdefault")
-        if isinstance(node, ast.Constant)
-        for pattern in literals(path, node)
-    }
+    """The codes of FLOPs, under which messages are filed: ``messages["code"] = ...`` or ``messages.setdefault``."""
+    tree = ast.parse((PACKAGE / "analysis/attribution/flops.py").read_text())
+    keys = [node.slice for node in ast.walk(tree) if isinstance(node, ast.Subscript)]
+    keys += code_arguments(tree, "setdefault")
+    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
 
 def is_in_table(pattern: str) -> bool:

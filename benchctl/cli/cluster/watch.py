@@ -221,9 +221,9 @@ class _Changes:
     def show(self, progress: Progress) -> None:
         """Print what is new since the last call."""
         states = [(block.state, block.num_ended, block.generation) for block in progress.blocks]
-        if (shown := (progress.state, states, progress.problems)) == self._shown:
+        if (picture := (progress.state, states, progress.problems)) == self._shown:
             return
-        self._shown = shown
+        self._shown = picture
         lines = [line for line in _problem_lines(progress) if line not in self._told]
         self._told.update(lines)
         for line in [json_text(progress_document(progress))] if self._as_json else [*lines, _summary(progress)]:

@@ -242,7 +242,7 @@ def _document(peaks: MeasuredPeaks, path: Path | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOptions:
-    """What all passes of an experiment share, and its directory."""
+    """Options that all passes of an experiment share, and its directory."""
 
     mode: Annotated[
         str | None,

@@ -95,7 +95,7 @@ def _completed(profile: Profile, options: RunOptions) -> tuple[Profile, KvPlan]:
     """The profile of a new experiment as this machine measures it, checked, and the plan of its KV cache."""
     is_plan = options.dry_run or options.is_elsewhere  # then neither engine nor GPU is needed here
     profile = _with_cluster(profile, options)
-    _check_place(profile, options)
+    _check_distribution(profile, options)
     # of all arms of the experiment, also where the baseline alone is then measured
     kv_plan = plan_kv_memory(profile)
     if kv_plan.reason is not None and kv_plan.text is not None and not is_plan:
@@ -124,7 +124,7 @@ def _with_cluster(profile: Profile, options: RunOptions, given: Profile | None =
     return profile.model_copy(update={"cluster": settings})
 
 
-def _check_place(profile: Profile, options: RunOptions) -> None:
+def _check_distribution(profile: Profile, options: RunOptions) -> None:
     """Raise UsageError, before anything is written, for an experiment that cannot be measured where it shall be.
 
     A plan may be made where Slurm and devices are not: that is then a warning.
@@ -169,7 +169,7 @@ def _print_planned(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> No
     print_plan(profile, requests, on_file.noise, options.step_time_model)
     if kv_plan.text is not None:
         print(kv_plan.text, flush=True)
-    _print_place(profile, requests, range(profile.blocks), options)
+    _print_distribution(profile, requests, range(profile.blocks), options)
 
 
 def _print_runs_left(path: Path, profile: Profile | None, options: RunOptions) -> None:
@@ -183,10 +183,10 @@ def _print_runs_left(path: Path, profile: Profile | None, options: RunOptions) -
     warn_of_repeats(results, pending)
     print_rest(stored, requests, pending, len(plan.runs), options.step_time_model)
     blocks = sorted({planned.block for planned in pending})
-    _print_place(_with_cluster(stored, options, given=profile), requests, blocks, options)
+    _print_distribution(_with_cluster(stored, options, given=profile), requests, blocks, options)
 
 
-def _print_place(
+def _print_distribution(
     profile: Profile, requests: Sequence[PreparedRequest], blocks: Sequence[int], options: RunOptions
 ) -> None:
     if options.on == "slurm":
@@ -247,7 +247,7 @@ def _resume(path: Path, profile: Profile | None, options: RunOptions) -> None:
             f"all verdicts are corrected for {extension.num_looks} looks at the results"
         )
     stored = _with_cluster(reopened.profile, options, given=profile)
-    _check_place(stored, options)
+    _check_distribution(stored, options)
     _check_load(stored, reopened.requests, path, options)
     _measure_and_report(reopened.results, stored, reopened.requests, options)
 

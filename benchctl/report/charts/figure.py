@@ -92,8 +92,8 @@ class Chart:
         return sum(panel["height"] + 50 for panel in self.spec["vconcat"])
 
     @property
-    def shown(self) -> str:
-        """What is selected at first, where there is something to choose."""
+    def selection(self) -> str:
+        """The choices that are selected at first, where there is something to choose."""
         return ", ".join(dict(each.options)[each.selected] for each in self.choices if len(each.options) > 1)
 
 
@@ -389,7 +389,7 @@ def picture_bytes(spec: Spec, title: str, note: str = "", suffix: str = ".png") 
 
 def chart_bytes(chart: Chart, suffix: str = ".png") -> bytes:
     """The picture of a drawn chart with its caption."""
-    note = f"{chart.caption} Shown: {chart.shown}." if chart.shown else chart.caption
+    note = f"{chart.caption} Shown: {chart.selection}." if chart.selection else chart.caption
     return picture_bytes(chart.spec, chart.title, note, suffix)
 
 

@@ -35,12 +35,12 @@ def draw_block_values(analysis: AnalyzedExperiment, cells: Sequence[CellComparis
     if not rows_of:
         return figure.Chart(id="block-values", title=title, skipped="no finished run knows a deciding metric")
     is_relative = any(_hides_scatter(rows) for rows in rows_of.values())
-    labels, shown = [arm.label for arm in arms], "percent" if is_relative else "value"
+    labels, ordinate = [arm.label for arm in arms], "percent" if is_relative else "value"
     kinds = {"counted": "circle", "outlier": "circle", "left out": figure.CROSS}
     shapes = {"domain": list(kinds), "range": list(kinds.values())}
     points = figure.layer(
         "point",
-        y_by=shown,
+        y_by=ordinate,
         shape_by={"field": "kind", "type": "nominal", "legend": None, "scale": shapes},
         fillOpacity_by={"condition": {"test": "datum.kind === 'counted'", "value": 1}, "value": 0},
         stroke_by=figure.by_series(labels)["color"],
@@ -51,7 +51,7 @@ def draw_block_values(analysis: AnalyzedExperiment, cells: Sequence[CellComparis
     joints = figure.layer(
         "line",
         where="datum.kind !== 'left out'",
-        y_by=shown,
+        y_by=ordinate,
         detail_by={"field": "block"},
         color_by={"value": GREY},
         strokeDash_by={"value": [1, 0]},

@@ -400,5 +400,5 @@ def batch_size_rows(
         part = times_ms[(least <= sizes) & (sizes <= most)]
         if len(part):
             low, high = np.percentile(part, (5, 95)).tolist()
-            shown = {"mean": float(part.mean()), "steps": len(part), "low": low, "high": high}
-            yield {"arm": label, "size": name, **shown}
+            numbers = {"mean": float(part.mean()), "steps": len(part), "low": low, "high": high}
+            yield {"arm": label, "size": name, **numbers}

@@ -378,8 +378,8 @@ def nodes_table(variants: Sequence[NodeResults], *, show_all: bool = False) -> T
         chosen: dict[str, MetricByNode] = {}
         for metric in (*results.differing, *results.metrics):
             chosen.setdefault(metric.label, metric)
-        shown = results.metrics if show_all else sorted(chosen.values(), key=results.metrics.index)
-        for before, metric in zip((None, *shown), shown, strict=False):
+        metrics = results.metrics if show_all else sorted(chosen.values(), key=results.metrics.index)
+        for before, metric in zip((None, *metrics), metrics, strict=False):
             first, *more = _rows_of_nodes(metric, most=len(metric.rows) if show_all else 12)
             cell = {} if before is not None and before.label == metric.label else {"cell": metric.label}
             rows += [first | {"metric": metric.metric} | cell, *more]
