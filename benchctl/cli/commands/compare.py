@@ -86,7 +86,6 @@ _EstimatorName = Annotated[
         help="How to average blocks: robust or mean; by default as in the profile. Choose before you see results.",
     ),
 ]
-_Confidence = Annotated[float, typer.Option("--confidence", help="Confidence level of the intervals.")]
 _Metrics = Annotated[
     str | None,
     typer.Option(
@@ -118,9 +117,6 @@ _AllowFailed = Annotated[
 _AllowSuspect = Annotated[
     bool, typer.Option("--allow-suspect", help="Include suspect runs; their warnings are printed with the verdict.")
 ]
-_AllowAltered = Annotated[
-    bool, typer.Option("--allow-altered", help="Compare files even if they were altered after the measurement.")
-]
 _JudgeName = Annotated[
     str | None,
     typer.Option(
@@ -147,7 +143,6 @@ _StepTimeModel = Annotated[
         "profile.",
     ),
 ]
-_ShowAll = Annotated[bool, typer.Option("--all", help="Show all exploratory metrics.")]
 _Output = Annotated[
     list[Path] | None,
     typer.Option(
@@ -161,8 +156,6 @@ _Output = Annotated[
 _GithubSummary = Annotated[
     bool, typer.Option("--github-summary", help="Also append Markdown to the summary of a GitHub Actions job.")
 ]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
-_AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 
 
 @uncollected()
@@ -172,21 +165,23 @@ def compare(
     threshold: _Threshold = "1%",
     equivalence_margin: _EquivalenceMargin = None,
     estimator: _EstimatorName = None,
-    confidence: _Confidence = 0.95,
+    confidence: Annotated[float, typer.Option("--confidence", help="Confidence level of the intervals.")] = 0.95,
     metrics: _Metrics = None,
     allow_difference: _AllowDifference = None,
     noise_floor: _NoiseFloor = None,
     allow_failed: _AllowFailed = False,
     allow_suspect: _AllowSuspect = False,
-    allow_altered: _AllowAltered = False,
+    allow_altered: Annotated[
+        bool, typer.Option("--allow-altered", help="Compare files even if they were altered after the measurement.")
+    ] = False,
     judge: _JudgeName = None,
     quality_margin: _QualityMargin = None,
     step_time_model: _StepTimeModel = None,
-    show_all: _ShowAll = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Show all exploratory metrics.")] = False,
     output: _Output = None,
     github_summary: _GithubSummary = False,
-    as_json: _AsJson = False,
-    as_markdown: _AsMarkdown = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
 ) -> None:
     """Compare two sides block by block. The verdict is regression, improvement, equivalent or inconclusive.
 
@@ -235,9 +230,9 @@ def parse_threshold(text: str, option: str = "--threshold") -> float:
 
 
 def _noise(option: str | None) -> Mapping[str, MetricNoise] | None:
-    if option is None or option == "none":
-        return None if option is None else {}
-    return noise_of_experiment(load_experiment(Path(option))).metrics
+    if option is None:
+        return None
+    return {} if option == "none" else noise_of_experiment(load_experiment(Path(option))).metrics
 
 
 def _checked(outputs: Sequence[Path]) -> Sequence[Path]:

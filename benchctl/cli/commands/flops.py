@@ -49,7 +49,6 @@ _ValueModel = Annotated[
     str,
     typer.Option("--value-model", metavar="MODEL", help=f"Value model, named likewise; '{_NO_MODEL}' for none."),
 ]
-_Questions = Annotated[int, typer.Option("--questions", min=1, max=MAX_OUTPUTS, help="Distinct prompts.")]
 _Samples = Annotated[
     int, typer.Option("--samples", min=1, max=MAX_OUTPUTS, help="Outputs sampled for each prompt.")
 ]
@@ -73,9 +72,6 @@ _HardwareName = Annotated[
     typer.Option(
         "--hardware", metavar="NAME", help="Device whose peak achieved FLOP/s are compared with, or 'measured'."
     ),
-]
-_CandidateCost = Annotated[
-    float, typer.Option("--candidate-cost", help="Cost of a candidate, as a multiple of a decoded token.")
 ]
 _ConventionName = Annotated[
     Literal["published", "two-n", "lm-head-value-model"],
@@ -113,26 +109,27 @@ _DraftModel = Annotated[
         "--draft-model", metavar="MODEL", help=f"Model that drafts; '{_NO_MODEL}' for drafts looked up in text."
     ),
 ]
-_AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of the table.")]
 
 
 def flops(
     base: _Base = "qwen2.5-7b",
     value_model: _ValueModel = "qwen2.5-1.5b",
-    questions: _Questions = 50,
+    questions: Annotated[int, typer.Option("--questions", min=1, max=MAX_OUTPUTS, help="Distinct prompts.")] = 50,
     samples: _Samples = 16,
     prompt_tokens: _PromptTokens = 5200,
     output_tokens: _OutputTokens = 237_675,
     top_k: _TopK = 5,
     wall: _Wall = None,
     hardware: _HardwareName = "h100-sxm",
-    candidate_cost: _CandidateCost = 1.0,
+    candidate_cost: Annotated[
+        float, typer.Option("--candidate-cost", help="Cost of a candidate, as a multiple of a decoded token.")
+    ] = 1.0,
     convention: _ConventionName = "published",
     observed_candidates: _ObservedCandidates = None,
     draft_tokens: _DraftTokens = None,
     acceptance: _Acceptance = None,
     draft_model: _DraftModel = _NO_MODEL,
-    as_json: _AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of the table.")] = False,
 ) -> None:
     """FLOPs of a run from its totals. The defaults are those of a published run: 50 questions, 16 samples."""
     if wall is not None and not (math.isfinite(wall) and wall > 0):
@@ -347,13 +344,6 @@ _FloorHardware = Annotated[
         "--hardware", metavar="NAME", help="Device, name:TFLOP/s:GB/s, or 'measured' for the peaks on file."
     ),
 ]
-_FloorBatch = Annotated[str, typer.Option("--batch", metavar="B[,B...]", help="Rows of the step.")]
-_FloorTopK = Annotated[
-    str, typer.Option("--top-k", metavar="K[,K...]", help="Candidates that are scored in each row.")
-]
-_FloorContext = Annotated[
-    int, typer.Option("--context", min=0, max=MAX_CONTEXT, help="Tokens of a row in the cache.")
-]
 _FloorScoring = Annotated[
     Literal["reuse", "recompute", "two-phase"],
     typer.Option(
@@ -376,7 +366,6 @@ _FloorLaunch = Annotated[
     ),
 ]
 
-_FloorAsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 _MAX_LAUNCH_US: Final = 1e6
 
 
@@ -384,13 +373,17 @@ def guided(
     base: _Base = "qwen2.5-7b",
     value_model: _FloorValueModel = "qwen2.5-1.5b",
     hardware: _FloorHardware = "h200-sxm",
-    batch: _FloorBatch = "1,8,64,256",
-    top_k: _FloorTopK = "2,3,4,5",
-    context: _FloorContext = 300,
+    batch: Annotated[str, typer.Option("--batch", metavar="B[,B...]", help="Rows of the step.")] = "1,8,64,256",
+    top_k: Annotated[
+        str, typer.Option("--top-k", metavar="K[,K...]", help="Candidates that are scored in each row.")
+    ] = "2,3,4,5",
+    context: Annotated[
+        int, typer.Option("--context", min=0, max=MAX_CONTEXT, help="Tokens of a row in the cache.")
+    ] = 300,
     scoring: _FloorScoring = "reuse",
     unscored: _FloorUnscored = 0.0,
     launch: _FloorLaunch = None,
-    as_json: _FloorAsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
     """The least ratio of a guided decode step to an unguided one, by batch and top_k, and where it comes from.
 

@@ -97,7 +97,6 @@ _BackfillCost = Annotated[
     float,
     typer.Option("--backfill-cost", metavar="D", help="Share of a step that the backfill of bonus tokens adds."),
 ]
-_NoBonus = Annotated[bool, typer.Option("--no-bonus", help="The server yields no bonus tokens.")]
 _Target = Annotated[
     str | None,
     typer.Option("--model", help="Model that is served: adds goodput by batch size.", show_default=False),
@@ -121,9 +120,6 @@ _Fitted = Annotated[
         show_default=False,
     ),
 ]
-_Context = Annotated[
-    int, typer.Option("--context", min=1, max=MAX_CONTEXT, help="Tokens of a sequence in the cache.")
-]
 _BatchSizes = Annotated[
     str | None,
     typer.Option(
@@ -141,16 +137,13 @@ _Rates = Annotated[
 _InputLength = Annotated[
     int, typer.Option("--input-len", min=1, max=MAX_TOKENS, help="Prompt tokens of a request, for --rate.")
 ]
-_OutputLength = Annotated[int, typer.Option("--output-len", min=1, max=MAX_TOKENS, help="Output tokens of it.")]
 _MaxNumSeqs = Annotated[
     int, typer.Option("--max-num-seqs", min=1, max=MAX_CONCURRENCY, help="Sequences in a batch, for --rate.")
 ]
-_Seed = Annotated[int, typer.Option("--seed", help="Of the draws behind intervals.")]
 _Plot = Annotated[
     Path | None,
     typer.Option("--plot", metavar="FILE.png", help="Write the picture.", show_default=False, callback=drawable),
 ]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 _DEFAULT_DRAFT_COST: Final = 0.05
 """One draft pass as a share of a step, where nothing states it."""
@@ -165,22 +158,26 @@ def speculation(
     draft_tokens: _DraftTokens = "1..8",
     draft_cost: _DraftCost = None,
     backfill_cost: _BackfillCost = 0.0,
-    no_bonus: _NoBonus = False,
+    no_bonus: Annotated[bool, typer.Option("--no-bonus", help="The server yields no bonus tokens.")] = False,
     model: _Target = None,
     draft_model: _DraftModel = None,
     hardware: _Device = None,
     tp: _TensorParallel = 1,
     step_time_model: _Fitted = None,
-    context: _Context = 1024,
+    context: Annotated[
+        int, typer.Option("--context", min=1, max=MAX_CONTEXT, help="Tokens of a sequence in the cache.")
+    ] = 1024,
     batch_size: _BatchSizes = None,
     backfill: _Backfill = "none",
     rate: _Rates = None,
     input_len: _InputLength = 1024,
-    output_len: _OutputLength = 256,
+    output_len: Annotated[
+        int, typer.Option("--output-len", min=1, max=MAX_TOKENS, help="Output tokens of it.")
+    ] = 256,
     max_num_seqs: _MaxNumSeqs = 256,
-    seed: _Seed = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the draws behind intervals.")] = 0,
     plot: _Plot = None,
-    as_json: _AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
     """Tokens per step and speed-up of speculative decoding, and its goodput under load.
 

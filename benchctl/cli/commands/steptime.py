@@ -98,10 +98,6 @@ _Picture = Annotated[
         callback=drawable,
     ),
 ]
-_ProfileOut = Annotated[
-    Path | None,
-    typer.Option("--profile-out", metavar="FILE", help="Write the runs to add as a profile.", show_default=False),
-]
 _Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="MODEL", help="Write the model here.", show_default=False)
 ]
@@ -333,7 +329,12 @@ def diagnose(
     hardware: _Hardware = None,
     tp: _TensorParallel = 1,
     shape: _Shapes = None,
-    profile_out: _ProfileOut = None,
+    profile_out: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile-out", metavar="FILE", help="Write the runs to add as a profile.", show_default=False
+        ),
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option("--engine", help="Engine of that profile; by default the one that was measured."),
