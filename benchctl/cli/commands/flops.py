@@ -303,7 +303,7 @@ def _tell(
             "observed": observed[0] if observed else None,
             "corrections": corrections,
         }
-        print(json.dumps(document, indent=1))  # whole numbers beyond 64 bits
+        print(json.dumps(document, indent=1))  # print_json has no whole numbers of more than 64 bits
         return
     console, work, accepted = folding_console(None), "", stated["acceptance"]
     if accepted is not None:

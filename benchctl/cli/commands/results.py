@@ -16,7 +16,7 @@ from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.commands.compare import page_of_sides
 from benchctl.cli.options.options import RESULTS, complete_results
 from benchctl.cli.outcome import print_notes
-from benchctl.cli.screen import bytes_progress, print_json, print_tables, tell, uncollected, wide_console
+from benchctl.cli.screen import bytes_progress, print_json, print_tables, uncollected, wide_console
 from benchctl.cluster.arrival import import_archive
 from benchctl.cluster.pull import parse_source
 from benchctl.cluster.pull import pull as pull_directory
@@ -229,7 +229,10 @@ def _tell_verified(results: Path, verified: Verification, *, as_json: bool = Fal
             for each in verified.alterations
         ],
     }
-    tell(document, *_verified_lines(results, verified), as_json=as_json)
+    if as_json:
+        print_json(document)
+    else:  # every file is named, however many there are
+        print(*_verified_lines(results, verified), sep="\n")
     if verified.alterations:
         raise typer.Exit(_ALTERED)
 
