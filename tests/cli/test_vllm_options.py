@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchctl.cli.options.vllm import translated
+from benchctl.cli.commands.load import translated
 from benchctl.errors import UsageError
 
 

@@ -12,7 +12,7 @@ from benchctl.cli.checks import advising, refuse
 from benchctl.cli.cluster.watch import show_until_done
 from benchctl.cli.conduct import outcome_elsewhere
 from benchctl.cli.estimates import estimate_plan
-from benchctl.cli.options.run import RunOptions
+from benchctl.cli.options.options import RunOptions
 from benchctl.cli.screen import warn
 from benchctl.cluster.local.block_process import BlockProcess
 from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots

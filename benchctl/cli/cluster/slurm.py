@@ -18,7 +18,7 @@ from benchctl.cli.cluster.watch import show_until_done
 from benchctl.cli.conduct import experiment_progress, outcome_elsewhere, tell
 from benchctl.cli.estimates import estimate_plan
 from benchctl.cli.failures import INTERRUPTED
-from benchctl.cli.options.run import RunOptions
+from benchctl.cli.options.options import RunOptions
 from benchctl.cli.screen import warn
 from benchctl.cluster.slurm.blocks_on_slurm import BlocksOnSlurm
 from benchctl.cluster.slurm.missing import require_slurm

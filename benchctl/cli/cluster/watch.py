@@ -215,15 +215,15 @@ class _Changes:
     def __init__(self, stream: TextIO, *, as_json: bool) -> None:
         self._stream = stream
         self._as_json = as_json
-        self._shown: object = None
+        self._counts: object = None
         self._told: set[str] = set()
 
     def show(self, progress: Progress) -> None:
         """Print what is new since the last call."""
         states = [(block.state, block.num_ended, block.generation) for block in progress.blocks]
-        if (picture := (progress.state, states, progress.problems)) == self._shown:
+        if (counts := (progress.state, states, progress.problems)) == self._counts:
             return
-        self._shown = picture
+        self._counts = counts
         lines = [line for line in _problem_lines(progress) if line not in self._told]
         self._told.update(lines)
         for line in [json_text(progress_document(progress))] if self._as_json else [*lines, _summary(progress)]:

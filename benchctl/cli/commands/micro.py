@@ -26,7 +26,7 @@ from benchctl.analysis.bonus import (
     verdict_sentences,
 )
 from benchctl.analysis.summary.analyzed import analyze_directory
-from benchctl.cli.checks import advising, keeping
+from benchctl.cli.checks import advising, exit_code_of, keeping
 from benchctl.cli.conduct import experiment_progress, to_stderr
 from benchctl.cli.options.options import (
     RESULTS,
@@ -87,8 +87,6 @@ _LISTED: Final[dict[str, tuple[PeakQuantity, str | None]]] = {
 }
 """Columns of the list of peaks, and the quantity and data type of each."""
 _INCONCLUSIVE: Final = 3
-_BELOW_FLOOR: Final = 4
-_FAILED: Final = 5
 
 _Device = Annotated[
     str | None, typer.Option("--device", help="cpu or cuda:N; by default the first GPU, else the CPU.")
@@ -466,7 +464,7 @@ def _warned_of_failures(outcome: MicroOutcome) -> int:
     if num_failed > num_below:
         path = shlex.quote(str(outcome.path))
         warn(f"{num_failed} runs failed; repeat them with: benchctl micro forward --resume {path}")
-    return _BELOW_FLOOR if num_below else _FAILED if num_failed else 0
+    return exit_code_of(0 if num_below else num_failed, num_below)
 
 
 def _print_bonus(measured: MeasuredBonus) -> None:

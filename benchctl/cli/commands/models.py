@@ -35,7 +35,7 @@ _BELONG: Final = {
     "--draft": ("a draft", ("--draft-layers", "--draft-acceptance")),
     "--lora": ("an adapter", ("--lora-rank",)),
 }
-"""What each of these options makes, and the options that say nothing without it."""
+"""The thing that each of these options makes, and the options that say nothing without it."""
 _OF_WEIGHTS: Final = "{} and {} exclude each other: the law of a pair is that of its weights; leave one out"
 _OF_TWO: Final = "{} and {} exclude each other; make two directories"
 _EXCLUDED: Final = (

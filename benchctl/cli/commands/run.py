@@ -33,8 +33,7 @@ from benchctl.cli.conduct import (
     warn_of_repeats,
 )
 from benchctl.cli.estimates import duration_text, estimate_plan
-from benchctl.cli.options.options import with_options
-from benchctl.cli.options.run import RunOptions
+from benchctl.cli.options.options import RunOptions, with_options
 from benchctl.cli.outcome import outcome_document, print_outcome, store_noise
 from benchctl.cli.screen import print_json, warn
 from benchctl.cluster.local.held_slots import held_devices
@@ -42,7 +41,7 @@ from benchctl.errors import UsageError
 from benchctl.measure.experiment import Outcome, create_experiment
 from benchctl.measure.kv_memory import KvPlan, plan_kv_memory
 from benchctl.measure.noise_on_file import noise_on_file
-from benchctl.measure.result_directory import reopen_experiment
+from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.measure.resume.extension import extend_experiment, extended_plan
 from benchctl.measure.resume.here import Here
 from benchctl.measure.resume.pending import pending_runs
@@ -95,7 +94,7 @@ def _completed(profile: Profile, options: RunOptions) -> tuple[Profile, KvPlan]:
     """The profile of a new experiment as this machine measures it, checked, and the plan of its KV cache."""
     is_plan = options.dry_run or options.is_elsewhere  # then neither engine nor GPU is needed here
     profile = _with_cluster(profile, options)
-    _check_distribution(profile, options)
+    _check_handing_out(profile, options)
     # of all arms of the experiment, also where the baseline alone is then measured
     kv_plan = plan_kv_memory(profile)
     if kv_plan.reason is not None and kv_plan.text is not None and not is_plan:
@@ -124,7 +123,7 @@ def _with_cluster(profile: Profile, options: RunOptions, given: Profile | None =
     return profile.model_copy(update={"cluster": settings})
 
 
-def _check_distribution(profile: Profile, options: RunOptions) -> None:
+def _check_handing_out(profile: Profile, options: RunOptions) -> None:
     """Raise UsageError, before anything is written, for an experiment that cannot be measured where it shall be.
 
     A plan may be made where Slurm and devices are not: that is then a warning.
@@ -169,7 +168,7 @@ def _print_planned(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> No
     print_plan(profile, requests, on_file.noise, options.step_time_model)
     if kv_plan.text is not None:
         print(kv_plan.text, flush=True)
-    _print_distribution(profile, requests, range(profile.blocks), options)
+    _print_handing_out(profile, requests, range(profile.blocks), options)
 
 
 def _print_runs_left(path: Path, profile: Profile | None, options: RunOptions) -> None:
@@ -183,10 +182,10 @@ def _print_runs_left(path: Path, profile: Profile | None, options: RunOptions) -
     warn_of_repeats(results, pending)
     print_rest(stored, requests, pending, len(plan.runs), options.step_time_model)
     blocks = sorted({planned.block for planned in pending})
-    _print_distribution(_with_cluster(stored, options, given=profile), requests, blocks, options)
+    _print_handing_out(_with_cluster(stored, options, given=profile), requests, blocks, options)
 
 
-def _print_distribution(
+def _print_handing_out(
     profile: Profile, requests: Sequence[PreparedRequest], blocks: Sequence[int], options: RunOptions
 ) -> None:
     if options.on == "slurm":
@@ -197,7 +196,15 @@ def _print_distribution(
 
 def _begin(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> None:
     """Create a new experiment and measure it."""
-    origin, tokenizer = options.origin(kv_plan.notes), _tokenizer(profile, options)
+    tokenizer = _tokenizer(profile, options)
+    origin = Origin(
+        output_root=options.output_dir,
+        argv=("benchctl", *sys.argv[1:]),
+        label=options.label,
+        directory=options.output,
+        is_elsewhere=options.is_elsewhere,
+        notes=kv_plan.notes,
+    )
     with to_stderr(when=options.as_json):
         lengths_from = measure_lengths(profile, origin, is_quiet=options.is_quiet, tokenizer=tokenizer)
         prepared = prepare_experiment(profile, lengths_from, tokenizer=tokenizer)
@@ -247,7 +254,7 @@ def _resume(path: Path, profile: Profile | None, options: RunOptions) -> None:
             f"all verdicts are corrected for {extension.num_looks} looks at the results"
         )
     stored = _with_cluster(reopened.profile, options, given=profile)
-    _check_distribution(stored, options)
+    _check_handing_out(stored, options)
     _check_load(stored, reopened.requests, path, options)
     _measure_and_report(reopened.results, stored, reopened.requests, options)
 

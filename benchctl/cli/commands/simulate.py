@@ -146,7 +146,7 @@ def _simulate(
     is_quiet: bool,
     as_json: bool,
 ) -> None:
-    """Run every planned run and tell the outcome; as JSON it is what ``show --json`` prints, with the directory."""
+    """Simulate every run, and tell the outcome; as JSON in the form of ``show --json``, with the directory."""
     is_quiet = is_quiet or as_json
     with to_stderr(when=as_json):
         lengths_from = measure_lengths(profile, origin, is_quiet=is_quiet, simulate=simulate_run)

@@ -156,7 +156,7 @@ def _print_result(result: LintResult) -> None:
 def _source(
     model: str | None, hardware: str | None, devices: int, fitted: Path | None, max_num_seqs: int
 ) -> StepTimeSource | None:
-    """The model that predicts the load; None where nothing is named."""
+    """The source of step times by which the load is predicted; None where nothing is named."""
     if model is None and hardware is None and fitted is None:
         return None
     if model is None:
