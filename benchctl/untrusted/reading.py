@@ -213,11 +213,13 @@ def read_yaml(path: Path, max_bytes: int = PROFILE_BYTES) -> tuple[Any, yaml.Nod
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Raise ValueError for a node with itself or too many in it, aliases written out."""
+    """Raise ValueError for a node with itself or too many in it, aliases written out, and for a number too long."""
     sizes: dict[int, int | None] = {}
 
     def size(node: yaml.Node) -> int:
         if isinstance(node, yaml.ScalarNode):
+            if node.tag.endswith(":int") and len(node.value) > MOST_DIGITS:
+                raise ValueError(f"a number has {len(node.value)} digits")
             return 1
         if id(node) not in sizes:
             sizes[id(node)] = None
