@@ -187,7 +187,8 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
         "top_k": options.top_k,
         "min_p": options.min_p,
     }
-    is_number = options.workers.removeprefix("-").isdecimal()  # whose bounds the profile checks
+    # the profile checks the bounds of a number, and says that longer texts are none
+    is_number = options.workers.removeprefix("-").isdecimal() and len(options.workers) < 20
     workers = int(options.workers) if is_number else options.workers
     return {
         "name": _NAME,
