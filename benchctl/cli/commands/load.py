@@ -232,7 +232,7 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
 
 def _extra_body(text: str) -> dict[str, Any]:
     fields: object = None
-    with suppress(json.JSONDecodeError):
+    with suppress(ValueError, RecursionError):  # also of numbers too long and of too many brackets
         fields = json.loads(text)
     if not isinstance(fields, dict):
         raise UsageError(f"--extra-body is not JSON of an object: {text}; write such as '{{\"logprobs\": 1}}'")
