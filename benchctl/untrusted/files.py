@@ -106,7 +106,7 @@ def is_there(path: Path, *, within: Path) -> bool:
     """
     try:
         os.lstat(inside(path, within))
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, UnicodeEncodeError):  # no file has a name that cannot be encoded
         return False
     return True
 
