@@ -157,19 +157,20 @@ def power_lines(
     if not others or not primary:
         return ()
     deciding = deciding_in_plan(primary, profile, has_steps)
-    unrecorded = [unrecorded_text(deciding.unrecorded, deciding.names)] if deciding.unrecorded else []
+    missing = [name for name in primary if name not in deciding]
+    unrecorded = [unrecorded_text(missing, deciding)] if missing else []
     if profile.blocks < MIN_PAIRED_BLOCKS:
         number = "1 block gives" if profile.blocks == 1 else f"{profile.blocks} blocks give"
         return (f"a screening: {number} no verdict; at least {MIN_PAIRED_BLOCKS} are needed", *unrecorded)
-    if not deciding.names:
+    if not deciding:
         return tuple(unrecorded)
-    rule, num_tests = stopping_rule(profile), len(deciding.names) * max(others.values())
+    rule, num_tests = stopping_rule(profile), len(deciding) * max(others.values())
     # a correction for looks divides alpha as one for tests does
     num_corrected = num_tests * (1 if rule is None else len(rule.look_blocks))
     estimator, noise_of = profile.comparison.estimator, {} if noise is None else noise.metrics
     names_by_effect: dict[str, list[str]] = {}
     most_needed, needed = 0, ""
-    for name in deciding.names:
+    for name in deciding:
         log_sd = noise_of[name].log_sd if name in noise_of else ASSUMED_LOG_SD
         margins = margins_of(DEFAULT_MARGIN, noise_of[name].floor_frac if name in noise_of else 0.0)
         change_frac = margins.change_frac
@@ -187,7 +188,7 @@ def power_lines(
                 f"power takes {number} blocks"
             )
     tests = "one test" if num_tests == 1 else f"{num_tests} corrected tests"
-    conditions = f"with {profile.blocks} blocks, {tests} and {_scatter_text(profile, deciding.names, noise)}"
+    conditions = f"with {profile.blocks} blocks, {tests} and {_scatter_text(profile, deciding, noise)}"
     effects = "; ".join(f"{effect} in {', '.join(names)}" for effect, names in names_by_effect.items())
     return (f"{conditions}, a change of {effects} is detected with a power of 80%", needed, *unrecorded)
 

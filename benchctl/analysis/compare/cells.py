@@ -116,8 +116,7 @@ def nodes_of_variants(pairs: Iterable[ArmPair], confidence: float) -> tuple[Node
         experiment = pair.sides[0]
         if experiment.profile_or_none is not None:
             named = tuple(dict.fromkeys(experiment.profile.primary_metrics))
-            names = deciding_between(named, pair).names
-            roles = roles_of(names, is_forced=experiment.results.manifest.stop != "natural")
+            roles = roles_of(deciding_between(named, pair), is_forced=experiment.results.manifest.stop != "natural")
             deciding = [name for name, role in roles.items() if role == "deciding"]
             by_variant.setdefault(pair.b.variant, []).append((pair, deciding))
     variants = (results_by_node(cells, confidence) for cells in by_variant.values())

@@ -21,7 +21,6 @@ from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.ladder import num_extensions_of, num_looks_of
 from benchctl.analysis.experiment.pairing import (
     ArmPair,
-    DecidingMetrics,
     Side,
     deciding_between,
     match_cells,
@@ -221,10 +220,10 @@ def compare_experiments(
         estimator=options.estimator or a.estimator,
     )
     is_forced = a.results.manifest.stop != "natural"
-    deciding = [DecidingMetrics(named) if options.metrics else deciding_between(named, pair) for pair in pairs]
+    deciding = [named if options.metrics else deciding_between(named, pair) for pair in pairs]
     compared = [
-        compare_arms(pair, roles_of(each.names, is_forced=is_forced), rules)
-        for pair, each in zip(pairs, deciding, strict=True)
+        compare_arms(pair, roles_of(recorded, is_forced=is_forced), rules)
+        for pair, recorded in zip(pairs, deciding, strict=True)
     ]
     model = explaining_model((a, b), options.step_time_model)
     answers = compare_answers((a, b), pairs, options.judge, options.quality_margin_points, confidence)
@@ -233,11 +232,11 @@ def compare_experiments(
             pair,
             metrics,
             allow_failed=options.allow_failed,
-            unrecorded=each.unrecorded,
+            unrecorded=tuple(name for name in named if name not in recorded),
             decomposition=decompose_pair(pair, confidence, rules.estimator, model),
             **answers_of_cell,
         )
-        for pair, metrics, each, answers_of_cell in zip(
+        for pair, metrics, recorded, answers_of_cell in zip(
             pairs, judge_together(compared, confidence), deciding, answers, strict=True
         )
     )

@@ -180,7 +180,7 @@ def take_look(
         for a, b in sides
         for pair in match_cells(so_far, a, so_far, b)
         if pair.b.label not in left_out
-        for name in deciding_between(metrics, pair).names
+        for name in deciding_between(metrics, pair)
         if (width := _half_width(pair, name, rule.confidence)) is not None
     )
     is_precise = bool(widths) and all(_width(width) <= rule.precision_frac for width in widths)

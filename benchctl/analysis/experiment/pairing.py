@@ -1,6 +1,6 @@
 """Pairs of arms to compare, with their one ratio of each metric, and the metrics that decide between them."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -256,45 +256,29 @@ def _arms_of_variant(experiment: Experiment, variant: str | None) -> tuple[Arm, 
     return of_variant
 
 
-NOTHING: Final[frozenset[str]] = frozenset()
 _LOST_RECORDS: Final = frozenset(
     {"steps-missing", "steps-damaged", "gpu-sampler-failed", "host-sampler-failed", "prometheus-sampler-failed"}
 )
 """Warnings of runs whose records should be there: what these lack is lost, not unrecorded."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecidingMetrics:
-    """The metrics that decide, and the primary ones that are left out because a server does not record them."""
-
-    names: tuple[str, ...]
-    unrecorded: tuple[str, ...] = ()
-
-
-def recorded_metrics(primary: Sequence[str], unrecorded: Collection[str]) -> DecidingMetrics:
-    """The split of primary metrics by what a side does not record."""
-    return DecidingMetrics(
-        names=tuple(name for name in primary if name not in unrecorded),
-        unrecorded=tuple(name for name in primary if name in unrecorded),
-    )
-
-
-def deciding_between(primary: Sequence[str], pair: ArmPair) -> DecidingMetrics:
-    """The metrics of ``primary`` that decide between two measured arms."""
+def deciding_between(primary: Sequence[str], pair: ArmPair) -> tuple[str, ...]:
+    """The metrics of ``primary`` that the servers of two measured arms record: the others decide nothing."""
     a, b = pair.sides
-    return recorded_metrics(primary, unrecorded_metrics(a, pair.a_runs) | unrecorded_metrics(b, pair.b_runs))
+    unrecorded = unrecorded_metrics(a, pair.a_runs) | unrecorded_metrics(b, pair.b_runs)
+    return tuple(name for name in primary if name not in unrecorded)
 
 
 def deciding_in_plan(
     primary: Sequence[str], profile: Profile, has_steps: Callable[[VariantSettings], bool]
-) -> DecidingMetrics:
+) -> tuple[str, ...]:
     """The metrics of ``primary`` that will decide between some pair of arms of a profile that is yet to be
     measured, on an engine of which ``has_steps`` tells where it records steps.
     """
     has_step_log = [(name, has_steps(variant_settings(profile, name, cell))) for name, cell in arms(profile)]
     baseline = any(steps for name, steps in has_step_log if name == profile.baseline)
     others = any(steps for name, steps in has_step_log if name != profile.baseline)
-    return recorded_metrics(primary, NOTHING if baseline and others else OF_STEPS)
+    return tuple(name for name in primary if name not in OF_STEPS or (baseline and others))
 
 
 def unrecorded_text(unrecorded: Sequence[str], deciding: Sequence[str]) -> str:
@@ -312,6 +296,6 @@ def unrecorded_metrics(experiment: Experiment, runs: Sequence[LoadedRun]) -> fro
     Only metrics from the server's own records are among them. One that the client measures is never unrecorded.
     """
     if not runs or any(warning.code in _LOST_RECORDS for run in runs for warning in run.record.warnings):
-        return NOTHING
+        return frozenset()
     recorded = {name for run in runs for name, value in experiment.metrics(run).items() if value is not None}
     return SERVER_RECORDED - recorded
