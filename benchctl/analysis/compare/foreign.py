@@ -12,9 +12,11 @@ from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import statistical_warnings
 from benchctl.analysis.experiment.experiment import Arm, Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, arms_of, parse_side
-from benchctl.analysis.metrics.latency import PERCENTS, is_completed, latencies_ns, measured, smallest_sample
+from benchctl.analysis.metrics.latency import PERCENTS, is_completed, measured, smallest_sample
 from benchctl.analysis.metrics.table import LATENCIES, METRICS
 from benchctl.analysis.statistics.estimate import unpaired_ratio
+from benchctl.analysis.summary.analyzed import run_latencies
+from benchctl.analysis.summary.summary import RunSummary
 from benchctl.analysis.validity.comparable import Difference, require_comparable
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.interop.readers.files import exists, is_foreign, read_foreign
@@ -22,7 +24,6 @@ from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, unan
 from benchctl.profile.model import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.schema import ResultWarning
-from benchctl.units import ms_from_ns
 
 _VIRTUAL = "the simulator's clock is virtual: its times are scaled, those of another tool are not"
 _CHOICES = "requests of benchctl asked for several choices each; other tools ask for one"
@@ -86,19 +87,8 @@ def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
         },
         failure=unanswered(failed, len(requests)),
         notes=tuple(notes),
-        latencies_ms=_latencies_ms(run, metrics),
+        latencies_ms={name: tuple(values) for name, values in run_latencies(RunSummary(run, experiment)).items()},
     )
-
-
-def _latencies_ms(run: LoadedRun, metrics: Mapping[str, float | None]) -> dict[str, tuple[float, ...]]:
-    """The latencies of its completed requests, as far as they count."""
-    completed = [request for request in measured(run.requests) if is_completed(request)]
-    factor = run.record.clock_factor
-    return {
-        name: tuple(ms_from_ns(value * factor) for value in values)
-        for name, values in latencies_ns(completed).items()
-        if metrics.get(f"{name}_ms") is not None
-    }
 
 
 def _load(arrival: Arrival) -> dict[str, Setting]:

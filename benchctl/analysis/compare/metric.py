@@ -112,11 +112,6 @@ class MetricComparison:
     """Of paired sides: the centre of A that the estimate belongs to."""
 
     @property
-    def margin_frac(self) -> float:
-        """The change margin."""
-        return self.margins.change_frac
-
-    @property
     def a(self) -> float | None:
         return mean_of_blocks(self.a_blocks) if self.a_level is None else self.a_level
 

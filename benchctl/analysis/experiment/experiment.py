@@ -1,7 +1,7 @@
 """A measured experiment in memory: its records, its profile, its arms, and all that is derived from single runs."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from pathlib import Path
@@ -49,10 +49,6 @@ class Arm:
     """Reasons why the other runs are not usable."""
     client_excluded: dict[int, str]
     """Of usable runs: reasons why nothing counts that the client timed."""
-
-    def restrict_to(self, blocks: Collection[int]) -> "Arm":
-        """The arm with the usable runs of ``blocks`` only."""
-        return replace(self, runs={block: run for block, run in self.runs.items() if block in blocks})
 
     @property
     def key(self) -> tuple[str, str]:
@@ -214,12 +210,8 @@ class Experiment:
     @cached_property
     def scattered_blocks(self) -> Mapping[int, str]:
         """The blocks of which runs that count were measured at several sites, which are left out, with reasons."""
-        records = [run.record for run in self.results.runs]
-        suspected = scattered_blocks((record, self.settings(record)) for record in records)
-        runs = [run for run in self.results.runs if run.record.block in suspected]
-        return scattered_blocks(
-            (run.record, self.settings(run.record)) for run in runs if self._usability_alone(run).is_usable
-        )
+        usable = [run.record for run in self.results.runs if self._usability_alone(run).is_usable]
+        return scattered_blocks((record, self.settings(record)) for record in usable)
 
     @property
     def block_warnings(self) -> tuple[ResultWarning, ...]:

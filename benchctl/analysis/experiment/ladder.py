@@ -21,7 +21,6 @@ from benchctl.records.directory import arm_label
 from benchctl.records.record import HalfWidth, Look, Manifest, StoppingRecord
 from benchctl.records.schema import Cell
 
-CONFIDENCE: Final = 0.95
 LADDER_METRICS: Final = ("wall_s", "step_ms")
 """Metrics whose difference is divided."""
 
@@ -57,7 +56,7 @@ class Ladder:
     whole: Price
 
 
-def divide_ladders(experiment: Experiment, confidence: float = CONFIDENCE) -> tuple[Ladder, ...]:
+def divide_ladders(experiment: Experiment, confidence: float) -> tuple[Ladder, ...]:
     """The ladder of every variant with ``controls``, in each cell with a block whose steps are all usable."""
     profile = experiment.profile_or_none
     if profile is None:
@@ -80,10 +79,11 @@ def _ladder(
     ]
     if not by_label.keys() >= set(labels):
         return None
-    blocks = set.intersection(*(set(by_label[label].runs) for label in labels))
+    arms_up = [by_label[label] for label in labels]
+    blocks = set.intersection(*(set(arm.runs) for arm in arms_up))
     if not blocks:
         return None
-    rungs = [by_label[label].restrict_to(blocks) for label in labels]
+    rungs = [replace(arm, runs={block: arm.runs[block] for block in blocks}) for arm in arms_up]
     levels = {name: _levels(experiment, rungs, name, confidence) for name in LADDER_METRICS}
     prices = []
     for low, high in (*pairwise(range(len(rungs))), (0, len(rungs) - 1)):

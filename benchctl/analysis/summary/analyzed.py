@@ -4,7 +4,6 @@ Also the two parts that only some experiments have: forward passes (the time of 
 cost of its launches), and latencies of requests (values for a distribution, percentiles with their intervals).
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +38,7 @@ from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory, cell_name
 from benchctl.records.loaded import LoadedResults, load_results
-from benchctl.records.record import Manifest, PlannedRun
+from benchctl.records.record import PlannedRun
 from benchctl.records.schema import ResultWarning
 from benchctl.units import NS_PER_MS, ms_from_ns, us_from_ms
 
@@ -77,7 +76,6 @@ class LaunchCost:
     interval_ms: Interval | None
     """Of the difference; None for one block."""
     ratio: float
-    ratio_interval: Interval | None
     num_operators: int | None
     """Operators of one pass, each of which is a launch or a few; None where they were not counted."""
 
@@ -99,11 +97,6 @@ class Passes:
     times: tuple[PassTimes, ...]
     launches: tuple[LaunchCost, ...]
     """Empty where only one mode was measured."""
-
-
-def has_requests(manifest: Manifest) -> bool:
-    """False for an experiment of forward passes alone."""
-    return manifest.dataset != NO_REQUESTS
 
 
 def floor_peaks(passes: Passes, results: LoadedResults, hardware: Hardware | None) -> str | None:
@@ -166,7 +159,6 @@ def _launch_cost(paired: ArmPair, confidence: float) -> LaunchCost | None:
         other_ms=ratio.b,
         interval_ms=None if bounds is None else (-bounds[1] * mean_ms, -bounds[0] * mean_ms),
         ratio=ratio.estimate.ratio,
-        ratio_interval=None if bounds is None else (math.exp(bounds[0]), math.exp(bounds[1])),
         num_operators=count if isinstance(count, int) else None,
     )
 
@@ -215,17 +207,13 @@ class AnalyzedExperiment:
 
     @property
     def missing_step_times_reason(self) -> str:
-        """The reason why step times cannot be drawn, where no finished run has them."""
+        """The reason why step times cannot be drawn, where no finished run that counts has them."""
         finished = [run for run in self.runs if run.is_usable and len(run.run.columns)]
         if not all(run.record.times_whole_steps for run in finished):
             return "the step log times the sampler alone: neither duration nor start of a step is known"
-        return self.missing_runs_reason("no finished run has a step log")
-
-    def missing_runs_reason(self, reason: str) -> str:
-        """``reason``, or that every run is suspect, and the command that draws them all the same."""
         suspect = [run for run in self.runs if run.record.state == "suspect"]
         if not suspect or any(run.is_usable for run in self.runs):
-            return reason
+            return "no finished run has a step log"
         return (
             f"no run counts: {len(suspect)} of {len(self.runs)} are suspect ({suspect[0].usability.excluded}); "
             "'benchctl report --allow-suspect' draws them"
@@ -281,7 +269,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         cells=cells,
         sweep=rows,
         ladders=divide_ladders(experiment, confidence),
-        passes=None if has_requests(manifest) else summarise_passes(cells, pairs, confidence),
+        passes=summarise_passes(cells, pairs, confidence) if manifest.dataset == NO_REQUESTS else None,
         bonus=bonus_of(experiment),
         nodes=nodes_of_variants(pairs, confidence),
         findings=collect_findings(runs, cells, rows, manifest.baseline),
@@ -310,11 +298,9 @@ Sorted: TypeAlias = NDArray[np.float64]
 class PercentileLevel:
     """One percentile of an arm, in ms."""
 
-    percent: int
     level_ms: float
     interval_ms: Interval | None
     """None for one block."""
-    num_blocks: int
     num_requests: int | None = None
     """Fewest requests of a block, where they are too few for this percentile; None where they are not."""
 
@@ -336,23 +322,18 @@ def percentile_levels(cell: CellSummary, latency: str, confidence: float) -> tup
     for percent in PERCENTS:
         name = percentile_name(latency, percent)
         values = [run.counted(name) for run in cell.runs]
-        level = level_of_blocks(values, cell.centre(name), percent, confidence)
+        level = level_of_blocks(values, cell.centre(name), confidence)
         levels.append(level and replace(level, num_requests=few_requests(cell.runs, percent)))
     return tuple(levels)
 
 
 def level_of_blocks(
-    values: Sequence[float | None], level_ms: float | None, percent: int, confidence: float
+    values: Sequence[float | None], level_ms: float | None, confidence: float
 ) -> PercentileLevel | None:
     """The percentile at ``level_ms`` with the interval of the blocks' values; None where it is unknown."""
     if level_ms is None:
         return None
-    return PercentileLevel(
-        percent=percent,
-        level_ms=level_ms,
-        interval_ms=level_interval(values, level_ms, confidence),
-        num_blocks=sum(value is not None for value in values),
-    )
+    return PercentileLevel(level_ms=level_ms, interval_ms=level_interval(values, level_ms, confidence))
 
 
 def run_latencies(run: RunSummary) -> Mapping[str, Sorted]:

@@ -166,7 +166,7 @@ def _file_percentiles(cell: CellComparison, confidence: float) -> Table | None:
             latency,
             label,
             [
-                None if metric is None else level_of_blocks(*side_of(metric), percent, confidence)
+                None if metric is None else level_of_blocks(*side_of(metric), confidence)
                 for percent in PERCENTS
                 for metric in [metrics.get(percentile_name(latency, percent))]
             ],

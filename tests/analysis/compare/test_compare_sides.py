@@ -213,7 +213,7 @@ def test_tests_that_say_nearly_the_same_are_judged_nearly_as_one(tmp_path):
 def test_a_change_is_called_beyond_the_noise_floor_of_the_machine_and_none_is_called_equivalent_inside_it(path):
     noise = {"step_ms": MetricNoise(log_sd=0.2, num_blocks=8, floor_frac=0.6)}
     comparison = compare(f"{path}:baseline", f"{path}:guided", noise=noise, metrics=("step_ms", "wall_s"))
-    assert [(m.metric.name, m.verdict, m.margin_frac) for m in comparison.cells[0].deciding] == [
+    assert [(m.metric.name, m.verdict, m.margins.change_frac) for m in comparison.cells[0].deciding] == [
         ("step_ms", "inconclusive", 0.6),
         ("wall_s", "regression", 0.01),
     ]
