@@ -59,12 +59,6 @@ class MetricByNode:
     p_value: float | None
     """Of the F test of equal nodes; None of a screening, and where no node has two blocks."""
 
-    @property
-    def blocks_interval(self) -> tuple[float, float] | None:
-        """The interval of the verdict's ratio; None of one block."""
-        low, high = self.over_blocks.ci_low, self.over_blocks.ci_high
-        return None if low is None or high is None else (low, high)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResults:

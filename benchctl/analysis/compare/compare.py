@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from benchctl.analysis.attribution.observed import explaining_model
 from benchctl.analysis.compare.cells import compare_answers, decompose_pair, node_sentence, results_by_node
-from benchctl.analysis.compare.metric import MetricComparison, Role, Rules, compare_metric, judge_together, roles_of
+from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metric, judge_together, roles_of
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import (
     measurement_warnings,
@@ -53,22 +53,6 @@ from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.text import visible_line
 
 __all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "load_sides", "parse_side"]
-
-
-def compare_arms(pair: ArmPair, roles: Mapping[str, Role], rules: Rules) -> tuple[MetricComparison, ...]:
-    """Every metric of two arms, not judged yet; exploratory ones without values are left out."""
-    compared = (
-        compare_metric(
-            name,
-            role,
-            pair.values(name),
-            rules,
-            partial(pair.ratio, name, rules.confidence, rules.estimator),
-            **_limits_of(name, pair),
-        )
-        for name, role in roles.items()
-    )
-    return tuple(metric for metric in compared if metric is not None)
 
 
 def _limits_of(name: str, pair: ArmPair) -> dict[str, Any]:
@@ -219,40 +203,30 @@ def compare_experiments(
         equivalence_margin_frac=options.equivalence_margin_frac,
         estimator=options.estimator or a.estimator,
     )
-    is_forced = a.results.manifest.stop != "natural"
-    deciding = [named if options.metrics else deciding_between(named, pair) for pair in pairs]
-    compared = [
-        compare_arms(pair, roles_of(recorded, is_forced=is_forced), rules)
-        for pair, recorded in zip(pairs, deciding, strict=True)
-    ]
     model = explaining_model((a, b), options.step_time_model)
     answers = compare_answers((a, b), pairs, options.judge, options.quality_margin_points, confidence)
-    cells = tuple(
-        _cell(
+    cells = [
+        _compare_arms(
             pair,
-            metrics,
-            allow_failed=options.allow_failed,
-            unrecorded=tuple(name for name in named if name not in recorded),
+            named,
+            rules,
+            options,
             decomposition=decompose_pair(pair, confidence, rules.estimator, model),
             **answers_of_cell,
         )
-        for pair, metrics, recorded, answers_of_cell in zip(
-            pairs, judge_together(compared, confidence), deciding, answers, strict=True
-        )
-    )
+        for pair, answers_of_cell in zip(pairs, answers, strict=True)
+    ]
     deciding_in = [[metric.metric.name for metric in cell.deciding] for cell in cells]
     nodes = results_by_node(zip(pairs, deciding_in, strict=True), confidence, rules.estimator)
     sentence, names = None if nodes is None else node_sentence(nodes), side_names(a_side, b_side)
-    return Comparison(
+    return judged_comparison(
+        cells,
+        rules,
         a_name=names[0],
         b_name=names[1],
         pairing=pairs[0].pairing,
-        margin_frac=options.margin_frac,
-        equivalence_margin_frac=options.equivalence_margin_frac,
-        confidence=confidence,
         num_looks=num_looks,
         num_extensions=num_extensions_of(a.results.manifest, b.results.manifest),
-        cells=cells,
         allowed=allowed,
         warnings=(
             *altered,
@@ -263,18 +237,45 @@ def compare_experiments(
             *(() if sentence is None else (ResultWarning(code="node-differs", message=sentence),)),
         ),
         nodes=nodes,
-        noise={name: noise for name, noise in rules.noise.items() if name in chain(*deciding_in)},
         noise_source=noise_source,
     )
 
 
-def _cell(
-    pair: ArmPair, metrics: tuple[MetricComparison, ...], *, allow_failed: bool, **parts: Any
+def judged_comparison(cells: Sequence[CellComparison], rules: Rules, **parts: Any) -> Comparison:
+    """The comparison of cells whose metrics are not judged yet; all deciding tests are corrected together."""
+    judged = judge_together([cell.metrics for cell in cells], rules.confidence)
+    deciding = {metric.metric.name for cell in cells for metric in cell.deciding}
+    return Comparison(
+        margin_frac=rules.margin_frac,
+        equivalence_margin_frac=rules.equivalence_margin_frac,
+        confidence=rules.confidence,
+        cells=tuple(replace(cell, metrics=metrics) for cell, metrics in zip(cells, judged, strict=True)),
+        noise={name: noise for name, noise in rules.noise.items() if name in deciding},
+        **parts,
+    )
+
+
+def _compare_arms(
+    pair: ArmPair, named: tuple[str, ...], rules: Rules, options: CompareOptions, **parts: Any
 ) -> CellComparison:
-    """The comparison of two arms from its judged metrics and its other parts."""
+    """The comparison of two arms, not judged yet; ``parts`` are those beside its metrics."""
+    recorded = named if options.metrics else deciding_between(named, pair)
+    roles = roles_of(recorded, is_forced=pair.sides[0].results.manifest.stop != "natural")
+    compared = (
+        compare_metric(
+            name,
+            role,
+            pair.values(name),
+            rules,
+            partial(pair.ratio, name, rules.confidence, rules.estimator),
+            **_limits_of(name, pair),
+        )
+        for name, role in roles.items()
+    )
+    metrics = tuple(metric for metric in compared if metric is not None)
     failures = tuple(failure for run in pair.runs if (failure := _describe_failed_requests(run)))
     errors = [] if pair.a_runs and pair.b_runs else ["no block has a usable run on both sides"]
-    errors += metric_errors(metrics, failures, allow_failed=allow_failed)
+    errors += metric_errors(metrics, failures, allow_failed=options.allow_failed)
     errors += (
         f"{run.record.run_id}: check {check.name} failed: {check.detail}"
         for run, check in pair.checks()
@@ -288,6 +289,7 @@ def _cell(
         metrics=metrics,
         errors=tuple(errors),
         failures=failures,
+        unrecorded=tuple(name for name in named if name not in recorded),
         a_drafts=arm_drafts(pair.a_runs),
         b_drafts=arm_drafts(pair.b_runs),
         design=pair.design,

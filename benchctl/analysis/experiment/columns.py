@@ -80,7 +80,7 @@ def summary_row(
     ``few_requests`` names the percentiles of latencies that are those of too few requests, such as ``p95 p99``.
     """
     tails = tails_of_few(run, metrics)
-    values: dict[str, Value] = {
+    return dict.fromkeys(SUMMARY_COLUMNS) | {
         **_identity(run, settings),
         **_output_columns(run),
         **_step_columns(run.columns),
@@ -90,7 +90,6 @@ def summary_row(
         **tails,
         "few_requests": " ".join(sorted({name.partition("_")[0] for name in tails})) or None,
     }
-    return {column: values[column] for column in SUMMARY_COLUMNS}
 
 
 def _identity(run: LoadedRun, settings: VariantSettings | None) -> dict[str, Value]:
@@ -125,19 +124,18 @@ def _step_columns(steps: StepColumns) -> dict[str, Value]:
     columns["n_steps_with_lvm"] = num_guided_steps(steps)
     section_ns, has_section = steps.section_ns, steps.has_section
     for section in TIMED_SECTIONS:
-        values: tuple[Value, ...] = (None,) * len(_STATISTICS)
         if section in section_ns:
             times_ms = section_ns[section][has_section[section]] / NS_PER_MS
             tails = percentiles(times_ms, len(times_ms), (50, 95))
             total_ms = math.fsum(times_ms)
             values = (total_ms / len(times_ms), tails[50], tails[95], total_ms, len(times_ms))
-        columns |= {f"t_{section}_ms_{name}": value for name, value in zip(_STATISTICS, values, strict=True)}
+            columns |= {f"t_{section}_ms_{name}": value for name, value in zip(_STATISTICS, values, strict=True)}
     return columns
 
 
 def _published_columns(account: FlopsAccount | None, wall_s: float | None) -> dict[str, Value]:
     if account is None:
-        return dict.fromkeys(_FLOPS_COLUMNS)
+        return {}
     return {
         "base_pflops_prefill": account.base_prefill.total / PETA,
         "base_pflops_decode": account.base_decode.total / PETA,
@@ -157,7 +155,7 @@ def _published_columns(account: FlopsAccount | None, wall_s: float | None) -> di
 
 def _observed_columns(account: FlopsAccount | None, wall_s: float | None) -> dict[str, Value]:
     if account is None:
-        return dict.fromkeys(_OBSERVED_COLUMNS)
+        return {}
     return {
         "observed_base_pflops": account.base.total / PETA,
         "observed_lvm_pflops": account.value.total / PETA,

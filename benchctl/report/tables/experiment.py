@@ -395,7 +395,7 @@ def _rows_of_nodes(metric: MetricByNode, most: int) -> list[dict[str, Any]]:
     blocks = metric.over_blocks
     farthest = sorted(metric.rows, key=lambda row: -abs(math.log(row.ratio / blocks.ratio)))[:most]
     num_others = len(metric.rows) - len(farthest)
-    ends = [percentage_change(end - 1) for end in metric.blocks_interval or ()]
+    ends = [percentage_change(end - 1) for end in (blocks.ci_low, blocks.ci_high) if end is not None]
     return [
         *(
             {
