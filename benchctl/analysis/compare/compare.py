@@ -24,7 +24,6 @@ from benchctl.analysis.experiment.pairing import (
     Side,
     deciding_between,
     match_cells,
-    parse_side,
 )
 from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.metrics.speculation import arm_drafts
@@ -51,8 +50,6 @@ from benchctl.records.loaded import LoadedRun
 from benchctl.records.noise import NOISE, MetricNoise
 from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.text import visible_line
-
-__all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "load_sides", "parse_side"]
 
 
 def _limits_of(name: str, pair: ArmPair) -> dict[str, Any]:

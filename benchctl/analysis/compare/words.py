@@ -321,11 +321,6 @@ def looks_lines(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def has_two_margins(metrics: Iterable[MetricComparison]) -> bool:
-    """True where the change margin of any metric differs from its equivalence margin."""
-    return any(len(metric.margins.log_bands) > 1 for metric in metrics)
-
-
 def verdict_sentence(comparison: Comparison) -> str:
     """The first line of the output: the verdict and the strongest reason for it."""
     verdict = comparison.verdict
@@ -341,7 +336,7 @@ def verdict_sentence(comparison: Comparison) -> str:
         cell, metric = max(pairs, key=lambda pair: _strength(pair[1]))
         largest = f"its largest change is {metric.metric.name} {change_text(metric)} in {cell.label}"
         return f"inconclusive: {sides}: a screening of {blocks} gives no verdict; {largest}"
-    deciding = [(c, m) for c in comparison.cells for m in c.deciding if _decides(m, verdict)]
+    deciding = _deciding_metrics(comparison.cells, verdict)
     if not deciding and (qualities := _deciding_qualities(comparison.cells, verdict)):
         return f"{verdict}: {sides}: {qualities[0]}"
     if not deciding and comparison.num_tests == 0 and (lines := unrecorded_lines(comparison)):
@@ -364,7 +359,7 @@ def cell_sentence(cell: CellComparison) -> str:
     """One cell: its verdict, the strongest change that decided it, and the reason where nothing was decided."""
     if cell.verdict == "invalid":
         return f"invalid: {cell.errors[0]}"
-    deciding = [metric for metric in cell.deciding if _decides(metric, cell.verdict)]
+    deciding = [metric for _, metric in _deciding_metrics([cell], cell.verdict)]
     if not deciding:
         qualities = _deciding_qualities([cell], cell.verdict)
         return f"{cell.verdict}: {qualities[0] if qualities else 'nothing to judge'}"
@@ -408,16 +403,23 @@ def _reach(margins_frac: Iterable[float]) -> str:
 
 def reasons_of(comparison: Comparison) -> tuple[str, ...]:
     """Reasons of the verdict: every error, or each deciding metric that has the verdict of the whole."""
-    verdict, reasons = comparison.verdict, []
-    for cell in comparison.cells:
-        if verdict == "invalid":
-            reasons += [f"{cell.label}: {error}" for error in cell.errors]
-            continue
-        for metric in cell.deciding:
-            if _decides(metric, verdict):
-                reason = f": {metric.reason}" if metric.reason else ""
-                reasons.append(f"{cell.label}: {metric.metric.name} {change_text(metric)} {metric.verdict}{reason}")
-    return (*reasons, *_deciding_qualities(comparison.cells, verdict))
+    cells, verdict = comparison.cells, comparison.verdict
+    if verdict == "invalid":
+        return tuple(f"{cell.label}: {error}" for cell in cells for error in cell.errors)
+    reasons = (
+        f"{cell.label}: {metric.metric.name} {change_text(metric)} {metric.verdict}"
+        + (f": {metric.reason}" if metric.reason else "")
+        for cell, metric in _deciding_metrics(cells, verdict)
+    )
+    return (*reasons, *_deciding_qualities(cells, verdict))
+
+
+def _deciding_metrics(
+    cells: Iterable[CellComparison], verdict: str
+) -> list[tuple[CellComparison, MetricComparison]]:
+    """Each deciding metric that has the verdict of the whole, with its cell."""
+    of_metrics = {verdict, {"equivalent": "equal", "inconclusive": "unknown"}.get(verdict)}
+    return [(cell, metric) for cell in cells for metric in cell.deciding if metric.verdict in of_metrics]
 
 
 def _deciding_qualities(cells: Iterable[CellComparison], verdict: str) -> list[str]:
@@ -427,10 +429,6 @@ def _deciding_qualities(cells: Iterable[CellComparison], verdict: str) -> list[s
         for cell in cells
         if cell.is_quality_deciding and cell.quality is not None and cell.quality.verdict == verdict
     ]
-
-
-def _decides(metric: MetricComparison, verdict: str) -> bool:
-    return metric.verdict in {verdict, {"equivalent": "equal", "inconclusive": "unknown"}.get(verdict)}
 
 
 def _strength(metric: MetricComparison) -> float:

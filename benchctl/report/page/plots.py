@@ -10,7 +10,7 @@ from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.text import factor_text, floor_line, sentence, source_text, wall_line
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
-from benchctl.analysis.compare.words import change_text, has_two_margins, speed_line
+from benchctl.analysis.compare.words import change_text, speed_line
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.formats import capitalized, four_digits, minus, percentage, shortened, signed_four_digits
 from benchctl.report.charts import figure
@@ -97,11 +97,12 @@ def forest_of(comparison: Comparison) -> Forest | None:
     if not estimates:
         return None
     margin = max(metric.margins.log_bands[0] for metric in estimated)
+    has_two_margins = any(len(metric.margins.log_bands) > 1 for metric in estimated)
     ends = [end for estimate in estimates for end in estimate.log_interval or ()]
     return Forest(
         groups=groups,
         scale=scale_of([estimate.log_ratio for estimate in estimates], ends, (-margin, margin)),
-        bands="the margins of equivalence and of a change" if has_two_margins(estimated) else "the margin",
+        bands="the margins of equivalence and of a change" if has_two_margins else "the margin",
     )
 
 
