@@ -73,8 +73,8 @@ def test_each_cell_of_a_graph_is_compared_with_the_same_cell_eager(tmp_path):
 
 def test_the_launch_cost_is_divided_among_the_operators_of_a_pass(tmp_path):
     analysis = analyze_directory(measured(tmp_path, FakeWorkers(launch_bound)).path)
-    assert [cost.num_operators for cost in analysis.passes.launches] == [31] * 4
-    for cost in analysis.passes.launches:
+    assert [cost.num_operators for cost in analysis.launches] == [31] * 4
+    for cost in analysis.launches:
         assert cost.us_per_operator == pytest.approx((EAGER_US - GRAPH_US) / 31, rel=0.02)
     table = launch_table(analysis)
     assert [column.heading for column in table.columns][-2:] == ["operators", "µs each"]

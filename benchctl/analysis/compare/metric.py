@@ -244,7 +244,8 @@ def judge_metric(comparison: MetricComparison, confidence: float) -> MetricCompa
     verdict = _verdict_at(comparison, confidence)
     reason = None
     if verdict == "inconclusive":
-        reason = "; ".join((*comparison.limits, why_inconclusive(comparison, confidence)))
+        why = why_inconclusive(comparison, comparison.estimate, confidence)
+        reason = "; ".join((*comparison.limits, why))
     return replace(comparison, verdict=verdict, reason=reason, judged_confidence=confidence)
 
 
@@ -300,11 +301,9 @@ def _block_scores(metric: MetricComparison) -> BlockScores | None:
     return {block: weight * residual for block, weight, residual in by_block}
 
 
-def why_inconclusive(comparison: MetricComparison, confidence: float) -> str:
+def why_inconclusive(comparison: MetricComparison, estimate: RatioEstimate, confidence: float) -> str:
     """The reason why there is no verdict, and the number of blocks that would give one where that is known."""
-    estimate, margins = comparison.estimate, comparison.margins
-    if estimate is None:
-        return "nothing was estimated"
+    margins = comparison.margins
     if comparison.is_screening:
         least = MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS
         each = "" if estimate.is_paired else " on each side"

@@ -40,28 +40,16 @@ TIMED_SECTIONS: Final = (
 """The sections of the published timing log."""
 
 _STATISTICS: Final = ("mean", "p50", "p95", "sum", "count")
-_FLOPS_COLUMNS: Final = (
-    *(f"base_pflops_{part}" for part in ("prefill", "decode", "linear", "attention", "lm_head", "total")),
-    *(f"lvm_pflops_{part}" for part in ("prefill", "extend", "candidates", "total")),
-    "theoretical_pflops_total",
-    "theoretical_gflops_per_output_token",
-    "achieved_tflops_per_s",
-)
-_OBSERVED_COLUMNS: Final = (
-    "observed_base_pflops",
-    "observed_lvm_pflops",
-    "observed_draft_pflops",
-    "observed_pflops_total",
-    "observed_gflops_per_output_token",
-    "observed_achieved_tflops_per_s",
-)
 SUMMARY_COLUMNS: Final[tuple[str, ...]] = (
     *("run_id", "variant", "cell", "block", "position", "state", "attempt", "failure", "clock"),
     *("top_k", "value_scale", "few_requests", "output_tokens_mean", "output_tokens_p95"),
     *("n_steps_with_lvm", "batch_size_p50", "batch_size_p95"),
     *(f"t_{section}_ms_{statistic}" for section in TIMED_SECTIONS for statistic in _STATISTICS),
-    *_FLOPS_COLUMNS,
-    *_OBSERVED_COLUMNS,
+    *(f"base_pflops_{part}" for part in ("prefill", "decode", "linear", "attention", "lm_head", "total")),
+    *(f"lvm_pflops_{part}" for part in ("prefill", "extend", "candidates", "total")),
+    *("theoretical_pflops_total", "theoretical_gflops_per_output_token", "achieved_tflops_per_s"),
+    *("observed_base_pflops", "observed_lvm_pflops", "observed_draft_pflops", "observed_pflops_total"),
+    *("observed_gflops_per_output_token", "observed_achieved_tflops_per_s"),
     *METRICS,
 )
 LABEL_COLUMNS: Final = frozenset({"block", "position", "attempt"})

@@ -286,8 +286,7 @@ class Experiment:
     @cached_property
     def counted_runs(self) -> Mapping[RunKey, LoadedRun]:
         """The runs that count, by block and arm, in plan order."""
-        runs = {run.record.run_id: (key_of(run), run) for arm in self.arms for run in arm.runs.values()}
-        return dict(runs[planned.run_id] for planned in self.results.plan.runs if planned.run_id in runs)
+        return {key_of(run): run for run in self.results.runs if self.usability(run).is_usable}
 
     @cached_property
     def position_effects(self) -> PositionEffects:

@@ -33,7 +33,7 @@ from benchctl.analysis.summary.summary import (
 )
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.analysis.validity.usable import integrity_warnings
-from benchctl.costs.hardware import Hardware, hardware_or_none
+from benchctl.costs.hardware import hardware_or_none
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory, cell_name
@@ -90,29 +90,9 @@ class LaunchCost:
         return us_from_ms(self.saved_ms) / self.num_operators if self.num_operators else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
-    """The forward passes of an experiment."""
-
-    times: tuple[PassTimes, ...]
-    launches: tuple[LaunchCost, ...]
-    """Empty where only one mode was measured."""
-
-
-def floor_peaks(passes: Passes, results: LoadedResults, hardware: Hardware | None) -> str | None:
-    """The peaks that floors were computed with, in words; None where no floor is known.
-
-    ``hardware`` are the experiment's own: measured ones, where the device has no data sheet.
-    """
-    if all(times.floor_ms is None for times in passes.times):
-        return None
-    sheet = next((hardware_or_none(name) for name in gpu_names(machines_of(results))), None)
-    if sheet is not None:
-        return f"{sheet.name}, {sheet.source}"
-    return None if hardware is None else f"the fastest rounds of {hardware.title}, less a margin"
-
-
-def summarise_passes(cells: Sequence[CellSummary], pairs: Sequence[ArmPair], confidence: float) -> Passes:
+def summarise_passes(
+    cells: Sequence[CellSummary], pairs: Sequence[ArmPair], confidence: float
+) -> tuple[tuple[PassTimes, ...], tuple[LaunchCost, ...]]:
     """The passes of cells with usable runs, and the launch cost of each pair; decodes before prefills."""
     variants = list(dict.fromkeys(cell.variant for cell in cells))
 
@@ -121,10 +101,7 @@ def summarise_passes(cells: Sequence[CellSummary], pairs: Sequence[ArmPair], con
 
     times = [_times(cell, confidence) for cell in sorted(cells, key=order)]
     launches = [_launch_cost(paired, confidence) for paired in sorted(pairs, key=lambda paired: order(paired.b))]
-    return Passes(
-        times=tuple(each for each in times if each is not None),
-        launches=tuple(each for each in launches if each is not None),
-    )
+    return tuple(each for each in times if each is not None), tuple(each for each in launches if each is not None)
 
 
 def _times(cell: CellSummary, confidence: float) -> PassTimes | None:
@@ -180,8 +157,10 @@ class AnalyzedExperiment:
     cells: tuple[CellSummary, ...]
     sweep: tuple[SweepRow, ...]
     ladders: tuple[Ladder, ...]
-    passes: Passes | None
-    """None for an experiment of requests."""
+    passes: tuple[PassTimes, ...] | None
+    """The forward passes, each point in each mode; None for an experiment of requests."""
+    launches: tuple[LaunchCost, ...]
+    """Empty where only one mode was measured."""
     bonus: MeasuredBonus | None
     """Which way of backfill is cheaper; None for an experiment that does not compare them."""
     nodes: tuple[NodeResults, ...]
@@ -198,6 +177,17 @@ class AnalyzedExperiment:
     def profile(self) -> Profile | None:
         """None where it cannot be read."""
         return self.experiment.profile_or_none
+
+    @property
+    def floor_peaks(self) -> str | None:
+        """The peaks that floors of passes were computed with, in words; None where no floor is known."""
+        if all(times.floor_ms is None for times in self.passes or ()):
+            return None
+        sheet = next((hardware_or_none(name) for name in gpu_names(machines_of(self.results))), None)
+        if sheet is not None:
+            return f"{sheet.name}, {sheet.source}"
+        hardware = self.experiment.hardware
+        return None if hardware is None else f"the fastest rounds of {hardware.title}, less a margin"
 
     @property
     def runs_not_begun(self) -> tuple[PlannedRun, ...]:
@@ -263,13 +253,16 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     pairs = baseline_pairs(experiment)
     cells = summarise_cells(runs, experiment, pairs, confidence)
     rows = tuple(SweepRow(paired, confidence, step_floor(paired, confidence)) for paired in pairs)
+    is_passes = manifest.dataset == NO_REQUESTS
+    passes, launches = summarise_passes(cells, pairs, confidence) if is_passes else (None, ())
     return AnalyzedExperiment(
         experiment=experiment,
         runs=runs,
         cells=cells,
         sweep=rows,
         ladders=divide_ladders(experiment, confidence),
-        passes=summarise_passes(cells, pairs, confidence) if manifest.dataset == NO_REQUESTS else None,
+        passes=passes,
+        launches=launches,
         bonus=bonus_of(experiment),
         nodes=nodes_of_variants(pairs, confidence),
         findings=collect_findings(runs, cells, rows, manifest.baseline),
@@ -311,16 +304,11 @@ def few_requests(runs: Iterable[RunSummary], percent: int) -> int | None:
     return min((int(number) for number in few if number is not None), default=None)
 
 
-def percentile_name(latency: str, percent: int) -> str:
-    """The metric of a run: ``p95_ttft_ms``."""
-    return f"p{percent}_{latency}_ms"
-
-
 def percentile_levels(cell: CellSummary, latency: str, confidence: float) -> tuple[PercentileLevel | None, ...]:
     """Those of ``PERCENTS`` over the blocks of an arm; None where no block knows one."""
     levels = []
     for percent in PERCENTS:
-        name = percentile_name(latency, percent)
+        name = f"p{percent}_{latency}_ms"
         values = [run.counted(name) for run in cell.runs]
         level = level_of_blocks(values, cell.centre(name), confidence)
         levels.append(level and replace(level, num_requests=few_requests(cell.runs, percent)))

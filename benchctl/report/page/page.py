@@ -28,7 +28,6 @@ from benchctl.analysis.summary.analyzed import (
     LATENCY_NAMES,
     AnalyzedExperiment,
     level_of_blocks,
-    percentile_name,
 )
 from benchctl.formats import NOT_AVAILABLE, capitalized, minus, minus_in_numbers, percentage
 from benchctl.interop.readers.run import ForeignRun
@@ -168,7 +167,7 @@ def _file_percentiles(cell: CellComparison, confidence: float) -> Table | None:
             [
                 None if metric is None else level_of_blocks(*side_of(metric), confidence)
                 for percent in PERCENTS
-                for metric in [metrics.get(percentile_name(latency, percent))]
+                for metric in [metrics.get(f"p{percent}_{latency}_ms")]
             ],
         )
         for latency in LATENCY_NAMES

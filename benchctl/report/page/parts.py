@@ -26,7 +26,6 @@ from benchctl.analysis.summary.analyzed import (
     CONFIDENCE,
     LATENCY_NAMES,
     AnalyzedExperiment,
-    floor_peaks,
     percentile_levels,
 )
 from benchctl.analysis.validity.machines import gpu_names, machines_of
@@ -215,12 +214,12 @@ def percentile_values(analysis: AnalyzedExperiment) -> Table | None:
 
 def passes_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
     """The times of forward passes and the cost of their launches; None without a pass that counts."""
-    if analysis.passes is None or not analysis.passes.times:
+    if not analysis.passes:
         return None
     return {
         "name": analysis.results.path.resolve().name,
         "baseline": analysis.results.manifest.baseline,
-        "peaks": floor_peaks(analysis.passes, analysis.results, analysis.experiment.hardware),
+        "peaks": analysis.floor_peaks,
         "times": passes_table(analysis),
         "launches": launch_table(analysis),
     }

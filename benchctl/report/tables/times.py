@@ -6,7 +6,7 @@ from typing import Any, Final
 from benchctl.analysis.bonus import BackfillVerdict, Cost
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 from benchctl.analysis.statistics.intervals import Interval
-from benchctl.analysis.summary.analyzed import LATENCY_NAMES, AnalyzedExperiment, PercentileLevel, floor_peaks
+from benchctl.analysis.summary.analyzed import LATENCY_NAMES, AnalyzedExperiment, PercentileLevel
 from benchctl.formats import UNKNOWN, four_digits, percentage, three_digits
 from benchctl.profile.choices import Mode
 from benchctl.report.table import Column, Table
@@ -68,22 +68,21 @@ _PASSES: Final = (
 
 def passes_table(analysis: AnalyzedExperiment) -> Table | None:
     """Every point in every mode; None where no pass was measured."""
-    if analysis.passes is None or not analysis.passes.times:
+    if not analysis.passes:
         return None
     title = "Forward passes, ms: median with its 95 % interval over blocks, p5 to p95 of all replays"
-    peaks = floor_peaks(analysis.passes, analysis.results, analysis.experiment.hardware)
-    title += "" if peaks is None else f"\nFloor at the peaks of {peaks}"
+    title += "" if analysis.floor_peaks is None else f"\nFloor at the peaks of {analysis.floor_peaks}"
     rows = (
         {"label": times.cell.label, "blocks": blocks_that_count(times.cell)}
         | {column.key: getattr(times, column.key) for column in _PASSES[2:]}
-        for times in analysis.passes.times
+        for times in analysis.passes
     )
     return Table(title, _PASSES, tuple(rows))
 
 
 def launch_table(analysis: AnalyzedExperiment) -> Table | None:
     """The launch cost of every point; None where only one mode was measured."""
-    if analysis.passes is None or not analysis.passes.launches:
+    if not analysis.launches:
         return None
     baseline = analysis.results.manifest.baseline
     columns = (
@@ -98,7 +97,7 @@ def launch_table(analysis: AnalyzedExperiment) -> Table | None:
         Column("us_per_operator", "µs each", three_digits),
     )
     title = f"Launch cost, ms: {baseline} less the other mode, with its 95 % interval over blocks"
-    rows = ({column.key: getattr(cost, column.key) for column in columns} for cost in analysis.passes.launches)
+    rows = ({column.key: getattr(cost, column.key) for column in columns} for cost in analysis.launches)
     return Table(title, columns, tuple(rows))
 
 
