@@ -202,20 +202,19 @@ def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy: Collect
 
 def _lazy_loads(runs: Sequence[RunSummary]) -> Iterator[Finding]:
     """A value model that was loaded by its first request: in the warm-up, or in the measured load."""
-    of_warmups, of_loads = (
-        [sum(map(int, columns.section_ns.get(_LAZY_LOAD, ()))) for columns in of_runs]
-        for of_runs in ([run.run.warmup_columns for run in runs], [run.run.columns for run in runs])
-    )
     missing = "without a warm-up the measured load would have paid for it"
     included = "the measured times include it; warm up with a guided request"
-    for code, phase, times_ns, consequence in (
-        ("lazy-load-in-warmup", "the warm-up", of_warmups, missing),
-        ("lazy-load-measured", "the measured load", of_loads, included),
+    for code, phase, of_runs, consequence in (
+        ("lazy-load-in-warmup", "the warm-up", [run.run.warmup_columns for run in runs], missing),
+        ("lazy-load-measured", "the measured load", [run.run.columns for run in runs], included),
     ):
-        if any(times_ns):
-            num_runs, load_s = sum(map(bool, times_ns)), s_from_ns(sum(times_ns) / sum(map(bool, times_ns)))
-            subject = f"In {count_of(num_runs, 'run')} the value model"
-            sentence = f"{subject} was loaded during {phase} ({load_s:.2g} s): {consequence}."
+        times_ns = [sum(map(int, columns.section_ns.get(_LAZY_LOAD, ()))) for columns in of_runs]
+        if num_runs := sum(map(bool, times_ns)):
+            load_s = s_from_ns(sum(times_ns) / num_runs)
+            sentence = (
+                f"In {count_of(num_runs, 'run')} the value model was loaded during {phase} ({load_s:.2g} s): "
+                f"{consequence}."
+            )
             yield Finding(code=code, sentence=sentence, numbers={"num_runs": float(num_runs), "load_s": load_s})
 
 

@@ -27,7 +27,7 @@ from benchctl.analysis.quality.accuracy import (
     compare_divergence,
     compare_quality,
 )
-from benchctl.analysis.quality.judge import Judge, judge_named
+from benchctl.analysis.quality.judge import judge_named
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator, RatioEstimate, SideRatio
 from benchctl.analysis.validity.client import num_bunched
 from benchctl.errors import UsageError
@@ -193,8 +193,14 @@ def compare_answers(
     decides where ``margin_points`` is given; raises UsageError where it must and no answer can be judged.
     """
     runs_on = _why_past_end(sides)
-    judge = judge_named(judge_name or _fitting_judge(sides), runs_on=runs_on is not None)
-    no_answers = _why_no_answers(sides, pairs, judge)
+    has_gold = any(request.answer is not None for request in sides[0].results.requests)
+    fitting = "json" if not has_gold and any(map(_asks_for_json, sides)) else "numeric"
+    judge = judge_named(judge_name or fitting, runs_on=runs_on is not None)
+    no_answers = None
+    if judge.needs_gold and not has_gold:
+        no_answers = "no request of this workload has a gold answer (those of gsm8k and generated have)"
+    elif any(_is_simulated(pair) for pair in pairs):
+        no_answers = "a simulator invents its texts; measure a real engine"
     past_end = runs_on if judge.needs_gold else None
     if margin_points is not None and (reason := no_answers or past_end):
         raise UsageError(f"--quality-margin cannot decide: {reason}")
@@ -211,25 +217,9 @@ def compare_answers(
         }
 
 
-def _fitting_judge(sides: tuple[Experiment, Experiment]) -> str:
-    """``json`` where requests of either side ask for it and have no gold answers, else ``numeric``."""
-    if _has_gold(sides):
-        return "numeric"
-    settings = (side.settings(run.record) for side in sides for run in side.results.runs)
-    return "json" if any(each is not None and each.request.asks_for_json for each in settings) else "numeric"
-
-
-def _has_gold(sides: tuple[Experiment, Experiment]) -> bool:
-    return any(request.answer is not None for request in sides[0].results.requests)
-
-
-def _why_no_answers(sides: tuple[Experiment, Experiment], pairs: Sequence[ArmPair], judge: Judge) -> str | None:
-    """The reason why no answer of this workload can be right or wrong; None where answers can."""
-    if judge.needs_gold and not _has_gold(sides):
-        return "no request of this workload has a gold answer (those of gsm8k and generated have)"
-    if any(_is_simulated(pair) for pair in pairs):
-        return "a simulator invents its texts; measure a real engine"
-    return None
+def _asks_for_json(side: Experiment) -> bool:
+    settings = (side.settings(run.record) for run in side.results.runs)
+    return any(each is not None and each.request.asks_for_json for each in settings)
 
 
 def _is_simulated(pair: ArmPair) -> bool:
@@ -238,15 +228,13 @@ def _is_simulated(pair: ArmPair) -> bool:
 
 def _why_past_end(sides: tuple[Experiment, Experiment]) -> str | None:
     """The reason why answers are not judged although there are gold answers; None where they are."""
-    forced = next((side.results for side in sides if side.results.manifest.stop == "forced"), None)
-    return (
-        None
-        if forced is None
-        else (
-            f"{forced.path} was measured with stop: forced, where answers run on past their end; "
-            "measure with stop: natural or replay-natural"
-        )
-    )
+    for results in (side.results for side in sides):
+        if results.manifest.stop == "forced":
+            return (
+                f"{results.path} was measured with stop: forced, where answers run on past their end; "
+                "measure with stop: natural or replay-natural"
+            )
+    return None
 
 
 def _divergence(pair: ArmPair) -> DivergenceComparison | None:

@@ -27,7 +27,6 @@ from benchctl.analysis.validity.comparable import Difference, require_comparable
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.interop.readers.files import exists, is_foreign, read_foreign
 from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, unanswered
-from benchctl.profile.model import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.schema import ResultWarning
 
@@ -76,6 +75,7 @@ def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
     metrics = experiment.counted_metrics(run)
     requests = measured(run.requests)
     model = run.record.effective_config.get("model")
+    arrival = experiment.profile.workload.arrival
     failed = sum(not is_completed(request) for request in requests)
     notes = [f"left out: {why}" for _, why in sorted(arm.excluded.items())]
     notes += [f"the client's times are left out: {why}" for _, why in sorted(arm.client_excluded.items())]
@@ -89,21 +89,13 @@ def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
             "model_id": None if model is None else str(model),
             "num_prompts": float(len(requests)),
             "total_input_tokens": metrics["prompt_tokens"],
-            **_load(experiment.profile.workload.arrival),
+            "request_rate": "inf" if arrival.kind in {"closed-loop", "burst"} else arrival.request_rate,
+            "max_concurrency": None if arrival.max_concurrency is None else float(arrival.max_concurrency),
         },
         failure=unanswered(failed, len(requests)),
         notes=tuple(notes),
         latencies_ms={name: tuple(values) for name, values in run_latencies(RunSummary(run, experiment)).items()},
     )
-
-
-def _load(arrival: Arrival) -> dict[str, Setting]:
-    is_immediate = arrival.kind in {"closed-loop", "burst"}
-    limit = arrival.max_concurrency
-    return {
-        "request_rate": "inf" if is_immediate else arrival.request_rate,
-        "max_concurrency": None if limit is None else float(limit),
-    }
 
 
 DECIDING: Final = ("tpot_ms", "ttft_ms", "output_throughput")
