@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import fmean, geometric_mean
 from typing import Final, Literal, TypeAlias
 
@@ -172,10 +171,10 @@ def compare_metric(
         return MetricComparison(metric=metric, role=role, verdict=_equality(a, b, rules), a_blocks=a, b_blocks=b)
     if role == "exploratory" and all(value is None for value in (*a, *b)):
         return None
-    unjudged = partial(
-        MetricComparison,
+    unjudged = MetricComparison(
         metric=metric,
         role=role,
+        verdict="inconclusive",
         a_blocks=a,
         b_blocks=b,
         margins=rules.margins_of(name),
@@ -188,14 +187,14 @@ def compare_metric(
     else:
         a_values, b_values = [x for x in a if x is not None], [y for y in b if y is not None]
     if not a_values or not b_values:
-        return unjudged(verdict="unknown", reason="; ".join((*limits, f"needs {metric.needs}")))
+        return replace(unjudged, verdict="unknown", reason="; ".join((*limits, f"needs {metric.needs}")))
     if min(*a_values, *b_values) <= 0 and len({*a_values, *b_values}) == 1:
-        return unjudged(verdict="equal")
+        return replace(unjudged, verdict="equal")
     ratio = None if min(*a_values, *b_values) <= 0 else ratio_of()
     if ratio is None:
-        return unjudged(verdict="inconclusive", reason="; ".join((*limits, "a value of zero has no ratio")))
+        return replace(unjudged, reason="; ".join((*limits, "a value of zero has no ratio")))
     is_equal = rules.is_paired and role == "exploratory" and a_values == b_values  # any number of blocks shows that
-    estimated = partial(
+    estimated = replace(
         unjudged,
         verdict="equal" if is_equal and unreliable is None else "inconclusive",
         reason=None if unreliable is None else "; ".join((*limits, unreliable)),
@@ -204,7 +203,7 @@ def compare_metric(
         is_screening=min(len(a_values), len(b_values)) < rules.min_blocks,
         judged_confidence=rules.confidence,
     )
-    return _with_blocks(estimated, ratio, rules) if rules.is_paired else estimated()
+    return _with_blocks(estimated, ratio, rules) if rules.is_paired else estimated
 
 
 def _equality(a: Blocks, b: Blocks, rules: Rules) -> MetricVerdict:
@@ -215,7 +214,7 @@ def _equality(a: Blocks, b: Blocks, rules: Rules) -> MetricVerdict:
     return "equal" if is_equal else "different"
 
 
-def _with_blocks(estimated: Callable[..., MetricComparison], ratio: SideRatio, rules: Rules) -> MetricComparison:
+def _with_blocks(estimated: MetricComparison, ratio: SideRatio, rules: Rules) -> MetricComparison:
     """The comparison of paired sides: with the effects of their order, and their outliers."""
     design, outliers = ratio.design, outlier_indices(ratio.log_ratios)
     without = None
@@ -225,7 +224,8 @@ def _with_blocks(estimated: Callable[..., MetricComparison], ratio: SideRatio, r
         own = design.select(others), ratio.slope, rules.confidence, rules.estimator
         without = side_ratio(a_others, b_others, *own)
     a, b = ([math.log(value) for value in side] for side in (ratio.a_values, ratio.b_values))
-    return estimated(
+    return replace(
+        estimated,
         a_level=ratio.a,
         blocks=design.blocks,
         order=order_effects(a, b, design.blocks, design.positions),
