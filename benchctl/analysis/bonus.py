@@ -110,13 +110,16 @@ def measured_design(passes: Iterable[ForwardPass]) -> tuple[DesignRow, ...]:
     rows: list[DesignRow] = []
     for context, of_context in sorted(of_contexts.items()):
         modes = [mode for mode in MODES if any(mode == each for _, each in of_context)]
-        counts: dict[int, list[int]] = {}
-        for size in sorted({point.batch_size for point, _ in of_context if point.phase == "decode"}):
-            for count in range(1, size + 1):
-                if all(of_context.issuperset(row.passes) for row in _rows(context, modes, {size: [count]})):
-                    counts.setdefault(size, []).append(count)
-        counts = {size: of_size for size, of_size in counts.items() if size in of_size}
-        rows += _rows(context, modes, counts)
+        sizes = sorted({point.batch_size for point, _ in of_context if point.phase == "decode"})
+        candidates = _rows(context, modes, {size: range(1, size + 1) for size in sizes})
+        lacking = {
+            (row.batch_size, row.bonus_tokens) for row in candidates if not of_context.issuperset(row.passes)
+        }
+        rows += (
+            row
+            for row in candidates
+            if lacking.isdisjoint({(row.batch_size, row.bonus_tokens), (row.batch_size, row.batch_size)})
+        )
     return tuple(rows)
 
 
