@@ -20,7 +20,7 @@ from benchctl.records.integrity import record_derived, verify_directory
 from benchctl.records.record import RunRecord
 from benchctl.report.charts.figure import Chart, chart_bytes, why_not_drawn
 from benchctl.report.charts.ratios import WITH_FLOPS, draw_sweep, sweep_name
-from benchctl.report.charts.steps import draw_flops, draw_guidance, draw_sections, draw_step_time
+from benchctl.report.charts.steps import draw_flops, draw_sections, draw_step_time
 from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
 from benchctl.report.page.page import directory_page
 from benchctl.report.page.verdict import PageVerdict, directory_verdict
@@ -107,7 +107,6 @@ def draw_pictures(analysis: AnalyzedExperiment) -> dict[str, Chart]:
     one = Chart(id="sections", title="Time per step by section", skipped="a forward pass is one section")
     return {
         "per_step_breakdown.png": draw_sections(analysis) or one,
-        "lvm_apply_breakdown.png": draw_guidance(analysis),
         "flops_breakdown.png": draw_flops(analysis),
         sweep_name([row.cell for row in analysis.sweep if row.cell]): draw_sweep(analysis, quantities=WITH_FLOPS),
         "step_time_over_time.png": draw_step_time(analysis),

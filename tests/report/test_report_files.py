@@ -36,7 +36,6 @@ def test_a_report_writes_tables_documents_run_results_and_every_picture(tmp_path
         "sweep_summary.json",
         "report.html",
         "per_step_breakdown.png",
-        "lvm_apply_breakdown.png",
         "flops_breakdown.png",
         "topk_sweep.png",
         "step_time_over_time.png",
@@ -172,7 +171,6 @@ def test_pictures_that_cannot_be_drawn_are_skipped_with_a_reason(tmp_path):
     files = write_report(tmp_path)
     assert files.skipped == (
         "per_step_breakdown.png: no finished run has a step log",
-        "lvm_apply_breakdown.png: no finished run has steps in which guidance was applied",
         "flops_breakdown.png: FLOPs are unknown: no finished run with known model shapes and token counts",
         "topk_sweep.png: no variant has finished runs beside the baseline in two or more cells of a sweep",
         "step_time_over_time.png: no finished run has a step log",
@@ -212,27 +210,6 @@ def test_the_picture_of_a_sweep_has_a_line_for_each_variant(tmp_path):
     results.write_plan(msgspec.structs.replace(results.plan(), runs=runs))
     sweep = draw_pictures(analyze_directory(tmp_path))["topk_sweep.png"]
     assert {row["line"] for row in sweep.spec["datasets"]["rows"]} == {"guided", "second"}
-
-
-def test_a_log_of_greedy_steps_is_drawn_without_the_parts_of_guidance(tmp_path):
-    builders.write_results(tmp_path, cells=[{"top_k": 1}])
-    files = write_report(tmp_path)
-    assert "per_step_breakdown.png" in names(files)
-    assert files.skipped[0].startswith("lvm_apply_breakdown.png")
-
-
-def test_time_that_no_section_names_is_drawn_too(tmp_path):
-    results = builders.write_results(tmp_path)
-    for run in results.runs():
-        builders.rewrite_lines(
-            run.path / "steps.jsonl",
-            lambda step: (
-                step
-                | {"dur_ns": step["dur_ns"] + 10**6}
-                | {"sections_ns": {k: v + 10**6 * (k == "lvm_apply_outer") for k, v in step["sections_ns"].items()}}
-            ),
-        )
-    assert "lvm_apply_breakdown.png" in names(write_report(tmp_path))
 
 
 def test_a_directory_that_is_no_result_directory_is_refused(tmp_path):

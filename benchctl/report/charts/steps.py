@@ -1,4 +1,4 @@
-"""Time of a step: bars of its sections, of guidance and of FLOPs; its course over a run, and by batch size."""
+"""Time of a step: bars of its sections and of FLOPs; its course over a run, and by batch size."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.summary import CellSummary, RunSummary
 from benchctl.formats import short_number
 from benchctl.records.columns import Floats, Integers, StepColumns
-from benchctl.records.schema import SECTION_PARENT, Clock
+from benchctl.records.schema import SECTION_PARENT
 from benchctl.report.charts import figure
 from benchctl.report.charts.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from benchctl.units import NS_PER_MS, NS_PER_S, PETA, TERA, ms_from_ns
@@ -86,31 +86,6 @@ def section_parts(breakdown: Breakdown) -> Parts:
     parts = {name: ms_from_ns(leaves[name]) for name in SECTION_PARENT if name in leaves}
     rest = ms_from_ns(sum(mean for name, mean in leaves.items() if name not in parts))
     return {**parts, UNNAMED: max(0.0, rest)}
-
-
-def draw_guidance(analysis: AnalyzedExperiment) -> figure.Chart:
-    """The sections of applying guidance, of the arms that have such steps."""
-    bars: dict[str, Parts] = {}
-    clocks: list[Clock] = []
-    for arm in figure.arms_of(analysis):
-        breakdown = arm.breakdown()
-        section = None if breakdown is None else breakdown.sections.get("lvm_apply_outer")
-        if breakdown is not None and section is not None and section.children:
-            means = {child.name: ms_from_ns(child.mean_ns) for child in section.children}
-            names = [name for name, parent in SECTION_PARENT.items() if parent == "lvm_apply_outer"]
-            rest = ms_from_ns(max(0, section.children[-1].total_ns) / section.num_steps)
-            bars[arm.label] = {**{name: means.get(name, 0.0) for name in names}, UNNAMED: rest}
-            clocks += breakdown.clocks
-    title = "Time of applying guidance by section"
-    if not bars:
-        reason = "no finished run has steps in which guidance was applied"
-        return figure.Chart(id="guidance", title=title, skipped=reason)
-    return figure.Chart(
-        id="guidance",
-        title=title,
-        caption=f"Σ time of the section / number of all steps, in ms ({figure.clock_note(clocks)}).",
-        spec=stacked_bars(list(bars.items()), "time per step, ms"),
-    )
 
 
 def draw_flops(analysis: AnalyzedExperiment) -> figure.Chart:
