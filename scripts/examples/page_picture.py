@@ -20,6 +20,7 @@ with sync_playwright() as playwright:
     browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
     page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
     page.goto(page_path.resolve().as_uri())
+    page.wait_for_selector("section.changes svg.marks")
     box = page.locator("section.changes").bounding_box()
     clip = {"x": 0, "y": 0, "width": WIDTH, "height": box["y"] + box["height"] + 24}
     page.screenshot(path=picture_path, full_page=True, clip=clip)

@@ -12,9 +12,10 @@ from benchctl.analysis.compare.words import change_text
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.formats import minus
 from benchctl.report.charts.ratios import interval_label, reach_of, swept_factor
 from benchctl.report.charts.steps import UNNAMED, section_parts
-from benchctl.report.page.plots import LogScale, forest_of, forest_plot, forest_spec, scale_of
+from benchctl.report.page.plots import LogScale, draw_forest, forest_plot, scale_of
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(4)]
 CELLS = [{"top_k": 10}, {"top_k": 2}]
@@ -45,16 +46,17 @@ def test_an_interval_of_two_blocks_does_not_squeeze_the_points():
 
 def test_a_forest_has_every_deciding_metric_of_every_cell_and_a_scale_that_holds_their_ratios(directory):
     comparison = compare_sides(Side(directory, "baseline"), Side(directory, "guided"), CompareOptions())
-    forest = forest_of(comparison)
-    rows = {(name, label): metric for name, group in forest.groups.items() for label, metric in group}
-    deciding = {(metric.metric.name, cell.label): metric for cell in comparison.cells for metric in cell.deciding}
-    assert rows == deciding
-    drawn = forest_spec(forest)["datasets"]
-    words = [row["words"] for row in drawn["rows"] if "words" in row]
-    assert words == [f"{change_text(metric)}  {metric.verdict}" for metric in rows.values()]
-    assert len(drawn["bands"]) == sum(len(metric.margins.log_bands) for metric in rows.values())
+    deciding = [(cell.label, metric) for cell in comparison.cells for metric in cell.deciding]
+    chart = draw_forest(comparison)
+    drawn = chart.spec["datasets"]
+    rows = [row for row in drawn["rows"] if "words" in row]
+    expected = {(label, minus(change_text(metric)), metric.verdict) for label, metric in deciding}
+    assert {(row["label"], row["words"], row["verdict"]) for row in rows} == expected
+    assert len(rows) == len(deciding)
+    low, high = chart.spec["vconcat"][0]["encoding"]["x"]["scale"]["domain"]
+    assert all(low < row["ratio"] < high for row in rows)
+    assert len(drawn["bands"]) == sum(len(metric.margins.log_bands) for _, metric in deciding)
     assert forest_plot(comparison, ".svg").startswith(b"<svg")
-    assert all(forest.scale.holds(metric.estimate.log_ratio) for metric in deciding.values())
 
 
 def test_the_numeric_factor_with_the_most_values_is_the_axis_of_a_sweep(directory):

@@ -5,6 +5,7 @@ of its width and of the colours of text and grid: the page gives both, and a fil
 """
 
 import math
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -276,6 +277,20 @@ def by_color(name: str, colors: Mapping[str, str]) -> Spec:
     return {"field": name, "type": "nominal", "title": None, "scale": scale, "legend": legend}
 
 
+LINE_CHARACTERS: Final = 24
+"""Longer labels of rows have several lines."""
+
+
+def wrapped(label: str) -> str:
+    """A label in short lines, broken after spaces and equals signs only."""
+    lines = [""]
+    for piece in re.findall(r"[^ =]+[ =]?|[ =]", label[:200]):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > LINE_CHARACTERS:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def picture(
     panels: Sequence[Spec],
     rows: Sequence[Row],
@@ -284,18 +299,21 @@ def picture(
     choices: Sequence[Choice] = (),
     legend: Iterable[str] = (),
     left: int = 52,
+    right: int = 0,
     **datasets: Sequence[Row],
 ) -> Spec:
     """A specification of Vega-Lite. ``x`` is the channel of all panels.
 
-    ``rows`` is the data of those that name none of ``datasets``. ``left`` is the room for labels at the left of the
-    data in pixels, ``legend`` are the texts of the legend.
+    ``rows`` is the data of those that name none of ``datasets``. ``left`` and ``right`` are the room in pixels for
+    labels at the left of the data and for words at its right, ``legend`` are the texts of the legend.
     """
     above = {**x, "title": None, "axis": {**x.get("axis", {}), "labels": False}}
     placed = [
         {**each, "encoding": {**each["encoding"], "x": x if each is panels[-1] else above}} for each in panels
     ]
-    return _whole(placed, {"rows": rows, **datasets}, left, max(map(len, legend), default=20)) | {
+    spec = _whole(placed, {"rows": rows, **datasets}, left, max(map(len, legend), default=20))
+    spec["usermeta"]["right"] = right
+    return spec | {
         "params": [{"name": choice.name, "value": choice.selected} for choice in choices],
         "resolve": {"scale": {"x": "shared", "color": "shared"}},
     }
@@ -347,7 +365,7 @@ def sized(spec: Spec, width_px: int) -> Spec:
     meta = spec["usermeta"]
     columns = max(1, width_px // (_SYMBOL_PX + 7 * meta["label"]))
     legend = {"orient": "bottom", "columns": columns, "labelLimit": width_px - _SYMBOL_PX, "titleLimit": 0}
-    inner = width_px - meta["left"] - 16
+    inner = width_px - meta["left"] - meta.get("right", 0) - 16
     return {
         **spec,
         "config": {**spec["config"], "legend": legend},

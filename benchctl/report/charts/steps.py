@@ -1,6 +1,5 @@
 """Time of a step: bars of its sections and of FLOPs; its course over a run, and by batch size."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -42,8 +41,6 @@ _COLORS: Final = {
 """Two sections of one colour are never both leaves: one is the parent of the other, or is of speculation and the
 other of guidance, which exclude each other."""
 _BAR_PX: Final = 34
-_LABEL_CHARACTERS: Final = 24
-"""Longer labels have several lines."""
 
 Parts = Mapping[str, float]
 """Value of each part of a bar, from left to right."""
@@ -133,7 +130,7 @@ def stacked_bars(bars: Sequence[tuple[str, Parts]], x_title: str) -> figure.Spec
 
     A part has a number from a tenth of the longest bar on, and an entry in the legend from a thousandth on.
     """
-    whole = {wrapped(label): parts for label, parts in bars}
+    whole = {figure.wrapped(label): parts for label, parts in bars}
     names = list(dict.fromkeys(name for parts in whole.values() for name, value in parts.items() if value))
     names = [*(name for name in _COLORS if name in names), *(name for name in names if name not in _COLORS)]
     longest = max(sum(parts.values()) for parts in whole.values()) or 1.0
@@ -151,7 +148,7 @@ def stacked_bars(bars: Sequence[tuple[str, Parts]], x_title: str) -> figure.Spec
     visible = [name for name in names if max(p.get(name, 0.0) for p in whole.values()) >= 0.001 * longest]
     color = figure.by_color("part", {name: _COLORS.get(name, GREY) for name in names or [UNNAMED]})
     color["legend"] = {"symbolOpacity": 1, "values": visible} if visible else None
-    left = 14 + 7 * min(_LABEL_CHARACTERS, max(len(line) for label in whole for line in label.split("\n")))
+    left = 14 + 7 * min(figure.LINE_CHARACTERS, max(len(line) for label in whole for line in label.split("\n")))
     panel = figure.panel(
         max(_BAR_PX, 16 * (1 + max(label.count("\n") for label in whole))) * len(whole),
         {
@@ -179,16 +176,6 @@ def stacked_bars(bars: Sequence[tuple[str, Parts]], x_title: str) -> figure.Spec
     )
     x = figure.axis(x_title, "start", domain=(0, 1.1 * longest))
     return figure.picture([panel], rows, x, legend=visible, left=left, ends=ends)
-
-
-def wrapped(label: str) -> str:
-    """A label in short lines, broken after spaces and equals signs only."""
-    lines = [""]
-    for piece in re.findall(r"[^ =]+[ =]?|[ =]", label[:200]):
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > _LABEL_CHARACTERS:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(line.rstrip() for line in lines)
 
 
 MAX_STRETCHES: Final = 150

@@ -65,9 +65,9 @@
   };
   // As "sized" in charts/figure.py, which draws the same specification as a file.
   const sized = (spec, width) => {
-    const { left, label } = spec.usermeta;
+    const { left, right, label } = spec.usermeta;
     const columns = Math.max(1, Math.floor(width / (40 + 7 * label)));
-    const inner = Math.max(80, width - left - 16);
+    const inner = Math.max(80, width - left - (width < 600 ? 0 : right) - 16);  // a phone has no room for words
     return {
       ...spec,
       config: { ...spec.config, legend: { orient: "bottom", columns, labelLimit: width - 40, titleLimit: 0 } },

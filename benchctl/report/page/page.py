@@ -53,7 +53,7 @@ from benchctl.report.page.parts import (
 )
 from benchctl.report.page.plots import (
     cell_waterfalls,
-    forest_values,
+    draw_forest,
     ladder_waterfalls,
     waterfall_values,
 )
@@ -238,19 +238,18 @@ def _page(
     comparisons: list[dict[str, Any]] = [
         {
             "name": f"{comparison.b_name} against {comparison.a_name}" if has_names else None,
-            "forest": forest_values(comparison),
+            "forest": draw_forest(comparison, f"forest-{i}") if any(c.deciding for c in comparison.cells) else None,
             "table": table_values(comparison, num_cells),
             "nodes": node_values(comparison),
             "answers": answer_values(comparison),
         }
-        for comparison in verdict.comparisons
+        for i, comparison in enumerate(verdict.comparisons, start=1)
     ]
+    all_charts = [*(each["forest"] for each in comparisons if each["forest"] is not None), *charts]
     css = closed(resource("page.css"), "style")
-    heights = sorted({chart.height for chart in charts if chart.spec})
-    label_chs = sorted({each["forest"]["label_ch"] for each in comparisons if each["forest"] is not None})
+    heights = sorted({chart.height for chart in all_charts if chart.spec})
     # Sizes that depend on the results: the policy of the page allows no ``style`` attributes.
     rules = [f'.chart[data-height="{px}"] {{ min-height: {px}px; }}' for px in heights]
-    rules += [f'.forest[data-label="{ch}"] {{ --label: {ch}ch; }}' for ch in label_chs]
     sizes, script = closed("\n".join(rules), "style"), closed(resource("page.js"), "script")
     values = {
         "version": __version__,
@@ -260,7 +259,7 @@ def _page(
         "sizes": sizes,
         "script": script,
         "vega": packed_vega(),
-        "data": inert_json(data_document(verdict, analyses, charts)),
+        "data": inert_json(data_document(verdict, analyses, all_charts)),
         "verdict": verdict,
         "comparisons": comparisons,
         "waterfalls": _waterfalls(analyses, verdict),

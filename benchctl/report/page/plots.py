@@ -1,4 +1,4 @@
-"""The plots of a comparison: the forest plot as a picture and for the page, and waterfalls that add up exactly."""
+"""The plots of a comparison: the forest plot, and waterfalls that add up exactly."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,10 +12,17 @@ from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import change_text, speed_line
 from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.formats import capitalized, four_digits, minus, percentage, shortened, signed_four_digits
+from benchctl.formats import (
+    capitalized,
+    four_digits,
+    minus,
+    percentage,
+    shortened,
+    shortened_inside,
+    signed_four_digits,
+)
 from benchctl.report.charts import figure
-from benchctl.report.charts.figure import BLUE, GREEN, GREY, SLATE, VERMILION, Row, Spec, layer
-from benchctl.report.page.words import change_term, metric_term
+from benchctl.report.charts.figure import BLUE, GREEN, GREY, VERMILION, Row, Spec, layer
 from benchctl.units import MS_PER_S
 
 _LEAST_LOG: Final = math.log(1.02)
@@ -69,160 +76,120 @@ def scale_of(points: Sequence[float], ends: Iterable[float], always: Iterable[fl
 
 BETTER: Final = {"lower": "lower is better", "higher": "higher is better", "none": "neither is better"}
 _MARKS: Final = {
-    "regression": (VERMILION, "triangle-right"),
-    "improvement": (GREEN, "triangle-left"),
+    "regression": (VERMILION, "triangle-up"),
+    "improvement": (GREEN, "circle"),
     "equivalent": (BLUE, "square"),
 }
 """Colour and shape: shapes tell verdicts apart where colours do not."""
-_LEFT_PX: Final = 230
+_WORDS_PX: Final = 300
+"""Room for change and verdict at the right of the intervals."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forest:
-    """The rows of each metric, label and comparison of a cell; the scale of all, and what the shaded bands are."""
-
-    groups: dict[str, list[tuple[str, MetricComparison]]]
-    scale: LogScale
-    bands: str
-
-
-def forest_of(comparison: Comparison) -> Forest | None:
-    """The forest plot of one comparison; None where no deciding metric has a ratio."""
+def draw_forest(comparison: Comparison, chart_id: str = "forest") -> figure.Chart:
+    """The forest plot: one row for each deciding metric in each cell, under the name of its metric."""
     groups: dict[str, list[tuple[str, MetricComparison]]] = {}
     for cell in comparison.cells:
         for metric in cell.deciding:
             groups.setdefault(metric.metric.name, []).append((cell.label, metric))
-    estimated = [metric for cell in comparison.cells for metric in cell.deciding if metric.estimate is not None]
-    estimates = [metric.estimate for metric in estimated if metric.estimate is not None]
-    if not estimates:
-        return None
-    margin = max(metric.margins.log_bands[0] for metric in estimated)
-    has_two_margins = any(len(metric.margins.log_bands) > 1 for metric in estimated)
+    metrics = [each for group in groups.values() for _, each in group]
+    estimates = [each.estimate for each in metrics if each.estimate is not None]
+    margin = max((each.margins.log_bands[0] for each in metrics if each.estimate is not None), default=0.0)
     ends = [end for estimate in estimates for end in estimate.log_interval or ()]
-    return Forest(
-        groups=groups,
-        scale=scale_of([estimate.log_ratio for estimate in estimates], ends, (-margin, margin)),
-        bands="the margins of equivalence and of a change" if has_two_margins else "the margin",
+    scale = scale_of([estimate.log_ratio for estimate in estimates], ends, (-margin, margin))
+    rows: list[Row] = []
+    bands: list[Row] = []
+    for name, group in groups.items():
+        of = group[0][1].metric
+        heading = f"{name} [{of.unit}], {BETTER[of.direction]}"
+        rows.append({"y": len(rows), "label": heading, "weight": "bold"})
+        for label, each in group:
+            bands += [{"y": len(rows), "low": -band, "high": band} for band in each.margins.log_bands]
+            rows.append({"y": len(rows), "label": figure.wrapped(shortened_inside(label, 60)), **_row(each, scale)})
+    names = " against ".join(shortened(name, 30) for name in (comparison.b_name, comparison.a_name))
+    shaded = (
+        "the margins of equivalence and of a change"
+        if any(len(each.margins.log_bands) > 1 for each in metrics)
+        else "the margin"
+    )
+    return figure.Chart(
+        id=chart_id,
+        title=names,
+        caption=(
+            f"Change of {names}, with its {percentage(comparison.confidence)} interval, on a logarithmic scale; "
+            f"shaded: {shaded}."
+        ),
+        spec=_forest_spec(rows, bands, scale),
     )
 
 
 def forest_plot(comparison: Comparison, suffix: str = ".png") -> bytes:
-    """The picture as the content of a file; it says so where no deciding metric has a ratio."""
-    title = shortened(f"{comparison.verdict}: {comparison.b_name} against {comparison.a_name}", 90)
-    names = " against ".join(shortened(name, 30) for name in (comparison.b_name, comparison.a_name))
-    forest, interval = forest_of(comparison), f"with its {percentage(comparison.confidence)} interval"
-    note = "No deciding metric has a ratio."
-    if forest is not None:
-        note = f"Change of {names}, {interval}; shaded: {forest.bands}."
-    return figure.picture_bytes(forest_spec(forest), title, note, suffix)
+    """The picture of the forest plot as the content of a file."""
+    chart = draw_forest(comparison)
+    return figure.picture_bytes(chart.spec, f"{comparison.verdict}: {chart.title}", chart.caption, suffix)
 
 
-def forest_spec(forest: Forest | None) -> Spec:
-    """One row for each metric in each cell, on a logarithmic axis, under the name of its metric."""
-    rows: list[Row] = []
-    bands: list[Row] = []
-    scale = LogScale(-_LEAST_LOG, _LEAST_LOG) if forest is None else forest.scale
-    for group in () if forest is None else forest.groups.values():
-        metric = group[0][1].metric
-        heading = f"{metric.name} [{metric.unit}], {BETTER[metric.direction]}"
-        rows.append({"y": len(rows), "label": heading, "weight": "bold"})
-        for label, each in group:
-            bands += [{"y": len(rows), "low": -margin, "high": margin} for margin in each.margins.log_bands]
-            rows.append({"y": len(rows), "label": shortened(label, 34), **_row(each, scale)})
+def _forest_spec(rows: Sequence[Row], bands: Sequence[Row], scale: LogScale) -> Spec:
+    lines = [line for row in rows if "words" in row for line in row["label"].split("\n")]
+    left = 14 + 7 * min(figure.LINE_CHARACTERS, max(map(len, lines), default=0))
+    row_px = 14 + 12 * max((1 + row["label"].count("\n") for row in rows), default=1)
     at: Spec = {"y_by": "y"}
     own: Spec = {**at, "color_by": {"field": "color", "type": "nominal", "scale": None}}
-    black: Spec = {"color_by": {"value": "black"}}
-    shaded: Spec = {"data": {"name": "bands"}, "color_by": {"value": GREY}, "opacity": 0.17, "size": 23}
-    upright: Spec = {"y_by": {"value": 0}, "y2_by": {"value": "height"}, "strokeWidth": 1}
-    shape: Spec = {"shape_by": {"field": "shape", "type": "nominal", "scale": None}, "size": 70}
-    name: Spec = {"text_by": "label", "align": "left", "x_by": {"value": -_LEFT_PX + 8}, **black, **at}
-    words: Spec = {"text_by": "words", "align": "left", "x_by": {"value": "width"}, "dx": 12}
+    shaded: Spec = {"data": {"name": "bands"}, "color_by": {"value": GREY}, "opacity": 0.17, "size": row_px - 1}
+    upright: Spec = {"y_by": {"value": 0}, "y2_by": {"value": "height"}, "color_by": {"value": GREY}}
+    shape: Spec = {"shape_by": {"field": "shape", "type": "nominal", "scale": None}, "size": 80}
+    name: Spec = {"text_by": "label", "align": "left", "x_by": {"value": -left}, "fontSize": 12.5, **at}
+    words: Spec = {
+        "align": "left",
+        "x_by": {"value": "width"},
+        "fontSize": 12.5,
+        "where": "isValid(datum.words)",
+        **at,
+    }
     layers = [
         layer("bar", x_by="low", x2_by="high", **shaded, **at),
-        layer("rule", data={"values": [{"ratio": 0}]}, **upright, **black),
-        layer("rule", x_by="low", x2_by="high", where="isValid(datum.low)", strokeWidth=2.2, **own),
+        layer("rule", data={"values": [{"ratio": 0}]}, strokeWidth=1, strokeDash=[2, 3], **upright),
+        layer("rule", x_by="low", x2_by="high", where="isValid(datum.low)", strokeWidth=2, **own),
         *(
             layer("point", x_by=end, where=f"datum.{end}_is_cut", shape=f"triangle-{side}", size=40, **own)
             for end, side in (("low", "left"), ("high", "right"))
         ),
         layer("point", x_by="ratio", where="isValid(datum.ratio)", **shape, **own),
-        layer("text", where="isValid(datum.words)", **words, **own),
+        layer("text", text_by="words", dx=20, **words),
+        layer("text", text_by="verdict", dx=215, fontWeight=600, **words),
         layer("text", where="datum.weight === 'bold'", fontWeight="bold", limit=600, **name),
-        layer("text", where="datum.weight !== 'bold'", limit=_LEFT_PX - 10, **name),
+        layer("text", where="datum.weight !== 'bold'", lineBreak="\n", baseline="middle", limit=left, **name),
     ]
     ticks = scale.ticks()
     cases = " : ".join(f"abs(datum.value - {at:.9f}) < 1e-6 ? '{label}'" for at, label in ticks)
     values = [at for at, _ in ticks]
-    x = figure.axis(None, "ratio", domain=(scale.low, scale.high), values=values, labelExpr=f"{cases} : ''")
+    x = figure.axis(
+        None,
+        "ratio",
+        domain=(scale.low, scale.high),
+        values=values,
+        labelExpr=f"{cases} : ''",
+        labelOverlap="greedy",
+    )
     y = figure.axis(None, domain=(len(rows) - 0.5, -0.5), labels=False, ticks=False, grid=False)
-    panel = figure.panel(24 * max(len(rows), 2), y, layers, width=900 - _LEFT_PX - 290)  # verdicts at the right
-    return figure.picture([panel], rows, x, left=_LEFT_PX, bands=bands)
+    panel = figure.panel(row_px * max(len(rows), 2), y, layers)
+    return figure.picture([panel], rows, x, left=left, right=_WORDS_PX, bands=bands)
 
 
 def _row(metric: MetricComparison, scale: LogScale) -> Row:
-    """Interval and ratio, and numbers and verdict to the right; an end that the scale does not hold is cut."""
+    """Interval and ratio, and change and verdict to the right; an end that the scale does not hold is cut."""
     estimate = metric.estimate
-    words = change_text(metric) if estimate is not None else metric.reason or ""
-    color, shape = _MARKS.get(metric.verdict, (SLATE, "circle"))
-    row: dict[str, Any] = {"words": f"{words}  {metric.verdict}", "color": color, "shape": shape}
-    row["ratio"] = None if estimate is None else estimate.log_ratio
+    color, shape = _MARKS.get(metric.verdict, (GREY, "diamond"))
+    row: dict[str, Any] = {
+        "words": minus(change_text(metric)),
+        "verdict": metric.verdict,
+        "color": color,
+        "shape": shape,
+        "ratio": None if estimate is None else estimate.log_ratio,
+    }
     if estimate is not None and estimate.log_interval is not None:
         for name, end in zip(("low", "high"), estimate.log_interval, strict=True):
             row |= {name: min(max(end, scale.low), scale.high), f"{name}_is_cut": not scale.holds(end)}
     return row
-
-
-def forest_values(comparison: Comparison) -> dict[str, Any] | None:
-    """The plot of one comparison; None where no deciding metric has a ratio."""
-    plot = forest_of(comparison)
-    if plot is None:
-        return None
-    scale = plot.scale
-    groups = [
-        {
-            "name": name,
-            "meaning": metric_term(rows[0][1].metric),
-            "words": f"{rows[0][1].metric.unit}, {BETTER[rows[0][1].metric.direction]}",
-            "rows": [_forest_row(label, metric, scale) for label, metric in rows],
-        }
-        for name, rows in plot.groups.items()
-    ]
-    ticks = [(scale.at(log_ratio), label) for log_ratio, label in scale.ticks()]
-    labels = [label for rows in plot.groups.values() for label, _ in rows]
-    return {
-        "groups": groups,
-        "ticks": [
-            {
-                "x": _length(at),
-                "anchor": "start" if at < 0.04 else "end" if at > 0.96 else "middle",
-                "label": label,
-            }
-            for at, label in ticks
-        ],
-        "no_change": _length(scale.at(0)),
-        "bands": plot.bands,
-        "label_ch": min(26, max(map(len, labels))),  # longer ones are broken,
-    }
-
-
-def _forest_row(label: str, metric: MetricComparison, scale: LogScale) -> dict[str, Any]:
-    """One comparison; an end of its interval that the scale does not hold is an arrow."""
-    estimate, change = metric.estimate, change_text(metric)
-    ends = () if estimate is None else estimate.log_interval or ()
-    margins = [(scale.at(-margin), scale.at(margin)) for margin in metric.margins.log_bands]
-    return {
-        "label": label,
-        "verdict": metric.verdict,
-        "change": change,
-        "meaning": change_term(metric),
-        "spoken": f"{metric.metric.name} in {label}: {change}, {metric.verdict}",
-        "bands": [{"x": _length(low), "width": _length(high - low)} for low, high in margins],
-        "ends": [
-            {"x": _length(scale.at(end)), "is_cut": not scale.holds(end), "turn": turn}
-            for end, turn in zip(ends, (180, 0), strict=False)
-        ],
-        "ratio": None if estimate is None else _length(scale.at(estimate.log_ratio)),
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

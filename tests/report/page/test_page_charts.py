@@ -15,8 +15,7 @@ from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.records.noise import MetricNoise
 from benchctl.records.record import RequestError
 from benchctl.records.schema import GpuInfo, GpuSample, HostSample
-from benchctl.report.charts.figure import SERIES, chart_bytes, picture_bytes, rounded
-from benchctl.report.charts.steps import wrapped
+from benchctl.report.charts.figure import SERIES, chart_bytes, picture_bytes, rounded, wrapped
 from benchctl.report.page.page import draw_charts
 
 EXAMPLE = Path(__file__).parent.parent.parent.parent / "results" / "example"
