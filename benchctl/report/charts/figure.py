@@ -179,6 +179,20 @@ def is_wide(values: Iterable[float], least: float = 8.0) -> bool:
     return bool(ordered) and ordered[0] > 0 and ordered[-1] >= least * ordered[0]
 
 
+def reach(points: Sequence[float], ends: Sequence[float], least: float) -> tuple[float, float]:
+    """The ends of an axis that holds all ``points``, and as much of the intervals as leaves these readable.
+
+    An interval over few blocks can extend far: it is cut at the span of the points beyond them. The axis spans at
+    least ``least``.
+    """
+    lowest, highest = min(points), max(points)
+    span = max(highest - lowest, least)
+    low = max(min([lowest, *ends]), lowest - span)
+    high = min(max([highest, *ends]), highest + span)
+    pad = 0.05 * span if high - low >= least else 0.55 * least
+    return low - pad, high + pad
+
+
 def log_axis(title: str, values: Sequence[float], field: str | None = None) -> Spec:
     """A logarithmic channel for ``values``, labelled at each if they are few, else at 1, 2 and 5 of each decade."""
     low, high, distinct = min(values), max(values), sorted(set(values))

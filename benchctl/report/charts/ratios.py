@@ -266,21 +266,14 @@ def sweep_name(cells: Sequence[Cell]) -> str:
 
 
 def reach_of(rows: Sequence[SweepRow], quantity: str) -> tuple[float, float, bool]:
-    """The ends of the y axis, and whether an interval extends beyond them.
-
-    The axis holds all ratios, the baseline's 1, and as much of the intervals as leaves the points readable: an
-    interval over few blocks can extend far, and is cut at the span of the points beyond them.
-    """
-    estimates = [row.estimates[quantity] for row in rows if quantity in row.estimates]
+    """The ends of the y axis, which holds all ratios and 1, and whether an interval extends beyond them."""
+    drawn = [row for row in rows if quantity in row.estimates]
+    estimates = [row.estimates[quantity] for row in drawn]
     ratios = [1.0, *(estimate.ratio for estimate in estimates)]
-    ratios += [ratio for row in rows if quantity in row.estimates for ratio in _blocks(row, quantity).values()]
-    lowest, highest = min(ratios), max(ratios)
-    span = max(highest - lowest, 0.02)
+    ratios += [ratio for row in drawn for ratio in _blocks(row, quantity).values()]
     ends = [end for estimate in estimates for end in (estimate.ci_low, estimate.ci_high) if end is not None]
-    low = max(min([lowest, *ends]), lowest - span)
-    high = min(max([highest, *ends]), highest + span)
-    is_cut = low > min([low, *ends]) or high < max([high, *ends])
-    return round(low - 0.06 * span, 4), round(high + 0.06 * span, 4), is_cut
+    low, high = figure.reach(ratios, ends, least=0.02)
+    return round(low, 4), round(high, 4), any(not low <= end <= high for end in ends)
 
 
 def interval_label(estimates: Sequence[RatioEstimate]) -> str:

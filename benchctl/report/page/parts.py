@@ -58,12 +58,12 @@ _PAIRING: Final = {
 }
 
 
-def top_values(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict, subject: str = "") -> dict[str, Any]:
-    """The values of ``top.html`` besides the verdict itself; ``subject`` is that of results without a directory."""
+def top_values(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) -> dict[str, Any]:
+    """The values of ``top.html`` besides the verdict itself."""
     subjects = dict.fromkeys(_subject(analysis) for analysis in analyses)
     problems = [each.problem for each in verdict.deciding]
     return {
-        "subject": subject or "  |  ".join(subjects),
+        "subject": "  |  ".join(subjects),
         "rules": [f"exit code {verdict.exit_code}", *_rules(verdict)],
         # from its second line on: the first is the sentence of the verdict
         "problem": problems[0].partition("\n")[2] if len(problems) == 1 and problems[0] is not None else None,

@@ -1,7 +1,7 @@
 """The plots of a comparison: the forest plot, and waterfalls that add up exactly."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,53 +25,21 @@ from benchctl.report.charts import figure
 from benchctl.report.charts.figure import BLUE, GREEN, GREY, VERMILION, Row, Spec, layer
 from benchctl.units import MS_PER_S
 
-_LEAST_LOG: Final = math.log(1.02)
 _NICE_PERCENT: Final = (
     *(100, -50, 50, 300, 900, -75, -90, 500, 200, 25, -25, 20, -20, 10, -10, 5, -5, 3, -3, 2, -2, 1, -1),
     *(0.5, -0.5, 0.2, -0.2, 0.1, -0.1, 0.05, -0.05, 0.02, -0.02, 0.01, -0.01),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LogScale:
-    """From ``low`` to ``high``, both logarithms of ratios."""
-
-    low: float
-    high: float
-
-    def at(self, log_ratio: float) -> float:
-        """Share of the width at which a value is drawn, 0 to 1; values beyond the ends are drawn at the ends."""
-        return min(1.0, max(0.0, (log_ratio - self.low) / (self.high - self.low)))
-
-    def holds(self, log_ratio: float) -> bool:
-        return self.low <= log_ratio <= self.high
-
-    def ticks(self) -> tuple[tuple[float, str], ...]:
-        """Logarithm and label of each tick, from left to right: no change, and round percentages."""
-        labels = {0.0: "0"}
-        for percent in _NICE_PERCENT:
-            log_ratio = math.log1p(percent / 100)
-            gap = min(abs(self.at(log_ratio) - self.at(other)) for other in labels)
-            if self.holds(log_ratio) and gap >= 0.13:
-                labels[log_ratio] = f"{percent:+g}%".replace("-", "\N{MINUS SIGN}")
-        return tuple(sorted(labels.items()))
-
-
-def scale_of(points: Sequence[float], ends: Iterable[float], always: Iterable[float]) -> LogScale:
-    """A scale that shows every point and ``always``, and as much of the intervals as does not squeeze these.
-
-    An interval over two blocks may reach from nothing to everything: it is cut where it extends further from the
-    points than these are apart.
-    """
-    required = [0.0, *points, *always]
-    low, high = min(required), max(required)
-    room = max(high - low, _LEAST_LOG)
-    for end in ends:
-        low, high = min(low, max(end, min(required) - room)), max(high, min(end, max(required) + room))
-    if high - low < _LEAST_LOG:
-        low, high = low - _LEAST_LOG / 2, high + _LEAST_LOG / 2
-    pad = 0.04 * (high - low)
-    return LogScale(low - pad, high + pad)
+def percent_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Logarithm and label of each tick from ``low`` to ``high``: no change, and round percentages."""
+    labels = {0.0: "0"}
+    for percent in _NICE_PERCENT:
+        log_ratio = math.log1p(percent / 100)
+        gap = min(abs(log_ratio - other) for other in labels)
+        if low <= log_ratio <= high and gap >= 0.13 * (high - low):
+            labels[log_ratio] = minus(f"{percent:+g}%")
+    return sorted(labels.items())
 
 
 BETTER: Final = {"lower": "lower is better", "higher": "higher is better", "none": "neither is better"}
@@ -81,7 +49,7 @@ _MARKS: Final = {
     "equivalent": (BLUE, "square"),
 }
 """Colour and shape: shapes tell verdicts apart where colours do not."""
-_WORDS_PX: Final = 300
+_WORDS_PX: Final = 325
 """Room for change and verdict at the right of the intervals."""
 
 
@@ -95,7 +63,8 @@ def draw_forest(comparison: Comparison, chart_id: str = "forest") -> figure.Char
     estimates = [each.estimate for each in metrics if each.estimate is not None]
     margin = max((each.margins.log_bands[0] for each in metrics if each.estimate is not None), default=0.0)
     ends = [end for estimate in estimates for end in estimate.log_interval or ()]
-    scale = scale_of([estimate.log_ratio for estimate in estimates], ends, (-margin, margin))
+    ratios = [0.0, -margin, margin, *(estimate.log_ratio for estimate in estimates)]
+    low, high = figure.reach(ratios, ends, least=math.log(1.02))
     rows: list[Row] = []
     bands: list[Row] = []
     for name, group in groups.items():
@@ -104,7 +73,9 @@ def draw_forest(comparison: Comparison, chart_id: str = "forest") -> figure.Char
         rows.append({"y": len(rows), "label": heading, "weight": "bold"})
         for label, each in group:
             bands += [{"y": len(rows), "low": -band, "high": band} for band in each.margins.log_bands]
-            rows.append({"y": len(rows), "label": figure.wrapped(shortened_inside(label, 60)), **_row(each, scale)})
+            rows.append(
+                {"y": len(rows), "label": figure.wrapped(shortened_inside(label, 60)), **_row(each, low, high)}
+            )
     names = " against ".join(shortened(name, 30) for name in (comparison.b_name, comparison.a_name))
     shaded = (
         "the margins of equivalence and of a change"
@@ -118,7 +89,7 @@ def draw_forest(comparison: Comparison, chart_id: str = "forest") -> figure.Char
             f"Change of {names}, with its {percentage(comparison.confidence)} interval, on a logarithmic scale; "
             f"shaded: {shaded}."
         ),
-        spec=_forest_spec(rows, bands, scale),
+        spec=_forest_spec(rows, bands, low, high),
     )
 
 
@@ -128,7 +99,7 @@ def forest_plot(comparison: Comparison, suffix: str = ".png") -> bytes:
     return figure.picture_bytes(chart.spec, f"{comparison.verdict}: {chart.title}", chart.caption, suffix)
 
 
-def _forest_spec(rows: Sequence[Row], bands: Sequence[Row], scale: LogScale) -> Spec:
+def _forest_spec(rows: Sequence[Row], bands: Sequence[Row], low: float, high: float) -> Spec:
     lines = [line for row in rows if "words" in row for line in row["label"].split("\n")]
     left = 14 + 7 * min(figure.LINE_CHARACTERS, max(map(len, lines), default=0))
     row_px = 14 + 12 * max((1 + row["label"].count("\n") for row in rows), default=1)
@@ -155,17 +126,17 @@ def _forest_spec(rows: Sequence[Row], bands: Sequence[Row], scale: LogScale) -> 
         ),
         layer("point", x_by="ratio", where="isValid(datum.ratio)", **shape, **own),
         layer("text", text_by="words", dx=20, **words),
-        layer("text", text_by="verdict", dx=215, fontWeight=600, **words),
+        layer("text", text_by="verdict", dx=240, fontWeight=600, **words),
         layer("text", where="datum.weight === 'bold'", fontWeight="bold", limit=600, **name),
         layer("text", where="datum.weight !== 'bold'", lineBreak="\n", baseline="middle", limit=left, **name),
     ]
-    ticks = scale.ticks()
+    ticks = percent_ticks(low, high)
     cases = " : ".join(f"abs(datum.value - {at:.9f}) < 1e-6 ? '{label}'" for at, label in ticks)
     values = [at for at, _ in ticks]
     x = figure.axis(
         None,
         "ratio",
-        domain=(scale.low, scale.high),
+        domain=(low, high),
         values=values,
         labelExpr=f"{cases} : ''",
         labelOverlap="greedy",
@@ -175,8 +146,8 @@ def _forest_spec(rows: Sequence[Row], bands: Sequence[Row], scale: LogScale) -> 
     return figure.picture([panel], rows, x, left=left, right=_WORDS_PX, bands=bands)
 
 
-def _row(metric: MetricComparison, scale: LogScale) -> Row:
-    """Interval and ratio, and change and verdict to the right; an end that the scale does not hold is cut."""
+def _row(metric: MetricComparison, low: float, high: float) -> Row:
+    """Interval and ratio, and change and verdict to the right; an end beyond ``low`` or ``high`` is cut."""
     estimate = metric.estimate
     color, shape = _MARKS.get(metric.verdict, (GREY, "diamond"))
     row: dict[str, Any] = {
@@ -188,7 +159,7 @@ def _row(metric: MetricComparison, scale: LogScale) -> Row:
     }
     if estimate is not None and estimate.log_interval is not None:
         for name, end in zip(("low", "high"), estimate.log_interval, strict=True):
-            row |= {name: min(max(end, scale.low), scale.high), f"{name}_is_cut": not scale.holds(end)}
+            row |= {name: min(max(end, low), high), f"{name}_is_cut": not low <= end <= high}
     return row
 
 
@@ -333,14 +304,17 @@ def waterfall_values(waterfall: Waterfall) -> dict[str, Any]:
     for fall in waterfall.falls:
         level += fall.added
         levels += [level, level - (fall.half_width or 0.0), level + (fall.half_width or 0.0)]
-    scale = LogScale(min(levels), max(levels) * 1.02 or 1.0)
+    lowest, highest = min(levels), max(levels) * 1.02 or 1.0
+
+    def share(value: float) -> float:
+        return (value - lowest) / (highest - lowest)
 
     def total(label: str, value: float) -> dict[str, Any]:
         return {
             "label": label,
             "text": f"{four_digits(value)} {waterfall.unit}",
-            "x": _length(scale.at(0)),
-            "width": _length(scale.at(value) - scale.at(0)),
+            "x": _length(share(0)),
+            "width": _length(share(value) - share(0)),
             "class": "total",
             "interval": None,
         }
@@ -349,7 +323,7 @@ def waterfall_values(waterfall: Waterfall) -> dict[str, Any]:
     level = waterfall.start
     for fall in waterfall.falls:
         after, half = level + fall.added, fall.half_width
-        first, last = sorted((scale.at(level), scale.at(after)))
+        first, last = sorted((share(level), share(after)))
         is_rounding = abs(fall.added) <= 1e-9 * abs(level)
         rows.append(
             {
@@ -359,7 +333,7 @@ def waterfall_values(waterfall: Waterfall) -> dict[str, Any]:
                 "x": _length(first),
                 "width": _length(max(last - first, 0.002)),
                 "class": f"{'more' if fall.added > 0 else 'less'}{'' if fall.is_clear else ' is-untold'}",
-                "interval": None if half is None else [_length(scale.at(after + sign * half)) for sign in (-1, 1)],
+                "interval": None if half is None else [_length(share(after + sign * half)) for sign in (-1, 1)],
             }
         )
         level = after
