@@ -19,6 +19,7 @@ from benchctl.analysis.metrics.latency import (
     itls_ns,
     latencies_ns,
     measured,
+    ms_or_none,
     standard_deviation,
     ttft_ns,
 )
@@ -27,7 +28,7 @@ from benchctl.profile.model import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import Manifest, RequestRecord
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.units import ms_from_ns, s_from_ns
+from benchctl.units import s_from_ns
 
 _RUN_FIELDS: Final = ("run_id", "variant", "cell", "block", "state", "clock", "time_scale")
 
@@ -39,6 +40,11 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
     metrics = run_metrics(run, arrival)
     requests = measured(run.requests)
     record = run.record
+    durations_ns = latencies_ns([request for request in requests if is_completed(request)])
+    deviations = {
+        f"std_{latency}_ms": ms_or_none(standard_deviation(durations_ns[latency]), record.clock_factor)
+        for latency in LATENCIES
+    }
     return {
         "date": record.started_at or manifest.created_at,
         "endpoint_type": record.engine or manifest.engine,
@@ -46,18 +52,7 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
         "label": manifest.label,
         "model_id": record.effective_config.get("model"),
         "tokenizer_id": record.effective_config.get("server.tokenizer"),
-        "num_prompts": len(requests),
-        **schedule(arrival),
-        "duration": metrics["wall_s"],
-        "completed": metrics["num_completed"],
-        "failed": metrics["num_failed"],
-        "total_input_tokens": metrics["prompt_tokens"],
-        "total_output_tokens": metrics["output_tokens"],
-        "request_throughput": metrics["request_throughput"],
-        "request_goodput": None,
-        "output_throughput": metrics["output_throughput"],
-        "total_token_throughput": total_throughput(metrics),
-        **_latencies(requests, metrics, record.clock_factor),
+        **vllm_figures(metrics | deviations, arrival, num_requests=len(requests)),
         **_details(requests, record.clock_factor),
         "schema_version": SCHEMA_VERSION,
         **{name: getattr(record, name) for name in _RUN_FIELDS},
@@ -67,6 +62,38 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
         "bounds": bounds_document(run_bounds(run)),
         "definitions": {f"{latency}_ms": METRICS[f"{latency}_ms"].formula for latency in LATENCIES}
         | {name: METRICS[name].formula for name in ("step_ms", "tokens_per_step", *CLIENT_METRICS)},
+    }
+
+
+def vllm_figures(
+    metrics: Mapping[str, float | None],
+    arrival: Arrival | None,
+    *,
+    num_requests: int,
+    request_goodput: float | None = None,
+) -> dict[str, Any]:
+    """Arrival, counts, throughput, and {mean,median,std,pNN}_{ttft,tpot,itl,e2el}_ms; a tail with too few requests
+    is null. ``metrics`` are those of a run and the standard deviations of its latencies.
+    """
+    prefixes = {"mean": "", "median": "p50_", "std": "std_"}
+    prefixes |= {f"p{percent}": f"p{percent}_" for percent in PERCENTS}
+    return {
+        "num_prompts": num_requests,
+        **schedule(arrival),
+        "duration": metrics["wall_s"],
+        "completed": metrics["num_completed"],
+        "failed": metrics["num_failed"],
+        "total_input_tokens": metrics["prompt_tokens"],
+        "total_output_tokens": metrics["output_tokens"],
+        "request_throughput": metrics["request_throughput"],
+        "request_goodput": request_goodput,
+        "output_throughput": metrics["output_throughput"],
+        "total_token_throughput": total_throughput(metrics),
+        **{
+            f"{moment}_{latency}_ms": metrics[f"{prefix}{latency}_ms"]
+            for latency in LATENCIES
+            for moment, prefix in prefixes.items()
+        },
     }
 
 
@@ -91,23 +118,6 @@ def total_throughput(metrics: Mapping[str, float | None]) -> float | None:
     """Prompt and output tokens per second of wall time; None where one of them is unknown."""
     wall_s, prompt, output = metrics["wall_s"], metrics["prompt_tokens"], metrics["output_tokens"]
     return None if not wall_s or prompt is None or output is None else (prompt + output) / wall_s
-
-
-def _latencies(
-    requests: Sequence[RequestRecord], metrics: Mapping[str, float | None], factor: float
-) -> dict[str, float | None]:
-    """{mean,median,std,pNN}_{ttft,tpot,itl,e2el}_ms; a tail with too few requests is null."""
-    durations = latencies_ns([request for request in requests if is_completed(request)])
-    figures: dict[str, float | None] = {}
-    for latency in LATENCIES:
-        values = durations[latency]
-        figures[f"mean_{latency}_ms"] = metrics[f"{latency}_ms"]
-        figures[f"median_{latency}_ms"] = metrics[f"p50_{latency}_ms"]
-        spread = standard_deviation(values)
-        figures[f"std_{latency}_ms"] = None if spread is None else ms_from_ns(spread * factor)
-        for percent in PERCENTS:
-            figures[f"p{percent}_{latency}_ms"] = metrics[f"p{percent}_{latency}_ms"]
-    return figures
 
 
 def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from benchctl.analysis.load_figures import LoadFigures
 from benchctl.analysis.metrics.bounds import MARK, marked
-from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
+from benchctl.analysis.metrics.latency import smallest_sample
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.formats import UNKNOWN, four_digits, whole
-from benchctl.interop.writers.vllm import bounds_document, schedule, total_throughput
+from benchctl.interop.writers.vllm import bounds_document, total_throughput, vllm_figures
 from benchctl.profile.model import Arrival
 from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
@@ -25,31 +25,18 @@ def load_result(figures: LoadFigures, record: RunRecord, manifest: Manifest, arr
     ``benchctl report`` writes them here as well.
     """
     goodput = figures.goodput
-    prefixes = {"mean": "", "median": "p50_", "std": "std_"}
-    prefixes |= {f"p{percent}": f"p{percent}_" for percent in PERCENTS}
-    latencies = {
-        f"{moment}_{name}_ms": figures.metrics[f"{prefix}{name}_ms"]
-        for name in LATENCIES
-        for moment, prefix in prefixes.items()
-    }
     return {
         "date": record.started_at or manifest.created_at,
         "backend": record.effective_config.get("server.dialect"),
         "label": manifest.label,
         "model_id": record.effective_config.get("server.served_model"),
         "tokenizer_id": None,
-        "num_prompts": figures.num_requests,
-        **schedule(arrival),
-        "duration": figures.metrics["wall_s"],
-        "completed": figures.num_completed,
-        "failed": figures.num_requests - figures.num_completed,
-        "total_input_tokens": figures.metrics["prompt_tokens"],
-        "total_output_tokens": figures.metrics["output_tokens"],
-        "request_throughput": figures.metrics["request_throughput"],
-        "request_goodput": None if goodput is None else goodput.request_goodput,
-        "output_throughput": figures.metrics["output_throughput"],
-        "total_token_throughput": total_throughput(figures.metrics),
-        **latencies,
+        **vllm_figures(
+            figures.metrics,
+            arrival,
+            num_requests=figures.num_requests,
+            request_goodput=None if goodput is None else goodput.request_goodput,
+        ),
         "schema_version": SCHEMA_VERSION,
         "run_id": record.run_id,
         "state": record.state,
