@@ -28,6 +28,9 @@ from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
 from benchctl.report.table import csv_bytes
 
+DEFINITIONS: Final = {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()}
+"""Formula and unit of every metric."""
+
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
     """Everything of a comparison; units inside ``metrics`` are those of each metric, ratios are b / a."""
@@ -382,7 +385,7 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
             [*analysis.warnings, *(warning for run in analysis.runs for warning in run.warnings)]
         ),
         "damage": list(analysis.damage),
-        "definitions": {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()},
+        "definitions": DEFINITIONS,
     }
 
 

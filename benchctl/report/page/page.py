@@ -23,13 +23,12 @@ from benchctl import __version__, formats
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.metrics.latency import PERCENTS
-from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.summary.analyzed import (
     LATENCY_NAMES,
     AnalyzedExperiment,
     level_of_blocks,
 )
-from benchctl.formats import NOT_AVAILABLE, capitalized, minus, minus_in_numbers, percentage
+from benchctl.formats import NOT_AVAILABLE, capitalized, minus, minus_in_numbers
 from benchctl.interop.readers.run import ForeignRun
 from benchctl.records.noise import MetricNoise
 from benchctl.records.schema import SCHEMA_VERSION
@@ -37,7 +36,7 @@ from benchctl.report.charts.figure import Chart
 from benchctl.report.charts.ratios import draw_acceptance, draw_block_values, draw_sweep
 from benchctl.report.charts.requests import draw_distributions, draw_gpu, draw_host, draw_latencies, draw_requests
 from benchctl.report.charts.steps import draw_batch_size, draw_sections, draw_step_time
-from benchctl.report.documents import comparison_document
+from benchctl.report.documents import DEFINITIONS, comparison_document
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.parts import (
     answer_values,
@@ -327,7 +326,7 @@ def data_document(
             for chart in charts
             if chart.spec
         ],
-        "definitions": {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()},
+        "definitions": DEFINITIONS,
     }
 
 
@@ -378,7 +377,6 @@ def _environment() -> Environment:
         "kind": kind_of,
         "minus": minus,
         "minus_in_numbers": minus_in_numbers,
-        "percentage": percentage,
         "whole": whole,
     }
     environment.globals |= {"shapes": SHAPES, "signs": SIGNS}

@@ -35,7 +35,7 @@ from benchctl.records.directory import arm_label
 from benchctl.report.charts.figure import arms_of
 from benchctl.report.page.verdict import PageVerdict
 from benchctl.report.page.words import change_term, metric_term, p_term, value_term, verdict_term
-from benchctl.report.table import Table
+from benchctl.report.table import Table, table_of
 from benchctl.report.tables.compare import correction_text, is_shown, metric_row
 from benchctl.report.tables.experiment import (
     blocks_text,
@@ -379,4 +379,13 @@ def comparison_values(verdict: PageVerdict) -> dict[str, Any]:
         names = ("key", "a", "b", "is_allowed")
         differences += [{"variant": each.b_name, **dict(zip(names, row, strict=True))} for row in rows]
     noise = {name: noise for comparison in verdict.comparisons for name, noise in comparison.noise.items()}
-    return {"differences": differences, "noise": noise, "warnings": list(warnings)}
+    headings = ("metric", "floor", "scatter of the log-ratio", "blocks")
+    floors = [
+        (name, percentage(floor.floor_frac, 2), f"{floor.log_sd:.2g}", floor.num_blocks)
+        for name, floor in noise.items()
+    ]
+    return {
+        "differences": differences,
+        "noise": table_of(headings, floors, left=("metric",)) if floors else None,
+        "warnings": list(warnings),
+    }

@@ -11,6 +11,7 @@ from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.metrics.table import METRICS, Metric
 from benchctl.formats import count_of, percentage
+from benchctl.report.table import table_of
 
 
 def metric_term(metric: Metric) -> str:
@@ -124,9 +125,12 @@ def definition_values(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         for metric in cell.metrics
         if metric.estimate is not None
     }
+    headings = ("metric", "unit", "formula", "better", "needs")
     return {
         "words": _WORDS,
-        "metrics": list(METRICS.values()),
+        "metrics": table_of(
+            headings, ((m.name, m.unit, m.formula, m.direction, m.needs) for m in METRICS.values()), left=headings
+        ),
         "methods": [text for method, text in _METHODS.items() if method in methods],
     }
 
