@@ -1,4 +1,4 @@
-"""Arms beside each other: values block by block, acceptance of drafts, the sweep, and the forest plot."""
+"""Arms beside each other: values block by block, acceptance of drafts, and the sweep."""
 
 import math
 import re
