@@ -159,7 +159,7 @@ def _rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[dict[str,
             "part": f"  {factor.name}",
             "factor": factor_text(factor.estimate),
             "adds": added_text(Contribution(name=factor.name, added_s=factor.added_s), whole),
-            "share": "" if share is None else f"{share * 100:.0f}%",
+            "share": "" if share is None else f"{share:z.0%}",
         }
         if factor.name == TIME_PER_STEP:
             yield from _step_rows(decomposition, show_all=show_all)
@@ -189,7 +189,7 @@ def _part_row(part: Contribution, whole: Contribution | None = None, of: str = "
         "a": "" if part.a_s is None else f"{part.a_s * factor:.4g} {unit}",
         "b": "" if part.b_s is None else f"{part.b_s * factor:.4g} {unit}",
         "adds": added_text(part),
-        "share": "" if share is None else f"{share * 100:.0f}%{of}",
+        "share": "" if share is None else f"{share:z.0%}{of}",
     }
 
 
