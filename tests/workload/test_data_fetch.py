@@ -10,7 +10,7 @@ import pytest
 from support.servers.handler_server import handled_by
 from typer.testing import CliRunner
 
-from benchctl.cli.commands import data
+from benchctl.cli.commands.workloads import data
 from benchctl.errors import DatasetError
 from benchctl.workload.datasets.dataset import dataset_files
 from benchctl.workload.datasets.fetch import fetch_dataset
@@ -181,7 +181,7 @@ def data_home(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def test_list_shows_state_size_licence_and_place(data_home: Path) -> None:
     (data_home / "azure").mkdir()
     (data_home / "azure/AzureLLMInferenceTrace_conv.csv").write_text("cut off")
-    done = runner.invoke(data.app, ["list"])
+    done = runner.invoke(data, ["list"])
     assert done.exit_code == 0
     rows = {line.split()[0]: line for line in done.output.splitlines()}
     assert "missing" in rows["gsm8k"]
@@ -194,10 +194,10 @@ def test_list_shows_state_size_licence_and_place(data_home: Path) -> None:
 
 
 def test_fetch_puts_the_file_in_the_data_directory_and_verify_agrees(data_home: Path) -> None:
-    fetched = runner.invoke(data.app, ["fetch", "gsm8k"])
+    fetched = runner.invoke(data, ["fetch", "gsm8k"])
     assert fetched.exit_code == 0
     assert fetched.output == f"gsm8k: {data_home}/gsm8k/test.jsonl (1.0 MB, MIT, sha256 checked)\n"
-    verified = runner.invoke(data.app, ["verify", "gsm8k"])
+    verified = runner.invoke(data, ["verify", "gsm8k"])
     assert verified.exit_code == 0
     assert "present" in verified.output
 
@@ -205,22 +205,22 @@ def test_fetch_puts_the_file_in_the_data_directory_and_verify_agrees(data_home: 
 def test_verify_reports_a_file_of_the_right_size_with_wrong_content(data_home: Path) -> None:
     (data_home / "gsm8k").mkdir()
     (data_home / "gsm8k/test.jsonl").write_bytes(CONTENT[::-1])
-    assert "present" in runner.invoke(data.app, ["list"]).output
-    done = runner.invoke(data.app, ["verify"])
+    assert "present" in runner.invoke(data, ["list"]).output
+    done = runner.invoke(data, ["verify"])
     assert "damaged" in done.output
     assert isinstance(done.exception, DatasetError)
     assert "is damaged; run 'benchctl data fetch gsm8k'" in str(done.exception)
 
 
 def test_verify_of_everything_does_not_mind_what_is_missing_but_of_one_does(data_home: Path) -> None:
-    assert runner.invoke(data.app, ["verify"]).exit_code == 0
-    done = runner.invoke(data.app, ["verify", "gsm8k"])
+    assert runner.invoke(data, ["verify"]).exit_code == 0
+    done = runner.invoke(data, ["verify", "gsm8k"])
     assert isinstance(done.exception, DatasetError)
     assert "is missing" in str(done.exception)
 
 
 @pytest.mark.parametrize("command", ["fetch", "verify"])
 def test_an_unknown_name_is_refused_with_the_known_ones(data_home: Path, command: str) -> None:
-    done = runner.invoke(data.app, [command, "gsm9k"])
+    done = runner.invoke(data, [command, "gsm9k"])
     assert isinstance(done.exception, DatasetError)
     assert f"choose one of {', '.join(dataset_files())}" in str(done.exception)

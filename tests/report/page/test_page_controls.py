@@ -202,7 +202,11 @@ def test_before_printing_charts_in_folds_are_drawn_too_and_folded_again_after(br
     with opened(browser, path, DESKTOP) as page:
         page.wait_for_timeout(300)
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        page.wait_for_function(f"Math.min(...{NUM_SVGS}) > 0")
+        for _ in range(100):  # the policy of the page lets no string be evaluated again and again
+            page.wait_for_timeout(50)
+            if page.evaluate(f"Math.min(...{NUM_SVGS})") > 0:
+                break
+        assert page.evaluate(f"Math.min(...{NUM_SVGS})") > 0
         assert page.locator("details.fold:not([open])").count() == 0
         page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert page.locator("details.fold:not([open])").count() > 0
