@@ -73,9 +73,6 @@ COMMANDS: Final[dict[str, Entry]] = {
         "commands.results:verify",
         "Read every file of a result directory, and report alterations since the measurement.",
     ),
-    "pull": Entry(
-        _JUDGE, "commands.results:pull", "Fetch a result directory from another machine with rsync and verify it."
-    ),
     "export": Entry(
         _JUDGE,
         "commands.results:export",

@@ -1,4 +1,4 @@
-"""Result directories that come from elsewhere: where they lie here, and that each holds one experiment."""
+"""Result directories that come from elsewhere as archives, and where they lie here."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchctl.errors import RecordError, UsageError
 from benchctl.records.archive import is_archive, unpack_results
-from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import is_name
 from benchctl.records.record import Manifest
 
@@ -23,20 +23,6 @@ def default_destination(manifest: Manifest, name: str, root: Path) -> Path:
         if not _names_a_directory(part):
             raise RecordError(f"the manifest has {part[:60]!r}, which names no directory here; name DEST yourself")
     return root / manifest.profile / chosen
-
-
-def require_same_experiment(destination: Path, manifest: Manifest) -> None:
-    """Raise UsageError where ``destination`` holds anything but the experiment of ``manifest``, or a part of it."""
-    if not destination.exists() or (destination.is_dir() and _is_new(destination)):
-        return
-    held = (
-        open_results(destination).manifest()
-        if (destination / "manifest.json").exists() and destination.is_dir()
-        else None
-    )
-    if held is None or _identity(held) != _identity(manifest):
-        what = "another experiment" if held is not None else "something else"
-        raise UsageError(f"{destination} holds {what}; name a directory that is new or holds this experiment")
 
 
 def import_archive(archive: Path, output: Path | None, root: Path) -> Path:
@@ -72,7 +58,3 @@ def _names_a_directory(name: str) -> bool:
 def _is_new(destination: Path) -> bool:
     """True for a directory without any entry that can be seen."""
     return not any(not name.startswith(".") for name in os.listdir(destination))  # noqa: PTH208 - names alone
-
-
-def _identity(manifest: Manifest) -> tuple[str, ...]:
-    return manifest.created_at, manifest.profile_sha256, manifest.request_set_sha256, manifest.host.hostname

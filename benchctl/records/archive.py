@@ -38,7 +38,7 @@ LEFT_OUT: Final = (
     "*.tgz",
     "*.tar.zst",
 )
-"""Patterns of names of files and folders that stay where they are; rsync reads them in the same way."""
+"""Patterns of names of files and folders that stay where they are."""
 _SUFFIXES: Final = (".tar.gz", ".tgz")
 _FILE_MODE: Final = 0o644
 _LEVEL: Final = 6
