@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchctl.errors import RecordError
-from benchctl.untrusted.files import OutsideError, open_file, read_file
+from benchctl.untrusted.files import OutsideError, open_file, read_file, replace_file
 
 
 @pytest.fixture
@@ -63,3 +63,12 @@ def test_a_file_over_its_bound_is_refused(root: Path) -> None:
 def test_a_missing_file_is_reported_by_its_path(root: Path) -> None:
     with pytest.raises(FileNotFoundError, match="runs/absent"):
         open_file(root / "runs" / "absent", within=root)
+
+
+def test_a_device_is_never_replaced_by_a_file(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for name, kind in (("fifo", "a FIFO"), ("link", "a device")):
+        with pytest.raises(OutsideError, match=f"{name} is {kind}"):
+            replace_file(tmp_path / name, b"{}", within=tmp_path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["fifo", "link"]
