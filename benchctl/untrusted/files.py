@@ -143,11 +143,11 @@ def replace_file(path: Path, content: bytes, *, within: Path, fence: Fence | Non
     ``fence`` may refuse at the last moment; by then the folder is open, so that what passes it goes into the folder
     of that moment and not into one that took its name since. Other processes may replace the same file meanwhile.
     Raises OutsideError when a folder on the way is a link, OSError naming ``path`` as ``write`` and ``rename`` do,
-    and what ``fence`` raises. A device, FIFO or socket, or a link to one, is not replaced.
+    and what ``fence`` raises. A device is not replaced.
     """
     with suppress(OSError):  # such as of a file that is not there yet
-        mode = path.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        mode = path.lstat().st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             raise irregular(path, mode)
     unnamed = f".{path.name}.{secrets.token_hex(4)}.partial"
     with opened_folder(path.parent, within=within) as folder:

@@ -65,10 +65,7 @@ def test_a_missing_file_is_reported_by_its_path(root: Path) -> None:
         open_file(root / "runs" / "absent", within=root)
 
 
-def test_a_device_is_never_replaced_by_a_file(tmp_path):
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "link").symlink_to("/dev/null")
-    for name, kind in (("fifo", "a FIFO"), ("link", "a device")):
-        with pytest.raises(OutsideError, match=f"{name} is {kind}"):
-            replace_file(tmp_path / name, b"{}", within=tmp_path)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["fifo", "link"]
+def test_a_device_is_never_replaced_by_a_file():
+    with pytest.raises(OutsideError, match="/dev/null is a device"):
+        replace_file(Path("/dev/null"), b"{}", within=Path("/dev"))
+    assert Path("/dev/null").is_char_device()
