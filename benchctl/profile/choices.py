@@ -4,6 +4,7 @@ Beyond its range a quantity is a mistake. Options of the command line share thes
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias, get_args
@@ -79,6 +80,10 @@ def acceptance_by_position(acceptance: float | tuple[float, ...] | None) -> tupl
     return acceptance if isinstance(acceptance, tuple) else (acceptance,)
 
 
+Rule: TypeAlias = tuple[bool, str, str]
+"""Whether it is broken, the option that breaks it, and the reason."""
+
+
 def simulation_error(
     *,
     cost_model: str,
@@ -98,15 +103,27 @@ def simulation_error(
 
     Its other options may be what they are.
     """
-    choice, choices, drafts = COST_MODELS[cost_model], COST_MODELS.items(), num_speculative_tokens
-    accepted = acceptance_by_position(acceptance)
     files = {"layer_profile": layer_profile, "step_time_model": step_time_model}
+    drafts, accepted = num_speculative_tokens, acceptance_by_position(acceptance)
+    rules = (
+        *_pricing_rules(cost_model, value_model, files, noise, tensor_parallel_size),
+        *_drafting_rules(cost_model, value_model, drafts, accepted, acceptance_spread, draft_model, draft_cost),
+    )
+    return next(((option, reason) for is_broken, option, reason in rules if is_broken), None)
+
+
+def _pricing_rules(
+    cost_model: str,
+    value_model: str | None,
+    files: Mapping[str, str | None],
+    noise: str,
+    tensor_parallel_size: int,
+) -> tuple[Rule, ...]:
+    choice, choices = COST_MODELS[cost_model], COST_MODELS.items()
     owners = {each.file_option: name for name, each in choices}
     measured = " or ".join(name for name, each in choices if each.file_option is not None)
     guides = " or ".join(name for name, each in choices if each.prices_value_model)
-    verifies = " or ".join(name for name, each in choices if each.verifies_drafts)
-    impossible = ", ".join(f"{each:g}" for each in accepted if not 0 <= each <= 1)
-    rules = (
+    return (
         (
             value_model is not None and not choice.prices_value_model,
             "cost_model",
@@ -139,6 +156,22 @@ def simulation_error(
             "tensor_parallel_size",
             f"is {tensor_parallel_size}, and {cost_model} prices one device; leave it out, or take {measured}",
         ),
+    )
+
+
+def _drafting_rules(
+    cost_model: str,
+    value_model: str | None,
+    drafts: int,
+    accepted: Sequence[float],
+    acceptance_spread: float,
+    draft_model: str | None,
+    draft_cost: float | None,
+) -> tuple[Rule, ...]:
+    choice = COST_MODELS[cost_model]
+    verifies = " or ".join(name for name, each in COST_MODELS.items() if each.verifies_drafts)
+    impossible = ", ".join(f"{each:g}" for each in accepted if not 0 <= each <= 1)
+    return (
         (drafts < 0, "num_speculative_tokens", f"is {drafts}; it must not be negative"),
         (bool(impossible), "acceptance", f"has {impossible}; it is a probability from 0 to 1"),
         (
@@ -188,7 +221,6 @@ def simulation_error(
             f"is {draft_model}, and {cost_model} has the times of one model; give draft_cost instead",
         ),
     )
-    return next(((option, reason) for is_broken, option, reason in rules if is_broken), None)
 
 
 PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
