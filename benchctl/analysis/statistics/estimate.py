@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean, median, variance
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ MIN_UNPAIRED_BLOCKS: Final = 4
 
 Estimator = Literal["robust", "mean"]
 """Average of the differences of the blocks."""
-ESTIMATORS: Final[tuple[Estimator, ...]] = get_args(Estimator)
 DEFAULT_ESTIMATOR: Final[Estimator] = "robust"
 Uncertainty: TypeAlias = StudentT | PairwiseShifts | OutlierMixture
 Values: TypeAlias = Sequence[float | None]

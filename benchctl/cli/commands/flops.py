@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from benchctl.cli.options.options import numbers
+from benchctl.cli.options.options import AsJson, numbers
 from benchctl.cli.screen import folding_console, tell
 from benchctl.costs.difference import explain_difference
 from benchctl.costs.flops import (
@@ -383,7 +383,7 @@ def guided(
     scoring: _FloorScoring = "reuse",
     unscored: _FloorUnscored = 0.0,
     launch: _FloorLaunch = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """The least ratio of a guided decode step to an unguided one, by batch and top_k, and where it comes from.
 

@@ -14,7 +14,7 @@ from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.commands.compare import page_of_sides
-from benchctl.cli.options.options import RESULTS, complete_results
+from benchctl.cli.options.options import RESULTS, AsJson, complete_results
 from benchctl.cli.outcome import print_notes
 from benchctl.cli.screen import bytes_progress, print_json, print_tables, uncollected, wide_console
 from benchctl.cluster.arrival import import_archive
@@ -50,7 +50,7 @@ def show(
     allow_suspect: Annotated[
         bool, typer.Option("--allow-suspect", help="Include suspect runs in means and ratios.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show runs, cells, the breakdown of a step, the cost against the baseline, and findings.
 

@@ -8,7 +8,7 @@ import typer
 from benchctl.analysis.attribution.work import fitted_draft_warnings
 from benchctl.analysis.drafts import MeasuredSpeculation, measured_speculation
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.cli.options.options import numbers
+from benchctl.cli.options.options import AsJson, numbers
 from benchctl.cli.screen import drawable, tell, uncollected
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
@@ -177,7 +177,7 @@ def speculation(
     max_num_seqs: _MaxNumSeqs = 256,
     seed: Annotated[int, typer.Option("--seed", help="Of the draws behind intervals.")] = 0,
     plot: _Plot = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tokens per step and speed-up of speculative decoding, and its goodput under load.
 

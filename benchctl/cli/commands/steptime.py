@@ -2,7 +2,7 @@
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,7 @@ import typer
 
 from benchctl.analysis.attribution.observed import StepSources, read_sources
 from benchctl.cli.commands.flops import guided
+from benchctl.cli.options.options import AsJson, with_options
 from benchctl.cli.screen import drawable, tell
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
@@ -60,30 +61,6 @@ _Sources = Annotated[
 _FittedModel = Annotated[
     Path, typer.Argument(metavar="MODEL", help="File that 'steptime fit -o' wrote.", show_default=False)
 ]
-_Structure = Annotated[
-    Literal["overlap", "scaling-book", "no-overlap", "original", "roofline"],
-    typer.Option(
-        "--structure", help="Form of the model; 'original' is the published one, 'roofline' fits nothing."
-    ),
-]
-_Experts = Annotated[
-    Literal["uniform", "linear", "measured"],
-    typer.Option("--experts", help="Rule for the experts whose weights a step reads."),
-]
-_Constraint = Annotated[
-    Literal["non-negative", "none"], typer.Option("--constraint", help="Bound of the coefficients.")
-]
-_Ridge = Annotated[
-    float | None,
-    typer.Option(
-        "--ridge",
-        min=0,
-        max=1e12,
-        metavar="STRENGTH",
-        help="Pull to typical values; by default as strong as the noise asks for, none for 'original'.",
-        show_default=False,
-    ),
-]
 _HoldOut = Annotated[
     Literal["run", "model", "tensor-parallel"],
     typer.Option("--hold-out", help="Groups that are left out, one at a time, to judge the model."),
@@ -101,23 +78,87 @@ _Picture = Annotated[
 _Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="MODEL", help="Write the model here.", show_default=False)
 ]
-_Model = Annotated[
-    str | None, typer.Option("--model", help="Model of a table without that column.", show_default=False)
-]
-_Hardware = Annotated[
-    str | None,
-    typer.Option(
-        "--hardware", help="Device, where neither table nor result names it, or 'measured'.", show_default=False
-    ),
-]
-_TensorParallel = Annotated[
-    int, typer.Option("--tp", min=1, max=MAX_DEVICES, help="Tensor-parallel size of a table without that column.")
-]
-_Shapes = Annotated[
-    list[str] | None,
-    typer.Option("--shape", metavar="NAME=DIR", help="Shape of a model that a table names.", show_default=False),
-]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitForm:
+    """The form of a model that is fitted."""
+
+    structure: Annotated[
+        Literal["overlap", "scaling-book", "no-overlap", "original", "roofline"],
+        typer.Option(
+            "--structure", help="Form of the model; 'original' is the published one, 'roofline' fits nothing."
+        ),
+    ] = "overlap"
+    experts: Annotated[
+        Literal["uniform", "linear", "measured"],
+        typer.Option("--experts", help="Rule for the experts whose weights a step reads."),
+    ] = "uniform"
+    constraint: Annotated[
+        Literal["non-negative", "none"], typer.Option("--constraint", help="Bound of the coefficients.")
+    ] = "non-negative"
+    ridge: Annotated[
+        float | None,
+        typer.Option(
+            "--ridge",
+            min=0,
+            max=1e12,
+            metavar="STRENGTH",
+            help="Pull to typical values; by default as strong as the noise asks for, none for 'original'.",
+            show_default=False,
+        ),
+    ] = None
+
+    @property
+    def options(self) -> FitOptions:
+        """The options of a fit; the published form is fitted as published, as ``evaluate`` has it beside others."""
+        is_as_published = self.ridge is None and self.structure == "original"
+        return FitOptions(
+            structure=self.structure,
+            experts_read=self.experts,
+            constraint=self.constraint,
+            ridge=0.0 if is_as_published else self.ridge,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """Values for what a table of steps does not say itself."""
+
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model of a table without that column.", show_default=False)
+    ] = None
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware",
+            help="Device, where neither table nor result names it, or 'measured'.",
+            show_default=False,
+        ),
+    ] = None
+    tp: Annotated[
+        int,
+        typer.Option("--tp", min=1, max=MAX_DEVICES, help="Tensor-parallel size of a table without that column."),
+    ] = 1
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape", metavar="NAME=DIR", help="Shape of a model that a table names.", show_default=False
+        ),
+    ] = None
+
+    def read(self, sources: Sequence[Path]) -> StepSources:
+        """The steps of result directories and tables. Raises UsageError for a shape without a directory."""
+        directories = {}
+        for text in self.shape or ():
+            name, _, path = text.partition("=")
+            if not (name and path):
+                raise UsageError(f"--shape is {text!r}; write NAME=DIR, with the directory of a config.json")
+            directories[name] = path
+        device = None if self.hardware is None else resolved_hardware(self.hardware)
+        defaults = TableDefaults(model=self.model, hardware=device, tensor_parallel=self.tp, shapes=directories)
+        return read_sources(sources, defaults)
+
 
 app = typer.Typer(
     add_completion=False,
@@ -127,28 +168,24 @@ app = typer.Typer(
 
 
 @app.command("fit")
+@with_options
 def fit(
+    *,
     sources: _Sources,
     output: _Output = None,
-    structure: _Structure = "overlap",
-    experts: _Experts = "uniform",
-    constraint: _Constraint = "non-negative",
-    ridge: _Ridge = None,
+    form: FitForm,
     hold_out: _HoldOut = "run",
     picture: _Picture = None,
-    model: _Model = None,
-    hardware: _Hardware = None,
-    tp: _TensorParallel = 1,
-    shape: _Shapes = None,
+    table: TableOptions,
     requests: Annotated[
         Path | None,
         typer.Option("--requests", metavar="FILE", help="Server's timestamps of requests: adds their overheads."),
     ] = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit a model to the steps of SOURCES, and judge it on each run or model left out."""
-    steps = _read_steps(sources, model, hardware, tp, shape)
-    options = _fit_options(structure, experts, constraint, ridge)
+    steps = table.read(sources)
+    options = form.options
     fitted = fit_model(steps.observed, options, fitted_on=_today())
     evaluation = _held_out(steps, options, hold_out)
     if evaluation is not None:
@@ -193,30 +230,26 @@ def _fit_parts(
 
 
 @app.command("evaluate")
+@with_options
 def evaluate(
+    *,
     sources: _Sources,
     fitted: Annotated[
         Path | None,
         typer.Option("--fitted", metavar="MODEL", help="Judge this model instead of fits to the other groups."),
     ] = None,
-    structure: _Structure = "overlap",
-    experts: _Experts = "uniform",
-    constraint: _Constraint = "non-negative",
-    ridge: _Ridge = None,
+    form: FitForm,
     hold_out: _HoldOut = "run",
     picture: _Picture = None,
-    model: _Model = None,
-    hardware: _Hardware = None,
-    tp: _TensorParallel = 1,
-    shape: _Shapes = None,
-    as_json: _AsJson = False,
+    table: TableOptions,
+    as_json: AsJson = False,
 ) -> None:
     """Errors on unseen runs or models, beside those of the published form and of the roofline."""
-    steps = _read_steps(sources, model, hardware, tp, shape)
+    steps = table.read(sources)
     if fitted is not None:
         evaluations: Sequence[Evaluation] = [judge(read_model(fitted), steps.observed, hold_out)]
     else:
-        options = _fit_options(structure, experts, constraint, ridge)
+        options = form.options
         evaluations = compare_structures(steps.observed, options, hold_out)
     if picture is not None:
         _draw(picture, evaluations[0].predictions, evaluations[0].structure, _manner(evaluations[0]))
@@ -251,7 +284,7 @@ def predict(
     ] = 0,
     tp: Annotated[int, typer.Option("--tp", min=1, max=MAX_DEVICES, help="Tensor-parallel size.")] = 1,
     hardware: Annotated[str | None, typer.Option("--hardware", help="Device; that of MODEL by default.")] = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time of one step with its 90% interval, and the features that it adds up from."""
     if prompt_context and not prefill:
@@ -287,19 +320,18 @@ def _predicted_lines(what: str, document: dict[str, Any], step_time: StepTimeMod
 
 
 @app.command("calibrate")
+@with_options
 def calibrate(
+    *,
     fitted: _FittedModel,
     sources: _Sources,
     output: _Output = None,
-    model: _Model = None,
-    hardware: _Hardware = None,
-    tp: _TensorParallel = 1,
-    shape: _Shapes = None,
-    as_json: _AsJson = False,
+    table: TableOptions,
+    as_json: AsJson = False,
 ) -> None:
     """Carry MODEL to other hardware with two scalars, from a few steps measured there."""
     source = read_model(fitted)
-    steps = _read_steps(sources, model, hardware, tp, shape)
+    steps = table.read(sources)
     carried, scales = calibrate_model(source, steps.observed, fitted_on=_today())
     whole = judge(carried, steps.observed, "run").whole
     if output is not None:
@@ -318,17 +350,13 @@ def calibrate(
 
 
 @app.command("diagnose")
+@with_options
 def diagnose(
+    *,
     sources: _Sources,
-    structure: _Structure = "overlap",
-    experts: _Experts = "uniform",
-    constraint: _Constraint = "non-negative",
-    ridge: _Ridge = None,
+    form: FitForm,
     hold_out: _HoldOut = "run",
-    model: _Model = None,
-    hardware: _Hardware = None,
-    tp: _TensorParallel = 1,
-    shape: _Shapes = None,
+    table: TableOptions,
     profile_out: Annotated[
         Path | None,
         typer.Option(
@@ -339,11 +367,11 @@ def diagnose(
         str | None,
         typer.Option("--engine", help="Engine of that profile; by default the one that was measured."),
     ] = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Health of a fit to SOURCES: features, coefficients, errors by bucket, and the runs to add next."""
-    steps = _read_steps(sources, model, hardware, tp, shape)
-    options = _fit_options(structure, experts, constraint, ridge)
+    steps = table.read(sources)
+    options = form.options
     diagnosis = diagnose_model(
         fit_model(steps.observed, options), steps.observed, options, _held_out(steps, options, hold_out)
     )
@@ -372,30 +400,6 @@ def diagnose(
 
 
 app.command("guided")(guided)
-
-
-def _read_steps(
-    sources: Sequence[Path], model: str | None, hardware: str | None, tp: int, shapes: list[str] | None
-) -> StepSources:
-    directories = {}
-    for text in shapes or ():
-        name, _, path = text.partition("=")
-        if not (name and path):
-            raise UsageError(f"--shape is {text!r}; write NAME=DIR, with the directory of a config.json")
-        directories[name] = path
-    device = None if hardware is None else resolved_hardware(hardware)
-    defaults = TableDefaults(model=model, hardware=device, tensor_parallel=tp, shapes=directories)
-    return read_sources(sources, defaults)
-
-
-def _fit_options(structure: Any, experts: Any, constraint: Any, ridge: float | None) -> FitOptions:
-    # The published form is fitted as published, as ``evaluate`` has it beside the others.
-    return FitOptions(
-        structure=structure,
-        experts_read=experts,
-        constraint=constraint,
-        ridge=0.0 if ridge is None and structure == "original" else ridge,
-    )
 
 
 def _held_out(steps: StepSources, options: FitOptions, by: Any) -> Evaluation | None:
