@@ -3,7 +3,6 @@
 The option names of ``vllm bench serve`` are translated into its own.
 """
 
-import json
 import math
 import re
 import shlex
@@ -33,6 +32,7 @@ from benchctl.profile.load import profile_from_plain
 from benchctl.profile.planning import variant_settings
 from benchctl.records.files import write_json_atomic
 from benchctl.report.tables.load import bounds_note, durations_table, load_result, missing_tail, totals_table
+from benchctl.untrusted.reading import UnreadableError, json_value
 from benchctl.untrusted.text import visible_line
 from benchctl.workload.datasets.dataset import FileDataset, OwnDataset, dataset_named
 
@@ -232,8 +232,8 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
 
 def _extra_body(text: str) -> dict[str, Any]:
     fields: object = None
-    with suppress(ValueError, RecursionError):  # also of numbers too long and of too many brackets
-        fields = json.loads(text)
+    with suppress(UnreadableError):
+        fields = json_value(text, "--extra-body")
     if not isinstance(fields, dict):
         raise UsageError(f"--extra-body is not JSON of an object: {text}; write such as '{{\"logprobs\": 1}}'")
     return fields
