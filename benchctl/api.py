@@ -16,10 +16,10 @@ These names are kept stable from version to version; everything else in the pack
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
-from benchctl.analysis.compare.foreign import compare_paths
 from benchctl.analysis.compare.result import Comparison
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.analysis.foreign import compare_paths
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
 

@@ -10,8 +10,8 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
+from benchctl.analysis.compare.decide import joint_level
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
-from benchctl.analysis.statistics.decide import joint_level
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, RatioEstimate, estimate_paired
 from benchctl.errors import UsageError
 from benchctl.formats import percentage, range_of

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from benchctl.analysis.experiment.summary import CellSummary, RunSummary, SweepRow
 from benchctl.analysis.metrics.speculation import arm_drafts
 from benchctl.analysis.statistics.estimate import estimate_paired
-from benchctl.analysis.summary.summary import CellSummary, RunSummary, SweepRow
 from benchctl.formats import count_of
 from benchctl.records.directory import arm_order
 from benchctl.units import s_from_ns

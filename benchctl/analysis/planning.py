@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import stdev
 from typing import Final
 
-from benchctl.analysis.compare.metric import roles_of
-from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.ladder import num_looks_of
-from benchctl.analysis.experiment.pairing import ArmPair, Side, deciding_in_plan, match_cells, unrecorded_text
-from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.statistics.decide import (
+from benchctl.analysis.compare.decide import (
     ASSUMED_LOG_SD,
     MAX_BLOCKS_NEEDED,
     blocks_to_detect,
     margins_of,
     minimum_detectable_effect,
 )
+from benchctl.analysis.compare.metric import roles_of
+from benchctl.analysis.experiment.experiment import Experiment
+from benchctl.analysis.experiment.ladder import num_looks_of
+from benchctl.analysis.experiment.pairing import ArmPair, Side, deciding_in_plan, match_cells, unrecorded_text
+from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, MIN_PAIRED_BLOCKS
 from benchctl.analysis.stopping_rule import ALPHA, stopping_rule
 from benchctl.analysis.validity.machines import gpu_names, machines_of, machines_text

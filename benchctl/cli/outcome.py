@@ -9,13 +9,13 @@ from typing import Any, Final
 import msgspec
 from rich.text import Text
 
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.analysis.compare.accuracy import accuracy_sentence
 from benchctl.analysis.compare.compare import blocks_to_settle
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.compare.words import cell_sentence, looks_lines
 from benchctl.analysis.planning import is_repeated_baseline
-from benchctl.analysis.quality.accuracy import accuracy_sentence
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.validity.usable import decisive_warnings
 from benchctl.cli.screen import TextConsole, print_tables, verdict_text, warn, wide_console
 from benchctl.measure.experiment import Outcome

@@ -7,19 +7,19 @@ from typing import Any, Final
 
 import msgspec
 
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.decomposition import MEANING, Decomposition
 from benchctl.analysis.attribution.estimate import StepFloor
 from benchctl.analysis.attribution.text import floor_line, sentence, wall_line
+from benchctl.analysis.compare.accuracy import divergence_sentence, quality_lines
 from benchctl.analysis.compare.cells import NodeResults
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import reasons_of, verdict_sentence
+from benchctl.analysis.experiment.summary import flops_bridge
 from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.quality.accuracy import divergence_sentence, quality_lines
 from benchctl.analysis.statistics.estimate import RatioEstimate
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.analysis.summary.summary import flops_bridge
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import InvalidDataError, NotComparableError
 from benchctl.interop.writers.vllm import bounds_document

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
-from benchctl.analysis.summary.summary import SWEEP_COLUMNS
+from benchctl.analysis.experiment.summary import SWEEP_COLUMNS
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.formats import first_of
 from benchctl.interop.writers.vllm import vllm_result

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from benchctl.analysis.bonus import MeasuredBonus, verdict_sentences
-from benchctl.analysis.drafts import MeasuredSpeculation
+from benchctl.analysis.experiment.drafts import MeasuredSpeculation
 from benchctl.records.schema import ResultWarning
 from benchctl.steptime.diagnosis.diagnose import Diagnosis
 from benchctl.steptime.diagnosis.evaluate import Evaluation

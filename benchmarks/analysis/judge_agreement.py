@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from benchctl.analysis.quality.judge import JUDGES, judge_named
+from benchctl.analysis.compare.judge import JUDGES, judge_named
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data/gsm8k/example_model_solutions.jsonl"
 FORMS = {

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from support.results import builders
 
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.report.page.page import directory_page
 
 VEGA = files("benchctl.report.page") / "vendor" / "vega.js"

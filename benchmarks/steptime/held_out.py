@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchctl.analysis.attribution.observed import read_sources
+from benchctl.analysis.experiment.observed import read_sources
 from benchctl.interop.readers.step_table import TableDefaults
 from benchctl.steptime.diagnosis.evaluate import Evaluation, HoldOut, compare_structures, hold_out
 from benchctl.steptime.diagnosis.predictions import predict_runs

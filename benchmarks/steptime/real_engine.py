@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from benchctl.analysis.attribution.observed import read_sources
+from benchctl.analysis.experiment.observed import read_sources
 from benchctl.interop.readers.step_table import TableDefaults
 from benchctl.profile.load import load_profile
 from benchctl.records.loaded import load_results

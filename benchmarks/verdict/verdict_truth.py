@@ -18,9 +18,9 @@ import numpy as np
 from benchctl.analysis.attribution.breakdown import RunTimeBreakdown
 from benchctl.analysis.attribution.decomposition import WallSplit, split_wall
 from benchctl.analysis.attribution.estimate import PairDesign
+from benchctl.analysis.compare.decide import decision_alpha, holm_levels, margins_of, verdict_of
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.metrics.table import POSITION_ADJUSTED
-from benchctl.analysis.statistics.decide import decision_alpha, holm_levels, margins_of, verdict_of
 from benchctl.analysis.statistics.estimate import BlockDesign, estimate_paired, log_ratios, side_ratio
 from benchctl.analysis.stopping_rule import ALPHA, look_blocks
 from benchctl.records.record import StopMode

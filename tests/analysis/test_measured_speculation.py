@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.results.builders import edit_steps, write_results
 
-from benchctl.analysis.drafts import (
+from benchctl.analysis.experiment.drafts import (
     DraftTally,
     agrees,
     count_drafts,

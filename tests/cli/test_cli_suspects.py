@@ -3,7 +3,7 @@
 import pytest
 from support.results.builders import edit_run, write_results
 
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.outcome import suspects_lines
 from benchctl.records.schema import ResultWarning
 

@@ -65,7 +65,7 @@ def load_modules() -> None:
 
 def _warm_up(directory: Path) -> None:
     """Do once what every fork would do again: compile templates, pack the library of charts, build tables."""
-    from benchctl.analysis.summary.analyzed import analyze_directory
+    from benchctl.analysis.analyzed import analyze_directory
     from benchctl.report.page.page import directory_page
 
     directory_page(analyze_directory(directory))

@@ -13,7 +13,7 @@ from support.peaks import cpu_peaks
 from support.results import builders, lenvm_results
 from support.step_time import MODELS, planted_run
 
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cluster.arrival import import_archive
 from benchctl.costs.config_json.shape import shape_from_config
 from benchctl.engines.metrics_page import series_of

@@ -8,7 +8,7 @@ import pytest
 from support.cli import benchctl
 from support.results.builders import write_results
 
-from benchctl.analysis.compare.foreign import runs_of_side
+from benchctl.analysis.foreign import runs_of_side
 from benchctl.interop.readers.files import read_foreign
 from benchctl.interop.readers.latencies import detailed_latencies
 

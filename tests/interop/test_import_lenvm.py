@@ -26,8 +26,8 @@ from support.results.lenvm_results import (
 )
 from support.steps import records_of
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.run import run_metrics
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.interop.lenvm.arm import makespan_s, sends_s
 from benchctl.interop.lenvm.convert import request_of

@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 from support.cli import benchctl, only_result
 
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
-from benchctl.analysis.summary.summary import CellSummary
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.analysis.experiment.summary import CellSummary
 from benchctl.steptime.speculation.law import DraftCost, speed_up, tokens_per_step
 
 ACCEPTANCE, DRAFT_COST, DRAFTS = 0.8, 0.05, range(1, 9)

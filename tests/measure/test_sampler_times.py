@@ -9,13 +9,13 @@ import pytest
 from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opened
 from support.results.lenvm_results import Truth, write_directory
 
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.attribution.breakdown import break_down, mean_breakdown
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.validity.answers import Check
 from benchctl.analysis.validity.client import in_step_frac, underfilled_batch_warnings
 from benchctl.cli.screen import wide_console

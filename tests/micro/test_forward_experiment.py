@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from support.fake_passes import A100, FakeWorkers
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
-from benchctl.analysis.compare.foreign import compare_paths
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.pairing import baseline_pairs
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.foreign import compare_paths
 from benchctl.errors import RunError, UsageError
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore

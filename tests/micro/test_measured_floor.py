@@ -6,8 +6,8 @@ import pytest
 from support.fake_passes import A100, FakeWorkers
 from support.peaks import cpu_peaks, gpu_peaks
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.costs.hardware import HARDWARE
 from benchctl.measure.experiment import Listener
 from benchctl.measure.measured_run import ignore

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from support.cli import benchctl
 
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory
 
 EXAMPLE = Path(__file__).parent.parent.parent / "results" / "example"
 

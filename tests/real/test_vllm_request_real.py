@@ -6,7 +6,7 @@ import pytest
 from support import cli
 from support.servers.real_engines import needs
 
-from benchctl.analysis.quality.judge import judge_named
+from benchctl.analysis.compare.judge import judge_named
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.tiny_models.lora_pair import make_lora_pair
 from benchctl.engines.tiny_models.recipe import Recipe

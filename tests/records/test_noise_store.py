@@ -10,9 +10,9 @@ import pytest
 from support.results.builders import PROFILE_YAML, edit_manifest, edit_run, write_results
 from typer.testing import CliRunner
 
+from benchctl.analysis.compare.decide import minimum_detectable_effect
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.planning import noise_of_experiment, power_lines
-from benchctl.analysis.statistics.decide import minimum_detectable_effect
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.validity.machines import age_days, noise_warnings, version_warning
 from benchctl.cli.app import app

@@ -8,9 +8,9 @@ from support.results.builders import edit_requests, write_results
 from support.results.drafted import profile_of, write_drafted
 from typer.testing import CliRunner
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import Side
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.app import app
 from benchctl.report.page.page import draw_charts
 

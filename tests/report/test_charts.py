@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from support.results import builders
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.words import change_text
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.statistics.estimate import estimate_paired
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.formats import minus
 from benchctl.report.charts.figure import reach
 from benchctl.report.charts.ratios import interval_label, reach_of, swept_factor

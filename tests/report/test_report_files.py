@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from support.results import builders
 
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.errors import SchemaVersionError, UsageError
 from benchctl.records.record import RequestError
 from benchctl.report.charts.figure import picture_bytes

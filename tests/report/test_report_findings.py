@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from support.results import builders
 
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory
 
 STEADY = ({"baseline": 1.0, "guided": 1.0},) * 4
 NOISY_BASELINE = tuple(

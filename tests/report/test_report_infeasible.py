@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.results.builders import edit_run, write_results
 
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import RunFailure
 from benchctl.report.documents import show_document

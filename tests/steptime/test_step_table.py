@@ -9,7 +9,7 @@ import pytest
 from support.datasets import DATA, needs_data
 from support.step_time import planted_run, write_table
 
-from benchctl.analysis.attribution.observed import read_sources
+from benchctl.analysis.experiment.observed import read_sources
 from benchctl.errors import UsageError
 from benchctl.interop.readers.request_times import read_overheads
 from benchctl.interop.readers.step_table import TableDefaults, read_step_table

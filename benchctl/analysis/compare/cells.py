@@ -17,17 +17,17 @@ from benchctl.analysis.attribution.decomposition import (
     steps_at_level,
 )
 from benchctl.analysis.attribution.estimate import PairDesign, SourcedModel, StepFloor
-from benchctl.analysis.attribution.observed import modelled_run
-from benchctl.analysis.compare.metric import roles_of
-from benchctl.analysis.experiment.experiment import Experiment
-from benchctl.analysis.experiment.pairing import ArmPair, deciding_between
-from benchctl.analysis.quality.accuracy import (
+from benchctl.analysis.compare.accuracy import (
     MARGIN_POINTS,
     DivergenceComparison,
     compare_divergence,
     compare_quality,
 )
-from benchctl.analysis.quality.judge import judge_named
+from benchctl.analysis.compare.judge import judge_named
+from benchctl.analysis.compare.metric import roles_of
+from benchctl.analysis.experiment.experiment import Experiment
+from benchctl.analysis.experiment.observed import modelled_run
+from benchctl.analysis.experiment.pairing import ArmPair, deciding_between
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator, RatioEstimate, SideRatio
 from benchctl.analysis.validity.client import num_bunched
 from benchctl.errors import UsageError

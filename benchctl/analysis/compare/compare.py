@@ -8,8 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchctl.analysis.attribution.observed import explaining_model
 from benchctl.analysis.compare.cells import compare_answers, decompose_pair, node_sentence, results_by_node
+from benchctl.analysis.compare.decide import blocks_for_verdict
+from benchctl.analysis.compare.judge import judge_named
 from benchctl.analysis.compare.metric import MetricComparison, Rules, compare_metric, judge_together, roles_of
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import (
@@ -19,6 +20,7 @@ from benchctl.analysis.compare.words import (
 )
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.ladder import num_extensions_of, num_looks_of
+from benchctl.analysis.experiment.observed import explaining_model
 from benchctl.analysis.experiment.pairing import (
     ArmPair,
     Side,
@@ -28,8 +30,6 @@ from benchctl.analysis.experiment.pairing import (
 from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.metrics.speculation import arm_drafts
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
-from benchctl.analysis.quality.judge import judge_named
-from benchctl.analysis.statistics.decide import blocks_for_verdict
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator
 from benchctl.analysis.validity.client import num_bunched
 from benchctl.analysis.validity.comparable import (

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, geometric_mean
 from typing import Final, Literal, TypeAlias
 
-from benchctl.analysis.metrics.table import METRICS, Metric
-from benchctl.analysis.statistics.decide import (
+from benchctl.analysis.compare.decide import (
     MAX_BLOCKS_NEEDED,
     BlockScores,
     Margins,
@@ -19,6 +18,7 @@ from benchctl.analysis.statistics.decide import (
     margins_of,
     verdict_of,
 )
+from benchctl.analysis.metrics.table import METRICS, Metric
 from benchctl.analysis.statistics.estimate import (
     DEFAULT_ESTIMATOR,
     MIN_PAIRED_BLOCKS,

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.attribution.decomposition import Decomposition
+from benchctl.analysis.compare.accuracy import DivergenceComparison, QualityComparison
 from benchctl.analysis.compare.cells import NodeResults
 from benchctl.analysis.compare.metric import MetricComparison, MetricVerdict
 from benchctl.analysis.experiment.pairing import Pairing
 from benchctl.analysis.metrics.speculation import ArmDrafts
-from benchctl.analysis.quality.accuracy import DivergenceComparison, QualityComparison
 from benchctl.analysis.statistics.estimate import UNORDERED, BlockDesign
 from benchctl.analysis.validity.comparable import Difference
 from benchctl.records.noise import MetricNoise

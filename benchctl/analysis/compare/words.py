@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, TypeAlias
 
+from benchctl.analysis.compare.accuracy import accuracy_sentence
+from benchctl.analysis.compare.decide import Share, fisher_one_sided
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.experiment.pairing import ArmPair, unmatched_arms, unrecorded_text
-from benchctl.analysis.quality.accuracy import accuracy_sentence
-from benchctl.analysis.statistics.decide import Share, fisher_one_sided
 from benchctl.analysis.validity.checks import prefix_warnings
 from benchctl.analysis.validity.comparable import Difference
 from benchctl.analysis.validity.machines import ABSENT, machine_warnings

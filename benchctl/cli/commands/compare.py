@@ -9,14 +9,14 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import typer
 
+from benchctl.analysis.analyzed import analyze, analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_experiments, deciding_metrics, load_sides
-from benchctl.analysis.compare.foreign import compare_paths, is_unpaired, runs_of_side
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.words import verdict_sentence
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, parse_side
+from benchctl.analysis.foreign import compare_paths, is_unpaired, runs_of_side
 from benchctl.analysis.planning import noise_of_experiment
-from benchctl.analysis.summary.analyzed import analyze, analyze_directory
 from benchctl.cli.options.options import complete_results
 from benchctl.cli.screen import PICTURE_SUFFIXES, uncollected, verdict_text, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from typer.core import TyperCommand
 
-from benchctl.analysis.load_figures import parse_limits
+from benchctl.analysis.metrics.load_figures import parse_limits
 from benchctl.cli.checks import advising, check_machine, exit_code_of, keeping
 from benchctl.cli.options.options import RESULTS, with_options
 from benchctl.cli.screen import bar, has_room_for_bars, print_json, warn, wide_console

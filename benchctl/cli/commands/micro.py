@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, get_args
 import msgspec
 import typer
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.bonus import (
     MeasuredBonus,
     bonus_design,
@@ -25,7 +26,6 @@ from benchctl.analysis.bonus import (
     points_of,
     verdict_sentences,
 )
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.checks import advising, exit_code_of, keeping
 from benchctl.cli.conduct import experiment_progress, to_stderr
 from benchctl.cli.options.options import (

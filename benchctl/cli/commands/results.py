@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.experiment.pairing import Side, parse_side
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.commands.compare import page_of_sides
 from benchctl.cli.options.options import RESULTS, AsJson, complete_results
 from benchctl.cli.outcome import print_notes

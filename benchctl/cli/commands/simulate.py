@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.checks import exit_code_of, keeping
 from benchctl.cli.conduct import check_experiment, measure, measure_lengths, prepare_experiment, to_stderr
 from benchctl.cli.estimates import print_predictions, simulate_summary, write_predictions

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from benchctl.analysis.attribution.work import fitted_draft_warnings
-from benchctl.analysis.drafts import MeasuredSpeculation, measured_speculation
+from benchctl.analysis.experiment.drafts import MeasuredSpeculation, measured_speculation
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.cli.options.options import AsJson, numbers
 from benchctl.cli.screen import drawable, tell, uncollected

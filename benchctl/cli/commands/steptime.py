@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from benchctl.analysis.attribution.observed import StepSources, read_sources
+from benchctl.analysis.experiment.observed import StepSources, read_sources
 from benchctl.cli.commands.flops import guided
 from benchctl.cli.options.options import AsJson, with_options
 from benchctl.cli.screen import drawable, tell

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.analysis.summary.summary import RunSummary
+from benchctl.analysis.analyzed import AnalyzedExperiment
+from benchctl.analysis.experiment.summary import RunSummary
 from benchctl.errors import RecordError
 from benchctl.interop.writers.aiperf import aiperf_records, aiperf_result
 from benchctl.interop.writers.lenvm import lenvm_csv

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS, Value, number_of
-from benchctl.analysis.summary.summary import RunSummary
+from benchctl.analysis.experiment.summary import RunSummary
 from benchctl.units import MS_PER_S
 from benchctl.untrusted.text import csv_cell
 

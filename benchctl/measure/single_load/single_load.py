@@ -14,8 +14,8 @@ from itertools import islice
 
 import msgspec
 
-from benchctl.analysis.load_figures import LoadFigures, load_figures
 from benchctl.analysis.metrics.latency import is_completed, measured, total
+from benchctl.analysis.metrics.load_figures import LoadFigures, load_figures
 from benchctl.analysis.validity.answers import check_client_tokens
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.engines.attach.options import AttachOptions

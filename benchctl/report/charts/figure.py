@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.breakdown import CLOCK_NOTE
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.analysis.summary.summary import CellSummary, RunSummary
+from benchctl.analysis.experiment.summary import CellSummary, RunSummary
 from benchctl.errors import UsageError
 from benchctl.records.schema import Clock
 from benchctl.system_errors import address_space_shortfall

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchctl.analysis.drafts import MeasuredSpeculation
+from benchctl.analysis.experiment.drafts import MeasuredSpeculation
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.report.charts import figure
 from benchctl.steptime.diagnosis.buckets import Words, phases_of

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import geometric_mean, stdev
 from typing import Final
 
+from benchctl.analysis.analyzed import AnalyzedExperiment, few_requests
 from benchctl.analysis.compare.result import CellComparison
+from benchctl.analysis.experiment.summary import CellSummary, SweepRow
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import RatioEstimate
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment, few_requests
-from benchctl.analysis.summary.summary import CellSummary, SweepRow
 from benchctl.formats import range_of
 from benchctl.profile.model import Profile
 from benchctl.records.directory import arm_label, cell_name

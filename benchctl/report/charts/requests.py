@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchctl.analysis.analyzed import LATENCY_NAMES, AnalyzedExperiment, Sorted, run_latencies
+from benchctl.analysis.experiment.summary import RunSummary
 from benchctl.analysis.metrics.latency import first_token_ns, is_completed, last_token_ns, measured
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.summary.analyzed import LATENCY_NAMES, AnalyzedExperiment, Sorted, run_latencies
-from benchctl.analysis.summary.summary import RunSummary
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.report.charts import figure
 from benchctl.units import GIB, HZ_PER_MHZ, NS_PER_S

@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.breakdown import Breakdown
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.analysis.summary.summary import CellSummary, RunSummary
+from benchctl.analysis.experiment.summary import CellSummary, RunSummary
 from benchctl.formats import short_number
 from benchctl.records.columns import Floats, Integers, StepColumns
 from benchctl.records.schema import SECTION_PARENT

@@ -20,14 +20,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from benchctl import __version__, formats
-from benchctl.analysis.compare.compare import CompareOptions
-from benchctl.analysis.compare.result import CellComparison, Comparison
-from benchctl.analysis.metrics.latency import PERCENTS
-from benchctl.analysis.summary.analyzed import (
+from benchctl.analysis.analyzed import (
     LATENCY_NAMES,
     AnalyzedExperiment,
     level_of_blocks,
 )
+from benchctl.analysis.compare.compare import CompareOptions
+from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.metrics.latency import PERCENTS
 from benchctl.formats import NOT_AVAILABLE, capitalized, minus, minus_in_numbers
 from benchctl.interop.readers.run import ForeignRun
 from benchctl.records.noise import MetricNoise

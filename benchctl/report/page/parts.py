@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from benchctl.analysis.analyzed import (
+    CONFIDENCE,
+    LATENCY_NAMES,
+    AnalyzedExperiment,
+    percentile_levels,
+)
 from benchctl.analysis.bonus import context_in_words, modes_in_words, verdict_sentences
+from benchctl.analysis.compare.accuracy import divergence_sentence, quality_lines
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import (
     change_text,
@@ -20,13 +27,6 @@ from benchctl.analysis.compare.words import (
     reasons_of,
     threshold_text,
     unrecorded_lines,
-)
-from benchctl.analysis.quality.accuracy import divergence_sentence, quality_lines
-from benchctl.analysis.summary.analyzed import (
-    CONFIDENCE,
-    LATENCY_NAMES,
-    AnalyzedExperiment,
-    percentile_levels,
 )
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.errors import RecordError

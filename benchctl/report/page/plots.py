@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.decomposition import MEANING
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.text import factor_text, floor_line, sentence, source_text, wall_line
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import change_text, speed_line
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.formats import (
     capitalized,
     four_digits,

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.bonus import bonus_headline
 from benchctl.analysis.compare.compare import CompareOptions, compare_experiments
 from benchctl.analysis.compare.result import EXIT_CODES, Comparison, first_verdict
 from benchctl.analysis.compare.words import verdict_sentence
 from benchctl.analysis.experiment.pairing import Side
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment
 from benchctl.errors import InvalidDataError, NotComparableError, UsageError
 from benchctl.formats import in_a_row
 

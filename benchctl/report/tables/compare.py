@@ -8,6 +8,7 @@ from typing import Final
 from benchctl.analysis.attribution.decomposition import TIME_PER_STEP, Decomposition
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.text import added_text, factor_text, floor_line, sentence, unit_of, wall_line
+from benchctl.analysis.compare.accuracy import divergence_sentence, quality_lines
 from benchctl.analysis.compare.metric import MetricComparison, scatters_of
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.words import (
@@ -23,7 +24,6 @@ from benchctl.analysis.compare.words import (
 )
 from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.metrics.speculation import ArmDrafts
-from benchctl.analysis.quality.accuracy import divergence_sentence, quality_lines
 from benchctl.formats import NOT_AVAILABLE, p_value, percentage, percentage_change, range_of, scatter
 from benchctl.report.table import Column, Table, markdown_text
 from benchctl.report.tables.experiment import node_lines, nodes_table

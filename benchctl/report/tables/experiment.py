@@ -6,6 +6,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any, Final
 
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.breakdown import Section
 from benchctl.analysis.attribution.estimate import StepFloor
 from benchctl.analysis.attribution.text import factor_interval
@@ -13,9 +14,8 @@ from benchctl.analysis.bonus import context_in_words, verdict_sentences
 from benchctl.analysis.compare.cells import MetricByNode, NodeResults
 from benchctl.analysis.compare.words import WarningKind, warning_kind
 from benchctl.analysis.experiment.ladder import Difference
+from benchctl.analysis.experiment.summary import CellSummary, Spread
 from benchctl.analysis.metrics.bounds import marked
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment
-from benchctl.analysis.summary.summary import CellSummary, Spread
 from benchctl.analysis.validity.machines import machines_of, machines_text
 from benchctl.formats import (
     count_of,

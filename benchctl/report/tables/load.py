@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from benchctl.analysis.load_figures import LoadFigures
 from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.metrics.latency import smallest_sample
+from benchctl.analysis.metrics.load_figures import LoadFigures
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.formats import UNKNOWN, four_digits, whole
 from benchctl.interop.writers.vllm import bounds_document, total_throughput, vllm_figures

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchctl.analysis.drafts import NEGLIGIBLE_FRAC, MeasuredSpeculation
+from benchctl.analysis.experiment.drafts import NEGLIGIBLE_FRAC, MeasuredSpeculation
 from benchctl.analysis.metrics.speculation import ArmDrafts, PositionAcceptance
 from benchctl.formats import (
     UNKNOWN,

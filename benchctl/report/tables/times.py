@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from benchctl.analysis.analyzed import LATENCY_NAMES, AnalyzedExperiment, PercentileLevel
 from benchctl.analysis.bonus import BackfillVerdict, Cost
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 from benchctl.analysis.statistics.intervals import Interval
-from benchctl.analysis.summary.analyzed import LATENCY_NAMES, AnalyzedExperiment, PercentileLevel
 from benchctl.formats import UNKNOWN, four_digits, percentage, three_digits
 from benchctl.profile.choices import Mode
 from benchctl.report.table import Column, Table

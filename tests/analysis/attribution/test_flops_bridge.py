@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support.results.builders import write_results
 
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
-from benchctl.analysis.summary.summary import flops_bridge
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.analysis.experiment.summary import flops_bridge
 from benchctl.report.documents import summary_document
 
 

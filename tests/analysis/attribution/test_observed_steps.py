@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support.results.builders import edit_run, edit_steps, write_results
 
-from benchctl.analysis.attribution.observed import observed_steps, read_sources
 from benchctl.analysis.attribution.work import work_of
 from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.experiment.observed import observed_steps, read_sources
 from benchctl.costs.hardware import hardware_for
 from benchctl.errors import UsageError
 from benchctl.interop.readers.step_table import TableDefaults

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from support.results.builders import edit_requests, edit_steps, write_results
 
-from benchctl.analysis.attribution.observed import read_sources, saturation, saturation_signs
 from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.experiment.observed import read_sources, saturation, saturation_signs
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestError, RequestRecord

@@ -10,9 +10,9 @@ from support import cli
 from support.results.builders import edit_manifest, write_results
 from support.servers.simulator import FILTERED, request_of, run
 
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.attribution.estimate import StepFloor
 from benchctl.analysis.attribution.work import Floor, floor_of
-from benchctl.analysis.summary.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.costs.guided_floor import Scoring, guided_floor
 from benchctl.costs.hardware import HARDWARE
 from benchctl.costs.shapes import shape_for

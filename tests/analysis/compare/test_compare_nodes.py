@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from support.results.builders import edit_manifest, edit_run, write_results
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.errors import NotComparableError
 from benchctl.records.schema import NodeGpu, NodeInfo
 

@@ -11,9 +11,9 @@ from support.results.builders import edit_requests, edit_run, write_results
 from typer.testing import CliRunner
 
 import benchctl.measure
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.commands.compare import compare as compare_command
 from benchctl.records.record import RequestError, RunFailure
 from benchctl.records.schema import ResultWarning

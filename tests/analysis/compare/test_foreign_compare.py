@@ -9,7 +9,7 @@ from support.results.builders import edit_requests, write_results
 from typer.testing import CliRunner
 
 from benchctl.analysis.compare.compare import CompareOptions
-from benchctl.analysis.compare.foreign import compare_foreign, name_of_side, runs_of_side
+from benchctl.analysis.foreign import compare_foreign, name_of_side, runs_of_side
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.records.record import RequestError

@@ -6,11 +6,11 @@ import math
 import pytest
 from support.results.builders import edit_run
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.attribution.estimate import logarithmic_mean
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.ladder import describe_difference
 from benchctl.analysis.experiment.pairing import Side
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.measure.experiment import Listener, create_experiment, run_experiment
 from benchctl.measure.result_directory import Origin
 from benchctl.profile.load import load_profile

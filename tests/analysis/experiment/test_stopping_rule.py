@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results.builders import edit_manifest, edit_run, write_results
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.ladder import num_looks_of, take_look, widest_interval
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.analysis.stopping_rule import look_blocks, stopping_rule
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory

@@ -11,12 +11,12 @@ from support.closed_loops import T0_NS, closed
 from support.results.builders import edit_requests, write_results
 from test_client_guard import codes, run_of, samples_of
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.load_figures import load_figures
 from benchctl.analysis.metrics.bounds import MARK, TIMES_BOUNDED, run_bounds
+from benchctl.analysis.metrics.load_figures import load_figures
 from benchctl.analysis.metrics.run import run_metrics
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.record import ChoiceRecord, RequestRecord

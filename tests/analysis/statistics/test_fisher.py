@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import fisher_exact
 
-from benchctl.analysis.statistics.decide import Share, fisher_one_sided
+from benchctl.analysis.compare.decide import Share, fisher_one_sided
 
 shares = st.integers(0, 40).flatmap(lambda trials: st.builds(Share, st.integers(0, trials), st.just(trials)))
 

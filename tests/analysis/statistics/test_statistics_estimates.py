@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchctl.analysis.statistics.decide import (
+from benchctl.analysis.compare.decide import (
     blocks_to_detect,
     decision_alpha,
     margins_of,

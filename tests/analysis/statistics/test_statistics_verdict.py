@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchctl.analysis.compare.metric import MetricComparison, judge_metric
-from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.statistics.decide import (
+from benchctl.analysis.compare.decide import (
     Margins,
     blocks_for_verdict,
     holm_levels,
@@ -18,7 +16,9 @@ from benchctl.analysis.statistics.decide import (
     margins_of,
     verdict_of_interval,
 )
-from benchctl.analysis.statistics.decide import verdict_of as verdict_with
+from benchctl.analysis.compare.decide import verdict_of as verdict_with
+from benchctl.analysis.compare.metric import MetricComparison, judge_metric
+from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import estimate_paired
 
 MIRROR = {"regression": "improvement", "improvement": "regression"}

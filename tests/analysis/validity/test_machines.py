@@ -5,11 +5,11 @@ import pytest
 from support.peaks import gpu_peaks
 from support.results.builders import edit_manifest, edit_run, write_results
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.planning import noise_of_experiment
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import NotComparableError
 from benchctl.measure.durations import gpu_names_here

@@ -17,9 +17,9 @@ from support.results.builders import (
     write_results,
 )
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.analysis.validity.answers import prompt_warnings
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import encode

@@ -5,8 +5,8 @@ import pytest
 from support.cli import benchctl
 from support.results.builders import PROFILE_YAML, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import experiment_of
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.analysis.validity.checks import reconcile, skips_guidance
 from benchctl.errors import RecordError
 from benchctl.profile.load import load_profile

@@ -17,10 +17,10 @@ from scipy.stats import t as student
 from support.cli import benchctl
 from support.results import builders
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.words import change_text
 from benchctl.analysis.experiment.pairing import Side
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.formats import minus
 from benchctl.records.record import RunFailure
 from benchctl.report.page.page import closed, directory_page, inert_json, render_page, sides_page

@@ -9,8 +9,8 @@ from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opene
 from support.results.answered_questions import Said, right, write_answers, wrong
 from support.results.builders import edit_run
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import load_results
 from benchctl.report.page.page import directory_page

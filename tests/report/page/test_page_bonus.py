@@ -10,8 +10,8 @@ from support.bonus_directory import LISTENER, launch_bound, measured
 from support.cli import benchctl
 from support.fake_passes import FakeWorkers
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.bonus import measured_bonus, verdict_sentences
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.measure.result_directory import Origin
 from benchctl.micro.experiment import measure_forward
 from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_of_points

@@ -12,7 +12,7 @@ from support.browser import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, nee
 from support.cli import benchctl
 from support.results import builders
 
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.records.record import RunFailure
 from benchctl.report.page.page import directory_page
 

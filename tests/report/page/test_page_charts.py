@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support.results.builders import T0_NS, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.records.noise import MetricNoise
 from benchctl.records.record import RequestError
 from benchctl.records.schema import GpuInfo, GpuSample, HostSample

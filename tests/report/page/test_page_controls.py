@@ -10,7 +10,7 @@ import pytest
 from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opened
 from support.results import builders
 
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.report.page.page import directory_page
 
 pytestmark = [pytest.mark.browser, needs_browser]

@@ -4,7 +4,7 @@ import pytest
 from support.browser import chromium, look_at_all, needs_browser, opened
 from support.results import builders
 
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.report.charts.figure import picture_bytes
 from benchctl.report.charts.ratios import sweep_name
 from benchctl.report.charts.steps import stacked_bars

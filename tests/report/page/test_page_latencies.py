@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 from support.results.builders import edit_requests, edit_run, write_results
 
+from benchctl.analysis.analyzed import analyze_directory, level_of_blocks, percentile_levels, run_latencies
 from benchctl.analysis.metrics.latency import percentiles
 from benchctl.analysis.statistics.estimate import level_interval
-from benchctl.analysis.summary.analyzed import analyze_directory, level_of_blocks, percentile_levels, run_latencies
 from benchctl.report.charts.requests import MAX_POINTS, quantiles
 from benchctl.report.page.page import draw_charts, packed
 from benchctl.report.page.parts import percentile_values

@@ -4,7 +4,7 @@ import re
 
 from support.results.nodes import write_on_nodes
 
-from benchctl.analysis.summary.analyzed import analyze_directory
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.report.page.page import directory_page
 
 

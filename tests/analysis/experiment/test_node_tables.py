@@ -8,11 +8,11 @@ from support import cli
 from support.results.builders import edit_run
 from support.results.nodes import write_on_nodes
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.cells import p_of_equal_nodes
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.experiment.pairing import Side
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.records.schema import NodeInfo
 
 THREE = ("n1", "n2", "n3") * 4

@@ -11,8 +11,8 @@ from support.results import builders
 
 from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS
 from benchctl.analysis.experiment.experiment import experiment_of, load_experiment
+from benchctl.analysis.experiment.summary import RunSummary, summarise_cells
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.summary.summary import RunSummary, summarise_cells
 from benchctl.records.directory import arm_label, arm_order
 from benchctl.records.loaded import load_results
 from benchctl.report.table import csv_bytes

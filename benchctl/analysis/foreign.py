@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from benchctl.analysis.analyzed import run_latencies
 from benchctl.analysis.compare.compare import (
     CompareOptions,
     compare_sides,
@@ -18,11 +19,10 @@ from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import statistical_warnings
 from benchctl.analysis.experiment.experiment import Arm, Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, arms_of, parse_side
+from benchctl.analysis.experiment.summary import RunSummary
 from benchctl.analysis.metrics.latency import PERCENTS, is_completed, measured, smallest_sample
 from benchctl.analysis.metrics.table import LATENCIES, METRICS
 from benchctl.analysis.statistics.estimate import unpaired_ratio
-from benchctl.analysis.summary.analyzed import run_latencies
-from benchctl.analysis.summary.summary import RunSummary
 from benchctl.analysis.validity.comparable import Difference, require_comparable
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.interop.readers.files import exists, is_foreign, read_foreign

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.datasets import DATA, GSM8K
 
-from benchctl.analysis.quality.judge import Judge, judge_named
+from benchctl.analysis.compare.judge import Judge, judge_named
 from benchctl.errors import UsageError
 from benchctl.workload.datasets.published.gsm8k import gold_answer
 

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from support.results.builders import edit_requests, write_request_set, write_results
 
+from benchctl.analysis.analyzed import analyze_directory
+from benchctl.analysis.compare.accuracy import quality_lines
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
+from benchctl.analysis.compare.judge import judge_named
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.quality.accuracy import quality_lines
-from benchctl.analysis.quality.judge import judge_named
-from benchctl.analysis.summary.analyzed import analyze_directory
 from benchctl.cli.outcome import print_verdicts
 from benchctl.profile.load import dump_profile, parse_profile
 from benchctl.records.directory import ResultDirectory

@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 from support.results.answered_questions import right, write_answers, wrong
 from support.results.builders import edit_requests
 
-from benchctl.analysis.quality.accuracy import (
+from benchctl.analysis.compare.accuracy import (
     MCNEMAR,
     SIGN_FLIP,
     QualityComparison,
@@ -20,7 +20,7 @@ from benchctl.analysis.quality.accuracy import (
     quality_lines,
     quality_verdict,
 )
-from benchctl.analysis.quality.judge import grade, judge_named
+from benchctl.analysis.compare.judge import grade, judge_named
 from benchctl.analysis.statistics.intervals import newcombe_interval
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results

@@ -19,18 +19,18 @@ from benchctl.analysis.experiment.columns import Value
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders, num_looks_of
 from benchctl.analysis.experiment.pairing import ArmPair, baseline_pairs
-from benchctl.analysis.findings import Finding, collect_findings
-from benchctl.analysis.metrics.latency import PERCENTS, is_completed, latencies_ns, measured
-from benchctl.analysis.metrics.table import LATENCIES
-from benchctl.analysis.statistics.estimate import level_interval
-from benchctl.analysis.statistics.intervals import Interval
-from benchctl.analysis.summary.summary import (
+from benchctl.analysis.experiment.summary import (
     SWEEP_COLUMNS,
     CellSummary,
     RunSummary,
     SweepRow,
     summarise_cells,
 )
+from benchctl.analysis.findings import Finding, collect_findings
+from benchctl.analysis.metrics.latency import PERCENTS, is_completed, latencies_ns, measured
+from benchctl.analysis.metrics.table import LATENCIES
+from benchctl.analysis.statistics.estimate import level_interval
+from benchctl.analysis.statistics.intervals import Interval
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.analysis.validity.usable import integrity_warnings
 from benchctl.costs.hardware import hardware_or_none

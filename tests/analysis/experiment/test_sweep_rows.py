@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results import builders
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.experiment.summary import LENVM_SWEEP_COLUMNS, SWEEP_COLUMNS, RunSummary, unexplained_frac
 from benchctl.analysis.statistics.estimate import estimate_paired
-from benchctl.analysis.summary.analyzed import analyze_directory
-from benchctl.analysis.summary.summary import LENVM_SWEEP_COLUMNS, SWEEP_COLUMNS, RunSummary, unexplained_frac
 
 NOISY = ({"baseline": 0.8, "guided": 1.0}, {"baseline": 1.0, "guided": 1.1}, {"baseline": 1.5, "guided": 1.2})
 PUBLISHED = [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.results.answered_questions import write_answers
 from support.results.builders import edit_requests
 
-from benchctl.analysis.quality.accuracy import (
+from benchctl.analysis.compare.accuracy import (
     DivergenceComparison,
     compare_divergence,
     compare_texts,

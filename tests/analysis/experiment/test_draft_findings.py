@@ -5,8 +5,8 @@ import pytest
 from support.results.builders import edit_steps
 from support.results.drafted import write_drafted
 
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.speculation import arm_drafts
-from benchctl.analysis.summary.analyzed import analyze_directory
 
 GUIDED = "guided top_k=5"
 ACCEPTED = ((3, 2, 0, 3, 1, 3), (2, 3, 3, 0, 3, 1), (1, 3, 2, 3, 0, 3))

@@ -6,8 +6,8 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from benchctl.analysis.compare.judge import Judge, grade
 from benchctl.analysis.metrics.latency import choice_tokens, is_completed, known_values, measured
-from benchctl.analysis.quality.judge import Judge, grade
 from benchctl.analysis.statistics.intervals import (
     mean_interval,
     minimum_detectable_difference,
