@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from benchctl.docstrings import attribute_docstrings
 
+DEFAULT_MODEL: Final = "qwen2.5-7b"
+"""Model of a profile that names none."""
 NO_REQUESTS: Final = "none"
 """Name of the dataset without prompts."""
 DATASETS: Final = {

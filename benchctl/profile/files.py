@@ -1,15 +1,36 @@
-"""Files of profiles and engine presets by name, without validating any: fast, and faulty ones are listed too."""
+"""Profiles and engine presets: found by name, read, and laid over one another to one document.
+
+A profile goes over what it extends, and the command line over both; below all lies the preset of the engine. Each
+source is read once, and where each value was written stays beside it. Nothing is validated here, so that faulty
+files are listed too.
+"""
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchctl.errors import ProfileError
-from benchctl.profile.yaml import Document, LocatedError, Location, read_document, size_problem
-from benchctl.untrusted.limits import PROFILE_BYTES
+from benchctl.profile.choices import DEFAULT_MODEL
+from benchctl.profile.engine_options import ENGINES, engine_spec, guiding_kinds
+from benchctl.profile.yaml import (
+    Document,
+    LocatedError,
+    Location,
+    Step,
+    follow,
+    left_out,
+    merged,
+    plain_document,
+    read_document,
+    replaced,
+    size_problem,
+    value_text,
+)
+from benchctl.untrusted.limits import EXTENDED_FILES, PROFILE_BYTES
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -168,3 +189,201 @@ def read_file(path: Path, errors: list[LocatedError]) -> Document:
         problem = f"not readable: {error.strerror}; check the file and its permissions"
     errors.append(LocatedError(Location(source), problem, hides_keys=True))
     return Document({}, {(): Location(source)})
+
+
+_MODEL_KEYS: Final = (
+    ("model",),
+    ("sweep", "model"),
+    ("sweep", "value_model"),
+    ("sweep", "server.value_model"),
+    ("engine", "options", "value_model"),
+)
+"""Keys that name models, beside those of variants."""
+_UNGUIDED: Final = "for_unguided_engines"
+_BY_KIND: Final = "per_engine"
+
+
+def extended_files(path: Path, errors: list[LocatedError]) -> list[Document]:
+    """The files that a profile extends, each before the one that extends it, and the profile's own.
+
+    A profile without a name is called like its file.
+    """
+    files, paths = list[Document](), [path]
+    while len(paths) > len(files):
+        document = read_file(paths[-1], errors)
+        if "extends" in document.values:
+            base = _base_file(document.values["extends"], paths)
+            if isinstance(base, Path):
+                paths.append(base)
+            else:
+                refuse(errors, document, base, "extends")
+        files.append(document.without("extends"))
+    name = Document({"name": path.stem}, {("name",): Location(display_path(path), 1, ("name",))})
+    files[0] = _over(name, files[0])
+    return files[::-1]
+
+
+def _base_file(name: Any, paths: Sequence[Path]) -> Path | str:
+    """The file that ``extends`` names in the last of ``paths``, each extending the next; else the problem."""
+    if not isinstance(name, str) or not name:
+        return f"is {value_text(name)}; write the name or the path of one profile"
+    path, resolved = paths[-1], [file.resolve() for file in paths]
+    if is_path(name):
+        base = path.parent / name
+        if not base.is_file():
+            kind = "not a regular" if base.exists() else "no such"
+            return f"{display_path(base)}: {kind} file; a path is relative to the file that extends"
+    else:
+        # A file may carry the name of the one it extends: its own profiles/x.yaml over the built-in x.
+        named = named_files(name, (path.parent, *profile_directories()))
+        base = next((file for file in named if file.resolve() != resolved[-1]), path)
+        if base == path:
+            return f"no other profile is called {name!r}. {known_profiles_text(name)}"
+    if base.resolve() in resolved:
+        circle = " -> ".join(display_path(file) for file in (*paths[resolved.index(base.resolve()) :], base))
+        return f"goes round in a circle: {circle}; remove one"
+    if len(paths) > EXTENDED_FILES:
+        return f"is the {len(paths)}th file in a row, and {EXTENDED_FILES} may extend one another; join some"
+    return base
+
+
+def assigned(assignment: str, errors: list[LocatedError]) -> Document:
+    """The layer of ``--set a.b=c``; c is a YAML value. Below ``sweep`` the rest of the path is one factor."""
+    path_part, equals, value_part = assignment.partition("=")
+    path = tuple(path_part.strip().split("."))
+    if not equals or not all(path):
+        problem = f"{value_text(assignment)} is not of the form path=value, for example workload.num_prompts=3"
+        errors.append(LocatedError(Location("--set"), problem))
+        return plain_document({}, "--set")
+    if path[0] == "sweep" and path[1:]:
+        path = ("sweep", ".".join(path[1:]))
+    return read_document(value_part, "--set", errors, path=path)
+
+
+def layered(files: Sequence[Document], above: Sequence[Document], errors: list[LocatedError]) -> Document:
+    """The preset of the engine, the files over it, each as that engine reads it, and ``above`` over them all.
+
+    Name and description are those of the last file.
+    """
+    preset, layers = _engine([*files, *above], errors)
+    kind = preset.values.get("kind")
+    is_unguided = isinstance(kind, str) and kind in ENGINES and not engine_spec(kind).guides
+    engine = {"engine": preset.without("models").values} if preset.values else {}
+    locations = {("engine", *path): location for path, location in preset.locations.items()}
+    tree = Document(engine, {(): layers[0].location(()), **locations})
+    for i, file in enumerate(layers[: len(files)]):
+        tree = tree.without("name").without("description")
+        for layer in (file.without(_UNGUIDED).without(_BY_KIND), *_overlays(file, kind, is_unguided, errors)):
+            # A variant that a file drops from those below it may exist there for engines that guide only.
+            tree = _over(tree, layer, drops_idly=is_unguided and i > 0)
+    return _with_models(reduce(_over, layers[len(files) :], tree), preset.mapping("models"))
+
+
+def refuse(errors: list[LocatedError], tree: Document, problem: str, *path: Step) -> None:
+    """Add an error after which a profile is not whole."""
+    errors.append(LocatedError(tree.location(path), problem, hides_keys=True))
+
+
+def _engine(layers: Sequence[Document], errors: list[LocatedError]) -> tuple[Document, list[Document]]:
+    """The preset of the last engine that a layer names, and the layers without its name.
+
+    A kind without a file is a preset without options. What layers below that one say of their engine is left out.
+    """
+    layers = [_with_engine_mapping(layer) for layer in layers]
+    naming = [i for i, layer in enumerate(layers) if layer.mapping("engine").keys() & {"kind", "preset"}]
+    if not naming:
+        return Document({}, {}), layers
+    top = layers[naming[-1]]
+    layers[: naming[-1]] = [layer.without("engine") for layer in layers[: naming[-1]]]
+    layers[naming[-1]] = top.without("engine", "kind").without("engine", "preset")
+    engine, files = top.mapping("engine"), preset_files()
+    key = "kind" if "kind" in engine else "preset"
+    name, location = engine[key], top.location(("engine", key))
+    if {"kind", "preset"} <= engine.keys():
+        refuse(
+            errors, top, "has both preset and kind; a preset has its own kind, so remove one of the two", "engine"
+        )
+    elif key == "preset" and isinstance(name, str) and name in files:
+        return read_file(files[name], errors), layers
+    if key == "kind" or (isinstance(name, str) and name in ENGINES):
+        return Document({"kind": name}, {(): location, ("kind",): location}), layers
+    problem = (
+        f"{value_text(name)} is neither an engine preset nor a kind of engine; presets are {', '.join(files)}, "
+        f"kinds are {', '.join(ENGINES)}{did_you_mean(name, (*files, *ENGINES), '; ')}"
+    )
+    refuse(errors, top, problem, "engine", "preset")
+    return Document({}, {}), [layer.without("engine") for layer in layers]
+
+
+def _with_engine_mapping(tree: Document) -> Document:
+    """``engine: sim`` as ``engine: {preset: sim}``."""
+    engine = tree.values.get("engine")
+    if not isinstance(engine, str):
+        return tree
+    locations = {**tree.locations, ("engine", "preset"): tree.location(("engine",))}
+    return Document({**tree.values, "engine": {"preset": engine}}, locations)
+
+
+def _overlays(file: Document, kind: Any, is_unguided: bool, errors: list[LocatedError]) -> Iterator[Document]:
+    """The sections of a file that go over the rest of it with this kind of engine."""
+    unguided, by_kind = file.values.get(_UNGUIDED, {}), file.values.get(_BY_KIND, {})
+    if unguided is None and is_unguided:
+        needs = f"this experiment needs an engine that guides: {', '.join(guiding_kinds())}"
+        refuse(errors, file, needs, _UNGUIDED)
+    elif not isinstance(unguided, dict | None):
+        problem = f"is {value_text(unguided)}; write the keys that replace others on engines that cannot guide"
+        refuse(errors, file, problem, _UNGUIDED)
+    elif is_unguided:
+        yield file.part(_UNGUIDED)
+    if not isinstance(by_kind, dict):
+        problem = f"is {value_text(by_kind)}; write kinds of engines, and below each the keys to replace"
+        refuse(errors, file, problem, _BY_KIND)
+        return
+    for name, overlay in by_kind.items():
+        if refusal := _overlay_problem(name, overlay):
+            refuse(errors, file, refusal, _BY_KIND, name)
+        elif name == kind:
+            yield file.part(_BY_KIND, name)
+
+
+def _over(below: Document, above: Document, *, drops_idly: bool = False) -> Document:
+    """One layer over another: mappings merge key by key, any other value replaces what is below it.
+
+    A null drops a variant or a factor; with ``drops_idly`` also one that is not there.
+    """
+    values = merged(below.values, above.values)
+    for section in ("variants", "sweep"):
+        for key, value in above.mapping(section).items():
+            if value is None and (drops_idly or key in below.mapping(section)):
+                values = left_out(values, (section, key))
+    locations = {**below.locations, **above.locations}
+    return Document(values, {path: each for path, each in locations.items() if follow(values, path)[1] == path})
+
+
+def _with_models(tree: Document, substitutes: Mapping[str, Any]) -> Document:
+    """The profile with every model replaced that has a substitute."""
+    if not substitutes:
+        return tree
+    values = {"model": DEFAULT_MODEL, **tree.values}
+    variants = [("variants", name, "server", "value_model") for name in tree.mapping("variants")]
+    for path in (*_MODEL_KEYS, *variants):
+        model, existing = follow(values, path)
+        if isinstance(model, list):
+            model = [substitutes.get(each, each) if isinstance(each, str) else each for each in model]
+        elif isinstance(model, str):
+            model = substitutes.get(model, model)
+        if existing == path:
+            values = replaced(values, path, model)
+    return Document(values, tree.locations)
+
+
+def _overlay_problem(kind: str, overlay: Any) -> str | None:
+    """The reason why ``per_engine.<kind>`` cannot go over a profile."""
+    if kind not in ENGINES:
+        return f"is not a kind of engine; kinds are {', '.join(ENGINES)}{did_you_mean(kind, ENGINES, '; ')}"
+    if not isinstance(overlay, dict):
+        return f"is {value_text(overlay)}; write the keys to replace on {kind}"
+    engine = overlay.get("engine", {})
+    if not isinstance(engine, dict) or engine.keys() & {"kind", "preset"}:
+        return "chooses another engine; write only its options"
+    return None

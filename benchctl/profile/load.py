@@ -18,8 +18,7 @@ from benchctl.profile.checks import (
 from benchctl.profile.cluster import ClusterSettings
 from benchctl.profile.engine_options import options_class
 from benchctl.profile.errors import profile_error, validate
-from benchctl.profile.files import profile_file
-from benchctl.profile.layers import Layers
+from benchctl.profile.files import assigned, extended_files, layered, profile_file, read_file, refuse
 from benchctl.profile.model import EngineSettings, Profile
 from benchctl.profile.planning import Arm, arms, resolved_settings
 from benchctl.profile.settings import cells_of, factors_of, header_problems, is_same, setting_of, with_controls
@@ -61,11 +60,12 @@ def load_profile(
     ``workload.num_prompts=3`` and go over everything else, in the order given. With ``is_to_send`` the variables
     that headers name must be set here. Raises ProfileError with every error.
     """
-    path, layers = profile_file(name_or_path), Layers()
+    path, errors = profile_file(name_or_path), list[LocatedError]()
     options = {"--engine": engine, "--blocks": blocks, "--seed": seed}
     above = [plain_document({name[2:]: value}, name) for name, value in options.items() if value is not None]
-    above += [layers.assignment(assignment) for assignment in overrides]
-    return _with_measured_peaks(_profile(layers, layers.profile(path, above), is_to_send=is_to_send), path)
+    above += [assigned(assignment, errors) for assignment in overrides]
+    tree = layered(extended_files(path, errors), above, errors)
+    return _with_measured_peaks(_profile(tree, errors, is_to_send=is_to_send), path)
 
 
 def parse_profile(text: str, source: str, *, is_to_send: bool = False) -> Profile:
@@ -74,13 +74,13 @@ def parse_profile(text: str, source: str, *, is_to_send: bool = False) -> Profil
     ``source`` names the text in messages. With ``is_to_send`` the variables that headers name must be set here.
     Raises ProfileError with every error.
     """
-    layers = Layers()
-    tree = read_document(text, source, layers.errors, STORED)
+    errors = list[LocatedError]()
+    tree = read_document(text, source, errors, STORED)
     if "extends" in tree.values:
         problem = "a stored profile is complete and cannot extend another; write out what it extends"
-        layers.refuse(tree, problem, "extends")
+        refuse(errors, tree, problem, "extends")
         tree = tree.without("extends")
-    return _profile(layers, layers.with_preset(tree), is_to_send=is_to_send, is_stored=True)
+    return _profile(layered((), [tree], errors), errors, is_to_send=is_to_send, is_stored=True)
 
 
 def stored_profile(text: str, source: str, *, is_to_send: bool = False) -> Profile:
@@ -102,17 +102,17 @@ def profile_from_plain(plain: Mapping[str, Any], source: str, *, is_to_send: boo
 
     Raises ProfileError with every error.
     """
-    layers = Layers()
-    values = msgspec.to_builtins(plain, str_keys=True)
-    return _profile(layers, layers.with_preset(plain_document(values, source)), is_to_send=is_to_send)
+    errors = list[LocatedError]()
+    tree = plain_document(msgspec.to_builtins(plain, str_keys=True), source)
+    return _profile(layered((), [tree], errors), errors, is_to_send=is_to_send)
 
 
 def load_cluster(path: Path) -> ClusterSettings:
     """Read a YAML mapping of the keys of ``cluster``. Raises ProfileError with every error and its line."""
-    layers = Layers()
-    tree = layers.file(path)
-    settings, problems = validate(tree.values, ClusterSettings, reports_missing=layers.is_whole)
-    errors = (*layers.errors, *tree.errors([*plain_value_problems(tree.values), *problems]))
+    errors = list[LocatedError]()
+    tree = read_file(path, errors)
+    settings, problems = validate(tree.values, ClusterSettings)
+    errors += tree.errors([*plain_value_problems(tree.values), *problems])
     if settings is None or errors:
         raise profile_error(errors)
     return settings
@@ -123,11 +123,14 @@ def dump_profile(profile: Profile) -> str:
     return dump_document(profile.model_dump(mode="json"))
 
 
-def _profile(layers: Layers, tree: Document, *, is_to_send: bool = False, is_stored: bool = False) -> Profile:
+def _profile(
+    tree: Document, errors: list[LocatedError], *, is_to_send: bool = False, is_stored: bool = False
+) -> Profile:
     if unusable := tree.errors(plain_value_problems(tree.values)):
-        raise profile_error((*layers.errors, *unusable))
-    profile, problems = validate(tree.values, Profile, reports_missing=layers.is_whole)
-    errors = [*layers.errors, *tree.errors(problems)]
+        raise profile_error((*errors, *unusable))
+    is_whole = not any(error.hides_keys for error in errors)
+    profile, problems = validate(tree.values, Profile, reports_missing=is_whole)
+    errors += tree.errors(problems)
     if profile is None and _OF_ARMS.isdisjoint(step for path, _ in problems for step in path[:1]):
         profile = _without(tree.values, (path for path, _ in problems))
     if profile is None:

@@ -9,6 +9,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from benchctl.guided.parameter_table import CONSTRAINTS, MODES, PARAMETERS
 from benchctl.profile.choices import (
+    DEFAULT_MODEL,
     MAX_BLOCKS,
     MAX_OUTPUTS,
     MAX_SEED,
@@ -417,7 +418,7 @@ class Profile(Section):
     ``replay-natural`` where the baseline's model ended it (equal work, none of it past the end)."""
     engine: EngineSettings
     """Server software, shared by all variants: a preset's name, or kind and options."""
-    model: str = "qwen2.5-7b"
+    model: str = DEFAULT_MODEL
     """Name in the built-in table of shapes, or a directory with a config.json."""
     hardware: str = "h100-sxm"
     """Hardware whose peak FLOP/s the achieved ones are compared with: a name of the hardware table, peaks as

@@ -86,11 +86,6 @@ class Document:
         below = {steps[len(path) :]: each for steps, each in self.locations.items() if steps[: len(path)] == path}
         return Document(self.mapping(*path), below)
 
-    def over(self, below: "Document") -> "Document":
-        """This document laid over another: mappings merge key by key, any other value replaces what is below it."""
-        values, locations = merged(below.values, self.values), {**below.locations, **self.locations}
-        return Document(values, {path: each for path, each in locations.items() if follow(values, path)[1] == path})
-
 
 def dotted(path: Steps) -> str:
     """``workload.arrival.kind``, ``sweep.top_k[2]``; long keys are cut."""

@@ -303,6 +303,6 @@ def test_a_preset_that_cannot_be_read_is_named(here):
 
 
 def test_a_bare_kind_stands_for_an_engine_without_options(here, monkeypatch):
-    monkeypatch.setattr("benchctl.profile.layers.preset_files", dict)
+    monkeypatch.setattr("benchctl.profile.files.preset_files", dict)
     write(here / "profiles/tiny.yaml", SMALL.replace("{kind: sim}", "sim"))
     assert load_profile("tiny").engine.options["time_scale"] == 1.0
