@@ -19,10 +19,8 @@ from benchctl.records.files import write_bytes_atomic, write_json_atomic
 from benchctl.records.integrity import record_derived, verify_directory
 from benchctl.records.record import RunRecord
 from benchctl.report.charts.figure import Chart, chart_bytes, why_not_drawn
-from benchctl.report.charts.ratios import WITH_FLOPS, draw_sweep, sweep_name
-from benchctl.report.charts.steps import draw_flops, draw_sections, draw_step_time
 from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
-from benchctl.report.page.page import directory_page
+from benchctl.report.page.page import directory_page, draw_charts
 from benchctl.report.page.verdict import PageVerdict, directory_verdict
 from benchctl.report.table import csv_bytes
 from benchctl.untrusted.files import OutsideError, is_there, make_folder
@@ -32,8 +30,8 @@ PAGE_NAME: Final = "report.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFiles:
-    """The files of a report, the reason for each skipped picture, messages about files that are not whole, and the
-    verdict of the page.
+    """The files of a report, the reason for each skipped picture, messages about files that are not whole, and what
+    the page was made of: the verdict and the charts.
     """
 
     root: Path
@@ -41,6 +39,7 @@ class ReportFiles:
     skipped: tuple[str, ...] = ()
     damage: tuple[str, ...]
     verdict: PageVerdict
+    charts: tuple[Chart, ...]
 
 
 def write_report(results_path: Path, *, allow_suspect: bool = False, directory: Path | None = None) -> ReportFiles:
@@ -75,14 +74,15 @@ def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -
             results.append(root / "runs" / run.record.run_id / "result.json")
             make_folder(results[-1].parent, within=root)
             write_json_atomic(results[-1], vllm_result(run.run, analysis.results.manifest, arrival), within=root)
-    contents[PAGE_NAME] = directory_page(analysis, verdict=verdict).encode()
+    charts = draw_charts(analysis, verdict.comparisons)
+    contents[PAGE_NAME] = directory_page(analysis, verdict=verdict, charts=charts).encode()
     for name, content in contents.items():
         write_bytes_atomic(root / name, content, within=root)
     *tables, page = contents
     written = (*(root / name for name in (*tables, *documents)), *results, root / page)
     if root == analysis.results.path:
         record_derived(root, written)
-    return ReportFiles(root=root, written=written, damage=analysis.damage, verdict=verdict)
+    return ReportFiles(root=root, written=written, damage=analysis.damage, verdict=verdict, charts=charts)
 
 
 def write_pictures(analysis: AnalyzedExperiment, files: ReportFiles) -> ReportFiles:
@@ -90,27 +90,16 @@ def write_pictures(analysis: AnalyzedExperiment, files: ReportFiles) -> ReportFi
     if (reason := why_not_drawn()) is not None:
         return replace(files, skipped=(f"plots/: {reason}",))
     folder, written, skipped = files.root / "plots", list(files.written), []
-    for name, chart in draw_pictures(analysis).items():
-        if chart.skipped is not None:
-            skipped.append(f"{name}: {chart.skipped}")
-            continue
-        make_folder(folder, within=files.root)
-        write_bytes_atomic(folder / name, chart_bytes(chart), within=files.root)
-        written.append(folder / name)
+    for chart in files.charts:
+        if chart.file and chart.skipped is not None:
+            skipped.append(f"{chart.file}: {chart.skipped}")
+        elif chart.file:
+            make_folder(folder, within=files.root)
+            write_bytes_atomic(folder / chart.file, chart_bytes(chart, Path(chart.file).suffix), within=files.root)
+            written.append(folder / chart.file)
     if files.root == analysis.results.path:
         record_derived(files.root, written)
     return replace(files, written=tuple(written), skipped=tuple(skipped))
-
-
-def draw_pictures(analysis: AnalyzedExperiment) -> dict[str, Chart]:
-    """The charts that a report writes as files, by the name of the file."""
-    one = Chart(id="sections", title="Time per step by section", skipped="a forward pass is one section")
-    return {
-        "per_step_breakdown.png": draw_sections(analysis) or one,
-        "flops_breakdown.png": draw_flops(analysis),
-        sweep_name([row.cell for row in analysis.sweep if row.cell]): draw_sweep(analysis, quantities=WITH_FLOPS),
-        "step_time_over_time.png": draw_step_time(analysis),
-    }
 
 
 _NAMES: Final = (

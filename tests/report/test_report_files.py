@@ -12,7 +12,7 @@ from benchctl.errors import SchemaVersionError, UsageError
 from benchctl.records.record import RequestError
 from benchctl.report.charts.figure import picture_bytes
 from benchctl.report.charts.steps import stacked_bars
-from benchctl.report.export import draw_pictures, write_report
+from benchctl.report.export import write_report
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -35,10 +35,10 @@ def test_a_report_writes_tables_documents_run_results_and_every_picture(tmp_path
         "summary.json",
         "sweep_summary.json",
         "report.html",
-        "per_step_breakdown.png",
-        "flops_breakdown.png",
         "topk_sweep.png",
+        "per_step_breakdown.png",
         "step_time_over_time.png",
+        "flops_breakdown.png",
     ]
     assert files.skipped == files.damage == ()
     assert all(path.is_file() for path in files.written)
@@ -170,10 +170,10 @@ def test_pictures_that_cannot_be_drawn_are_skipped_with_a_reason(tmp_path):
         run.write(msgspec.structs.replace(run.read(), state="failed"))
     files = write_report(tmp_path)
     assert files.skipped == (
-        "per_step_breakdown.png: no finished run has a step log",
-        "flops_breakdown.png: FLOPs are unknown: no finished run with known model shapes and token counts",
         "topk_sweep.png: no variant has finished runs beside the baseline in two or more cells of a sweep",
+        "per_step_breakdown.png: no finished run has a step log",
         "step_time_over_time.png: no finished run has a step log",
+        "flops_breakdown.png: FLOPs are unknown: no finished run with known model shapes and token counts",
     )
     assert not (tmp_path / "plots").exists()
 
@@ -208,7 +208,7 @@ def test_the_picture_of_a_sweep_has_a_line_for_each_variant(tmp_path):
             builders.edit_run(results, run.run_id, **changed)
     runs = tuple(msgspec.structs.replace(run, **changed) if is_second else run for run, is_second in planned)
     results.write_plan(msgspec.structs.replace(results.plan(), runs=runs))
-    sweep = draw_pictures(analyze_directory(tmp_path))["topk_sweep.png"]
+    (sweep,) = (chart for chart in write_report(tmp_path).charts if chart.file == "topk_sweep.png")
     assert {row["line"] for row in sweep.spec["datasets"]["rows"]} == {"guided", "second"}
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.breakdown import CLOCK_NOTE
+from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.experiment.summary import CellSummary, RunSummary
 from benchctl.errors import UsageError
 from benchctl.records.schema import Clock
@@ -85,7 +86,9 @@ class Chart:
     has_log_switch: bool = False
     """The x axis can be made logarithmic."""
     section: str = "measurements"
-    """Where on the page it stands: ``latency``, ``measurements``, or ``machine``, which is folded."""
+    """Where on the page it is: ``latency``, ``measurements``, or ``machine``, which is folded; or nowhere."""
+    file: str = ""
+    """The name of its picture among the files of a report; empty for one that is no file."""
 
     @property
     def height(self) -> int:
@@ -98,9 +101,18 @@ class Chart:
         return ", ".join(dict(each.options)[each.selected] for each in self.choices if len(each.options) > 1)
 
 
-def arms_of(analysis: AnalyzedExperiment) -> list[CellSummary]:
-    """Every arm with a usable run, the baseline first, at most as many as can be told apart."""
-    return [cell for cell in analysis.cells if cell.runs][:MAX_SERIES]
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What the charts of a result directory are drawn from."""
+
+    analysis: AnalyzedExperiment
+    comparisons: Sequence[Comparison] = ()
+    """Those of the variants with the baseline, as far as they were made."""
+
+    @property
+    def arms(self) -> list[CellSummary]:
+        """Every arm with a usable run, the baseline first, at most as many as can be told apart."""
+        return [cell for cell in self.analysis.cells if cell.runs][:MAX_SERIES]
 
 
 def runs_by_block(

@@ -3,11 +3,11 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import geometric_mean, stdev
 from typing import Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, few_requests
-from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.summary import CellSummary, SweepRow
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import RatioEstimate
@@ -20,9 +20,10 @@ from benchctl.report.charts import figure
 from benchctl.report.charts.figure import GREY
 
 
-def draw_block_values(analysis: AnalyzedExperiment, cells: Sequence[CellComparison] = ()) -> figure.Chart:
-    """A panel for each deciding metric. ``cells`` are comparisons with the baseline; they know the outliers."""
-    arms, profile = figure.arms_of(analysis), analysis.profile
+def draw_block_values(subject: figure.Subject) -> figure.Chart:
+    """A panel for each deciding metric; comparisons with the baseline know the outliers."""
+    arms, analysis = subject.arms, subject.analysis
+    profile, cells = analysis.profile, [cell for comparison in subject.comparisons for cell in comparison.cells]
     primary = Profile.model_fields["primary_metrics"].default if profile is None else profile.primary_metrics
     outliers = {(cell.b_label, each.metric.name): each.outlier_blocks for cell in cells for each in cell.metrics}
     rows_of = {
@@ -132,12 +133,12 @@ def _hides_scatter(rows: Sequence[figure.Row]) -> bool:
     return 0 < widest < math.log(max(values) / min(values)) / 5
 
 
-def draw_acceptance(analysis: AnalyzedExperiment) -> figure.Chart | None:
+def draw_acceptance(subject: figure.Subject) -> figure.Chart | None:
     """One line for each arm that drafted tokens, with the interval over its blocks at each position.
 
     None where no arm drafted any: then the page has nothing to say of it.
     """
-    arms = figure.arms_of(analysis)
+    arms = subject.arms
     drafted = {arm.label: drafts for arm in arms if (drafts := arm.drafts()) is not None and drafts.positions}
     if not drafted:
         return None
@@ -200,14 +201,26 @@ WITH_FLOPS: Final = {
 }
 
 
-def draw_sweep(
+def draw_sweep(subject: figure.Subject) -> figure.Chart:
+    """The sweep of the page: what was measured."""
+    noise = {name: floor for comparison in subject.comparisons for name, floor in comparison.noise.items()}
+    return _sweep_chart(subject.analysis, MEASURED, noise)
+
+
+def draw_sweep_of_flops(subject: figure.Subject) -> figure.Chart:
+    """The sweep of the files: the wall time beside its FLOPs."""
+    file = sweep_name([row.cell for row in subject.analysis.sweep if row.cell])
+    return replace(_sweep_chart(subject.analysis, WITH_FLOPS), id="sweep-flops", section="", file=file)
+
+
+def _sweep_chart(
     analysis: AnalyzedExperiment,
+    quantities: Mapping[str, tuple[str, str]],
     noise: Mapping[str, MetricNoise] | None = None,
-    quantities: Mapping[str, tuple[str, str]] = MEASURED,
 ) -> figure.Chart:
     """Cells as lines over a swept factor, with the ratio to the baseline, its interval and its blocks.
 
-    The band around 1 is the noise of an A/A experiment by metric, or else the baseline's own scatter.
+    The band around 1 is the noise by metric, or else the baseline's own scatter.
     """
     rows = [row for row in analysis.sweep if row.cell and not quantities.keys().isdisjoint(row.estimates)]
     title = "Cost over the swept factor"
@@ -362,3 +375,7 @@ def _scatter(analysis: AnalyzedExperiment, noise: Mapping[str, MetricNoise] | No
     runs = [run for cell in analysis.cells if cell.variant == baseline and not cell.cell for run in cell.runs]
     values = [value for run in runs if (value := run.number(metric) if metric else None) is not None and value > 0]
     return stdev(map(math.log, values)) if len(values) > 2 else None
+
+
+CHARTS: Final = (draw_block_values, draw_sweep, draw_acceptance, draw_sweep_of_flops)
+"""In the order of the page."""

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchctl.analysis.analyzed import LATENCY_NAMES, AnalyzedExperiment, Sorted, run_latencies
+from benchctl.analysis.analyzed import LATENCY_NAMES, Sorted, run_latencies
 from benchctl.analysis.experiment.summary import RunSummary
 from benchctl.analysis.metrics.latency import first_token_ns, is_completed, last_token_ns, measured
 from benchctl.analysis.metrics.table import METRICS
@@ -16,15 +16,15 @@ from benchctl.units import GIB, HZ_PER_MHZ, NS_PER_S
 _PANEL_PX: Final = 160
 
 
-def draw_requests(analysis: AnalyzedExperiment) -> figure.Chart | None:
+def draw_requests(subject: figure.Subject) -> figure.Chart | None:
     """A panel for the first arm and one for another, from the runs of one block.
 
     Block and other arm can be chosen; at first the block is the one that most arms finished. None for forward
     passes, which have no requests.
     """
-    if analysis.passes is not None:
+    if subject.analysis.passes is not None:
         return None
-    title, arms = "Requests over the run", figure.arms_of(analysis)
+    title, arms = "Requests over the run", subject.arms
     rows_of = {run.record.run_id: request_rows(run) for arm in arms for run in arm.runs}
     blocks = figure.runs_by_block(arms, [run for arm in arms for run in arm.runs if rows_of[run.record.run_id]])
     if not blocks:
@@ -144,13 +144,12 @@ Blocks = Sequence[tuple[str, Mapping[str, Sorted]]]
 """Name of each block, and its ascending values by latency."""
 
 
-def draw_latencies(analysis: AnalyzedExperiment) -> figure.Chart | None:
+def draw_latencies(subject: figure.Subject) -> figure.Chart | None:
     """The distributions of all usable runs. None for forward passes, which have no requests."""
-    if analysis.passes is not None:
+    if subject.analysis.passes is not None:
         return None
     arms = {
-        arm.label: [(f"block {run.record.block}", run_latencies(run)) for run in arm.runs]
-        for arm in figure.arms_of(analysis)
+        arm.label: [(f"block {run.record.block}", run_latencies(run)) for run in arm.runs] for arm in subject.arms
     }
     return draw_distributions(arms, unit="block")
 
@@ -241,8 +240,9 @@ _HOST: Final[Quantities] = {
 }
 
 
-def draw_gpu(analysis: AnalyzedExperiment) -> figure.Chart:
+def draw_gpu(subject: figure.Subject) -> figure.Chart:
     """Readings of each GPU during the load, a line for each arm and device."""
+    analysis = subject.analysis
     if any(_inside(run.run.gpu, run) for run in analysis.runs):
         reason = "the GPU reported neither power, clock, memory nor utilisation"
     elif gpu_names(machines_of(analysis.results)) or any(run.run.gpu for run in analysis.runs):
@@ -256,10 +256,10 @@ def draw_gpu(analysis: AnalyzedExperiment) -> figure.Chart:
         "definition": "Readings of NVML or nvidia-smi; utilisation is the share of time in which any kernel ran.",
         "skipped": reason,
     }
-    return _over_the_run(analysis, _GPU, lambda run: run.run.gpu, words)
+    return _over_the_run(subject.arms, _GPU, lambda run: run.run.gpu, words)
 
 
-def draw_host(analysis: AnalyzedExperiment) -> figure.Chart:
+def draw_host(subject: figure.Subject) -> figure.Chart:
     """Processor cores that the server, the client and the whole machine kept busy during the load."""
     words = {
         "id": "host-cpu",
@@ -268,18 +268,17 @@ def draw_host(analysis: AnalyzedExperiment) -> figure.Chart:
         "definition": "CPU time of the processes between two samples / time between them.",
         "skipped": "no run lasted long enough for two samples of the host during the load",
     }
-    return _over_the_run(analysis, _HOST, lambda run: run.run.host, words, least=2)
+    return _over_the_run(subject.arms, _HOST, lambda run: run.run.host, words, least=2)
 
 
 def _over_the_run(
-    analysis: AnalyzedExperiment,
+    arms: Sequence[CellSummary],
     quantities: Quantities,
     samples_of: Callable[[RunSummary], Sequence[Any]],
     words: figure.Spec,
     least: int = 1,
 ) -> figure.Chart:
     """A panel for each quantity that a run has ``least`` values of; ``words`` say why there is none."""
-    arms = figure.arms_of(analysis)
     lines = {
         run.record.run_id: _lines_of(_inside(samples_of(run), run), quantities, least)
         for arm in arms
@@ -364,3 +363,7 @@ def thinned(points: Points, at_most: int = MAX_POINTS) -> list[tuple[float, floa
     """Means of time and value over at most ``at_most`` groups of neighbours of equal number."""
     groups = np.array_split(np.asarray(points, dtype=np.float64), min(len(points), at_most)) if points else []
     return [(float(at), float(value)) for at, value in (group.mean(axis=0) for group in groups)]
+
+
+CHARTS: Final = (draw_latencies, draw_requests, draw_gpu, draw_host)
+"""In the order of the page."""

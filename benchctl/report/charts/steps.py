@@ -1,11 +1,11 @@
 """Time of a step: bars of its sections and of FLOPs; its course over a run, and by batch size."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.breakdown import Breakdown
 from benchctl.analysis.experiment.summary import CellSummary, RunSummary
 from benchctl.formats import short_number
@@ -46,25 +46,25 @@ Parts = Mapping[str, float]
 """Value of each part of a bar, from left to right."""
 
 
-def draw_sections(analysis: AnalyzedExperiment) -> figure.Chart | None:
+def draw_sections(subject: figure.Subject) -> figure.Chart | None:
     """The baseline on top; every bar is as long as the mean step of its arm, or its sampler.
 
     None for forward passes, which have one section.
     """
-    if analysis.passes is not None:
+    if subject.analysis.passes is not None:
         return None
-    bars = {arm.label: each for arm in figure.arms_of(analysis) if (each := arm.breakdown()) is not None}
+    bars = {arm.label: each for arm in subject.arms if (each := arm.breakdown()) is not None}
     is_whole = all(breakdown.covers_steps for breakdown in bars.values())
     title = "Time per step by section" if is_whole else "Time in the sampler by section"
+    chart = figure.Chart(id="sections", title=title, file="per_step_breakdown.png")
     if not bars:
-        return figure.Chart(id="sections", title=title, skipped=NO_STEPS)
+        return replace(chart, skipped=NO_STEPS)
     clock = figure.clock_note(clock for breakdown in bars.values() for clock in breakdown.clocks)
     mean = "Mean time of a step" if is_whole else "Mean time in the sampler of a step"
     limit = "" if is_whole else " Not of whole steps: the step log times the sampler alone."
     notes = "; ".join(sorted({breakdown.clock_note for breakdown in bars.values()}))
-    return figure.Chart(
-        id="sections",
-        title=title,
+    return replace(
+        chart,
         caption=f"{mean} in ms ({clock}) and the sections it consists of, all usable runs of an arm.{limit}",
         definition=(
             "Σ time of the section / number of all steps, so that the sections of an arm add up to its mean "
@@ -85,10 +85,10 @@ def section_parts(breakdown: Breakdown) -> Parts:
     return {**parts, UNNAMED: max(0.0, rest)}
 
 
-def draw_flops(analysis: AnalyzedExperiment) -> figure.Chart:
+def draw_flops(subject: figure.Subject) -> figure.Chart:
     """FLOPs as the published rule charges them, and as the step log shows them."""
     bars = {}
-    for cell in figure.arms_of(analysis):
+    for cell in subject.arms:
         flops = [run.flops for run in cell.runs if run.flops is not None]
         for kind, accounts in (
             ("published", [account.published for account in flops]),
@@ -111,15 +111,15 @@ def draw_flops(analysis: AnalyzedExperiment) -> figure.Chart:
                 means = {name: sum(each[name] for each in parts) / len(parts) for name in parts[0]}
                 bars[f"{cell.label}, {kind}"] = means
     title = "FLOPs of a run: charged by the published rule, and observed in the step log"
+    chart = figure.Chart(id="flops", title=title, section="", file="flops_breakdown.png")
     if not bars:
         reason = "FLOPs are unknown: no finished run with known model shapes and token counts"
-        return figure.Chart(id="flops", title=title, skipped=reason)
+        return replace(chart, skipped=reason)
     largest = max(sum(parts.values()) for parts in bars.values())
     unit, name = (PETA, "PFLOPs") if largest >= PETA / 2 else (TERA, "TFLOPs")
     scaled = [(label, {part: value / unit for part, value in parts.items()}) for label, parts in bars.items()]
-    return figure.Chart(
-        id="flops",
-        title=title,
+    return replace(
+        chart,
         caption="Model FLOPs, not a measurement; means over the usable runs of an arm.",
         spec=stacked_bars(scaled, f"{name} per run"),
     )
@@ -181,12 +181,13 @@ def stacked_bars(bars: Sequence[tuple[str, Parts]], x_title: str) -> figure.Spec
 MAX_STRETCHES: Final = 150
 
 
-def draw_step_time(analysis: AnalyzedExperiment) -> figure.Chart:
+def draw_step_time(subject: figure.Subject) -> figure.Chart:
     """One line for each arm, from the run of one block; at first that in which most arms have a step log."""
-    title, arms = "Step time over the run", figure.arms_of(analysis)
+    arms = subject.arms
+    chart = figure.Chart(id="step-time", title="Step time over the run", file="step_time_over_time.png")
     blocks = figure.runs_by_block(arms, _runs_with_steps(arms))
     if not blocks:
-        return figure.Chart(id="step-time", title=title, skipped=analysis.missing_step_times_reason)
+        return replace(chart, skipped=subject.analysis.missing_step_times_reason)
     first_runs = next(iter(blocks.values()))
     clock = figure.clock_note(clock for run in first_runs for clock in run.run.columns.clocks)
     origin = "first step" if any(_first_send_ns(run) is None for run in first_runs) else "first send"
@@ -205,9 +206,8 @@ def draw_step_time(analysis: AnalyzedExperiment) -> figure.Chart:
         ],
     }
     choices = (figure.block_choice(blocks), figure.arm_choice(drawn))
-    return figure.Chart(
-        id="step-time",
-        title=title,
+    return replace(
+        chart,
         caption=(
             f"Median step time in ms ({clock}) and mean batch size in up to {MAX_STRETCHES} stretches of a "
             f"run{', with the 5-95 % band of its steps' if has_bands else ''}; warm-up excluded."
@@ -288,15 +288,17 @@ def _first_send_ns(run: RunSummary) -> int | None:
     return first_ns if first_ns <= int(columns.start_ns.min()) <= last_ns else None
 
 
-def draw_batch_size(analysis: AnalyzedExperiment) -> figure.Chart:
+def draw_batch_size(subject: figure.Subject) -> figure.Chart:
     """Mean and 5-95 % of the decode steps of each arm, all its usable runs together."""
     chart_id, title = "step-time-by-batch-size", "Step time by batch size"
-    arms = figure.arms_of(analysis)
+    arms = subject.arms
     runs = _runs_with_steps(arms)
     decodes = {arm.label: decode for arm in arms if len((decode := _decode_steps(arm, runs))[0])}
     bins = bins_of(np.concatenate([sizes for sizes, _ in decodes.values()])) if decodes else {}
     if len(bins) < 2:
-        missing = "no finished run has steps that only decode" if runs else analysis.missing_step_times_reason
+        missing = (
+            "no finished run has steps that only decode" if runs else subject.analysis.missing_step_times_reason
+        )
         reason = f"every decode step has {next(iter(bins))} sequences: see step_ms" if bins else missing
         return figure.Chart(id=chart_id, title=title, skipped=reason)
     drawn = list(decodes)
@@ -364,3 +366,7 @@ def batch_size_rows(
             low, high = np.percentile(part, (5, 95)).tolist()
             numbers = {"mean": float(part.mean()), "steps": len(part), "low": low, "high": high}
             yield {"arm": label, "size": name, **numbers}
+
+
+CHARTS: Final = (draw_sections, draw_step_time, draw_batch_size, draw_flops)
+"""In the order of the page."""

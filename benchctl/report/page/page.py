@@ -8,7 +8,7 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -30,12 +30,9 @@ from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.metrics.latency import PERCENTS
 from benchctl.formats import NOT_AVAILABLE, capitalized, minus, minus_in_numbers
 from benchctl.interop.readers.run import ForeignRun
-from benchctl.records.noise import MetricNoise
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.report.charts.figure import Chart
-from benchctl.report.charts.ratios import draw_acceptance, draw_block_values, draw_sweep
-from benchctl.report.charts.requests import draw_distributions, draw_gpu, draw_host, draw_latencies, draw_requests
-from benchctl.report.charts.steps import draw_batch_size, draw_sections, draw_step_time
+from benchctl.report.charts import ratios, requests, steps
+from benchctl.report.charts.figure import Chart, Subject
 from benchctl.report.documents import DEFINITIONS, comparison_document
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.parts import (
@@ -78,15 +75,18 @@ def directory_page(
     options: CompareOptions | None = None,
     *,
     verdict: PageVerdict | None = None,
+    charts: Sequence[Chart] | None = None,
     is_inside: bool = True,
 ) -> str:
     """The page of one directory: every other variant against its baseline.
 
-    ``verdict`` is that of the directory where it is known already; ``is_inside``: the page is written into it.
+    ``verdict`` and ``charts`` are those of the directory where they are known already; ``is_inside``: the page is
+    written into it.
     """
     verdict = directory_verdict(analysis, options) if verdict is None else verdict
+    charts = draw_charts(analysis, verdict.comparisons) if charts is None else charts
     title = f"{verdict.word}: {analysis.results.manifest.profile}"
-    return _page(title, verdict, _charts_of([analysis], verdict), [analysis], is_inside=is_inside)
+    return _page(title, verdict, charts, [analysis], is_inside=is_inside)
 
 
 def sides_page(
@@ -99,7 +99,8 @@ def sides_page(
     one = verdict_of_sides(a, b, options) if comparison is None else verdict_of(comparison)
     analyses = [a[0]] if a[0] is b[0] else [a[0], b[0]]
     verdict = page_verdict([one], one.a_name, analyses)
-    return _page(f"{verdict.word}: {one.sides}", verdict, _charts_of(analyses, verdict), analyses)
+    charts = draw_charts(analyses[0], verdict.comparisons) if len(analyses) == 1 else _charts_of(analyses)
+    return _page(f"{verdict.word}: {one.sides}", verdict, charts, analyses)
 
 
 def files_page(comparison: Comparison, sides: ForeignSides) -> str:
@@ -146,7 +147,7 @@ def files_page(comparison: Comparison, sides: ForeignSides) -> str:
         for label, group in groups.items()
     }
     title = f"{verdict.word}: {comparison.b_name} against {comparison.a_name}"
-    return _page(title, verdict, [draw_distributions(latencies, unit="run")], **values)
+    return _page(title, verdict, [requests.draw_distributions(latencies, unit="run")], **values)
 
 
 def _settings_text(settings: Iterable[tuple[str, float | str | None]], between: str, sign: str) -> str:
@@ -178,39 +179,19 @@ def _file_percentiles(cell: CellComparison, confidence: float) -> Table | None:
     return percentile_table(rows, confidence, "run")
 
 
-def draw_charts(
-    analysis: AnalyzedExperiment,
-    *,
-    cells: Sequence[CellComparison] = (),
-    noise: Mapping[str, MetricNoise] | None = None,
-) -> tuple[Chart, ...]:
+def draw_charts(analysis: AnalyzedExperiment, comparisons: Sequence[Comparison] = ()) -> tuple[Chart, ...]:
     """Every chart of a result directory in the order of a reader's questions, drawn or with the reason why not.
 
-    A chart of something that no run did, such as drafting tokens, is left out. ``cells`` are the comparisons of the
-    directory's variants with its baseline, ``noise`` is that of an A/A experiment by metric; without them outliers
-    are not marked, and the baseline's own scatter replaces the noise.
+    A chart of something that no run did, such as drafting tokens, is left out. Without the ``comparisons`` of its
+    variants with its baseline outliers are not marked, and the baseline's own scatter replaces the noise.
     """
-    charts = (
-        draw_latencies(analysis),
-        draw_block_values(analysis, cells),
-        draw_sweep(analysis, noise),
-        draw_acceptance(analysis),
-        draw_sections(analysis),
-        draw_step_time(analysis),
-        draw_batch_size(analysis),
-        draw_requests(analysis),
-        draw_gpu(analysis),
-        draw_host(analysis),
-    )
-    return tuple(chart for chart in charts if chart is not None)
+    subject = Subject(analysis, comparisons)
+    drawn = (draw(subject) for module in (ratios, steps, requests) for draw in module.CHARTS)
+    return tuple(chart for chart in drawn if chart is not None)
 
 
-def _charts_of(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) -> list[Chart]:
-    """Those of one directory whose own variants were compared, or of several, told apart by their names."""
-    if len(analyses) == 1:
-        cells = [cell for comparison in verdict.comparisons for cell in comparison.cells]
-        noise = {name: floor for comparison in verdict.comparisons for name, floor in comparison.noise.items()}
-        return list(draw_charts(analyses[0], cells=cells, noise=noise))
+def _charts_of(analyses: Sequence[AnalyzedExperiment]) -> list[Chart]:
+    """Those of several directories, told apart by their names."""
     return [
         replace(chart, id=f"{chart.id}-{i}", title=f"{chart.title}: {analysis.results.path.resolve().name}")
         for i, analysis in enumerate(analyses, start=1)
@@ -244,6 +225,7 @@ def _page(
         }
         for i, comparison in enumerate(verdict.comparisons, start=1)
     ]
+    charts = [chart for chart in charts if chart.section]
     all_charts = [*(each["forest"] for each in comparisons if each["forest"] is not None), *charts]
     css = closed(resource("page.css"), "style")
     heights = sorted({chart.height for chart in all_charts if chart.spec})

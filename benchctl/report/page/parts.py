@@ -32,7 +32,7 @@ from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.errors import RecordError
 from benchctl.formats import capitalized, count_of, first_of, gib, minus_in_numbers, percentage, range_of
 from benchctl.records.directory import arm_label
-from benchctl.report.charts.figure import arms_of
+from benchctl.report.charts.figure import Subject
 from benchctl.report.page.verdict import PageVerdict
 from benchctl.report.page.words import change_term, metric_term, p_term, value_term, verdict_term
 from benchctl.report.table import Table, table_of
@@ -207,7 +207,7 @@ def percentile_values(analysis: AnalyzedExperiment) -> Table | None:
     rows = (
         (name, arm.label, percentile_levels(arm, name, CONFIDENCE))
         for name in LATENCY_NAMES
-        for arm in arms_of(analysis)
+        for arm in Subject(analysis).arms
     )
     return percentile_table(rows, CONFIDENCE, "block")
 

@@ -33,8 +33,8 @@ IDS = (
 SPREAD = ({"baseline": 1.0, "guided": 1.0}, {"baseline": 1.1, "guided": 1.2}, {"baseline": 0.9, "guided": 1.0})
 
 
-def charts_of(path, **more):
-    return {chart.id: chart for chart in draw_charts(analyze_directory(path), **more)}
+def charts_of(path, *comparisons):
+    return {chart.id: chart for chart in draw_charts(analyze_directory(path), comparisons)}
 
 
 def rows_of(chart, **having):
@@ -225,8 +225,7 @@ def test_a_block_that_stands_out_is_open_and_one_that_is_left_out_is_crossed(tmp
     results = write_results(tmp_path / "r", block_factors=factors)
     edit_run(results, results.plan().runs[-1].run_id, state="suspect")
     sides = [parse_side(f"{results.path}:{variant}") for variant in ("baseline", "guided")]
-    cells = compare_sides(*sides, CompareOptions()).cells
-    chart = charts_of(results.path, cells=cells)["block-values"]
+    chart = charts_of(results.path, compare_sides(*sides, CompareOptions()))["block-values"]
     rows = {row["block"]: row for row in rows_of(chart, arm="guided top_k=5", metric="step_ms")}
     assert {block: row["kind"] for block, row in rows.items() if row["kind"] != "counted"} == {
         4: "outlier",
@@ -276,7 +275,9 @@ def bands_of(chart):
 
 def test_the_grey_band_is_the_noise_floor_where_one_is_known(swept):
     floor = MetricNoise(log_sd=0.01, num_blocks=8, floor_frac=0.05)
-    known = charts_of(swept.path, noise={"wall_s": floor, "step_ms": floor})["sweep"]
+    sides = [parse_side(f"{swept.path}:{variant}") for variant in ("baseline", "guided")]
+    options = CompareOptions(noise={"wall_s": floor, "step_ms": floor})
+    known = charts_of(swept.path, compare_sides(*sides, options))["sweep"]
     assert bands_of(known) == [pytest.approx((1 / 1.05, 1.05))] * 2
     assert "A/A" in known.caption
     own = charts_of(swept.path)["sweep"]
