@@ -42,7 +42,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     ),
     "watch": Entry(
         _MEASURE,
-        "cluster.watch:watch",
+        "commands.watch:watch",
         "Show how far an experiment is: blocks, nodes, time left, and what is not well. It only reads files.",
     ),
     "load": Entry(

@@ -18,9 +18,9 @@ from tqdm import tqdm
 from benchctl.analysis.experiment.ladder import widest_interval
 from benchctl.analysis.planning import power_lines
 from benchctl.analysis.stopping_rule import stopping_rule
-from benchctl.cli.checks import advising, check_names, exit_code_of, refuse
 from benchctl.cli.estimates import duration_text, estimate_plan, print_prediction
-from benchctl.cli.failures import drawing, log_line
+from benchctl.cli.failures import advising, drawing, exit_code_of, log_line
+from benchctl.cli.options import check_names, refuse
 from benchctl.cli.screen import bar, warn, wide_console
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, RecordError

@@ -1,5 +1,5 @@
-"""The end of a command by an error: a message, an exit code, and standard streams that never end a command
-themselves.
+"""The end of a command: its exit code, a message on an error, what is kept after an interrupt, and standard streams
+that never end a command themselves.
 """
 
 import errno
@@ -9,12 +9,14 @@ import re
 import shutil
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 from benchctl import __version__
 from benchctl.errors import BenchctlError, InternalError, UsageError
-from benchctl.system_errors import as_usage_error, is_of_the_system
+from benchctl.system_errors import KEPT, as_run_error, as_usage_error, is_of_the_system
 from benchctl.untrusted.text import escaped, visible_line, visible_lines
 
 _STDERR_FD = 2
@@ -195,3 +197,30 @@ def _internal(error: BaseException) -> list[str]:
         again = f"{sys.executable} -m pip install --force-reinstall benchctl"
         return [first, f"the installation is damaged; run '{again}'; the traceback {where}"]
     return [first, f"this is a mistake of benchctl; please report it with its traceback, which {where}"]
+
+
+@contextmanager
+def keeping(results: Path) -> Iterator[None]:
+    """After a measurement: what the system refuses now ends the command with what was measured on disk."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, BenchctlError) or not is_of_the_system(error):
+            raise
+        next_step = f"; {KEPT} in {results}, and 'benchctl report' writes its report"
+        raise as_run_error(error, "the output", next_step=next_step) from error
+
+
+@contextmanager
+def advising(next_step: str) -> Iterator[None]:
+    """After an interrupt, say that the results are kept, and what can be done with them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"interrupted; results until now are kept. {next_step}", file=sys.stderr)
+        raise
+
+
+def exit_code_of(num_failed: int, num_suspect: int) -> int:
+    """The exit code of a measurement: 5 where a run failed, 4 where one is suspect."""
+    return 5 if num_failed else 4 if num_suspect else 0

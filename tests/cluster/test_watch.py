@@ -20,7 +20,7 @@ from support.cli import benchctl
 from support.results.builders import edit_run, write_results
 from support.results.planted_progress import plant_block, plant_shared
 
-from benchctl.cli.cluster.watch import picture
+from benchctl.cli.commands.watch import picture
 from benchctl.cluster.block_progress import STATES
 from benchctl.cluster.progress import progress_of
 from benchctl.cluster.snapshot import SnapshotReader

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from benchctl.cli.options.options import AsJson, numbers
+from benchctl.cli.options import AsJson, numbers
 from benchctl.cli.screen import folding_console, tell
 from benchctl.costs.difference import explain_difference
 from benchctl.costs.flops import (

@@ -18,11 +18,13 @@ import typer
 from typer.core import TyperCommand
 
 from benchctl.analysis.metrics.load_figures import parse_limits
-from benchctl.cli.checks import advising, check_machine, exit_code_of, keeping
-from benchctl.cli.options.options import RESULTS, with_options
+from benchctl.cli.failures import advising, exit_code_of, keeping
+from benchctl.cli.options import RESULTS, refuse_certain, with_options
 from benchctl.cli.screen import bar, has_room_for_bars, print_json, warn, wide_console
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.errors import UsageError
+from benchctl.load.demand import size_of
+from benchctl.measure.machine_limits import shortfalls
 from benchctl.measure.result_directory import Origin
 from benchctl.measure.single_load.single_load import LoadResult, create_load_directory, load_server
 from benchctl.measure.tokenizing.choice import prepare_counted, tokenizer_for
@@ -150,7 +152,7 @@ def load(options: LoadOptions) -> None:
     origin = Origin(output_root=RESULTS, directory=options.output, label=options.label, argv=argv)
     with tokenizer_for(profile) as tokenizer:
         prepared = prepare_counted(profile, tokenizer)
-    check_machine(profile, prepared.requests, options.output or RESULTS)
+    refuse_certain(shortfalls(profile, size_of(prepared.requests), options.output or RESULTS))
     results = create_load_directory(profile, prepared, origin)
     next_step = f"Show them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
     is_drawn = has_room_for_bars(is_quiet=options.as_json)

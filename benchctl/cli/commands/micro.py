@@ -26,9 +26,9 @@ from benchctl.analysis.bonus import (
     points_of,
     verdict_sentences,
 )
-from benchctl.cli.checks import advising, exit_code_of, keeping
 from benchctl.cli.conduct import experiment_progress, to_stderr
-from benchctl.cli.options.options import (
+from benchctl.cli.failures import advising, exit_code_of, keeping
+from benchctl.cli.options import (
     RESULTS,
     AsJson,
     Label,

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from benchctl.cli.options.options import with_options
+from benchctl.cli.options import with_options
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.engines.tiny_models.draft_law import draft_law
 from benchctl.engines.tiny_models.draft_pair import make_draft_pair

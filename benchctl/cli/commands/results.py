@@ -14,7 +14,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.cli.commands.compare import page_of_sides
-from benchctl.cli.options.options import RESULTS, AsJson, complete_results
+from benchctl.cli.options import RESULTS, AsJson, complete_results
 from benchctl.cli.outcome import print_notes
 from benchctl.cli.screen import bytes_progress, print_json, print_tables, uncollected, wide_console
 from benchctl.cluster.arrival import import_archive

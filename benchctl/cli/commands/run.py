@@ -9,13 +9,14 @@ from pathlib import Path
 import typer
 
 from benchctl.analysis.planning import repeated_baseline
-from benchctl.cli.checks import check_gpu, check_machine, exit_code_of, keeping, refuse
-from benchctl.cli.cluster.local import check_slots, measure_on_slots, print_slots
-from benchctl.cli.cluster.slurm import (
+from benchctl.cli.blocks import (
     check_block_time,
+    check_slots,
     check_slurm,
     measure_block,
+    measure_on_slots,
     measure_on_slurm,
+    print_slots,
     print_submission,
     print_tasks,
 )
@@ -33,13 +34,17 @@ from benchctl.cli.conduct import (
     warn_of_repeats,
 )
 from benchctl.cli.estimates import duration_text, estimate_plan
-from benchctl.cli.options.options import RunOptions, with_options
+from benchctl.cli.failures import exit_code_of, keeping
+from benchctl.cli.options import RunOptions, refuse, refuse_certain, with_options
 from benchctl.cli.outcome import outcome_document, print_outcome, store_noise
 from benchctl.cli.screen import print_json, warn
 from benchctl.cluster.local.held_slots import held_devices
 from benchctl.errors import UsageError
+from benchctl.load.demand import size_of
 from benchctl.measure.experiment import Outcome, create_experiment
+from benchctl.measure.gpu_need import gpu_shortfalls
 from benchctl.measure.kv_memory import KvPlan, plan_kv_memory
+from benchctl.measure.machine_limits import shortfalls
 from benchctl.measure.noise_on_file import noise_on_file
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.measure.resume.extension import extend_experiment, extended_plan
@@ -137,12 +142,12 @@ def _check_handing_out(profile: Profile, options: RunOptions) -> None:
         check_slurm(profile, is_plan=options.dry_run)
     elif options.on == "local":
         check_slots(profile, options.parallel or 1, is_plan=options.dry_run)
-    check_gpu(profile, is_plan=options.dry_run or options.is_elsewhere)
+    refuse_certain(gpu_shortfalls(profile), is_plan=options.dry_run or options.is_elsewhere)
 
 
 def _check_load(profile: Profile, requests: Sequence[PreparedRequest], path: Path, options: RunOptions) -> None:
     """Raise UsageError where a limit of this machine, or the time of a task, ends the experiment."""
-    check_machine(profile, requests, path, is_plan=options.dry_run or options.is_elsewhere)
+    refuse_certain(shortfalls(profile, size_of(requests), path), is_plan=options.dry_run or options.is_elsewhere)
     if options.on == "slurm":
         check_block_time(profile, requests, is_plan=options.dry_run)
 
@@ -161,7 +166,7 @@ def _print_planned(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> No
     if first is profile:
         _check_load(profile, requests, options.output or options.output_dir, options)
     else:
-        check_machine(first, requests, options.output or options.output_dir, is_plan=True)
+        refuse_certain(shortfalls(first, size_of(requests), options.output or options.output_dir), is_plan=True)
         print(f"first the natural lengths of {len(requests)} answers, in a result directory of {first.name!r}:")
         print_plan(first, requests, None, options.step_time_model)
         print(f"then {profile.name!r}, every answer forced to its natural length:")
@@ -176,8 +181,8 @@ def _print_runs_left(path: Path, profile: Profile | None, options: RunOptions) -
     reopened = reopen_experiment(path, profile)
     results, stored, requests = reopened.results, reopened.profile, reopened.requests
     plan = results.due_plan() if options.num_blocks is None else extended_plan(reopened, options.num_blocks)
-    check_gpu(stored, is_plan=True)
-    check_machine(stored, requests, path, is_plan=True)
+    refuse_certain(gpu_shortfalls(stored), is_plan=True)
+    refuse_certain(shortfalls(stored, size_of(requests), path), is_plan=True)
     pending = pending_runs(results, Here(stored), plan)
     warn_of_repeats(results, pending)
     print_rest(stored, requests, pending, len(plan.runs), options.step_time_model)

@@ -15,8 +15,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from benchctl.cli.checks import check_names
-from benchctl.cli.options.options import RESULTS, EnginePreset, Overrides, complete_engine, complete_profile
+from benchctl.cli.options import RESULTS, EnginePreset, Overrides, check_names, complete_engine, complete_profile
 from benchctl.cli.screen import PhaseProgress, folding_console, print_json, wide_console
 from benchctl.cluster.slots_check import slots_check
 from benchctl.cluster.slurm.missing import slurm_checks

@@ -15,10 +15,10 @@ import msgspec
 import typer
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.cli.checks import exit_code_of, keeping
 from benchctl.cli.conduct import check_experiment, measure, measure_lengths, prepare_experiment, to_stderr
 from benchctl.cli.estimates import print_predictions, simulate_summary, write_predictions
-from benchctl.cli.options.options import (
+from benchctl.cli.failures import exit_code_of, keeping
+from benchctl.cli.options import (
     RESULTS,
     AsJson,
     Blocks,

@@ -8,7 +8,7 @@ import typer
 from benchctl.analysis.attribution.work import fitted_draft_warnings
 from benchctl.analysis.experiment.drafts import MeasuredSpeculation, measured_speculation
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.cli.options.options import AsJson, numbers
+from benchctl.cli.options import AsJson, numbers
 from benchctl.cli.screen import drawable, tell, uncollected
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for

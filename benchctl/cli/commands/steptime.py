@@ -10,7 +10,7 @@ import typer
 
 from benchctl.analysis.experiment.observed import StepSources, read_sources
 from benchctl.cli.commands.flops import guided
-from benchctl.cli.options.options import AsJson, with_options
+from benchctl.cli.options import AsJson, with_options
 from benchctl.cli.screen import drawable, tell
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for

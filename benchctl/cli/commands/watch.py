@@ -19,9 +19,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from benchctl.cli.checks import exit_code_of
-from benchctl.cli.failures import INTERRUPTED, drawing
-from benchctl.cli.options.options import complete_results
+from benchctl.cli.failures import INTERRUPTED, drawing, exit_code_of
+from benchctl.cli.options import complete_results
 from benchctl.cli.screen import TextConsole, json_text, print_json
 from benchctl.cluster.block_progress import STATES, BlockProgress
 from benchctl.cluster.progress import Problem, Progress, progress_document

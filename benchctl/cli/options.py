@@ -1,4 +1,5 @@
-"""Options that several commands share, those of ``run``, values that are lists, and words that a shell completes.
+"""Options that several commands share, those of ``run``, values that are lists, words that a shell completes, and
+what is refused before any work.
 
 A command with many options gets them as one object: a frozen dataclass, whose fields are declared as parameters of
 a command are.
@@ -11,14 +12,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_type_hints
 
 import typer
 
-from benchctl.errors import UsageError
+from benchctl.cli.screen import warn
+from benchctl.costs.hardware import hardware_for
+from benchctl.errors import ProfileError, UsageError
 from benchctl.profile.choices import MAX_BLOCKS, MAX_SEED
 from benchctl.profile.engine_options import ENGINES
 from benchctl.profile.files import preset_files, profile_files
+
+if TYPE_CHECKING:
+    from benchctl.measure.machine_limits import Shortfall
+    from benchctl.profile.model import Profile
 
 RESULTS: Final = Path(os.environ.get("BENCHCTL_RESULTS") or "results")
 """Parent of result directories where nothing else is named."""
@@ -103,6 +110,35 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     called.__dict__["__signature__"] = signature.replace(parameters=parameters)
     called.__annotations__ = {each.name: each.annotation for each in parameters}
     return called
+
+
+def refuse(message: str, *, is_plan: bool) -> None:
+    """Raise UsageError; of a plan, which may be measured on another machine, it is a warning."""
+    if not is_plan:
+        raise UsageError(message)
+    warn(f"not to be measured on this machine: {message}")
+
+
+def refuse_certain(shortfalls: Iterable["Shortfall"], *, is_plan: bool = False) -> None:
+    """Refuse what this machine certainly lacks, and warn of what it may lack."""
+    for shortfall in shortfalls:
+        if shortfall.is_certain:
+            refuse(shortfall.message, is_plan=is_plan)
+        else:
+            warn(shortfall.message)
+
+
+def check_names(profile: "Profile") -> None:
+    """Check the names that only the analysis needs, before anything is measured."""
+    from benchctl.analysis.compare.compare import deciding_metrics  # 'benchctl load' needs no numpy
+
+    try:
+        key = "primary_metrics"
+        deciding_metrics(profile.primary_metrics)
+        key = "hardware"
+        hardware_for(profile.hardware)
+    except UsageError as error:
+        raise ProfileError(f"profile {profile.name}: {key}: {error}") from error
 
 
 def refuse_first(messages: Mapping[str, object]) -> None:

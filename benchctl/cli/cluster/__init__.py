@@ -1,1 +1,0 @@
-"""Commands and parts of ``run`` for experiments whose blocks are measured in several places."""

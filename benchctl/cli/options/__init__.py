@@ -1,1 +1,0 @@
-"""Options that commands share, and the words that a shell completes."""
