@@ -19,9 +19,9 @@ import typer
 
 from benchctl.cli.commands.watch import show_until_done
 from benchctl.cli.conduct import experiment_progress, outcome_elsewhere, tell
-from benchctl.cli.estimates import estimate_plan
 from benchctl.cli.failures import INTERRUPTED, advising, exit_code_of
 from benchctl.cli.options import RunOptions, refuse, refuse_certain
+from benchctl.cli.plan import estimate_plan
 from benchctl.cli.screen import warn
 from benchctl.cluster.local.block_process import BlockProcess
 from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots
@@ -299,8 +299,7 @@ def _tell_slots(profile: Profile, requests: Sequence[PreparedRequest], slots: Se
         print(f"  slot {slot.index}: {slot_text(slot)}")
     estimate = estimate_plan(profile, requests, visible=",".join(slots[0].gpus))
     if estimate.run_s:
-        first_block = [run for run in plan_runs(profile).runs if run.block == 0]
-        block_s = sum(estimate.run_s[arm_label(run.variant, run.cell)] for run in first_block)
+        block_s = estimate.total_s(run for run in plan_runs(profile).runs if run.block == 0)
         rounds = math.ceil(profile.blocks / len(slots))
         what = "" if estimate.has_starts else " of the loads"
         print(

@@ -1,4 +1,4 @@
-"""An experiment from its profile to its outcome: checked, prepared, shown as a plan, and measured or simulated."""
+"""An experiment from its profile to its outcome: checked, prepared, and measured or simulated."""
 
 import fcntl
 import os
@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +16,12 @@ import typer
 from tqdm import tqdm
 
 from benchctl.analysis.experiment.ladder import widest_interval
-from benchctl.analysis.planning import power_lines
-from benchctl.analysis.stopping_rule import stopping_rule
-from benchctl.cli.estimates import duration_text, estimate_plan, print_prediction
 from benchctl.cli.failures import advising, drawing, exit_code_of, log_line
 from benchctl.cli.options import check_names, refuse
-from benchctl.cli.screen import bar, warn, wide_console
+from benchctl.cli.screen import bar, warn
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, RecordError
-from benchctl.formats import count_of, duration, percentage
+from benchctl.formats import duration, percentage
 from benchctl.measure.experiment import (
     Listener,
     MeasureRun,
@@ -43,13 +40,10 @@ from benchctl.measure.simulated_check import check_simulated
 from benchctl.measure.tokenizing.choice import planning_tokenizer, prepare_counted
 from benchctl.profile.engine_options import own_variables
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import Imbalance, arms, balanced_numbers, imbalance_of, plan_runs, variant_settings
+from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.claims import CLAIMS, is_shared
-from benchctl.records.directory import ResultDirectory, arm_label, cell_name
-from benchctl.records.noise import NoiseFloor
+from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunRecord, StoppingRecord
-from benchctl.report.table import table_of
-from benchctl.report.tables.experiment import prompt_lengths_text
 from benchctl.untrusted.text import visible_line, visible_lines
 from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
 from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
@@ -202,44 +196,6 @@ def outcome_elsewhere(
     )
 
 
-def print_plan(
-    profile: Profile,
-    requests: Sequence[PreparedRequest],
-    noise: NoiseFloor | None,
-    step_time_model: Path | None = None,
-) -> None:
-    """Print all runs in order, their predicted durations and loads, and the power of the experiment."""
-    estimate = estimate_plan(profile, requests, step_time_model)
-    plan = plan_runs(profile)
-    _print_runs(plan.runs, estimate.run_s)
-    print(
-        f"{count_of(len(plan.runs), 'run')} in {count_of(profile.blocks, 'block')} of {len(arms(profile))}, "
-        f"{count_of(len(requests), 'request')} each; {duration_text(profile, estimate)}"
-    )
-    if (lengths := prompt_lengths_text(requests, profile.engine.kind)) is not None:
-        print(f"prompts of {lengths}")
-    print_prediction(estimate)
-    if len(arms(profile)) > 1:
-        print(_balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
-    print_power(profile, noise)
-
-
-def print_rest(
-    profile: Profile,
-    requests: Sequence[PreparedRequest],
-    runs: Sequence[PlannedRun],
-    num_planned: int,
-    step_time_model: Path | None = None,
-) -> None:
-    """Print the runs that are left of ``num_planned``, and their predicted duration where that is known."""
-    estimate = estimate_plan(profile, requests, step_time_model)
-    if runs:
-        _print_runs(runs, estimate.run_s)
-    total_s = sum(estimate.run_s.get(arm_label(run.variant, run.cell), 0.0) for run in runs)
-    lasting = f"; estimated duration {total_s:.0f} s" if runs and estimate.run_s else ""
-    print(f"{len(runs)} of {count_of(num_planned, 'run')} left to measure{lasting}")
-
-
 def warn_of_repeats(results: ResultDirectory, pending: Sequence[PlannedRun]) -> None:
     """Name the blocks of which a part was measured elsewhere, so that all their runs are measured again here."""
     nodes_by_block: dict[int, set[str]] = defaultdict(set)
@@ -250,42 +206,6 @@ def warn_of_repeats(results: ResultDirectory, pending: Sequence[PlannedRun]) -> 
         warn(
             f"block {block} was begun on {elsewhere}; all its runs are measured again here, because runs of a "
             "block are compared (earlier attempts are kept in each run's directory)"
-        )
-
-
-def _print_runs(runs: Sequence[PlannedRun], durations_s: Mapping[str, float]) -> None:
-    """Print a table of runs, with the durations of those arms that have one."""
-    headings = ("run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []))
-    rows = []
-    for run in runs:
-        duration_s = durations_s.get(arm_label(run.variant, run.cell))
-        last = [] if duration_s is None else [f"{duration_s:.1f}"]
-        rows.append((run.run_id, run.block, run.position, run.variant, cell_name(run.cell), *last))
-    wide_console().print(table_of(headings, rows, left=("run", "variant", "cell")))
-
-
-def _balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
-    """The balance of the order: by how much it is unbalanced, and the numbers of blocks that would balance it."""
-    if imbalance.is_balanced:
-        return "order: balanced, each arm runs in each position and after each other arm equally often"
-    numbers = " or ".join(str(number) for number in balanced_numbers(num_arms, num_blocks) if number)
-    return (
-        f"order: not fully balanced; mean positions differ from the baseline's by up to "
-        f"{imbalance.position_difference:.2g}, the counts of an arm in two positions by up to "
-        f"{imbalance.position_spread}, the counts of one arm after another by up to "
-        f"{imbalance.predecessor_spread}; balanced with {numbers} blocks"
-    )
-
-
-def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
-    """Print the power of the experiment with its blocks, and its stopping rule with the looks that are known."""
-    for line in power_lines(profile, noise, engine_for(profile.engine.kind).has_steps):
-        print(line)
-    if (rule := stopping_rule(profile)) is not None:
-        print(
-            f"ends early when every primary metric in every cell is known to ±{percentage(rule.precision_frac)} "
-            f"(half the {percentage(rule.confidence, 4)} interval); looks after block "
-            f"{', '.join(map(str, rule.look_blocks))}"
         )
 
 

@@ -5,7 +5,7 @@ import pytest
 from support.results.builders import write_results
 from support.servers.paced_engine import profile, request
 
-from benchctl.cli.conduct import print_plan
+from benchctl.cli.plan import print_plan
 from benchctl.measure import durations
 from benchctl.measure.durations import estimate_durations, load_s, remember_duration
 from benchctl.profile.model import Arrival

@@ -26,17 +26,14 @@ from benchctl.cli.conduct import (
     measure,
     measure_lengths,
     prepare_experiment,
-    print_plan,
-    print_power,
-    print_rest,
     reporting_alone,
     to_stderr,
     warn_of_repeats,
 )
-from benchctl.cli.estimates import duration_text, estimate_plan
 from benchctl.cli.failures import exit_code_of, keeping
 from benchctl.cli.options import RunOptions, refuse, refuse_certain, with_options
 from benchctl.cli.outcome import outcome_document, print_outcome, store_noise
+from benchctl.cli.plan import duration_text, estimate_plan, print_plan, print_power, print_rest
 from benchctl.cli.screen import print_json, warn
 from benchctl.cluster.local.held_slots import held_devices
 from benchctl.errors import UsageError

@@ -7,6 +7,7 @@ import datetime as dt
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from itertools import groupby, product
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -16,7 +17,6 @@ import typer
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.conduct import check_experiment, measure, measure_lengths, prepare_experiment, to_stderr
-from benchctl.cli.estimates import print_predictions, simulate_summary, write_predictions
 from benchctl.cli.failures import exit_code_of, keeping
 from benchctl.cli.options import (
     RESULTS,
@@ -34,29 +34,33 @@ from benchctl.cli.options import (
     refuse_first,
 )
 from benchctl.cli.outcome import print_outcome
-from benchctl.cli.screen import print_json, warn, wide_console
+from benchctl.cli.screen import print_json, tell, uncollected, warn, wide_console
 from benchctl.errors import UsageError
-from benchctl.formats import short_number
+from benchctl.formats import percentage, short_number
 from benchctl.measure.capacity.objective import parse_objective
 from benchctl.measure.capacity.point import LoadKind
-from benchctl.measure.capacity.prediction import predict_intervals
+from benchctl.measure.capacity.prediction import ArmPrediction, Predicted, predict_intervals
 from benchctl.measure.capacity.search import Largest
 from benchctl.measure.capacity.sweep import Sweep, run_sweep, sweep_points
 from benchctl.measure.experiment import create_simulation
+from benchctl.measure.recorded_run import simulate_recorded
 from benchctl.measure.result_directory import Origin, renamed_when_complete
 from benchctl.measure.simulated_run import simulate_run
 from benchctl.measure.simulated_runs import simulated_runs
 from benchctl.profile.choices import MAX_BLOCKS, MAX_THREADS
-from benchctl.profile.load import load_profile
+from benchctl.profile.load import dump_profile, load_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import arms, variant_settings
+from benchctl.profile.planning import arms, plan_runs, variant_settings
+from benchctl.records.directory import arm_label
 from benchctl.records.files import write_bytes_atomic, write_json_atomic
 from benchctl.report.charts.figure import picture_bytes
 from benchctl.report.charts.models import SaturationLine, draw_saturation
 from benchctl.report.documents import show_document
 from benchctl.report.export import write_derived, write_pictures
-from benchctl.report.table import table_of
+from benchctl.report.table import Column, Table, table_of
 from benchctl.sim.settings import costs_in_words
+from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
+from benchctl.workload.recorded import recorded_load
 
 _NO_OBJECTIVE_HELD: Final = 1
 _ALWAYS: Final = ("ttft_ms", "tpot_ms", "output_throughput", "mean_batch_size")
@@ -171,6 +175,69 @@ def _simulate(
             print_outcome(results.path, outcome)
             print_predictions(predictions)
     raise typer.Exit(exit_code_of(outcome.num_failed, outcome.num_suspect))
+
+
+_OF_A_TRACE: Final = (
+    "num_requests",
+    "wall_s",
+    "output_throughput",
+    "ttft_ms",
+    "p99_ttft_ms",
+    "tpot_ms",
+    "e2el_ms",
+    "p99_e2el_ms",
+    "num_steps",
+)
+
+
+@uncollected()
+def simulate_summary(profile: Profile, output_root: Path, *, as_json: bool) -> None:
+    """Simulate every run of the profile on its trace, one after the other; write ``metrics.json`` and print it."""
+    load, warnings = recorded_load(profile), profile_draft_warnings(profile)
+    runs: list[dict[str, Any]] = []
+    for planned in plan_runs(profile).runs:
+        metrics = simulate_recorded(profile, planned, load)
+        costs = costs_in_words(variant_settings(profile, planned.variant, planned.cell))
+        arm = {"run_id": planned.run_id, "arm": arm_label(planned.variant, planned.cell), "costs": costs}
+        runs.append({**arm, "metrics": {name: value for name, value in metrics.items() if value is not None}})
+    document = {"schema_version": 1, "profile": profile.name, "seed": profile.seed, "runs": runs}
+    document["warnings"] = msgspec.to_builtins(warnings)
+    stem = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-summary"
+    with renamed_when_complete(output_root / profile.name, stem) as (unfinished, finish):
+        write_json_atomic(unfinished / "metrics.json", document)
+        write_bytes_atomic(unfinished / "profile.yaml", dump_profile(profile).encode())
+        directory = finish()
+    for warning in () if as_json else warnings:
+        warn(warning.message)
+    columns = (Column("run_id", "run", is_left=True), *(Column(name, name, short_number) for name in _OF_A_TRACE))
+    table = Table("", columns, tuple(dict.fromkeys(_OF_A_TRACE) | run["metrics"] | run for run in runs))
+    end = f"all times are simulated; every metric is in {directory / 'metrics.json'}"
+    tell({"directory": str(directory), **document}, table, end, as_json=as_json)
+
+
+_OF_AN_ARM: Final = ("wall_s", "output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "step_ms")
+
+
+def print_predictions(predictions: Sequence[ArmPrediction]) -> None:
+    """Print a row for each arm; nothing without predictions."""
+    if not predictions:
+        return
+    level, num_draws = percentage(predictions[0].level), predictions[0].num_draws
+    print(f"\nPredicted, with the interval of {level} of {num_draws} draws of the fit")
+    columns = (Column("arm", "arm", is_left=True), *(Column(name, name, _interval) for name in _OF_AN_ARM))
+    rows = (dict.fromkeys(_OF_AN_ARM) | dict(each.metrics) | {"arm": each.arm} for each in predictions)
+    wide_console().print(Table("", columns, tuple(rows)))
+
+
+def _interval(metric: Predicted) -> str:
+    return f"{short_number(metric.value)} [{short_number(metric.low)}, {short_number(metric.high)}]"
+
+
+def write_predictions(directory: Path, predictions: Sequence[ArmPrediction]) -> list[Any]:
+    """Write ``predictions.json`` into the result directory; returns its content."""
+    content: list[Any] = msgspec.to_builtins(predictions)
+    write_json_atomic(directory / "predictions.json", {"schema_version": 1, "predictions": content})
+    return content
 
 
 def print_sweep(sweep: Sweep, profile: Profile) -> None:

@@ -1,35 +1,29 @@
-"""Numbers that are computed and not measured: durations and loads of a plan, intervals of predictions, and the
-metrics of a simulated trace.
+"""The plan of an experiment before it is measured: its runs in order, their durations and loads as far as they are
+known, and the power of the experiment.
 """
 
-import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from benchctl.cli.screen import tell, uncollected, warn, wide_console
-from benchctl.formats import count_of, duration, four_digits, percentage, short_number
-from benchctl.measure.capacity.prediction import ArmPrediction, Predicted
+from benchctl.analysis.planning import power_lines
+from benchctl.analysis.stopping_rule import stopping_rule
+from benchctl.cli.screen import warn, wide_console
+from benchctl.engines.engine import engine_for
+from benchctl.formats import count_of, duration, four_digits, percentage
 from benchctl.measure.durations import AROUND_S, earlier_overhead_s, estimate_durations
-from benchctl.measure.recorded_run import simulate_recorded
-from benchctl.measure.result_directory import renamed_when_complete
 from benchctl.measure.telemetry.gpu import gpu_inventory
-from benchctl.profile.load import dump_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.planning import plan_runs, variant_settings
-from benchctl.records.directory import arm_label
-from benchctl.records.files import write_bytes_atomic, write_json_atomic
-from benchctl.records.record import PreparedRequest
-from benchctl.report.table import Column, Table
+from benchctl.profile.planning import Imbalance, arms, balanced_numbers, imbalance_of, plan_runs
+from benchctl.records.directory import arm_label, cell_name
+from benchctl.records.noise import NoiseFloor
+from benchctl.records.record import PlannedRun, PreparedRequest
+from benchctl.report.table import table_of
+from benchctl.report.tables.experiment import prompt_lengths_text
 from benchctl.sim.prediction.plan_prediction import PlanPrediction, predict_plan
 from benchctl.sim.prediction.prediction import PredictedRun
-from benchctl.sim.settings import costs_in_words
-from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
 from benchctl.steptime.queueing import PredictedLoad
-from benchctl.workload.recorded import recorded_load
 
 _WORDS_FROM_S: Final = 100
 _TIMES_FROM: Final = 10
@@ -50,6 +44,10 @@ class PlanEstimate:
     basis: str
     has_starts: bool = True
     prediction: PlanPrediction | None = None
+
+    def total_s(self, runs: Iterable[PlannedRun]) -> float:
+        """Seconds of these runs, without what comes around them."""
+        return sum(self.run_s.get(arm_label(run.variant, run.cell), 0.0) for run in runs)
 
 
 def estimate_plan(
@@ -97,7 +95,7 @@ def duration_text(profile: Profile, estimate: PlanEstimate) -> str:
             "first block will show it"
         )
     runs = plan_runs(profile).runs
-    total_s = sum(estimate.run_s[arm_label(run.variant, run.cell)] for run in runs) + estimate.around_s
+    total_s = estimate.total_s(runs) + estimate.around_s
     text = f"{total_s:.0f} s{f' ({duration(total_s)})' if total_s >= _WORDS_FROM_S else ''}"
     text += " at most" if profile.stopping is not None else ""
     text += f", {estimate.basis}" if estimate.basis.startswith("from ") else ""
@@ -118,8 +116,8 @@ def print_prediction(estimate: PlanEstimate) -> None:
     labels: dict[str, list[str]] = {}
     for label, run in prediction.runs.items():
         labels.setdefault(_load_text(run), []).append(label)
-    for text, arms in labels.items():
-        print(f"{', '.join(arms) if len(labels) > 1 else 'load'}: {text}")
+    for text, of_load in labels.items():
+        print(f"{', '.join(of_load) if len(labels) > 1 else 'load'}: {text}")
     for warning in prediction.warnings:
         warn(warning.message)
 
@@ -152,64 +150,74 @@ def _saturation_text(offered: PredictedLoad, rate: float) -> str:
     return f"{share}, {four_digits(offered.concurrency)} in the server on average"
 
 
-_OF_A_TRACE: Final = (
-    "num_requests",
-    "wall_s",
-    "output_throughput",
-    "ttft_ms",
-    "p99_ttft_ms",
-    "tpot_ms",
-    "e2el_ms",
-    "p99_e2el_ms",
-    "num_steps",
-)
+def print_plan(
+    profile: Profile,
+    requests: Sequence[PreparedRequest],
+    noise: NoiseFloor | None,
+    step_time_model: Path | None = None,
+) -> None:
+    """Print all runs in order, their predicted durations and loads, and the power of the experiment."""
+    estimate = estimate_plan(profile, requests, step_time_model)
+    plan = plan_runs(profile)
+    _print_runs(plan.runs, estimate.run_s)
+    print(
+        f"{count_of(len(plan.runs), 'run')} in {count_of(profile.blocks, 'block')} of {len(arms(profile))}, "
+        f"{count_of(len(requests), 'request')} each; {duration_text(profile, estimate)}"
+    )
+    if (lengths := prompt_lengths_text(requests, profile.engine.kind)) is not None:
+        print(f"prompts of {lengths}")
+    print_prediction(estimate)
+    if len(arms(profile)) > 1:
+        print(_balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
+    print_power(profile, noise)
 
 
-@uncollected()
-def simulate_summary(profile: Profile, output_root: Path, *, as_json: bool) -> None:
-    """Simulate every run of the profile on its trace, one after the other; write ``metrics.json`` and print it."""
-    load, warnings = recorded_load(profile), profile_draft_warnings(profile)
-    runs: list[dict[str, Any]] = []
-    for planned in plan_runs(profile).runs:
-        metrics = simulate_recorded(profile, planned, load)
-        costs = costs_in_words(variant_settings(profile, planned.variant, planned.cell))
-        arm = {"run_id": planned.run_id, "arm": arm_label(planned.variant, planned.cell), "costs": costs}
-        runs.append({**arm, "metrics": {name: value for name, value in metrics.items() if value is not None}})
-    document = {"schema_version": 1, "profile": profile.name, "seed": profile.seed, "runs": runs}
-    document["warnings"] = msgspec.to_builtins(warnings)
-    stem = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-summary"
-    with renamed_when_complete(output_root / profile.name, stem) as (unfinished, finish):
-        write_json_atomic(unfinished / "metrics.json", document)
-        write_bytes_atomic(unfinished / "profile.yaml", dump_profile(profile).encode())
-        directory = finish()
-    for warning in () if as_json else warnings:
-        warn(warning.message)
-    columns = (Column("run_id", "run", is_left=True), *(Column(name, name, short_number) for name in _OF_A_TRACE))
-    table = Table("", columns, tuple(dict.fromkeys(_OF_A_TRACE) | run["metrics"] | run for run in runs))
-    end = f"all times are simulated; every metric is in {directory / 'metrics.json'}"
-    tell({"directory": str(directory), **document}, table, end, as_json=as_json)
+def print_rest(
+    profile: Profile,
+    requests: Sequence[PreparedRequest],
+    runs: Sequence[PlannedRun],
+    num_planned: int,
+    step_time_model: Path | None = None,
+) -> None:
+    """Print the runs that are left of ``num_planned``, and their predicted duration where that is known."""
+    estimate = estimate_plan(profile, requests, step_time_model)
+    if runs:
+        _print_runs(runs, estimate.run_s)
+    lasting = f"; estimated duration {estimate.total_s(runs):.0f} s" if runs and estimate.run_s else ""
+    print(f"{len(runs)} of {count_of(num_planned, 'run')} left to measure{lasting}")
 
 
-_OF_AN_ARM: Final = ("wall_s", "output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "step_ms")
+def _print_runs(runs: Sequence[PlannedRun], durations_s: Mapping[str, float]) -> None:
+    """Print a table of runs, with the durations of those arms that have one."""
+    headings = ("run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []))
+    rows = []
+    for run in runs:
+        duration_s = durations_s.get(arm_label(run.variant, run.cell))
+        last = [] if duration_s is None else [f"{duration_s:.1f}"]
+        rows.append((run.run_id, run.block, run.position, run.variant, cell_name(run.cell), *last))
+    wide_console().print(table_of(headings, rows, left=("run", "variant", "cell")))
 
 
-def print_predictions(predictions: Sequence[ArmPrediction]) -> None:
-    """Print a row for each arm; nothing without predictions."""
-    if not predictions:
-        return
-    level, num_draws = percentage(predictions[0].level), predictions[0].num_draws
-    print(f"\nPredicted, with the interval of {level} of {num_draws} draws of the fit")
-    columns = (Column("arm", "arm", is_left=True), *(Column(name, name, _interval) for name in _OF_AN_ARM))
-    rows = (dict.fromkeys(_OF_AN_ARM) | dict(each.metrics) | {"arm": each.arm} for each in predictions)
-    wide_console().print(Table("", columns, tuple(rows)))
+def _balance_text(imbalance: Imbalance, num_arms: int, num_blocks: int) -> str:
+    """The balance of the order: by how much it is unbalanced, and the numbers of blocks that would balance it."""
+    if imbalance.is_balanced:
+        return "order: balanced, each arm runs in each position and after each other arm equally often"
+    numbers = " or ".join(str(number) for number in balanced_numbers(num_arms, num_blocks) if number)
+    return (
+        f"order: not fully balanced; mean positions differ from the baseline's by up to "
+        f"{imbalance.position_difference:.2g}, the counts of an arm in two positions by up to "
+        f"{imbalance.position_spread}, the counts of one arm after another by up to "
+        f"{imbalance.predecessor_spread}; balanced with {numbers} blocks"
+    )
 
 
-def _interval(metric: Predicted) -> str:
-    return f"{short_number(metric.value)} [{short_number(metric.low)}, {short_number(metric.high)}]"
-
-
-def write_predictions(directory: Path, predictions: Sequence[ArmPrediction]) -> list[Any]:
-    """Write ``predictions.json`` into the result directory; returns its content."""
-    content: list[Any] = msgspec.to_builtins(predictions)
-    write_json_atomic(directory / "predictions.json", {"schema_version": 1, "predictions": content})
-    return content
+def print_power(profile: Profile, noise: NoiseFloor | None) -> None:
+    """Print the power of the experiment with its blocks, and its stopping rule with the looks that are known."""
+    for line in power_lines(profile, noise, engine_for(profile.engine.kind).has_steps):
+        print(line)
+    if (rule := stopping_rule(profile)) is not None:
+        print(
+            f"ends early when every primary metric in every cell is known to ±{percentage(rule.precision_frac)} "
+            f"(half the {percentage(rule.confidence, 4)} interval); looks after block "
+            f"{', '.join(map(str, rule.look_blocks))}"
+        )
