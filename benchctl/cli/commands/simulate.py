@@ -7,7 +7,7 @@ import datetime as dt
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -15,7 +15,6 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
-from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.conduct import check_experiment, measure, measure_lengths, prepare_experiment, to_stderr
 from benchctl.cli.failures import exit_code_of, keeping
 from benchctl.cli.options import (
@@ -52,12 +51,11 @@ from benchctl.profile.load import dump_profile, load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs, variant_settings
 from benchctl.records.directory import arm_label
-from benchctl.records.files import write_bytes_atomic, write_json_atomic
+from benchctl.records.files import document_bytes, write_bytes_atomic, write_json_atomic
 from benchctl.report.charts.figure import picture_bytes
 from benchctl.report.charts.models import SaturationLine, draw_saturation
 from benchctl.report.documents import show_document
-from benchctl.report.export import write_derived, write_pictures
-from benchctl.report.table import Column, Table, table_of
+from benchctl.report.table import Column, Table
 from benchctl.sim.settings import costs_in_words
 from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
 from benchctl.workload.recorded import recorded_load
@@ -117,9 +115,9 @@ def simulate(
     check_experiment(chosen)
     origin = Origin(output_root=output_dir, argv=("benchctl", *sys.argv[1:]), label=label, directory=output)
     if keep != "summary":
-        _simulate(chosen, origin, keep, jobs, draws, is_quiet=quiet, as_json=as_json)
+        _simulate(chosen, origin, keep, jobs, draws, is_quiet=quiet or as_json, as_json=as_json)
     elif output is None:
-        simulate_summary(chosen, output_dir, as_json=as_json)
+        _simulate_summary(chosen, output_dir, as_json=as_json)
     else:
         raise UsageError("--keep summary writes no result directory: leave out --output, or name --output-dir")
 
@@ -151,29 +149,21 @@ def _simulate(
     as_json: bool,
 ) -> None:
     """Simulate every run, and tell the outcome; as JSON in the form of ``show --json``, with the directory."""
-    is_quiet = is_quiet or as_json
     with to_stderr(when=as_json):
         lengths_from = measure_lengths(profile, origin, is_quiet=is_quiet, simulate=simulate_run)
-    prepared = prepare_experiment(profile, lengths_from)
-    # first, because a model without draws is an error of usage
-    predictions = () if draws is None else predict_intervals(profile, prepared.requests, draws)
-    results = create_simulation(profile, prepared, origin)
-    if not as_json:
+        prepared = prepare_experiment(profile, lengths_from)
+        # first, because a model without draws is an error of usage
+        predictions = () if draws is None else predict_intervals(profile, prepared.requests, draws)
+        results = create_simulation(profile, prepared, origin)
         print(f"results in {results.path}; nothing is measured, all times are those of a cost model", flush=True)
-    next_step = f"See them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
-    with simulated_runs(results, profile, prepared.requests, jobs=jobs, keep=keep) as do_run:
-        outcome = measure(results, profile, prepared.requests, next_step, is_quiet=is_quiet, simulate=do_run)
-    with keeping(results.path):
-        predicted = write_predictions(results.path, predictions) if predictions else []
-        if as_json:
-            analysis = analyze_directory(results.path)
-            files = write_derived(analysis)
-            intervals = {"predictions": predicted} if predicted else {}
-            print_json({"directory": str(results.path), **show_document(analysis), **intervals})
-            write_pictures(analysis, files)
-        else:
-            print_outcome(results.path, outcome)
-            print_predictions(predictions)
+        next_step = f"See them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
+        with simulated_runs(results, profile, prepared.requests, jobs=jobs, keep=keep) as do_run:
+            outcome = measure(results, profile, prepared.requests, next_step, is_quiet=is_quiet, simulate=do_run)
+        with keeping(results.path):
+            analysis, _ = print_outcome(results.path, outcome)
+            predicted = _tell_predictions(results.path, predictions) if predictions else {}
+    if as_json:
+        print_json({"directory": str(results.path), **show_document(analysis), **predicted})
     raise typer.Exit(exit_code_of(outcome.num_failed, outcome.num_suspect))
 
 
@@ -191,7 +181,7 @@ _OF_A_TRACE: Final = (
 
 
 @uncollected()
-def simulate_summary(profile: Profile, output_root: Path, *, as_json: bool) -> None:
+def _simulate_summary(profile: Profile, output_root: Path, *, as_json: bool) -> None:
     """Simulate every run of the profile on its trace, one after the other; write ``metrics.json`` and print it."""
     load, warnings = recorded_load(profile), profile_draft_warnings(profile)
     runs: list[dict[str, Any]] = []
@@ -202,11 +192,8 @@ def simulate_summary(profile: Profile, output_root: Path, *, as_json: bool) -> N
         runs.append({**arm, "metrics": {name: value for name, value in metrics.items() if value is not None}})
     document = {"schema_version": 1, "profile": profile.name, "seed": profile.seed, "runs": runs}
     document["warnings"] = msgspec.to_builtins(warnings)
-    stem = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-summary"
-    with renamed_when_complete(output_root / profile.name, stem) as (unfinished, finish):
-        write_json_atomic(unfinished / "metrics.json", document)
-        write_bytes_atomic(unfinished / "profile.yaml", dump_profile(profile).encode())
-        directory = finish()
+    files = {"metrics.json": document_bytes(document), "profile.yaml": dump_profile(profile).encode()}
+    directory = _new_directory(output_root / profile.name, "summary", files)
     for warning in () if as_json else warnings:
         warn(warning.message)
     columns = (Column("run_id", "run", is_left=True), *(Column(name, name, short_number) for name in _OF_A_TRACE))
@@ -215,59 +202,59 @@ def simulate_summary(profile: Profile, output_root: Path, *, as_json: bool) -> N
     tell({"directory": str(directory), **document}, table, end, as_json=as_json)
 
 
+def _new_directory(parent: Path, kind: str, files: Mapping[str, bytes]) -> Path:
+    """Write ``files`` into a new directory below ``parent``, named after now and ``kind``."""
+    stem = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-{kind}"
+    with renamed_when_complete(parent, stem) as (unfinished, finish):
+        for name, content in files.items():
+            write_bytes_atomic(unfinished / name, content)
+        return finish()
+
+
 _OF_AN_ARM: Final = ("wall_s", "output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "step_ms")
 
 
-def print_predictions(predictions: Sequence[ArmPrediction]) -> None:
-    """Print a row for each arm; nothing without predictions."""
-    if not predictions:
-        return
+def _tell_predictions(directory: Path, predictions: Sequence[ArmPrediction]) -> dict[str, Any]:
+    """Write ``predictions.json`` into the result directory and print a row for each arm; returns the document."""
+    document = {"predictions": msgspec.to_builtins(predictions)}
+    write_json_atomic(directory / "predictions.json", {"schema_version": 1, **document})
     level, num_draws = percentage(predictions[0].level), predictions[0].num_draws
     print(f"\nPredicted, with the interval of {level} of {num_draws} draws of the fit")
     columns = (Column("arm", "arm", is_left=True), *(Column(name, name, _interval) for name in _OF_AN_ARM))
     rows = (dict.fromkeys(_OF_AN_ARM) | dict(each.metrics) | {"arm": each.arm} for each in predictions)
     wide_console().print(Table("", columns, tuple(rows)))
+    return document
 
 
 def _interval(metric: Predicted) -> str:
     return f"{short_number(metric.value)} [{short_number(metric.low)}, {short_number(metric.high)}]"
 
 
-def write_predictions(directory: Path, predictions: Sequence[ArmPrediction]) -> list[Any]:
-    """Write ``predictions.json`` into the result directory; returns its content."""
-    content: list[Any] = msgspec.to_builtins(predictions)
-    write_json_atomic(directory / "predictions.json", {"schema_version": 1, "predictions": content})
-    return content
-
-
-def print_sweep(sweep: Sweep, profile: Profile) -> None:
-    """Print a row for each load, and a sentence for each arm on the largest that keeps all limits."""
-    console = wide_console()
+def _sweep_table(sweep: Sweep) -> Table:
+    """A row for each load: its size, the metrics of the limits and some others, and whether it keeps the limits."""
     names = list(dict.fromkeys([*(objective.metric for objective in sweep.objectives), *_ALWAYS]))
-    sizes, limits = [_UNITS[sweep.kind]] if sweep.kind else [], ["limits"] if sweep.objectives else []
-    rows = []
-    for each in sweep.points:
-        size = [] if each.point.size is None else [f"{each.point.size:.4g}"]
-        values = [each.metrics[name] for name in names]
-        texts = [None if value is None else short_number(value) for value in values]
-        rows.append((each.point.label, *size, *texts, *(_OUTCOMES[each.holds] for _ in limits)))
-    console.print(table_of(["arm", *sizes, *names, *limits], rows, left=("arm", "limits")))
-    console.print()
-    for line in _sentences(sweep):
-        console.print(line)
-    console.print(f"all times are simulated, with {_costs(profile)}")
-    for warning in sweep.warnings:
-        warn(warning.message)
+    columns = [
+        Column("arm", "arm", is_left=True),
+        *([Column("size", _UNITS[sweep.kind], "{:.4g}".format)] if sweep.kind else []),
+        *(Column(name, name, short_number) for name in names),
+        *([Column("limits", "limits", is_left=True)] if sweep.objectives else []),
+    ]
+    rows = (
+        {**each.metrics, "arm": each.point.label, "size": each.point.size, "limits": _OUTCOMES[each.holds]}
+        for each in sweep.points
+    )
+    return Table("", tuple(columns), tuple(rows))
 
 
-def sweep_document(sweep: Sweep, profile: Profile) -> dict[str, Any]:
+def _sweep_document(sweep: Sweep, profile: Profile) -> dict[str, Any]:
     """Everything of a sweep; ``largest`` and ``breaks`` enclose the capacity of an arm."""
+    costs = {costs_in_words(variant_settings(profile, variant, cell)) for variant, cell in arms(profile)}
     return {
         "schema_version": 1,
         "profile": profile.name,
         "seed": profile.seed,
         "blocks": profile.blocks,
-        "costs": _costs(profile),
+        "costs": " and ".join(sorted(costs)),
         "load": sweep.kind,
         "objectives": [str(objective) for objective in sweep.objectives],
         "points": [
@@ -290,19 +277,6 @@ def sweep_document(sweep: Sweep, profile: Profile) -> dict[str, Any]:
     }
 
 
-def write_sweep(sweep: Sweep, profile: Profile, output_root: Path) -> tuple[Path, ...]:
-    """Write ``sweep.json``, and where a load was swept ``saturation.png``, into a new directory."""
-    stem = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-sweep"
-    names = ["sweep.json"]
-    with renamed_when_complete(output_root / profile.name, stem) as (unfinished, finish):
-        write_json_atomic(unfinished / "sweep.json", sweep_document(sweep, profile))
-        if sweep.kind is not None:
-            write_bytes_atomic(unfinished / "saturation.png", _picture(sweep, profile))
-            names.append("saturation.png")
-        directory = finish()
-    return tuple(directory / name for name in names)
-
-
 def _picture(sweep: Sweep, profile: Profile) -> bytes:
     largest = {each.label: each.largest.holds for each in sweep.capacities}
     lines = []
@@ -320,11 +294,6 @@ def _picture(sweep: Sweep, profile: Profile) -> bytes:
     names = list(dict.fromkeys([*(limits or ("ttft_ms",)), "output_throughput"]))
     spec = draw_saturation(_UNITS[sweep.kind or "rate"], lines, names, limits)
     return picture_bytes(spec, f"{profile.name}: load and latency, simulated")
-
-
-def _costs(profile: Profile) -> str:
-    words = {costs_in_words(variant_settings(profile, variant, cell)) for variant, cell in arms(profile)}
-    return " and ".join(sorted(words))
 
 
 def _sentences(sweep: Sweep) -> list[str]:
@@ -394,20 +363,24 @@ def sweep(
     if largest is not None and not objectives:
         raise UsageError("--largest needs a limit: give --slo METRIC=LIMIT, such as --slo p99_ttft_ms=200")
     kind, sizes = _loads(rate, max_concurrency, largest)
-    choices = [_values(override) for override in overrides or []]
-    profiles = []
-    for combination in product(*choices):
-        differing = tuple(each for each, values in zip(combination, choices, strict=True) if len(values) > 1)
-        profiles.append((differing, simulated_profile(profile, engine, list(combination), blocks, seed)))
+    profiles = [
+        (differing, simulated_profile(profile, engine, settings, blocks, seed))
+        for differing, settings in _combinations(overrides or [])
+    ]
     points = sweep_points(profiles, kind, sizes)
     outcome = run_sweep(points, objectives, searches=largest is not None, jobs=jobs or os.cpu_count() or 1)
     _, first = profiles[0]
-    written = write_sweep(outcome, first, output_dir)
-    if as_json:
-        print_json({"files": [str(path) for path in written], **sweep_document(outcome, first)})
-    else:
-        print_sweep(outcome, first)
-        print("files: " + ", ".join(map(str, written)))
+    document = _sweep_document(outcome, first)
+    files = {"sweep.json": document_bytes(document)}
+    if outcome.kind is not None:
+        files["saturation.png"] = _picture(outcome, first)
+    directory = _new_directory(output_dir / first.name, "sweep", files)
+    paths = [str(directory / name) for name in files]
+    for warning in () if as_json else outcome.warnings:
+        warn(warning.message)
+    costs, written = f"all times are simulated, with {document['costs']}", f"files: {', '.join(paths)}"
+    lines = ("", *_sentences(outcome), costs, written)
+    tell({"files": paths, **document}, _sweep_table(outcome), *lines, as_json=as_json)
     if objectives and not any(each.holds for each in outcome.points):
         warn("no load of any arm keeps every limit")
         raise typer.Exit(_NO_OBJECTIVE_HELD)
@@ -435,6 +408,14 @@ def _loads(
     if values[0] <= 0:
         raise UsageError(f"--{kind} {text!r}: each must be above 0")
     return kind, list(map(float, values))
+
+
+def _combinations(overrides: list[str]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Every combination of the values of settings: those of it that differ between combinations, and all of it."""
+    choices = [_values(override) for override in overrides]
+    for combination in product(*choices):
+        differing = (each for each, values in zip(combination, choices, strict=True) if len(values) > 1)
+        yield tuple(differing), list(combination)
 
 
 def _values(override: str) -> list[str]:
