@@ -14,9 +14,8 @@ from benchctl.analysis.compare.decide import joint_level
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, RatioEstimate, estimate_paired
 from benchctl.errors import UsageError
-from benchctl.formats import percentage, range_of
 from benchctl.profile.choices import MODES, ForwardPass, ForwardPoint, Mode
-from benchctl.units import NS_PER_MS
+from benchctl.units import NS_PER_MS, percentage, range_of
 
 Backfill: TypeAlias = Literal["expansion", "prefill"]
 

@@ -12,9 +12,8 @@ import numpy as np
 from benchctl.analysis.experiment.summary import CellSummary, RunSummary, SweepRow
 from benchctl.analysis.metrics.speculation import arm_drafts
 from benchctl.analysis.statistics.estimate import estimate_paired
-from benchctl.formats import count_of
 from benchctl.records.directory import arm_order
-from benchctl.units import s_from_ns
+from benchctl.units import count_of, s_from_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,12 +29,12 @@ from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, MIN_PAIRED_
 from benchctl.analysis.stopping_rule import ALPHA, stopping_rule
 from benchctl.analysis.validity.machines import gpu_names, machines_of, machines_text
 from benchctl.errors import NotComparableError, UsageError
-from benchctl.formats import percentage
 from benchctl.profile.load import NOT_MEASURED
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.noise import MetricNoise, NoiseFloor
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.units import percentage
 
 DEFAULT_MARGIN: Final = 0.01
 """The default threshold of ``compare``."""

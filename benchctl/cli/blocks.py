@@ -36,7 +36,6 @@ from benchctl.cluster.slurm.submission import ArrayJob, active_tasks, logs_of, q
 from benchctl.cluster.slurm.time_left import time_left_in_job
 from benchctl.engines.engine import engine_for
 from benchctl.errors import BenchctlError, InvalidDataError, RecordError, RunError, UsageError
-from benchctl.formats import count_of, duration
 from benchctl.load.demand import size_of
 from benchctl.measure.experiment import Outcome
 from benchctl.measure.gpu_need import gpu_shortfalls, gpus_of_block
@@ -50,6 +49,7 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs
 from benchctl.records.directory import ResultDirectory, Submission, arm_label
 from benchctl.records.record import PlannedRun, PreparedRequest
+from benchctl.units import count_of
 from benchctl.untrusted.files import read_file
 from benchctl.untrusted.text import visible_lines
 from benchctl.workload.natural_lengths import KEY, needs_lengths

@@ -21,7 +21,6 @@ from benchctl.cli.options import check_names, refuse
 from benchctl.cli.screen import bar, warn
 from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, RecordError
-from benchctl.formats import duration, percentage
 from benchctl.measure.experiment import (
     Listener,
     MeasureRun,
@@ -44,6 +43,7 @@ from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.claims import CLAIMS, is_shared
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunRecord, StoppingRecord
+from benchctl.units import duration, percentage
 from benchctl.untrusted.text import visible_line, visible_lines
 from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
 from benchctl.workload.natural_lengths import lengths_profile, needs_lengths

@@ -11,7 +11,6 @@ from benchctl.analysis.planning import power_lines
 from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.cli.screen import warn, wide_console
 from benchctl.engines.engine import engine_for
-from benchctl.formats import count_of, duration, four_digits, percentage
 from benchctl.measure.durations import AROUND_S, earlier_overhead_s, estimate_durations
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
@@ -24,6 +23,7 @@ from benchctl.report.tables.experiment import prompt_lengths_text
 from benchctl.sim.prediction.plan_prediction import PlanPrediction, predict_plan
 from benchctl.sim.prediction.prediction import PredictedRun
 from benchctl.steptime.queueing import PredictedLoad
+from benchctl.units import count_of, duration, four_digits, percentage
 
 _WORDS_FROM_S: Final = 100
 _TIMES_FROM: Final = 10

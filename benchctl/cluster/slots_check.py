@@ -5,8 +5,8 @@ from functools import partial
 from benchctl.cluster.host import this_host
 from benchctl.cluster.slots import slots_of_host
 from benchctl.errors import UsageError
-from benchctl.formats import count_of, range_of
 from benchctl.measure.doctor.check import Check
+from benchctl.units import count_of, range_of
 
 _check = partial(Check, topic="cluster", name="slots")
 

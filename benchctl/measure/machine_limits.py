@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from benchctl.engines.engine import engine_for
-from benchctl.formats import megabytes
 from benchctl.load.demand import LoadSize, max_open
 from benchctl.load.process import usable_open_files
 from benchctl.load.workers.workers import num_workers
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms
 from benchctl.system_errors import address_space_shortfall
+from benchctl.units import megabytes
 
 OWN_OPEN_FILES: Final = 32
 """Open files of a process beside its streams: 24 of benchctl and 16 of the simulator with 32 and with 256 streams

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from benchctl.costs.hardware import Hardware
-from benchctl.formats import four_digits, percentage
 from benchctl.records.peaks import (
     QUANTITIES,
     MeasuredPeaks,
@@ -15,7 +14,7 @@ from benchctl.records.peaks import (
     product_flops_per_s,
 )
 from benchctl.records.schema import ResultWarning
-from benchctl.units import GIGA, MIB, TERA, US_PER_S
+from benchctl.units import GIGA, MIB, TERA, US_PER_S, four_digits, percentage
 
 ABOVE_SHEET_FRAC: Final = 0.03
 """A measured peak may be so much above the data sheet's, which rounds clocks."""

@@ -11,7 +11,6 @@ from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.experiment.columns import SUMMARY_COLUMNS
 from benchctl.analysis.experiment.summary import SWEEP_COLUMNS
 from benchctl.errors import InvalidDataError, RecordError, UsageError
-from benchctl.formats import first_of
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
@@ -23,6 +22,7 @@ from benchctl.report.documents import NODE_COLUMNS, node_values, summary_documen
 from benchctl.report.page.page import directory_page, draw_charts
 from benchctl.report.page.verdict import PageVerdict, directory_verdict
 from benchctl.report.table import csv_bytes
+from benchctl.units import first_of
 from benchctl.untrusted.files import OutsideError, is_there, make_folder
 
 PAGE_NAME: Final = "report.html"

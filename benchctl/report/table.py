@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from benchctl.formats import UNKNOWN
+from benchctl.units import UNKNOWN
 from benchctl.untrusted.text import csv_cell, visible_line, visible_lines
 
 

@@ -266,9 +266,8 @@ def in_terminal(argv: list[str]) -> str:
     """What a terminal of 80 columns shows while a command runs."""
     terminal, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    environment = {
-        name: value for name, value in os.environ.items() if name != "CI"
-    }  # which hides lines that change
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("CI", None)  # there no line changes in place
     with subprocess.Popen(argv, stdin=inner, stdout=inner, stderr=inner, env=environment):
         os.close(inner)
         shown = b""

@@ -12,11 +12,11 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.words import change_text
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.statistics.estimate import estimate_paired
-from benchctl.formats import minus
 from benchctl.report.charts.figure import reach
 from benchctl.report.charts.ratios import interval_label, reach_of, swept_factor
 from benchctl.report.charts.steps import UNNAMED, section_parts
 from benchctl.report.page.plots import draw_forest, forest_plot, percent_ticks
+from benchctl.units import minus
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(4)]
 CELLS = [{"top_k": 10}, {"top_k": 2}]

@@ -8,8 +8,7 @@ from benchctl.analysis.attribution.decomposition import TIME_PER_STEP, Decomposi
 from benchctl.analysis.attribution.estimate import Contribution, SourcedModel
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.statistics.intervals import Interval
-from benchctl.formats import change_of_ratio, percentage, signed_three_digits, three_digits
-from benchctl.units import MS_PER_S
+from benchctl.units import MS_PER_S, change_of_ratio, percentage, signed_three_digits, three_digits
 
 _CARRIES: Final = 0.5
 """Least share that carries the whole; factors cancel if the whole is less than this part of their sum."""

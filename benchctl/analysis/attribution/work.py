@@ -16,7 +16,6 @@ from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.costs.roofline import PassTime, pass_time
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
-from benchctl.formats import count_of
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import variant_settings
 from benchctl.records.columns import Flags, Floats, StepColumns
@@ -25,6 +24,7 @@ from benchctl.records.peaks import MeasuredPeaks, hardware_of
 from benchctl.records.schema import ResultWarning
 from benchctl.steptime.step_counts import count_step_work
 from benchctl.steptime.work import Deployment, StepWork
+from benchctl.units import count_of
 
 if TYPE_CHECKING:
     from benchctl.steptime.model import StepTimeModel

@@ -31,9 +31,9 @@ from benchctl.analysis.experiment.pairing import ArmPair, deciding_between
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator, RatioEstimate, SideRatio
 from benchctl.analysis.validity.client import num_bunched
 from benchctl.errors import UsageError
-from benchctl.formats import change_of_ratio, count_of, p_value
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RunRecord
+from benchctl.units import change_of_ratio, count_of, p_value
 
 _ROUNDING: Final = 1e-12
 """Log-ratios that are closer are equal."""

@@ -30,8 +30,8 @@ from benchctl.analysis.statistics.estimate import (
     side_ratio,
 )
 from benchctl.analysis.statistics.intervals import OrderEffects, order_effects, outlier_indices
-from benchctl.formats import percentage
 from benchctl.records.noise import MetricNoise
+from benchctl.units import percentage
 
 MetricVerdict: TypeAlias = Verdict | Literal["equal", "different", "unknown"]
 """``equal`` and ``different`` are those of exact metrics, ``equal`` also that of exploratory ones that are equal in

@@ -15,9 +15,9 @@ from benchctl.analysis.validity.checks import prefix_warnings
 from benchctl.analysis.validity.comparable import Difference
 from benchctl.analysis.validity.machines import ABSENT, machine_warnings
 from benchctl.analysis.validity.usable import decisive_warnings
-from benchctl.formats import percentage, percentage_change
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.schema import ResultWarning
+from benchctl.units import percentage, percentage_change
 
 SURPRISING_P: Final = 0.01
 """Effects of the order are reported where their p-value, over all tests, is below it."""

@@ -19,13 +19,13 @@ from benchctl.analysis.statistics.estimate import (
 )
 from benchctl.analysis.validity.answers import Check, differing_counts
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.formats import in_a_row
 from benchctl.interop.readers.files import exists
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.schema import ResultWarning
+from benchctl.units import in_a_row
 
 Pairing: TypeAlias = Literal["interleaved", "same-plan", "unpaired"]
 """``interleaved``: blocks of one experiment. ``same-plan``: two experiments in the same order, not interleaved."""

@@ -23,11 +23,10 @@ from benchctl.analysis.metrics.latency import (
     smallest_sample,
 )
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, slot_occupancy
-from benchctl.formats import milliseconds
 from benchctl.profile.model import Arrival
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample, ResultWarning
-from benchctl.units import NS_PER_MS, NS_PER_S, NS_PER_US, ms_from_ns, s_from_ns
+from benchctl.units import NS_PER_MS, NS_PER_S, NS_PER_US, milliseconds, ms_from_ns, s_from_ns
 
 MAX_SEND_LAG_NS: Final = 2 * NS_PER_MS
 """An event loop's timer fires up to 1 ms late, because it waits for whole milliseconds; another 1 ms is tolerated

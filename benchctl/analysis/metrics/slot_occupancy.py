@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.analysis.metrics.latency import percentiles, quotient
-from benchctl.formats import milliseconds
 from benchctl.profile.model import Arrival
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ResultWarning
-from benchctl.units import NS_PER_S
+from benchctl.units import NS_PER_S, milliseconds
 
 MAX_IDLE_FRAC: Final = 0.01
 """A hundredth of the load: comparisons call no smaller change."""

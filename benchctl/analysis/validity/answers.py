@@ -18,12 +18,12 @@ import msgspec
 
 from benchctl.analysis.metrics.latency import is_completed, known_values, measured, total
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth
-from benchctl.formats import count_of, first_of
 from benchctl.records.finish_reasons import finish_of, unknown_reasons
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ESTIMATE, ChoiceRecord, PreparedRequest, RequestRecord
 from benchctl.records.schema import PrometheusSample, ResultWarning
 from benchctl.records.warning_codes import warnings_of
+from benchctl.units import count_of, first_of
 from benchctl.untrusted.text import visible_line
 from benchctl.workload.datasets.dataset import FileDataset, MadeDataset, names_of_datasets
 

@@ -21,7 +21,6 @@ from benchctl.analysis.validity.answers import (
     check_prefix_cache,
     check_server_tokens,
 )
-from benchctl.formats import first_of
 from benchctl.guided.params import is_noop, parse_params
 from benchctl.profile.model import Arrival, Profile, VariantSettings
 from benchctl.records.columns import StepColumns, exact_sum
@@ -29,7 +28,7 @@ from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PreparedRequest, RequestRecord, RunRecord, StopMode
 from benchctl.records.schema import PrometheusSample, ResultWarning
 from benchctl.records.warning_codes import CHECK_FAILED, warnings_of
-from benchctl.units import NS_PER_MS, s_from_ns
+from benchctl.units import NS_PER_MS, first_of, s_from_ns
 
 
 def check_draft_counters(samples: Sequence[PrometheusSample], counts: DraftCounts) -> Check:

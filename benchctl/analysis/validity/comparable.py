@@ -29,12 +29,12 @@ from benchctl.analysis.validity.launch import (
 )
 from benchctl.analysis.validity.machines import ABSENT, gpu_names_text, num_cores
 from benchctl.errors import NotComparableError
-from benchctl.formats import first_of
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.planning import allowed_difference
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.record import ESTIMATE, PreparedRequest, RunRecord
 from benchctl.records.schema import NodeGpu
+from benchctl.units import first_of
 from benchctl.untrusted.text import visible_line
 
 COLLECTIVE: Final = frozenset({ENV, EXTRA_ARGS})

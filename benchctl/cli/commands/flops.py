@@ -26,7 +26,6 @@ from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.costs.work import RunLengths, RunTotals, StepLogCounts
 from benchctl.errors import UsageError
-from benchctl.formats import four_digits, signed_three_digits
 from benchctl.profile.choices import (
     MAX_CONCURRENCY,
     MAX_CONTEXT,
@@ -37,7 +36,7 @@ from benchctl.profile.choices import (
 from benchctl.records.peaks import MEASURED, best_series, named_peaks, resolved_hardware
 from benchctl.report.table import Column, Table, table_of
 from benchctl.steptime.speculation.law import steps_by_length, survival
-from benchctl.units import GIGA, MS_PER_S, PETA, TERA, US_PER_S
+from benchctl.units import GIGA, MS_PER_S, PETA, TERA, US_PER_S, four_digits, signed_three_digits
 
 _NO_MODEL = "none"
 

@@ -43,7 +43,6 @@ from benchctl.cli.outcome import print_results
 from benchctl.cli.screen import print_json, warn, wide_console
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import UsageError
-from benchctl.formats import count_of, four_digits, percentage
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.measure.resume.pending import undone_runs
 from benchctl.measure.telemetry.gpu import gpu_inventory
@@ -70,6 +69,7 @@ from benchctl.report.export import write_derived, write_pictures
 from benchctl.report.model_documents import bonus_document
 from benchctl.report.table import table_of
 from benchctl.report.tables.times import bonus_table
+from benchctl.units import count_of, four_digits, percentage
 
 app = typer.Typer(
     add_completion=False,

@@ -16,9 +16,9 @@ from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Architecture, Recipe
 from benchctl.engines.tiny_models.value_pair import make_value_pair
 from benchctl.errors import UsageError
-from benchctl.formats import megabytes
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_LAYERS
 from benchctl.records.files import encode
+from benchctl.units import megabytes
 
 app = typer.Typer(
     add_completion=False,

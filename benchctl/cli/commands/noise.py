@@ -14,12 +14,12 @@ from benchctl.analysis.planning import is_repeated_baseline
 from benchctl.analysis.validity.machines import age_days
 from benchctl.cli.screen import wide_console
 from benchctl.errors import RecordError, UsageError
-from benchctl.formats import count_of, percentage
 from benchctl.measure.noise_on_file import sound_noise
 from benchctl.records.directory import open_results
 from benchctl.records.noise import NOISE, NoiseFloor
 from benchctl.records.stores import newest_of_each, remove_files
 from benchctl.report.table import table_of
+from benchctl.units import count_of, percentage
 
 app = typer.Typer(
     add_completion=False,

@@ -24,7 +24,6 @@ from benchctl.engines.environment import engines_directory
 from benchctl.engines.installing.install import install_engine
 from benchctl.engines.installing.recipes import INSTALLABLE, device_here, recipe_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UsageError
-from benchctl.formats import count_of
 from benchctl.measure.doctor.check import Check, obstacles
 from benchctl.measure.doctor.doctor import Needs, inspect_machine
 from benchctl.measure.doctor.engines import NeededEngine, engine_checks
@@ -33,6 +32,7 @@ from benchctl.profile.init import VALUES, Change, NewProfile, check_name, new_pr
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.profile.planning import arms, plan_runs, variant_settings
 from benchctl.report.table import table_of
+from benchctl.units import count_of
 
 _QUESTIONS: Final = {
     "flag": "an option or flag of the server",

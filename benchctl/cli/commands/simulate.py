@@ -35,7 +35,6 @@ from benchctl.cli.options import (
 from benchctl.cli.outcome import print_outcome
 from benchctl.cli.screen import print_json, tell, uncollected, warn, wide_console
 from benchctl.errors import UsageError
-from benchctl.formats import percentage, short_number
 from benchctl.measure.capacity.objective import parse_objective
 from benchctl.measure.capacity.point import LoadKind
 from benchctl.measure.capacity.prediction import ArmPrediction, Predicted, predict_intervals
@@ -58,6 +57,7 @@ from benchctl.report.documents import show_document
 from benchctl.report.table import Column, Table
 from benchctl.sim.settings import costs_in_words
 from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
+from benchctl.units import short_number
 from benchctl.workload.recorded import recorded_load
 
 _NO_OBJECTIVE_HELD: Final = 1

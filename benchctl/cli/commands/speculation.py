@@ -13,7 +13,6 @@ from benchctl.cli.screen import drawable, tell, uncollected
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.formats import capitalized
 from benchctl.profile.choices import (
     MAX_CONCURRENCY,
     MAX_CONTEXT,
@@ -49,6 +48,7 @@ from benchctl.steptime.speculation.law import DraftCost
 from benchctl.steptime.speculation.served import ServedSpeculation, rows_that_fit, serve
 from benchctl.steptime.speculation.server_steps import Backfill, ServerSteps, as_share
 from benchctl.steptime.work import Deployment, one_step
+from benchctl.units import capitalized
 
 _Results = Annotated[
     Path | None,

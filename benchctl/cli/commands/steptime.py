@@ -15,7 +15,6 @@ from benchctl.cli.screen import drawable, tell
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.formats import count_of, four_digits
 from benchctl.interop.readers.request_times import read_overheads
 from benchctl.interop.readers.step_table import TableDefaults
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_DEVICES
@@ -50,6 +49,7 @@ from benchctl.steptime.fitting.fit import FitOptions, fit_model
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import read_model, write_model
 from benchctl.steptime.work import Deployment, one_step
+from benchctl.units import count_of, four_digits
 from benchctl.workload.next_runs import measured_engine, named_as_measured, profile_text_of_runs
 
 _Sources = Annotated[

@@ -25,8 +25,8 @@ from benchctl.cli.screen import TextConsole, json_text, print_json
 from benchctl.cluster.block_progress import STATES, BlockProgress
 from benchctl.cluster.progress import Problem, Progress, progress_document
 from benchctl.cluster.watcher import Watcher
-from benchctl.formats import count_of, duration, first_of
 from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.units import count_of, duration, first_of
 from benchctl.untrusted.text import visible_line
 
 Show: TypeAlias = Callable[[Progress], None]

@@ -15,7 +15,6 @@ from benchctl.cli.screen import bar, folding_console
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import DatasetError, UsageError
-from benchctl.formats import megabytes
 from benchctl.interop.writers.inference_perf import write_inference_perf
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_DEVICES
 from benchctl.records.peaks import resolved_hardware
@@ -23,7 +22,7 @@ from benchctl.report.table import table_of
 from benchctl.steptime.model_file import read_model
 from benchctl.steptime.source import StepTimeSource, fitted_source, roofline_source
 from benchctl.steptime.work import Deployment
-from benchctl.units import MS_PER_S
+from benchctl.units import MS_PER_S, megabytes
 from benchctl.workload.calibration import WORKLOADS, calibration_workload
 from benchctl.workload.datasets.dataset import dataset_file, dataset_files, meanings_of_datasets
 from benchctl.workload.datasets.fetch import fetch_dataset

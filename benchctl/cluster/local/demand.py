@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 
 from benchctl.cluster.slots import Slot
 from benchctl.errors import RecordError, UsageError
-from benchctl.formats import count_of
 from benchctl.measure.server.cores import core_ranges
 from benchctl.measure.telemetry.visible_devices import VARIABLE
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import PlannedRun
+from benchctl.units import count_of
 
 
 def check_beside(profile: Profile, num: int) -> None:

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from benchctl.formats import count_of
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.telemetry.gpu_reading import READ_QUANTITIES, GpuReader, OpenedGpus
 from benchctl.measure.telemetry.nvml import NvmlStates
 from benchctl.records.schema import GpuSample, ResultWarning
 from benchctl.records.warning_codes import WARNING_CODES
+from benchctl.units import count_of
 
 _check = partial(Check, topic="gpu")
 _TO_READ_BY_NVML: Final = "put libnvidia-ml.so.1, which comes with the driver, on the path of the loader"

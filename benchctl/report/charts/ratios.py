@@ -11,13 +11,13 @@ from benchctl.analysis.analyzed import AnalyzedExperiment, few_requests
 from benchctl.analysis.experiment.summary import CellSummary, SweepRow
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import RatioEstimate
-from benchctl.formats import range_of
 from benchctl.profile.model import Profile
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.noise import MetricNoise
 from benchctl.records.schema import Cell
 from benchctl.report.charts import figure
 from benchctl.report.charts.figure import GREY
+from benchctl.units import range_of
 
 
 def draw_block_values(subject: figure.Subject) -> figure.Chart:

@@ -8,12 +8,11 @@ import numpy as np
 
 from benchctl.analysis.attribution.breakdown import Breakdown
 from benchctl.analysis.experiment.summary import CellSummary, RunSummary
-from benchctl.formats import short_number
 from benchctl.records.columns import Floats, Integers, StepColumns
 from benchctl.records.schema import SECTION_PARENT
 from benchctl.report.charts import figure
 from benchctl.report.charts.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from benchctl.units import NS_PER_MS, NS_PER_S, PETA, TERA, ms_from_ns
+from benchctl.units import NS_PER_MS, NS_PER_S, PETA, TERA, ms_from_ns, short_number
 
 NO_STEPS: Final = "no finished run has a step log"
 UNNAMED: Final = "not named by any section"

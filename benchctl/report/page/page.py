@@ -28,7 +28,6 @@ from benchctl.analysis.analyzed import (
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.metrics.latency import PERCENTS
-from benchctl.formats import NOT_AVAILABLE, capitalized, minus, minus_in_numbers
 from benchctl.interop.readers.run import ForeignRun
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.charts import ratios, requests, steps
@@ -64,6 +63,7 @@ from benchctl.report.page.verdict import (
 from benchctl.report.page.words import SHAPES, SIGNS, definition_values, kind_of
 from benchctl.report.table import Table
 from benchctl.report.tables.times import percentile_table
+from benchctl.units import NOT_AVAILABLE, capitalized, minus, minus_in_numbers
 from benchctl.untrusted.text import visible, visible_lines
 
 ForeignSides = Sequence[tuple[str, Sequence[ForeignRun]]]

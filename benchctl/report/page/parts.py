@@ -30,7 +30,6 @@ from benchctl.analysis.compare.words import (
 )
 from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.errors import RecordError
-from benchctl.formats import capitalized, count_of, first_of, gib, minus_in_numbers, percentage, range_of
 from benchctl.records.directory import arm_label
 from benchctl.report.charts.figure import Subject
 from benchctl.report.page.verdict import PageVerdict
@@ -48,6 +47,7 @@ from benchctl.report.tables.experiment import (
     runs_table,
 )
 from benchctl.report.tables.times import bonus_table, launch_table, passes_table, percentile_table
+from benchctl.units import capitalized, count_of, first_of, gib, minus_in_numbers, percentage, range_of
 from benchctl.untrusted.files import is_file, open_file
 from benchctl.untrusted.secrets import redacted
 

@@ -12,7 +12,8 @@ from benchctl.analysis.attribution.text import factor_text, floor_line, sentence
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import change_text, speed_line
-from benchctl.formats import (
+from benchctl.units import (
+    MS_PER_S,
     capitalized,
     four_digits,
     minus,
@@ -21,9 +22,6 @@ from benchctl.formats import (
     shortened_inside,
     signed_four_digits,
 )
-from benchctl.report.charts import figure
-from benchctl.report.charts.figure import BLUE, GREEN, GREY, VERMILION, Row, Spec, layer
-from benchctl.units import MS_PER_S
 
 _NICE_PERCENT: Final = (
     *(100, -50, 50, 300, 900, -75, -90, 500, 200, 25, -25, 20, -20, 10, -10, 5, -5, 3, -3, 2, -2, 1, -1),

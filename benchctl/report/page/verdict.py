@@ -14,7 +14,7 @@ from benchctl.analysis.compare.result import EXIT_CODES, Comparison, first_verdi
 from benchctl.analysis.compare.words import verdict_sentence
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.errors import InvalidDataError, NotComparableError, UsageError
-from benchctl.formats import in_a_row
+from benchctl.units import in_a_row
 
 AnalyzedSide: TypeAlias = tuple[AnalyzedExperiment, Side]
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.metrics.table import METRICS, Metric
-from benchctl.formats import count_of, percentage
 from benchctl.report.table import table_of
+from benchctl.units import count_of, percentage
 
 
 def metric_term(metric: Metric) -> str:

@@ -24,10 +24,10 @@ from benchctl.analysis.compare.words import (
 )
 from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.metrics.speculation import ArmDrafts
-from benchctl.formats import NOT_AVAILABLE, p_value, percentage, percentage_change, range_of, scatter
 from benchctl.report.table import Column, Table, markdown_text
 from benchctl.report.tables.experiment import node_lines, nodes_table
 from benchctl.report.tables.models import acceptance_table
+from benchctl.units import NOT_AVAILABLE, p_value, percentage, percentage_change, range_of, scatter
 from benchctl.untrusted.text import visible_line
 
 MOST_CHARACTERS: Final = 200

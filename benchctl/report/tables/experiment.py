@@ -17,10 +17,16 @@ from benchctl.analysis.experiment.ladder import Difference
 from benchctl.analysis.experiment.summary import CellSummary, Spread
 from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.validity.machines import machines_of, machines_text
-from benchctl.formats import (
+from benchctl.records.record import ESTIMATE, SERVER, Manifest, PreparedRequest
+from benchctl.records.schema import ResultWarning
+from benchctl.records.warning_codes import by_severity
+from benchctl.report.table import Column, Table
+from benchctl.units import (
+    MS_PER_S,
     count_of,
     first_of,
     four_digits,
+    ms_from_ns,
     p_value,
     percentage,
     percentage_change,
@@ -30,11 +36,6 @@ from benchctl.formats import (
     three_digits,
     whole,
 )
-from benchctl.records.record import ESTIMATE, SERVER, Manifest, PreparedRequest
-from benchctl.records.schema import ResultWarning
-from benchctl.records.warning_codes import by_severity
-from benchctl.report.table import Column, Table
-from benchctl.units import MS_PER_S, ms_from_ns
 from benchctl.untrusted.text import visible_line
 
 

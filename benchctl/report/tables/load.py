@@ -8,12 +8,12 @@ from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.metrics.latency import smallest_sample
 from benchctl.analysis.metrics.load_figures import LoadFigures
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
-from benchctl.formats import UNKNOWN, four_digits, whole
 from benchctl.interop.writers.vllm import bounds_document, total_throughput, vllm_figures
 from benchctl.profile.model import Arrival
 from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.table import Column, Table, table_of
+from benchctl.units import UNKNOWN, four_digits, whole
 
 _NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end", "send_lag": "send lag"}
 

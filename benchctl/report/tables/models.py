@@ -5,16 +5,6 @@ from typing import Any
 
 from benchctl.analysis.experiment.drafts import NEGLIGIBLE_FRAC, MeasuredSpeculation
 from benchctl.analysis.metrics.speculation import ArmDrafts, PositionAcceptance
-from benchctl.formats import (
-    UNKNOWN,
-    change_of_ratio,
-    count_of,
-    four_digits,
-    p_value,
-    percentage,
-    three_digits,
-    whole,
-)
 from benchctl.report.table import Column, Table, table_of
 from benchctl.steptime.diagnosis.diagnose import Diagnosis
 from benchctl.steptime.diagnosis.evaluate import Evaluation
@@ -27,7 +17,17 @@ from benchctl.steptime.speculation.estimate import Estimate
 from benchctl.steptime.speculation.served import ServedSpeculation
 from benchctl.steptime.step_counts import EXTENTS, distances, extents_of
 from benchctl.steptime.work import StepWork
-from benchctl.units import MS_PER_S
+from benchctl.units import (
+    MS_PER_S,
+    UNKNOWN,
+    change_of_ratio,
+    count_of,
+    four_digits,
+    p_value,
+    percentage,
+    three_digits,
+    whole,
+)
 
 
 def acceptance_table(arms: Mapping[str, ArmDrafts]) -> Table | None:

@@ -7,11 +7,10 @@ from benchctl.analysis.analyzed import LATENCY_NAMES, AnalyzedExperiment, Percen
 from benchctl.analysis.bonus import BackfillVerdict, Cost
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 from benchctl.analysis.statistics.intervals import Interval
-from benchctl.formats import UNKNOWN, four_digits, percentage, three_digits
 from benchctl.profile.choices import Mode
 from benchctl.report.table import Column, Table
 from benchctl.report.tables.experiment import blocks_that_count
-from benchctl.units import ms_from_ns
+from benchctl.units import UNKNOWN, four_digits, ms_from_ns, percentage, three_digits
 
 
 def interval_text(interval: Interval) -> str:

@@ -14,7 +14,6 @@ from benchctl.costs.hardware import hardware_for, hardware_or_none
 from benchctl.engines.openai_server import own_options
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import UsageError
-from benchctl.formats import percentage, percentage_change
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.directory import arm_label
@@ -24,6 +23,7 @@ from benchctl.sim.prediction.prediction import PredictedRun, StepTimes, predict_
 from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import read_model
+from benchctl.units import percentage, percentage_change
 
 ROOFLINE_MAPE_FRAC: Final = 0.325
 """Published mean error of a roofline on 1,967 steps of vLLM with Llama-2-70B and CodeLlama-34B on H100: real steps

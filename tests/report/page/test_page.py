@@ -21,10 +21,10 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.words import change_text
 from benchctl.analysis.experiment.pairing import Side
-from benchctl.formats import minus
 from benchctl.records.record import RunFailure
 from benchctl.report.page.page import closed, directory_page, inert_json, render_page, sides_page
 from benchctl.report.page.plots import cell_waterfalls
+from benchctl.units import minus
 from benchctl.untrusted.text import escaped, visible
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
