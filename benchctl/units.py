@@ -1,8 +1,8 @@
 """Factors between units, and numbers as text: no other module defines either.
 
 Quantities are in base units, and their names say which (``_ns``, ``_s``, ``_bytes``, ``_frac``); milliseconds and
-percent are for readers. Digits, signs and units that readers see are decided here: tables, messages, sentences and the
-page take their numbers from these functions, so that one number looks the same wherever it appears.
+percent are for readers. Digits, signs and units that readers see are decided here: tables, messages, sentences and
+the page take their numbers from these functions, so that one number looks the same wherever it appears.
 """
 
 import math

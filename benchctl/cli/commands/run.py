@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from benchctl.analysis.planning import repeated_baseline
-from benchctl.cli.blocks import (
+from benchctl.cli.commands.blocks import (
     check_block_time,
     check_slots,
     check_slurm,

@@ -57,7 +57,7 @@ from benchctl.report.documents import show_document
 from benchctl.report.table import Column, Table
 from benchctl.sim.settings import costs_in_words
 from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
-from benchctl.units import short_number
+from benchctl.units import percentage, short_number
 from benchctl.workload.recorded import recorded_load
 
 _NO_OBJECTIVE_HELD: Final = 1

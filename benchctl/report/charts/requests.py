@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchctl.analysis.analyzed import LATENCY_NAMES, Sorted, run_latencies
-from benchctl.analysis.experiment.summary import RunSummary
+from benchctl.analysis.experiment.summary import CellSummary, RunSummary
 from benchctl.analysis.metrics.latency import first_token_ns, is_completed, last_token_ns, measured
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.validity.machines import gpu_names, machines_of

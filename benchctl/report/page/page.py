@@ -19,7 +19,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from benchctl import __version__, formats
+from benchctl import __version__, units
 from benchctl.analysis.analyzed import (
     LATENCY_NAMES,
     AnalyzedExperiment,
@@ -119,7 +119,7 @@ def files_page(comparison: Comparison, sides: ForeignSides) -> str:
                 "side": name,
                 "where": run.where,
                 "source": run.source,
-                "requests": formats.whole(run.metrics.get("num_completed")),
+                "requests": units.whole(run.metrics.get("num_completed")),
                 "failure": run.failure or "",
                 "settings": _settings_text(run.settings.items(), ", ", " "),
             }

@@ -12,6 +12,8 @@ from benchctl.analysis.attribution.text import factor_text, floor_line, sentence
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import change_text, speed_line
+from benchctl.report.charts import figure
+from benchctl.report.charts.figure import BLUE, GREEN, GREY, VERMILION, Row, Spec, layer
 from benchctl.units import (
     MS_PER_S,
     capitalized,

@@ -49,7 +49,7 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms, plan_runs
 from benchctl.records.directory import ResultDirectory, Submission, arm_label
 from benchctl.records.record import PlannedRun, PreparedRequest
-from benchctl.units import count_of
+from benchctl.units import count_of, duration
 from benchctl.untrusted.files import read_file
 from benchctl.untrusted.text import visible_lines
 from benchctl.workload.natural_lengths import KEY, needs_lengths
