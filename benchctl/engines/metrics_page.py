@@ -5,7 +5,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from benchctl.untrusted.limits import METRICS_LINE_CHARS, METRICS_LINES
+from benchctl.untrusted import METRICS_LINE_CHARS, METRICS_LINES
 
 _LARGEST: Final = 2.0**63
 _LEFT_OUT: Final = ("_bucket", "_created")

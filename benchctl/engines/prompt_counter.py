@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from benchctl.untrusted.limits import PROMPT_TOKENS
+from benchctl.untrusted import PROMPT_TOKENS
 from benchctl.workload.tokenizers.tokenizer import Chat
 
 PostJson: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]

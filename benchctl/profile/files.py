@@ -30,7 +30,7 @@ from benchctl.profile.yaml import (
     size_problem,
     value_text,
 )
-from benchctl.untrusted.limits import EXTENDED_FILES, PROFILE_BYTES
+from benchctl.untrusted import EXTENDED_FILES, PROFILE_BYTES
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 

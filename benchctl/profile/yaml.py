@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import yaml
 
-from benchctl.untrusted.limits import (
+from benchctl.untrusted import (
     PROFILE_BYTES,
     PROFILE_DEPTH,
     PROFILE_NODES,

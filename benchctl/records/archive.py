@@ -14,8 +14,7 @@ from typing import IO, Final, cast
 from benchctl.errors import RecordError, UsageError
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import is_name
-from benchctl.untrusted.files import open_file
-from benchctl.untrusted.limits import (
+from benchctl.untrusted import (
     ARCHIVE_BYTES,
     ARCHIVE_DEPTH,
     ARCHIVE_ENTRIES,
@@ -24,6 +23,7 @@ from benchctl.untrusted.limits import (
     ARCHIVE_RATIO_FREE_BYTES,
     VALUE_CHARS,
 )
+from benchctl.untrusted.files import open_file
 from benchctl.untrusted.text import visible_line
 
 LEFT_OUT: Final = (

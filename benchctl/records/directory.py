@@ -21,8 +21,8 @@ from benchctl.records.files import (
 )
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import Cell, Record
+from benchctl.untrusted import STORED_PROFILE_BYTES
 from benchctl.untrusted.files import Fence, entry_names, is_there, make_folder, read_file, replace_file
-from benchctl.untrusted.limits import STORED_PROFILE_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS
 
 _NAME_CHARS: Final = 200

@@ -12,8 +12,8 @@ import msgspec
 from benchctl.errors import RecordError
 from benchctl.records.schema import check_version
 from benchctl.system_errors import OWN_LIMITS, system_failure
+from benchctl.untrusted import DOCUMENT_BYTES, LINE_BYTES
 from benchctl.untrusted.files import Fence, open_file, open_to_append, read_file, replace_file
-from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem, field_problem
 
 _LONGEST_NAME_BYTES: Final = 255

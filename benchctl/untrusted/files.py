@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
 
 from benchctl.errors import RecordError
-from benchctl.untrusted.limits import DOCUMENT_BYTES, LOG_BYTES, SEARCHED_ENTRIES
+from benchctl.untrusted import DOCUMENT_BYTES, LOG_BYTES, SEARCHED_ENTRIES
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

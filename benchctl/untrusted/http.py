@@ -12,7 +12,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.untrusted.limits import MESSAGE_CHARS, PAGE_BYTES
+from benchctl.untrusted import MESSAGE_CHARS, PAGE_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem
 from benchctl.untrusted.text import visible_line
 

@@ -16,7 +16,7 @@ import msgspec
 import yaml
 
 from benchctl.errors import UsageError
-from benchctl.untrusted.limits import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES, PROFILE_BYTES, VALUE_CHARS
+from benchctl.untrusted import DOCUMENT_BYTES, LINE_BYTES, LOG_BYTES, PROFILE_BYTES, VALUE_CHARS
 from benchctl.untrusted.text import visible_line
 
 DECODING_ERRORS: Final[tuple[type[Exception], ...]] = (

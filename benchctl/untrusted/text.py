@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from typing import Final
 
-from benchctl.untrusted.limits import MESSAGE_CHARS, VALUE_CHARS
+from benchctl.untrusted import MESSAGE_CHARS, VALUE_CHARS
 
 _CONTROL: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"

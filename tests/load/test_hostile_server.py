@@ -17,7 +17,7 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.profile.model import Arrival, Timeouts
 from benchctl.records.files import encode
 from benchctl.records.record import RequestRecord
-from benchctl.untrusted.limits import LINE_BYTES, MESSAGE_CHARS
+from benchctl.untrusted import LINE_BYTES, MESSAGE_CHARS
 
 SERVER = Path(__file__).parent.parent / "support" / "servers" / "programs" / "hostile_server.py"
 

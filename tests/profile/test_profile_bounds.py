@@ -8,7 +8,7 @@ import pytest
 from benchctl.errors import ProfileError, RecordError
 from benchctl.profile.load import load_profile, parse_profile, stored_profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.untrusted.limits import (
+from benchctl.untrusted import (
     EXTENDED_FILES,
     PROFILE_BYTES,
     PROFILE_DEPTH,

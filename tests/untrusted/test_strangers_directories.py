@@ -17,7 +17,7 @@ from benchctl.profile.load import parse_profile, profile_sha256
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import DIGESTS_FILE, begin_digests, digests_of_run, record_run
 from benchctl.records.loaded import load_run
-from benchctl.untrusted.limits import LINE_BYTES
+from benchctl.untrusted import LINE_BYTES
 
 RUN = "runs/001-b0-guided-top_k5"
 COMMANDS = {

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchctl.errors import UsageError
-from benchctl.untrusted.limits import LINE_BYTES
+from benchctl.untrusted import LINE_BYTES
 from benchctl.untrusted.reading import (
     UnreadableError,
     read_bytes,

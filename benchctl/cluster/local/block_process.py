@@ -13,8 +13,8 @@ from typing import Final
 from benchctl.cluster.local import launcher
 from benchctl.cluster.slots import Slot
 from benchctl.measure.telemetry.visible_devices import VARIABLE
+from benchctl.untrusted import LOG_BYTES
 from benchctl.untrusted.files import entry_names, make_folder, open_to_append, read_file
-from benchctl.untrusted.limits import LOG_BYTES
 
 _LAUNCHER: Final = Path(launcher.__file__)
 _LOG: Final = re.compile(r"b(\d+)-(\d+)\.log")

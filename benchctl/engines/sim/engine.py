@@ -27,8 +27,8 @@ from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import Clock, ResultWarning, StepRecord
 from benchctl.steptime.model_file import read_model
 from benchctl.steptime.work import Deployment
+from benchctl.untrusted import METRICS_BYTES
 from benchctl.untrusted.http import fetch, fetch_json
-from benchctl.untrusted.limits import METRICS_BYTES
 from benchctl.workload.datasets.files import in_data_directory
 
 _LAG_FRAC: Final = 0.02

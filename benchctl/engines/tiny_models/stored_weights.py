@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from benchctl.engines.tiny_models.hugging_face import NORM_EPSILON
 from benchctl.errors import UsageError
-from benchctl.untrusted.limits import DOCUMENT_BYTES
+from benchctl.untrusted import DOCUMENT_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_bytes
 
 _LENGTH_BYTES: Final = 8

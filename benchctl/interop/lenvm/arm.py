@@ -20,7 +20,7 @@ from benchctl.interop.readers.lenvm_timing import (
     read_timing,
     revisions_of,
 )
-from benchctl.untrusted.limits import ROWS_BYTES
+from benchctl.untrusted import ROWS_BYTES
 from benchctl.untrusted.reading import UnreadableError, read_lines
 
 _MOST_SETTING: Final = 1 << 32

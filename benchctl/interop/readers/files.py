@@ -21,8 +21,8 @@ from benchctl.interop.readers.run import ForeignRun
 from benchctl.interop.readers.sglang import is_sglang, sglang_run
 from benchctl.interop.readers.vllm import is_vllm, vllm_run
 from benchctl.records.archive import is_archive
+from benchctl.untrusted import FOREIGN_BYTES
 from benchctl.untrusted.files import files_below, is_there, require_files
-from benchctl.untrusted.limits import FOREIGN_BYTES
 from benchctl.untrusted.reading import UnreadableError, json_value, read_text
 from benchctl.untrusted.text import visible_line
 

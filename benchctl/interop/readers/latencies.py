@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from benchctl.errors import RecordError
 from benchctl.units import MS_PER_S
-from benchctl.untrusted.limits import ROWS_BYTES
+from benchctl.untrusted import ROWS_BYTES
 from benchctl.untrusted.reading import UnreadableError, json_value, read_lines, utf8_text
 
 Latencies: TypeAlias = Mapping[str, tuple[float, ...]]

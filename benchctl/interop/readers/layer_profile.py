@@ -37,8 +37,8 @@ from benchctl.steptime.layers.profile import LayerTables, Link
 from benchctl.steptime.layers.skew import SkewedBatch, SkewTable, fits
 from benchctl.steptime.layers.verification import VerificationTable
 from benchctl.units import GIB, NS_PER_US
+from benchctl.untrusted import ROWS_BYTES
 from benchctl.untrusted.files import files_below, require_files
-from benchctl.untrusted.limits import ROWS_BYTES
 from benchctl.untrusted.reading import UnreadableError, read_csv, read_csv_records, read_json
 from benchctl.untrusted.text import visible_value
 

@@ -14,7 +14,7 @@ import numpy as np
 from benchctl.errors import UsageError
 from benchctl.steptime.fitting.overheads import fit_overheads
 from benchctl.steptime.model import RequestOverheads
-from benchctl.untrusted.limits import ROWS_BYTES
+from benchctl.untrusted import ROWS_BYTES
 from benchctl.untrusted.reading import UnreadableError, json_value, read_lines, utf8_text
 
 _EVENTS: Final = ("arrived", "queued", "finished", "departed")

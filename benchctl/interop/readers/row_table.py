@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchctl.errors import UsageError
-from benchctl.untrusted.limits import ROWS_BYTES
+from benchctl.untrusted import ROWS_BYTES
 from benchctl.untrusted.reading import (
     DECODING_ERRORS,
     UnreadableError,

@@ -10,7 +10,7 @@ import httptools
 from benchctl.load.answer.excess import ExcessError, most_answer_bytes
 from benchctl.load.answer.stream import CompletionReader, excerpt
 from benchctl.records.record import RequestError
-from benchctl.untrusted.limits import ERROR_BODY_BYTES, RESPONSE_HEAD_BYTES, RESPONSE_HEADERS
+from benchctl.untrusted import ERROR_BODY_BYTES, RESPONSE_HEAD_BYTES, RESPONSE_HEADERS
 
 OK: Final = 200
 _HEAD_BYTES: Final = 4096

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from benchctl.untrusted.limits import EVENT_VALUES, LINE_BYTES, TAIL_BYTES, TOKEN_BYTES
+from benchctl.untrusted import EVENT_VALUES, LINE_BYTES, TAIL_BYTES, TOKEN_BYTES
 
 EXCESS_KINDS: Final = frozenset({"oversized-head", "oversized-line", "oversized-answer", "unrequested-choice"})
 """Classes of requests that failed for the size or the number of what came."""

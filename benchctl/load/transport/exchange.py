@@ -19,7 +19,7 @@ from benchctl.records.finish_reasons import FINISH_ERROR_KINDS
 from benchctl.records.record import PreparedRequest, RequestError, RequestRecord
 from benchctl.system_errors import OWN_LIMITS
 from benchctl.units import NS_PER_S
-from benchctl.untrusted.limits import LINE_BYTES, MESSAGE_CHARS
+from benchctl.untrusted import LINE_BYTES, MESSAGE_CHARS
 from benchctl.untrusted.secrets import redacted
 
 _SLICE_BYTES: Final = 32_768

@@ -11,7 +11,7 @@ from typing import Final
 import httptools
 import httpx
 
-from benchctl.untrusted.limits import PAGE_BYTES, RESPONSE_HEAD_BYTES
+from benchctl.untrusted import PAGE_BYTES, RESPONSE_HEAD_BYTES
 
 _READ_BYTES: Final = 1 << 16
 _HTTP_PORT: Final = 80

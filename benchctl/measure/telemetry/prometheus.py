@@ -16,8 +16,8 @@ import httpx
 from benchctl.analysis.metrics.server_counters import is_idle, token_counts
 from benchctl.engines.metrics_page import series_of
 from benchctl.records.schema import PrometheusSample
+from benchctl.untrusted import METRICS_BYTES
 from benchctl.untrusted.http import fetch_now
-from benchctl.untrusted.limits import METRICS_BYTES
 
 _TIMEOUT_S: Final = 5.0
 _SETTLE_LIMIT_S: Final = 2.0

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import UsageError
-from benchctl.untrusted.limits import ROWS_BYTES
+from benchctl.untrusted import ROWS_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_lines
 from benchctl.workload.datasets.tokens import tokenize
 

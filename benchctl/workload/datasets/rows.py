@@ -6,7 +6,7 @@ from typing import Annotated, Final, TypeAlias, TypeVar
 import msgspec
 
 from benchctl.errors import DatasetError
-from benchctl.untrusted.limits import PROMPT_TOKENS, ROWS_BYTES
+from benchctl.untrusted import PROMPT_TOKENS, ROWS_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_bytes, read_lines
 
 Length: TypeAlias = Annotated[int, msgspec.Meta(le=PROMPT_TOKENS)]

@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from benchctl.errors import UsageError
 from benchctl.records.record import Message
-from benchctl.untrusted.limits import LINE_BYTES, PROFILE_BYTES, TEMPLATE_BYTES, TEMPLATE_S
+from benchctl.untrusted import LINE_BYTES, PROFILE_BYTES, TEMPLATE_BYTES, TEMPLATE_S
 from benchctl.untrusted.reading import UnreadableError, decoding_problem, read_json, read_text
 from benchctl.workload.tokenizers.files import TEMPLATE_FILES, TOKEN_FILES
 

@@ -14,7 +14,7 @@ import msgspec
 
 from benchctl.errors import DatasetError, ProfileError
 from benchctl.profile.model import Workload
-from benchctl.untrusted.limits import ROWS_BYTES
+from benchctl.untrusted import ROWS_BYTES
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, decoding_problem, read_csv_records
 from benchctl.workload.datasets.dataset import OwnDataset
 from benchctl.workload.datasets.files import sha256_of

@@ -13,7 +13,7 @@ from typing import Final
 
 from benchctl.errors import DatasetError
 from benchctl.units import NS_PER_S
-from benchctl.untrusted.limits import PROMPT_TOKENS, ROWS_BYTES
+from benchctl.untrusted import PROMPT_TOKENS, ROWS_BYTES
 from benchctl.untrusted.reading import UnreadableError, decoding_problem, read_csv
 from benchctl.untrusted.text import visible_value
 from benchctl.workload.datasets.dataset import FileDataset
