@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from benchctl import __version__
-from benchctl.errors import BenchctlError, InternalError, UsageError
-from benchctl.system_errors import KEPT, as_run_error, as_usage_error, is_of_the_system
+from benchctl.errors import (
+    KEPT,
+    BenchctlError,
+    InternalError,
+    UsageError,
+    as_run_error,
+    as_usage_error,
+    is_of_the_system,
+)
 from benchctl.untrusted.text import escaped, visible_line, visible_lines
 
 _STDERR_FD = 2

@@ -18,7 +18,15 @@ from benchctl.analysis.compare.metric import roles_of
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.ladder import take_look
 from benchctl.analysis.validity.machines import version_warning
-from benchctl.errors import BenchctlError, RequestRefusedError, UsageError
+from benchctl.errors import (
+    KEPT,
+    BenchctlError,
+    RequestRefusedError,
+    UsageError,
+    as_run_error,
+    as_usage_error,
+    is_of_the_system,
+)
 from benchctl.measure.durations import gpu_names_here, remember_duration
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.noise_on_file import noise_on_file
@@ -39,7 +47,6 @@ from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailur
 from benchctl.records.schema import ResultWarning, RunState
 from benchctl.sim.settings import costs_in_words
 from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
-from benchctl.system_errors import KEPT, as_run_error, as_usage_error, is_of_the_system
 from benchctl.workload.prepare import PreparedSet
 
 OnLook: TypeAlias = Callable[[Look, StoppingRecord], None]

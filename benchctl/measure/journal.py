@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from benchctl.errors import BenchctlError
+from benchctl.errors import KEPT, BenchctlError, as_run_error, is_of_the_system
 from benchctl.load.tally import LoadSummary
 from benchctl.measure.interrupt import interruptible
 from benchctl.measure.redaction import redacted_tree
@@ -17,7 +17,6 @@ from benchctl.records.integrity import digests_of_run
 from benchctl.records.record import INTERRUPTED, RunFailure, RunRecord
 from benchctl.records.schema import ResultWarning, RunState
 from benchctl.records.warning_codes import SUSPECT_CODES, by_severity
-from benchctl.system_errors import KEPT, as_run_error, is_of_the_system
 from benchctl.untrusted.secrets import Redactor, environment_redactor
 
 INTERNAL_ERROR: Final = "internal-error"

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from benchctl.engines.engine import engine_for
+from benchctl.errors import address_space_shortfall
 from benchctl.load.demand import LoadSize, max_open
 from benchctl.load.process import usable_open_files
 from benchctl.load.workers.workers import num_workers
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms
-from benchctl.system_errors import address_space_shortfall
 from benchctl.units import megabytes
 
 OWN_OPEN_FILES: Final = 32

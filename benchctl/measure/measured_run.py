@@ -19,7 +19,7 @@ import msgspec
 from benchctl.analysis.validity.answers import answer_end_warnings, prompt_warnings
 from benchctl.analysis.validity.client import bunching_warnings, client_suspect_warnings, client_warnings
 from benchctl.engines.engine import Engine, LaunchSite
-from benchctl.errors import RequestRefusedError, RunError
+from benchctl.errors import OWN_LIMITS, RequestRefusedError, RunError
 from benchctl.load.demand import LoadSize
 from benchctl.load.driver import Load
 from benchctl.load.process import steady_interpreter
@@ -35,7 +35,6 @@ from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION, NodeInfo, ResultWarning, RunState
-from benchctl.system_errors import OWN_LIMITS
 from benchctl.untrusted.http import recordable
 from benchctl.untrusted.secrets import environment_redactor
 

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from benchctl.engines.engine import Engine
-from benchctl.errors import LoadError
+from benchctl.errors import OWN_LIMITS, LoadError
 from benchctl.load.tally import LoadSummary
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
@@ -21,7 +21,6 @@ from benchctl.load.transport.failures import underlying
 from benchctl.load.workers.workers import AnyLoad
 from benchctl.profile.model import Arrival, VariantSettings
 from benchctl.records.record import PreparedRequest
-from benchctl.system_errors import OWN_LIMITS
 from benchctl.workload.arrival import launch_offsets_ns
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from benchctl.errors import RecordError
+from benchctl.errors import OWN_LIMITS, RecordError, system_failure
 from benchctl.records.schema import check_version
-from benchctl.system_errors import OWN_LIMITS, system_failure
 from benchctl.untrusted import DOCUMENT_BYTES, LINE_BYTES
 from benchctl.untrusted.files import Fence, open_file, open_to_append, read_file, replace_file
 from benchctl.untrusted.reading import DECODING_ERRORS, decoding_problem, field_problem

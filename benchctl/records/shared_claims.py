@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from benchctl.errors import ClaimedError, RecordError, UsageError
+from benchctl.errors import ClaimedError, RecordError, UsageError, as_usage_error
 from benchctl.records.claims import (
     BEATS_PER_LEASE,
     CLAIMS,
@@ -30,7 +30,6 @@ from benchctl.records.claims import (
 )
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import FOLDER, begin_digests
-from benchctl.system_errors import as_usage_error
 from benchctl.untrusted.files import make_folder, opened_folder, read_file
 
 Sight: TypeAlias = Literal["free", "dead", "alive", "unknown"]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from support.results.builders import write_results
 
-from benchctl.errors import RunError, UsageError
+from benchctl.errors import RunError, UsageError, address_space_shortfall, as_usage_error, system_failure
 from benchctl.measure.journal import Journal
 from benchctl.measure.server.failure import limit_in_log, start_refusal
 from benchctl.records.claims import current_manifest, is_claimed, sole_writer
@@ -18,7 +18,6 @@ from benchctl.records.loaded import load_results
 from benchctl.records.record import RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.export import list_directories
-from benchctl.system_errors import address_space_shortfall, as_usage_error, system_failure
 
 REFUSALS = [
     (errno.EMFILE, "too-many-open-files", "ulimit -n 65536"),

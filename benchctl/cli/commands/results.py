@@ -18,7 +18,7 @@ from benchctl.cli.options import RESULTS, AsJson, complete_results
 from benchctl.cli.outcome import print_notes
 from benchctl.cli.screen import bytes_progress, print_json, print_tables, uncollected, wide_console
 from benchctl.cluster.arrival import import_archive
-from benchctl.errors import RecordError, UsageError
+from benchctl.errors import RecordError, UsageError, as_usage_error
 from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.interop.lenvm.summary import SUMMARY_NAME
 from benchctl.interop.lenvm.warnings import REPAIRS
@@ -33,7 +33,6 @@ from benchctl.report.export import list_directories, write_report
 from benchctl.report.table import table_of
 from benchctl.report.tables import experiment, times
 from benchctl.report.tables.models import acceptance_table
-from benchctl.system_errors import as_usage_error
 from benchctl.units import megabytes, shortened, shortened_inside
 from benchctl.untrusted.text import visible_line
 

@@ -9,6 +9,7 @@ from typing import Final, Literal
 import httpx
 import msgspec
 
+from benchctl.errors import OWN_LIMITS
 from benchctl.load.answer.answer import Answer
 from benchctl.load.answer.failure import error_of
 from benchctl.load.transport.kernel_clock import TIMESPEC, KernelClock
@@ -17,7 +18,6 @@ from benchctl.load.transport.receiver import OVERHEAD_BYTES, Connection, HeldByt
 from benchctl.profile.model import Timeouts
 from benchctl.records.finish_reasons import FINISH_ERROR_KINDS
 from benchctl.records.record import PreparedRequest, RequestError, RequestRecord
-from benchctl.system_errors import OWN_LIMITS
 from benchctl.units import NS_PER_S
 from benchctl.untrusted import LINE_BYTES, MESSAGE_CHARS
 from benchctl.untrusted.secrets import redacted

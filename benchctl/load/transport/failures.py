@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
+from benchctl.errors import OWN_LIMITS, system_failure
 from benchctl.records.record import RequestError
-from benchctl.system_errors import OWN_LIMITS, system_failure
 
 if TYPE_CHECKING:
     from benchctl.load.transport.exchange import Exchange

@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from benchctl.errors import LoadError
+from benchctl.errors import LoadError, as_run_error, failure_in_text
 from benchctl.load.tally import Activity
 from benchctl.load.workers.wire import FROM_WORKER, Assignment, FromWorker, Message, Wire
-from benchctl.system_errors import as_run_error, failure_in_text
 
 _EXIT_S: Final = 2.0
 _POLL_S: Final = 0.005

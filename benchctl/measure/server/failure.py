@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from benchctl.engines.engine import Diagnosis
-from benchctl.errors import ServerStartError
-from benchctl.system_errors import failure_in_text, system_failure
+from benchctl.errors import ServerStartError, failure_in_text, system_failure
 
 Diagnose: TypeAlias = Callable[[str], Diagnosis | None]
 """Maps the end of a log to the failure that it shows, if the engine knows one."""

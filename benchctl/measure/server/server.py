@@ -15,7 +15,7 @@ from typing import Final, Protocol, Self
 
 import httpx
 
-from benchctl.errors import ServerDiedError, ServerStartError
+from benchctl.errors import ServerDiedError, ServerStartError, as_run_error
 from benchctl.load.transport.failures import underlying
 from benchctl.measure.server import process as processes
 from benchctl.measure.server.essential import EssentialProcesses
@@ -34,7 +34,6 @@ from benchctl.measure.server.redacted_log import RedactedLog
 from benchctl.measure.server.shared_memory import Segments
 from benchctl.profile.model import Timeouts
 from benchctl.records.schema import ResultWarning
-from benchctl.system_errors import as_run_error
 from benchctl.untrusted.http import fetch
 from benchctl.untrusted.secrets import environment_redactor
 

@@ -13,7 +13,16 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from benchctl.errors import BenchctlError, OutOfTimeError, RecordError, UsageError
+from benchctl.errors import (
+    KEPT,
+    BenchctlError,
+    OutOfTimeError,
+    RecordError,
+    UsageError,
+    as_run_error,
+    as_usage_error,
+    is_of_the_system,
+)
 from benchctl.measure.durations import remember_duration
 from benchctl.measure.experiment import FailedArms, Listener, MeasureRun, Outcome, measure_feasible
 from benchctl.measure.interrupt import warned_by_scheduler
@@ -31,7 +40,6 @@ from benchctl.records.integrity import BlockDigests, digest_of, files_of_block, 
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.records.schema import SCHEMA_VERSION, RunState
 from benchctl.records.shared_claims import LeaseWatch, claimed_block
-from benchctl.system_errors import KEPT, as_run_error, as_usage_error, is_of_the_system
 
 
 def run_block(

@@ -16,9 +16,8 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.breakdown import CLOCK_NOTE
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.experiment.summary import CellSummary, RunSummary
-from benchctl.errors import UsageError
+from benchctl.errors import UsageError, address_space_shortfall
 from benchctl.records.schema import Clock
-from benchctl.system_errors import address_space_shortfall
 from benchctl.untrusted.text import visible, visible_line
 
 Spec = dict[str, Any]
