@@ -100,7 +100,7 @@ def summarise_passes(
         return variants.index(arm.variant), str(arm.cell.get("phase", ""))
 
     times = [_times(cell, confidence) for cell in sorted(cells, key=order)]
-    launches = [_launch_cost(paired, confidence) for paired in sorted(pairs, key=lambda paired: order(paired.b))]
+    launches = [_launch_cost(paired) for paired in sorted(pairs, key=lambda paired: order(paired.b))]
     return tuple(each for each in times if each is not None), tuple(each for each in launches if each is not None)
 
 
@@ -122,8 +122,8 @@ def _times(cell: CellSummary, confidence: float) -> PassTimes | None:
     )
 
 
-def _launch_cost(paired: ArmPair, confidence: float) -> LaunchCost | None:
-    ratio = paired.ratio(LEVEL, confidence)
+def _launch_cost(paired: ArmPair) -> LaunchCost | None:
+    ratio = paired.ratio(LEVEL)
     if ratio is None:
         return None
     mean_ms, bounds = logarithmic_mean(ratio.a, ratio.b), ratio.estimate.log_interval
@@ -250,9 +250,9 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     manifest, directory = results.manifest, ResultDirectory(results.path)
     runs = tuple(RunSummary(run, experiment) for run in results.runs)
     confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
-    pairs = baseline_pairs(experiment)
-    cells = summarise_cells(runs, experiment, pairs, confidence)
-    rows = tuple(SweepRow(paired, confidence, step_floor(paired, confidence)) for paired in pairs)
+    pairs = baseline_pairs(experiment, confidence)
+    cells = summarise_cells(runs, experiment, pairs)
+    rows = tuple(SweepRow(paired, step_floor(paired)) for paired in pairs)
     is_passes = manifest.dataset == NO_REQUESTS
     passes, launches = summarise_passes(cells, pairs, confidence) if is_passes else (None, ())
     return AnalyzedExperiment(
@@ -264,7 +264,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         passes=passes,
         launches=launches,
         bonus=bonus_of(experiment),
-        nodes=nodes_of_variants(pairs, confidence),
+        nodes=nodes_of_variants(pairs),
         findings=collect_findings(runs, cells, rows, manifest.baseline),
         warnings=(
             *integrity_warnings(directory),

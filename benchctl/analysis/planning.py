@@ -55,7 +55,8 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
         )
     baseline = Side(results.path, manifest.baseline)
     others = [Side(results.path, name) for name in profile.variants if name != profile.baseline]
-    pairs = [match_cells(experiment, baseline, experiment, other)[0] for other in others]
+    confidence = 1 - ALPHA / num_looks_of(manifest, manifest)
+    pairs = [match_cells(experiment, baseline, experiment, other, confidence)[0] for other in others]
     fewest = min(len(pair.blocks) for pair in pairs)
     if fewest < MIN_PAIRED_BLOCKS:
         raise UsageError(
@@ -70,7 +71,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
         )
     metrics: dict[str, MetricNoise] = {}
     for pair in pairs:
-        for name, noise in _noise_of_pair(pair, 1 - ALPHA / num_looks_of(manifest, manifest)):
+        for name, noise in _noise_of_pair(pair):
             if name not in metrics or noise.floor_frac > metrics[name].floor_frac:
                 metrics[name] = noise
     versions = {run.record.engine_version for run in results.runs}
@@ -89,9 +90,9 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
     )
 
 
-def _noise_of_pair(pair: ArmPair, confidence: float) -> Iterator[tuple[str, MetricNoise]]:
+def _noise_of_pair(pair: ArmPair) -> Iterator[tuple[str, MetricNoise]]:
     for name, metric in METRICS.items():
-        ratio = None if metric.direction == "none" or metric.is_exact else pair.ratio(name, confidence)
+        ratio = None if metric.direction == "none" or metric.is_exact else pair.ratio(name)
         if ratio is not None and ratio.estimate.num_blocks >= MIN_PAIRED_BLOCKS:
             farther_end = max(map(abs, ratio.estimate.log_interval or (0.0,)))
             logs = ratio.log_ratios

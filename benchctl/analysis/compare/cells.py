@@ -28,7 +28,7 @@ from benchctl.analysis.compare.metric import roles_of
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.observed import modelled_run
 from benchctl.analysis.experiment.pairing import ArmPair, deciding_between
-from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator, RatioEstimate, SideRatio
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, RatioEstimate, SideRatio
 from benchctl.analysis.validity.client import num_bunched
 from benchctl.errors import UsageError
 from benchctl.records.loaded import LoadedRun
@@ -80,27 +80,26 @@ class NodeResults:
         return tuple(metric for p, metric in sorted(tested, key=lambda each: each[0]) if p < alpha)
 
 
-def results_by_node(
-    cells: Iterable[tuple[ArmPair, Sequence[str]]], confidence: float, estimator: Estimator | None = None
-) -> NodeResults | None:
+def results_by_node(cells: Iterable[tuple[ArmPair, Sequence[str]]]) -> NodeResults | None:
     """The deciding metrics of every cell by node; None where no cell has blocks on more than one node.
 
     A block counts whose two runs have the same node. Metrics that decide nothing because tokens came in bursts are
     left out, as their verdicts are.
     """
-    metrics, variant = [], ""
+    metrics: list[MetricByNode] = []
+    variant, confidence = "", 0.0
     for pair, names in cells:
         node_of_block = _nodes_of(pair)
         for name in names if len(set(node_of_block.values())) > 1 else ():
-            ratio = None if num_bunched(name, pair.runs) else pair.ratio(name, confidence, estimator)
+            ratio = None if num_bunched(name, pair.runs) else pair.ratio(name)
             by_node = None if ratio is None else metric_by_node(pair.label, name, ratio, node_of_block)
             if by_node is not None:
-                variant = pair.b.variant
+                variant, confidence = pair.b.variant, pair.confidence
                 metrics.append(by_node)
     return NodeResults(variant=variant, metrics=tuple(metrics), confidence=confidence) if metrics else None
 
 
-def nodes_of_variants(pairs: Iterable[ArmPair], confidence: float) -> tuple[NodeResults, ...]:
+def nodes_of_variants(pairs: Iterable[ArmPair]) -> tuple[NodeResults, ...]:
     """One for each variant of a directory whose blocks ran on more than one node, in its primary metrics.
 
     None where the profile, which names them, cannot be read.
@@ -113,7 +112,7 @@ def nodes_of_variants(pairs: Iterable[ArmPair], confidence: float) -> tuple[Node
             roles = roles_of(deciding_between(named, pair), is_forced=experiment.results.manifest.stop != "natural")
             deciding = [name for name, role in roles.items() if role == "deciding"]
             by_variant.setdefault(pair.b.variant, []).append((pair, deciding))
-    variants = (results_by_node(cells, confidence) for cells in by_variant.values())
+    variants = map(results_by_node, by_variant.values())
     return tuple(results for results in variants if results is not None)
 
 
@@ -185,7 +184,6 @@ def compare_answers(
     pairs: Sequence[ArmPair],
     judge_name: str | None,
     margin_points: float | None,
-    confidence: float,
 ) -> Iterator[dict[str, Any]]:
     """Quality and divergence of the answers of each pair: the fields of ``CellComparison`` on them.
 
@@ -208,7 +206,7 @@ def compare_answers(
     for pair in pairs:
         quality, a, b = None, pair.a_runs, pair.b_runs
         if no_answers is None and past_end is None:
-            quality = compare_quality(sides[0].results.requests, a, b, judge, margin, confidence)
+            quality = compare_quality(sides[0].results.requests, a, b, judge, margin, pair.confidence)
         yield {
             "quality": quality,
             "quality_note": past_end if no_answers is None else None,
@@ -247,18 +245,16 @@ def _divergence(pair: ArmPair) -> DivergenceComparison | None:
     return compare_divergence(pair.a_runs, pair.b_runs, temperatures.pop() if len(temperatures) == 1 else None)
 
 
-def decompose_pair(
-    paired: ArmPair, confidence: float, estimator: Estimator, model: SourcedModel | str
-) -> Decomposition | None:
+def decompose_pair(paired: ArmPair, model: SourcedModel | str) -> Decomposition | None:
     """The decomposition of one cell; ``model`` explains its steps, or is the reason why none does."""
     a, b = _break_down_runs(paired, model)
-    compared = {name: paired.ratio(name, confidence, estimator) for name in ("wall_s", *METRIC_OF.values())}
+    compared = {name: paired.ratio(name) for name in ("wall_s", *METRIC_OF.values())}
     ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
-    of_wall, of_steps = (_pair_design(paired, confidence, metric) for metric in ("wall_s", "step_ms"))
+    of_wall, of_steps = (_pair_design(paired, metric) for metric in ("wall_s", "step_ms"))
     return decompose(a, b, of_wall, of_steps, paired.sides[0].results.manifest.stop, ratios, model)
 
 
-def step_floor(paired: ArmPair, confidence: float) -> StepFloor | str | None:
+def step_floor(paired: ArmPair) -> StepFloor | str | None:
     """The step of two arms beside the ratio of their floors, as in a comparison, or why that ratio is unknown.
 
     None where no value model scored anything on either side.
@@ -268,11 +264,11 @@ def step_floor(paired: ArmPair, confidence: float) -> StepFloor | str | None:
         return None
     if not a or not b or not all(run.has_steps for run in (*a, *b)):
         return "the step log of a side does not time whole steps"
-    ratio = paired.ratio("step_ms", confidence)
+    ratio = paired.ratio("step_ms")
     return floor_between(*steps_at_level(a, b, ratio), ratio)
 
 
-def _pair_design(paired: ArmPair, confidence: float, metric: str) -> PairDesign:
+def _pair_design(paired: ArmPair, metric: str) -> PairDesign:
     """The design for times that drift as ``metric`` does; without positions if they have no effect.
 
     The wall times of two arms are not adjusted: the effect on them is estimated with their ratio.
@@ -281,7 +277,7 @@ def _pair_design(paired: ArmPair, confidence: float, metric: str) -> PairDesign:
     has_own_effect = metric == "wall_s" and paired.is_ordered and not paired.sides[0].is_pooled
     return PairDesign(
         is_paired=paired.pairing != "unpaired",
-        confidence=confidence,
+        confidence=paired.confidence,
         positions=None if slope is None and not has_own_effect else paired.design.positions,
         position_information=None if slope is None or has_own_effect else slope.information,
     )

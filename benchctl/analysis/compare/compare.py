@@ -185,10 +185,10 @@ def compare_experiments(
     """
     (a, a_side), (b, b_side) = reference, other
     named = deciding_metrics(options.metrics or a.profile.primary_metrics)
-    pairs = match_cells(a, a_side, b, b_side)
-    altered, allowed = _require_comparable((a, b), pairs, options)
     num_looks = num_looks_of(a.results.manifest, b.results.manifest)
     confidence = 1 - (1 - options.confidence) / num_looks
+    pairs = match_cells(a, a_side, b, b_side, confidence, options.estimator)
+    altered, allowed = _require_comparable((a, b), pairs, options)
     noise, noise_source, misfits = (
         noise_of(a, b) if options.noise is None else (options.noise, options.noise_source, ())
     )
@@ -198,23 +198,23 @@ def compare_experiments(
         is_paired=pairs[0].pairing != "unpaired",
         noise=noise,
         equivalence_margin_frac=options.equivalence_margin_frac,
-        estimator=options.estimator or a.estimator,
+        estimator=pairs[0].estimator,
     )
     model = explaining_model((a, b), options.step_time_model)
-    answers = compare_answers((a, b), pairs, options.judge, options.quality_margin_points, confidence)
+    answers = compare_answers((a, b), pairs, options.judge, options.quality_margin_points)
     cells = [
         _compare_arms(
             pair,
             named,
             rules,
             options,
-            decomposition=decompose_pair(pair, confidence, rules.estimator, model),
+            decomposition=decompose_pair(pair, model),
             **answers_of_cell,
         )
         for pair, answers_of_cell in zip(pairs, answers, strict=True)
     ]
     deciding_in = [[metric.metric.name for metric in cell.deciding] for cell in cells]
-    nodes = results_by_node(zip(pairs, deciding_in, strict=True), confidence, rules.estimator)
+    nodes = results_by_node(zip(pairs, deciding_in, strict=True))
     sentence, names = None if nodes is None else node_sentence(nodes), side_names(a_side, b_side)
     return judged_comparison(
         cells,
@@ -264,7 +264,7 @@ def _compare_arms(
             role,
             pair.values(name),
             rules,
-            partial(pair.ratio, name, rules.confidence, rules.estimator),
+            partial(pair.ratio, name),
             **_limits_of(name, pair),
         )
         for name, role in roles.items()

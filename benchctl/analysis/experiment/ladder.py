@@ -12,8 +12,8 @@ from typing import Final
 
 from benchctl.analysis.attribution.estimate import logarithmic_mean
 from benchctl.analysis.experiment.experiment import Arm, Experiment
-from benchctl.analysis.experiment.pairing import ArmPair, Side, deciding_between, match_cells
-from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, SideRatio
+from benchctl.analysis.experiment.pairing import ArmPair, Side, deciding_between, match_cells, pair_in
+from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms
 from benchctl.profile.settings import factors_of, ladder_of
@@ -91,7 +91,7 @@ def _ladder(
         differences = {}
         for name in LADDER_METRICS:
             before, after = levels[name][low], levels[name][high]
-            ratio = _ratio_of(experiment, lower, upper, name, confidence)
+            ratio = pair_in(experiment, lower, upper, confidence).ratio(name)
             if before is not None and after is not None and ratio is not None:
                 half = ratio.estimate.half_width
                 half_width = None if half is None else half * logarithmic_mean(before, after)
@@ -110,16 +110,11 @@ def _ladder(
 
 def _levels(experiment: Experiment, rungs: Sequence[Arm], name: str, confidence: float) -> tuple[float | None, ...]:
     """The level of every step; None where some block does not know the quantity."""
-    ratios = [_ratio_of(experiment, rungs[0], rung, name, confidence) for rung in rungs[1:]]
+    ratios = [pair_in(experiment, rungs[0], rung, confidence).ratio(name) for rung in rungs[1:]]
     whole = [ratio for ratio in ratios if ratio is not None and ratio.estimate.num_blocks == len(rungs[0].runs)]
     if not whole or len(whole) < len(ratios):
         return (None,) * len(rungs)
     return (whole[0].a, *(ratio.b for ratio in whole))
-
-
-def _ratio_of(experiment: Experiment, a: Arm, b: Arm, name: str, confidence: float) -> SideRatio | None:
-    sides = experiment, experiment
-    return ArmPair(label=b.label, a=a, b=b, sides=sides, pairing="interleaved").ratio(name, confidence)
 
 
 def describe_difference(lower: VariantSettings | None, upper: VariantSettings | None) -> str:
@@ -178,10 +173,10 @@ def take_look(
     widths = tuple(
         width
         for a, b in sides
-        for pair in match_cells(so_far, a, so_far, b)
+        for pair in match_cells(so_far, a, so_far, b, rule.confidence)
         if pair.b.label not in left_out
         for name in deciding_between(metrics, pair)
-        if (width := _half_width(pair, name, rule.confidence)) is not None
+        if (width := _half_width(pair, name)) is not None
     )
     is_precise = bool(widths) and all(_width(width) <= rule.precision_frac for width in widths)
     return Look(num_blocks=num_blocks, half_widths=widths, is_precise=is_precise)
@@ -196,12 +191,12 @@ def _width(width: HalfWidth) -> float:
     return math.inf if width.half_width_frac is None else width.half_width_frac
 
 
-def _half_width(pair: ArmPair, name: str, confidence: float) -> HalfWidth | None:
+def _half_width(pair: ArmPair, name: str) -> HalfWidth | None:
     """exp(half the interval of the logarithms) - 1; unknown below six blocks.
 
     None where all runs know the metric and it has no ratio, such as a count that is zero.
     """
-    ratio = pair.ratio(name, confidence)
+    ratio = pair.ratio(name)
     if ratio is None and pair.a_runs and all(value is not None for side in pair.values(name) for value in side):
         return None
     num_blocks = 0 if ratio is None else ratio.estimate.num_blocks

@@ -55,6 +55,9 @@ class ArmPair:
     sides: tuple[Experiment, Experiment]
     """The experiments of the arms: the same one where both are of one directory."""
     pairing: Pairing
+    confidence: float
+    """Of every interval."""
+    estimator: Estimator
 
     @cached_property
     def blocks(self) -> tuple[int, ...]:
@@ -102,29 +105,26 @@ class ArmPair:
         a = tuple(self.sides[0].counted(run, column, of_few=of_few) for run in self.a_runs)
         return a, tuple(self.sides[1].counted(run, column, of_few=of_few) for run in self.b_runs)
 
-    def ratio(
-        self, column: str, confidence: float = 0.95, estimator: Estimator | None = None, *, of_few: bool = False
-    ) -> SideRatio | None:
+    def ratio(self, column: str, *, of_few: bool = False) -> SideRatio | None:
         """The one ratio of a metric or another column; None where no block knows it on both sides.
 
         More than two arms share the effect of the position, two estimate their own with their ratio.
         """
-        estimator = estimator or self.sides[0].estimator
         arms = self.a.key, self.b.key, self.blocks, self.sides[1]
-        key = (*arms, column, of_few, confidence, estimator)
+        key = (*arms, column, of_few, self.confidence, self.estimator)
         if key not in self.sides[0].ratios:
-            self.sides[0].ratios[key] = self._ratio(column, confidence, estimator, of_few=of_few)
+            self.sides[0].ratios[key] = self._ratio(column, of_few=of_few)
         return self.sides[0].ratios[key]
 
-    def _ratio(self, column: str, confidence: float, estimator: Estimator, *, of_few: bool) -> SideRatio | None:
+    def _ratio(self, column: str, *, of_few: bool) -> SideRatio | None:
         a, b = self.values(column, of_few=of_few)
         if self.pairing == "unpaired":
-            return unpaired_ratio(a, b, confidence)
+            return unpaired_ratio(a, b, self.confidence)
         is_pooled = self.is_ordered and self.sides[0].is_pooled
         slope = self.sides[0].position_slope(column, of_few=of_few) if is_pooled else None
         is_adjusted = slope is not None if is_pooled else self.is_ordered and column in TIME_COLUMNS
         design = self.design if is_adjusted else self.design.without_positions
-        return side_ratio(a, b, design, slope, confidence, estimator)
+        return side_ratio(a, b, design, slope, self.confidence, self.estimator)
 
     def prompt_warnings(self) -> Iterator[ResultWarning]:
         """Warnings about the prompt tokens of single runs, and of one side against the other."""
@@ -168,8 +168,15 @@ def arms_of(experiment: Experiment) -> tuple[Arm, ...]:
     return experiment.arms
 
 
-def match_cells(a: Experiment, a_side: Side, b: Experiment, b_side: Side) -> tuple[ArmPair, ...]:
-    """Pairs of arms to compare; a variant named on one side holds for both.
+def match_cells(
+    a: Experiment,
+    a_side: Side,
+    b: Experiment,
+    b_side: Side,
+    confidence: float = 0.95,
+    estimator: Estimator | None = None,
+) -> tuple[ArmPair, ...]:
+    """Pairs of arms to compare; a variant named on one side holds for both. Without ``estimator`` the profile's.
 
     With two variants, each cell of B is paired with the same cell of A, or with the only one that A has; with none,
     every arm with its namesake.
@@ -197,12 +204,14 @@ def match_cells(a: Experiment, a_side: Side, b: Experiment, b_side: Side) -> tup
             b=right,
             sides=(a, b),
             pairing=pairing,
+            confidence=confidence,
+            estimator=estimator or a.estimator,
         )
         for left, right in pairs
     )
 
 
-def baseline_pairs(experiment: Experiment) -> tuple[ArmPair, ...]:
+def baseline_pairs(experiment: Experiment, confidence: float = 0.95) -> tuple[ArmPair, ...]:
     """Every other arm against the baseline, as far as an unfinished or damaged directory has them.
 
     A baseline that was swept itself is compared in the same cell, one that was not with every cell.
@@ -210,12 +219,25 @@ def baseline_pairs(experiment: Experiment) -> tuple[ArmPair, ...]:
     name = experiment.results.manifest.baseline
     baselines = [arm for arm in experiment.arms if arm.variant == name]
     return tuple(
-        ArmPair(label=arm.label, a=baseline, b=arm, sides=(experiment, experiment), pairing="interleaved")
+        pair_in(experiment, baseline, arm, confidence)
         for arm in experiment.arms
         if arm.variant != name
         for baseline in baselines
         if (cell_key(baseline.cell) == cell_key(arm.cell) or not baseline.cell)
         and arm.runs.keys() & baseline.runs.keys()
+    )
+
+
+def pair_in(experiment: Experiment, a: Arm, b: Arm, confidence: float) -> ArmPair:
+    """Two arms of one directory."""
+    return ArmPair(
+        label=b.label,
+        a=a,
+        b=b,
+        sides=(experiment, experiment),
+        pairing="interleaved",
+        confidence=confidence,
+        estimator=experiment.estimator,
     )
 
 

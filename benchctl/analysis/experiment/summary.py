@@ -187,7 +187,7 @@ class CellSummary:
 
 
 def summarise_cells(
-    runs: Iterable[RunSummary], experiment: Experiment, pairs: Sequence[ArmPair] = (), confidence: float = 0.95
+    runs: Iterable[RunSummary], experiment: Experiment, pairs: Sequence[ArmPair] = ()
 ) -> tuple[CellSummary, ...]:
     """Each arm with a run, over its blocks: the baseline first, then by variant and factor values.
 
@@ -206,7 +206,7 @@ def summarise_cells(
         paired = of_baseline[0] if own is None and len(of_baseline) == 1 else own
         causes = {run.record.failure.cause for run in begun if run.record.failure is not None}
         spreads = {
-            column: _spread_of(column, usable, experiment, paired, confidence)
+            column: _spread_of(column, usable, experiment, paired)
             for column in SUMMARY_COLUMNS
             if column not in LABEL_COLUMNS and any(run.counted(column) is not None for run in usable)
         }
@@ -228,7 +228,6 @@ def _spread_of(
     usable: Sequence[RunSummary],
     experiment: Experiment,
     paired: ArmPair | None,
-    confidence: float,
 ) -> Spread:
     """The spread of a column over the usable runs of an arm, of which at least one knows it."""
     numbers = {run: number for run in usable if (number := run.counted(column)) is not None}
@@ -238,7 +237,7 @@ def _spread_of(
         mean = fmean(values)
         scatter_frac = sd / abs(mean) if sd is not None and mean else None
         return Spread(centre=mean, n=len(values), sd=sd, scatter_frac=scatter_frac)
-    ratio = None if paired is None else paired.ratio(column, confidence, of_few=True)
+    ratio = None if paired is None else paired.ratio(column, of_few=True)
     if paired is not None and ratio is not None and paired.b.label == usable[0].label:
         values, centre, weights = list(ratio.b_values), ratio.b, ratio.estimate.block_weights
     elif ratio is not None and len(ratio.a_values) == len(values):
@@ -314,7 +313,6 @@ class SweepRow:
     """One arm against the baseline, in at least one block."""
 
     pair: ArmPair
-    confidence: float
     floor: StepFloor | str | None
     """The ratio of the steps at the peaks of the device, or the reason why it is unknown; None without guidance."""
 
@@ -333,9 +331,7 @@ class SweepRow:
     @cached_property
     def ratios(self) -> Mapping[str, SideRatio]:
         """The ratio of each quantity that some block has on both sides."""
-        compared = {
-            name: self.pair.ratio(column, self.confidence, of_few=True) for name, column in _COMPARED.items()
-        }
+        compared = {name: self.pair.ratio(column, of_few=True) for name, column in _COMPARED.items()}
         return {name: ratio for name, ratio in compared.items() if ratio is not None}
 
     @property
