@@ -69,7 +69,7 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
             "Lower the load, or give it more processes with load.workers.",
         ),
         "times-bounded": warning(
-            "Some arrivals are known between bounds only; the metrics named in the message decide nothing.",
+            "Some arrivals are known between bounds only; the metrics named in the message are left out.",
             "Free a processor core for the client, and measure again.",
         ),
         "event-loop-stalls": warning(

@@ -22,7 +22,6 @@ from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import InvalidDataError, NotComparableError
-from benchctl.interop.writers.vllm import bounds_document
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
@@ -200,7 +199,6 @@ def metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str,
         "outlier_blocks": list(metric.outlier_blocks),
         "without_outliers": None if metric.without_outliers is None else _ratio(metric.without_outliers),
         "is_unreliable": metric.is_unreliable,
-        "runs_with_bounds": {"a": metric.num_bounded[0], "b": metric.num_bounded[1]},
         "p": estimate.p_value if estimate else None,
         "minimum_detectable_effect": estimate.minimum_detectable_effect if estimate else None,
         "exploratory": metric.role == "exploratory",
@@ -372,7 +370,6 @@ def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         "baseline": manifest.baseline,
         "machines": msgspec.to_builtins(machines_of(analysis.results)),
         "runs": [dict(run.values) for run in analysis.runs],
-        "bounds": {run.record.run_id: bounds_document(run.bounds) for run in analysis.runs if run.bounds},
         "cells": cells,
         "ladders": msgspec.to_builtins(analysis.ladders),
         **({} if analysis.bonus is None else {"bonus": verdicts_document(analysis.bonus)}),

@@ -55,15 +55,6 @@ from benchctl.untrusted.text import visible_line
 def _limits_of(name: str, pair: ArmPair) -> dict[str, Any]:
     """The reasons why values of a metric do not count, or decide nothing."""
     num_runs, limits = len(pair.runs), []
-    num_bounded = (
-        sum(name in pair.sides[0].bounds(run) for run in pair.a_runs),
-        sum(name in pair.sides[1].bounds(run) for run in pair.b_runs),
-    )
-    if any(num_bounded):
-        limits.append(
-            f"{sum(num_bounded)} of {num_runs} runs know it between bounds only, because chunks were read or "
-            "written together, and do not count for it; free processors and measure again"
-        )
     num_excluded = len(pair.a.client_excluded) + len(pair.b.client_excluded)
     if num_excluded and name in CLIENT_TIMED:
         limits.append(
@@ -76,7 +67,7 @@ def _limits_of(name: str, pair: ArmPair) -> dict[str, Any]:
             f"tokens reached the client in bursts in {number} of {num_runs} runs, so it decides nothing; free "
             "processors and measure again, or let other metrics decide (--metrics)"
         )
-    return {"limits": tuple(limits), "num_bounded": num_bounded, "unreliable": unreliable}
+    return {"limits": tuple(limits), "unreliable": unreliable}
 
 
 def metric_errors(

@@ -105,8 +105,6 @@ class MetricComparison:
     """Too few blocks for any verdict."""
     is_unreliable: bool = False
     """Its runs carry a warning that its values cannot be trusted: it decides nothing."""
-    num_bounded: tuple[int, int] = (0, 0)
-    """Runs of each side that know it only between bounds and do not count for it."""
     a_level: float | None = None
     """Of paired sides: the centre of A that the estimate belongs to."""
 
@@ -157,7 +155,6 @@ def compare_metric(
     ratio_of: Callable[[], SideRatio | None],
     *,
     limits: tuple[str, ...] = (),
-    num_bounded: tuple[int, int] = (0, 0),
     unreliable: str | None = None,
 ) -> MetricComparison | None:
     """One metric of both sides, not judged yet (``judge_metric``); None for an exploratory one without values.
@@ -179,7 +176,6 @@ def compare_metric(
         b_blocks=b,
         margins=rules.margins_of(name),
         limits=limits,
-        num_bounded=num_bounded,
     )
     if rules.is_paired:
         pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]

@@ -67,7 +67,7 @@ def summary_row(
 
     ``few_requests`` names the percentiles of latencies that are those of too few requests, such as ``p95 p99``.
     """
-    tails = tails_of_few(run, metrics)
+    tails = tails_of_few(run)
     return dict.fromkeys(SUMMARY_COLUMNS) | {
         **_identity(run, settings),
         **_output_columns(run),

@@ -13,7 +13,6 @@ from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, break_down
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.analysis.attribution.work import peaks_of
 from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, TIME_COLUMNS, Value, number_of, summary_row
-from benchctl.analysis.metrics.bounds import Bounds, run_bounds
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.speculation import drafter_of
 from benchctl.analysis.metrics.table import METRICS
@@ -160,13 +159,10 @@ class Experiment:
         return summary_row(run, self.metrics(run), self.settings(run.record), self.flops(run)[0])
 
     def counted(self, run: LoadedRun, column: str, *, of_few: bool = False) -> float | None:
-        """A number of a run; None where it is unknown or does not count: timed by a client whose times are
-        excluded, or known only between bounds.
+        """A number of a run; None where it is unknown, or timed by a client whose times are excluded.
 
         ``of_few``: with percentiles of too few requests, which are only shown.
         """
-        if column in self.bounds(run):
-            return None
         if column in CLIENT_COLUMNS and self.usability(run).client_excluded is not None:
             return None
         is_metric = column in METRICS and not of_few
@@ -175,11 +171,6 @@ class Experiment:
     def counted_metrics(self, run: LoadedRun) -> Metrics:
         """The metrics of a run, None for those that do not count."""
         return {name: self.counted(run, name) for name in METRICS}
-
-    @_derive_once
-    def bounds(self, run: LoadedRun) -> Mapping[str, Bounds]:
-        """Bounds of the metrics of a run that depend on arrivals known only between bounds."""
-        return run_bounds(run)
 
     @_derive_once
     def checks(self, run: LoadedRun) -> tuple[Check, ...]:

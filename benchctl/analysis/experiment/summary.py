@@ -17,7 +17,6 @@ from benchctl.analysis.attribution.flops import RunFlops
 from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, LABEL_COLUMNS, SUMMARY_COLUMNS, Value, number_of
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import ArmPair
-from benchctl.analysis.metrics.bounds import TIMES_BOUNDED, Bounds, bounds_warnings
 from benchctl.analysis.metrics.latency import mean_of_known, quotient
 from benchctl.analysis.metrics.speculation import ArmDrafts, arm_drafts
 from benchctl.analysis.metrics.table import METRICS
@@ -64,11 +63,6 @@ class RunSummary:
         """Its row: a value for every column of ``SUMMARY_COLUMNS``, None if it is unknown."""
         return self.experiment.row(self.run)
 
-    @property
-    def bounds(self) -> Mapping[str, Bounds]:
-        """Columns that are known between bounds only."""
-        return self.experiment.bounds(self.run)
-
     @cached_property
     def breakdown(self) -> Breakdown | None:
         """Sections of its steps after the warm-up."""
@@ -78,11 +72,8 @@ class RunSummary:
     def warnings(self) -> tuple[ResultWarning, ...]:
         """Those on record, and those that its records give rise to now."""
         run, experiment = self.run, self.experiment
-        # The warning is about late reads; a simulator that fell behind says so itself.
-        is_reported = self.record.clock == "virtual" or any(each.code == TIMES_BOUNDED for each in run.warnings)
         return (
             *run.warnings,
-            *(() if is_reported else bounds_warnings(self.bounds)),
             *experiment.contradictions(run),
             *experiment.prompt_warnings(run),
             *experiment.flops(run)[1],
@@ -115,14 +106,14 @@ class RunSummary:
         return number_of(self.values[column])
 
     def counted(self, column: str) -> float | None:
-        """The value of a numeric column; None if it has bounds or rests on client times that do not count."""
+        """The value of a numeric column; None if it rests on client times that do not count."""
         return self.experiment.counted(self.run, column, of_few=True)
 
     def reason_excluded(self, column: str) -> str | None:
         """The reason why the value of a column does not count; None if it does."""
         if self.is_usable and self.counted(column) is not None:
             return None
-        return "known between bounds only" if self.is_usable and column in self.bounds else self.state
+        return self.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

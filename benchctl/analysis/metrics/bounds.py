@@ -5,8 +5,7 @@ A chunk that was read together with newer ones has their timestamp: it arrived a
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, groupby, pairwise
 from operator import attrgetter, sub
 from typing import Final, NamedTuple, TypeAlias
@@ -172,28 +171,11 @@ MAX_SHIFT_FRAC: Final = 0.01
 """Tolerated error as a fraction of the metric: the smallest change that comparisons usually call ..."""
 MIN_SHIFT_MS: Final = 0.02
 """... or this, the accuracy of a kernel timestamp, whichever is larger."""
-MARK: Final = "†"
-"""Follows such a number in every table."""
 
 
-def marked(text: str, rests_on_bounds: object) -> str:
-    """Append the mark to a number that has bounds."""
-    return f"{text} {MARK}" if rests_on_bounds else text
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Lowest and highest possible value of a metric, in ms of the client's clock."""
-
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.low:.3g} to {self.high:.3g} ms"
-
-
-def run_bounds(run: LoadedRun) -> dict[str, Bounds]:
-    """The latency metrics of a run that have bounds; on the virtual clock of a server only gaps between chunks.
+def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
+    """The latency metrics of a run that its late reads may have moved, each with its lowest and highest value in ms
+    of the client's clock. On the virtual clock of a server only percentiles of gaps between chunks.
 
     There no read was late, but a simulator that fell behind wrote tokens together: the gaps of a write, of which
     all but the first are 0, are taken as recorded and as equal, with the same mean.
@@ -219,13 +201,12 @@ def run_bounds(run: LoadedRun) -> dict[str, Bounds]:
     values, lowest, highest = (latency_metrics(each, len(completed)) for each in (latencies, low, high))
     # the mean gap is moved by errors of first chunks alone, because neighbouring gaps compensate
     lowest["itl_ms"], highest["itl_ms"] = values["itl_ms"], latency_metrics({"itl": early["itl"]}, 1)["itl_ms"]
-    bounds = {}
+    uncertain = {}
     for name, value in values.items():
-        lies = Bounds(lowest[name] or 0.0, highest[name] or 0.0)
-        most_ms = max(MAX_SHIFT_FRAC * (value or 0.0), MIN_SHIFT_MS)
-        if value is not None and max(value - lies.low, lies.high - value) > most_ms:
-            bounds[name] = lies
-    return bounds
+        low_ms, high_ms = lowest[name] or 0.0, highest[name] or 0.0
+        if value is not None and max(value - low_ms, high_ms - value) > max(MAX_SHIFT_FRAC * value, MIN_SHIFT_MS):
+            uncertain[name] = low_ms, high_ms
+    return uncertain
 
 
 def _evened(request: RequestRecord) -> list[float]:
@@ -262,14 +243,16 @@ def _shortest_and_longest_gaps(
     return shortest, longest
 
 
-def bounds_warnings(bounds: Mapping[str, Bounds]) -> tuple[ResultWarning, ...]:
-    """The warning that names these metrics and their bounds; none without any."""
-    if not bounds:
+def late_read_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
+    """The warning that names the metrics which late reads make unknown, with their intervals; none without any."""
+    uncertain = uncertain_metrics(run)
+    if not uncertain:
         return ()
-    intervals = "; ".join(f"{name} lies in {interval}" for name, interval in bounds.items())
+    intervals = "; ".join(
+        f"{name} in {low_ms:.3g} to {high_ms:.3g} ms" for name, (low_ms, high_ms) in uncertain.items()
+    )
     message = (
-        "the client read several server writes at once, so some arrival times are known between bounds only: "
-        f"{intervals}. These metrics are marked with {MARK} and decide nothing; the others count. Free processors "
-        "for the client"
+        "the client read several server writes at once, so some arrival times are known between bounds only, and "
+        f"these metrics are left out: {intervals}. The others count. Free processors for the client"
     )
     return (ResultWarning(code=TIMES_BOUNDED, message=message),)

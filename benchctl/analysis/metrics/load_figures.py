@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.analysis.metrics.bounds import Bounds, run_bounds
 from benchctl.analysis.metrics.client import OfferedLoad, offered_load
 from benchctl.analysis.metrics.latency import (
     is_completed,
@@ -82,8 +81,6 @@ class LoadFigures:
     goodput: Goodput | None
     """Requests within the limits, where some were set."""
     offered: OfferedLoad | None
-    bounds: Mapping[str, Bounds]
-    """Latencies that are known between bounds only."""
 
 
 def load_figures(run: LoadedRun, arrival: Arrival, limits_ms: Mapping[str, float]) -> LoadFigures:
@@ -113,5 +110,4 @@ def load_figures(run: LoadedRun, arrival: Arrival, limits_ms: Mapping[str, float
         errors=Counter(request.error.kind for request in requests if request.error is not None),
         goodput=goodput,
         offered=offered_load(requests, arrival),
-        bounds=run_bounds(run),
     )

@@ -4,10 +4,11 @@ The metrics of one run: ``METRICS`` says what each is, ``run_metrics`` derives t
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+from benchctl.analysis.metrics.bounds import uncertain_metrics
 from benchctl.analysis.metrics.client import client_metrics
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
@@ -82,7 +83,7 @@ _UNSAMPLED: Final = frozenset({GPU_LOST, GPU_UNREADABLE})
 
 
 def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, float | None]:
-    """Every metric of ``METRICS`` for one run; None if its records do not contain it.
+    """Every metric of ``METRICS`` for one run; None if its records do not contain it, or between bounds only.
 
     ``arrival`` is the schedule of the load; metrics that need it are unknown without.
     """
@@ -102,6 +103,7 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
             sample.server_cpu_cores for sample in run.host if _is_within(sample, span)
         ),
     }
+    metrics |= dict.fromkeys(uncertain_metrics(run))
     metrics["gpu_energy_per_token_j"] = quotient(metrics["gpu_energy_j"], metrics["output_tokens"])
     return {name: metrics[name] for name in METRICS}
 
@@ -149,16 +151,19 @@ def _load_metrics(
     }
 
 
-def tails_of_few(run: LoadedRun, metrics: Mapping[str, float | None]) -> dict[str, float]:
+def tails_of_few(run: LoadedRun) -> dict[str, float]:
     """Percentiles of latencies that too few requests bear out: of these requests alone, near the slowest of them.
 
     Only of virtual times, which no disturbance of a machine has made longer. Elsewhere they stay unknown.
     """
-    if run.record.clock != "virtual" or (metrics["num_completed"] or 0) >= smallest_sample(max(PERCENTS)):
+    completed = [request for request in measured(run.requests) if is_completed(request)]
+    if run.record.clock != "virtual" or len(completed) >= smallest_sample(max(PERCENTS)):
         return {}
-    durations = latencies_ns([request for request in measured(run.requests) if is_completed(request)])
-    of_any = latency_metrics(durations, smallest_sample(max(PERCENTS)), run.record.clock_factor)
-    return {name: value for name, value in of_any.items() if value is not None and metrics[name] is None}
+    of_few, of_any = (
+        latency_metrics(latencies_ns(completed), num_independent, run.record.clock_factor)
+        for num_independent in (len(completed), smallest_sample(max(PERCENTS)))
+    )
+    return {name: value for name, value in of_any.items() if value is not None and of_few[name] is None}
 
 
 def num_guided_steps(steps: StepColumns) -> int | None:

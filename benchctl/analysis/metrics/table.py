@@ -38,14 +38,14 @@ _DRAFTS = "steps or server's counters of drafts"
 _GPU = "GPU samples taken during the load"
 
 _LATENCIES: Final = {
-    "ttft": ("first output of any choice - send, per request", _ARRIVALS),
+    "ttft": ("first output of any choice - send, per request", f"{_ARRIVALS}, read in time"),
     "tpot": (
         "(last - first output) / (output tokens - 1), per choice; tokens as the engine counted them",
-        "completed requests with arrival times and more than one token",
+        "completed requests with arrival times, read in time, and more than one token",
     ),
     "itl": (
         "gaps between successive chunks of a choice, pooled; 0 between chunks that came in one read",
-        "completed requests of several chunks",
+        "completed requests of several chunks, read in time",
     ),
     "e2el": ("last output of any choice - send, per request", _ARRIVALS),
 }

@@ -11,7 +11,7 @@ from operator import sub
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
-from benchctl.analysis.metrics.bounds import arrival_errors, bounds_warnings, num_chunks_per_write, run_bounds
+from benchctl.analysis.metrics.bounds import arrival_errors, late_read_warnings, num_chunks_per_write
 from benchctl.analysis.metrics.client import (
     HABIT_FRAC,
     MIN_HABIT,
@@ -230,7 +230,7 @@ def client_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ..
     requests, is_virtual = measured(run.requests), run.record.clock == "virtual"
     sends = sends_of(requests, arrival)
     return (
-        *(() if is_virtual else (*bounds_warnings(run_bounds(run)), *unlike_poisson(sends, arrival))),
+        *(() if is_virtual else (*late_read_warnings(run), *unlike_poisson(sends, arrival))),
         *capped_rate(sends, run.record.clock_factor),
         *warnings_of(
             {

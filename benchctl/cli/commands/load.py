@@ -33,7 +33,7 @@ from benchctl.profile.engine_options import dialects
 from benchctl.profile.load import profile_from_plain
 from benchctl.profile.planning import variant_settings
 from benchctl.records.files import write_json_atomic
-from benchctl.report.tables.load import bounds_note, durations_table, load_result, missing_tail, totals_table
+from benchctl.report.tables.load import durations_table, load_result, missing_tail, totals_table
 from benchctl.untrusted.reading import UnreadableError, json_value
 from benchctl.untrusted.text import visible_line
 from benchctl.workload.datasets.dataset import FileDataset, OwnDataset, dataset_named
@@ -284,9 +284,8 @@ def _report(path: Path, loaded: LoadResult, options: LoadOptions) -> None:
         console.print(totals_table(loaded.figures))
         console.print()
         console.print(durations_table(loaded.figures))
-        for note in (bounds_note(loaded.figures), missing_tail(loaded.figures)):
-            if note is not None:
-                print(note)
+        if (note := missing_tail(loaded.figures)) is not None:
+            print(note)
     print(f"{record.state}: {path}")
     for warning in warnings:
         if warning.code != _OBVIOUS_WARNING:

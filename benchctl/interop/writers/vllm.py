@@ -11,7 +11,6 @@ other file of that name; a column that is null in every run, such as the p99 of 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from benchctl.analysis.metrics.bounds import Bounds, run_bounds
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
     e2el_ns,
@@ -59,7 +58,6 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
         "step_ms": metrics["step_ms"],
         "tokens_per_step": metrics["tokens_per_step"],
         "client": {name: metrics[name] for name in CLIENT_METRICS},
-        "bounds": bounds_document(run_bounds(run)),
         "definitions": {f"{latency}_ms": METRICS[f"{latency}_ms"].formula for latency in LATENCIES}
         | {name: METRICS[name].formula for name in ("step_ms", "tokens_per_step", *CLIENT_METRICS)},
     }
@@ -95,11 +93,6 @@ def vllm_figures(
             for moment, prefix in prefixes.items()
         },
     }
-
-
-def bounds_document(bounds: Mapping[str, Bounds]) -> dict[str, list[float]]:
-    """The metrics that rest on bounds, each with its two bounds."""
-    return {name: [lies.low, lies.high] for name, lies in bounds.items()}
 
 
 def schedule(arrival: Arrival | None) -> dict[str, Any]:

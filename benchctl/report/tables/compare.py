@@ -22,7 +22,6 @@ from benchctl.analysis.compare.words import (
     unrecorded_lines,
     verdict_sentence,
 )
-from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.report.table import Column, Table, markdown_text
 from benchctl.report.tables.experiment import node_lines, nodes_table
@@ -85,10 +84,8 @@ def metric_row(metric: MetricComparison) -> dict[str, str]:
     probability = metric.estimate.p_value if metric.estimate and metric.verdict != "equal" else None
     exact = "exact" if metric.role == "exact" else ""
     a, b = (
-        marked(NOT_AVAILABLE if centre is None else f"{_number(centre)} {scatter(scatter_frac)}".rstrip(), bounded)
-        for centre, scatter_frac, bounded in zip(
-            (metric.a, metric.b), scatters_of(metric), metric.num_bounded, strict=True
-        )
+        NOT_AVAILABLE if centre is None else f"{_number(centre)} {scatter(scatter_frac)}".rstrip()
+        for centre, scatter_frac in zip((metric.a, metric.b), scatters_of(metric), strict=True)
     )
     return {
         "metric": metric.metric.name,
@@ -216,7 +213,6 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
         yield from lines_of(comparison)
     nodes = () if comparison.nodes is None else node_lines([comparison.nodes])
     yield from (f"by node: {line}" for line in nodes)
-    yield from bounds_lines(comparison)
     exact = [metric for cell in comparison.cells for metric in cell.metrics if metric.role == "exact"]
     unequal = {metric.metric.name for metric in exact if metric.verdict != "equal"}
     if equal := dict.fromkeys(metric.metric.name for metric in exact if metric.metric.name not in unequal):
@@ -258,17 +254,6 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
     others = [warning.message for warning in comparison.warnings if warning.code == _OTHER_SERVER]
     others.append("no A/A experiment of this machine is on file (benchctl run NAME --aa)")
     yield f"noise floor A/A: {floors_text(comparison)}" if comparison.noise else f"no noise floor: {others[0]}"
-
-
-def bounds_lines(comparison: Comparison) -> Iterator[str]:
-    """The meaning of the mark beside a value, for the metrics that have one."""
-    bounded = [metric for cell in comparison.cells for metric in cell.metrics if any(metric.num_bounded)]
-    if bounded:
-        names = ", ".join(dict.fromkeys(metric.metric.name for metric in bounded))
-        yield (
-            f"{MARK} in up to {max(sum(metric.num_bounded) for metric in bounded)} runs the client read late and "
-            f"{names} is known only within bounds; these values do not count (times-bounded)"
-        )
 
 
 def correction_text(comparison: Comparison) -> str:

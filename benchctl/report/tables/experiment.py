@@ -15,7 +15,6 @@ from benchctl.analysis.compare.cells import MetricByNode, NodeResults
 from benchctl.analysis.compare.words import WarningKind, warning_kind
 from benchctl.analysis.experiment.ladder import Difference
 from benchctl.analysis.experiment.summary import CellSummary, Spread
-from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.validity.machines import machines_of, machines_text
 from benchctl.records.record import ESTIMATE, SERVER, Manifest, PreparedRequest
 from benchctl.records.schema import ResultWarning
@@ -173,7 +172,7 @@ def runs_table(analysis: AnalyzedExperiment) -> Table:
         {"run": planned.run_id, "state": "planned", **dict.fromkeys(names), "notes": []}
         if (run := begun.get(planned.run_id)) is None
         else {"run": planned.run_id, "state": run.state}
-        | {name: marked(_NUMBERS.get(name, four_digits)(run.number(name)), name in run.bounds) for name in names}
+        | {name: _NUMBERS.get(name, four_digits)(run.number(name)) for name in names}
         | {"notes": sorted({numbers[kind] for w in run.warnings if (kind := warning_kind(w)) in numbers})}
         for planned in analysis.results.plan.runs
     ]

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.metrics.latency import smallest_sample
 from benchctl.analysis.metrics.load_figures import LoadFigures
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
-from benchctl.interop.writers.vllm import bounds_document, total_throughput, vllm_figures
+from benchctl.interop.writers.vllm import total_throughput, vllm_figures
 from benchctl.profile.model import Arrival
 from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
@@ -49,7 +48,6 @@ def load_result(figures: LoadFigures, record: RunRecord, manifest: Manifest, arr
         "cached_tokens": figures.metrics["cached_tokens"],
         "client": {name: figures.metrics[name] for name in CLIENT_METRICS},
         "offered_load": None if figures.offered is None else asdict(figures.offered),
-        "bounds": bounds_document(figures.bounds),
         "definitions": {f"{latency}_ms": METRICS[f"{latency}_ms"].formula for latency in LATENCIES}
         | {name: METRICS[name].formula for name in CLIENT_METRICS},
     }
@@ -107,17 +105,8 @@ def durations_table(figures: LoadFigures) -> Table:
     rows = []
     for name, title in _NAMES.items():
         columns = [f"{prefix}{name}_ms" for prefix in ("", "p50_", "p99_", "max_")]
-        numbers = {column: four_digits(figures.metrics[column]) for column in columns}
-        rows.append((title, *(marked(number, column in figures.bounds) for column, number in numbers.items())))
+        rows.append((title, *(four_digits(figures.metrics[column]) for column in columns)))
     return table_of(("", "mean", "median", "p99", "max"), rows, left=("",), title="Durations, ms")
-
-
-def bounds_note(figures: LoadFigures) -> str | None:
-    """The meaning of the mark beside a number, where one has it."""
-    if not figures.bounds:
-        return None
-    intervals = "; ".join(f"{name} {lies}" for name, lies in figures.bounds.items())
-    return f"{MARK} known between bounds only, because the client read late: {intervals}"
 
 
 def missing_tail(figures: LoadFigures) -> str | None:

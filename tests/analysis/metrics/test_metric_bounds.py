@@ -1,7 +1,6 @@
-"""Metrics that rest on arrivals known between bounds are named, marked, and decide nothing; the others count."""
+"""Metrics that rest on arrivals known between bounds are unknown and named with their bounds; the others count."""
 
 import json
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -14,17 +13,15 @@ from test_client_guard import codes, run_of, samples_of
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.metrics.bounds import MARK, TIMES_BOUNDED, run_bounds
+from benchctl.analysis.metrics.bounds import TIMES_BOUNDED, uncertain_metrics
 from benchctl.analysis.metrics.load_figures import load_figures
-from benchctl.analysis.metrics.run import run_metrics
+from benchctl.analysis.metrics.run import run_metrics, tails_of_few
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.record import ChoiceRecord, RequestRecord
-from benchctl.report.documents import document_of
-from benchctl.report.tables.compare import footnotes_of, metrics_table
 from benchctl.report.tables.experiment import runs_table
-from benchctl.report.tables.load import bounds_note, durations_table
-from benchctl.units import NS_PER_MS
+from benchctl.report.tables.load import durations_table
+from benchctl.units import NS_PER_MS, UNKNOWN
 
 TTFTS = {"ttft_ms", "p90_ttft_ms", "p95_ttft_ms", "p99_ttft_ms"}
 HELD_UP = samples_of(400, lag_ms=45.0)
@@ -67,19 +64,18 @@ def load_with(num_late, num=400, late=late_at_first):
 
 
 def bounds_of(requests, samples=HELD_UP):
-    return run_bounds(run_of(requests, samples))
+    return uncertain_metrics(run_of(requests, samples))
 
 
 def test_a_tail_of_first_tokens_that_were_read_late_is_named_with_the_truth_inside():
     """What once was told as 57 ms was 17: one in eighty first tokens is more than one in a hundred."""
     requests = load_with(5)
-    said = run_metrics(run_of(requests, HELD_UP))
-    assert said["p99_ttft_ms"] == 57
-    found = bounds_of(requests)
-    assert found["p99_ttft_ms"].low <= 17
-    assert found["p99_ttft_ms"].high == 57
-    assert "p95_ttft_ms" not in found
-    assert "p50_ttft_ms" not in found
+    metrics = run_metrics(run_of(requests, HELD_UP))
+    assert metrics["p99_ttft_ms"] is None
+    assert metrics["p95_ttft_ms"] == metrics["p50_ttft_ms"] == 17
+    low, high = bounds_of(requests)["p99_ttft_ms"]
+    assert low <= 17
+    assert high == 57
 
 
 @pytest.mark.parametrize(
@@ -105,7 +101,7 @@ def test_late_reads_in_mid_stream_leave_first_tokens_alone():
 
 def test_a_late_first_token_makes_the_time_for_each_of_the_others_uncertain():
     found = bounds_of(load_with(40))
-    low, high = found["p99_tpot_ms"].low, found["p99_tpot_ms"].high
+    low, high = found["p99_tpot_ms"]
     assert low <= 20 <= high
 
 
@@ -119,15 +115,21 @@ def test_a_client_in_time_has_no_bounds_and_neither_have_first_tokens_of_a_simul
     together = [stream(i, [20 + 80 * (k // 4) for k in range(40)]) for i in range(400)]
     assert bounds_of(together, in_time) == {}
     late = run_of(load_with(300), HELD_UP, clock="virtual", time_scale=50.0)
-    assert run_bounds(late) == {}
+    assert uncertain_metrics(late) == {}
 
 
 def test_gaps_of_tokens_that_a_simulator_wrote_together_have_bounds_and_their_mean_counts():
     together = [stream(i, [20 + 80 * (k // 4) for k in range(40)]) for i in range(400)]
-    bounds = run_bounds(run_of(together, samples_of(400, lag_ms=0.1), clock="virtual"))
+    run = run_of(together, samples_of(400, lag_ms=0.1), clock="virtual")
+    bounds, metrics = uncertain_metrics(run), run_metrics(run)
     assert set(bounds) == {"p50_itl_ms", "p90_itl_ms", "p95_itl_ms", "p99_itl_ms"}
-    assert (bounds["p50_itl_ms"].low, bounds["p50_itl_ms"].high) == (0, 20)
-    assert (bounds["p99_itl_ms"].low, bounds["p99_itl_ms"].high) == (20, 80)
+    assert bounds["p50_itl_ms"] == (0, 20)
+    assert bounds["p99_itl_ms"] == (20, 80)
+    assert metrics["p50_itl_ms"] is None
+    assert metrics["itl_ms"] == pytest.approx(720 / 39)
+    few = run_of(together[:40], samples_of(400, lag_ms=0.1), clock="virtual")
+    assert tails_of_few(few).keys() >= {"p99_itl_ms"}
+    assert "p50_itl_ms" not in tails_of_few(few)
 
 
 TRUTHS = st.lists(
@@ -154,20 +156,22 @@ def test_the_truth_lies_within_the_bounds_or_close_to_what_is_said(streams):
     pairs = [as_read(i, gaps_ms, joins) for i, (gaps_ms, joins) in enumerate(streams)]
     truth = run_metrics(run_of([true for true, _ in pairs]))
     seen = run_of([read for _, read in pairs])
-    said, found = run_metrics(seen), run_bounds(seen)
+    metrics, found = run_metrics(seen), uncertain_metrics(seen)
     for latency in ("ttft", "itl", "tpot", "e2el"):
         for name in (f"{latency}_ms", f"p50_{latency}_ms"):
             if name in found:
-                assert found[name].low - 1e-9 <= truth[name] <= found[name].high + 1e-9
+                low, high = found[name]
+                assert low - 1e-9 <= truth[name] <= high + 1e-9
+                assert metrics[name] is None
             else:
-                assert abs(truth[name] - said[name]) <= max(0.01 * said[name], 0.02) + 1e-9
+                assert abs(truth[name] - metrics[name]) <= max(0.01 * metrics[name], 0.02) + 1e-9
 
 
-def test_a_run_says_which_of_its_metrics_rest_on_bounds_and_counts():
+def test_a_run_says_which_of_its_metrics_are_left_out_and_counts():
     run = run_of(load_with(20), HELD_UP)
     assert codes(client_suspect_warnings(run, closed(4))) == []
     (warning,) = [w for w in client_warnings(run, closed(4)) if w.code == TIMES_BOUNDED]
-    assert "p99_ttft_ms lies in 17 to 57 ms" in warning.message
+    assert "p99_ttft_ms in 17 to 57 ms" in warning.message
     assert "p50_ttft_ms" not in warning.message
 
 
@@ -176,14 +180,10 @@ def test_a_client_that_reads_most_arrivals_late_makes_the_whole_run_suspect():
     assert codes(client_suspect_warnings(run_of(always, HELD_UP), closed(4))) == ["arrival-times-unreliable"]
 
 
-def test_the_tables_of_a_load_mark_them_and_say_what_they_lie_between():
-    run = run_of(load_with(10), HELD_UP)
-    figures = load_figures(run, closed(4), {})
-    rows = durations_table(figures).texts()
+def test_the_tables_of_a_load_leave_them_out():
+    rows = durations_table(load_figures(run_of(load_with(10), HELD_UP), closed(4), {})).texts()
     (ttft,) = [row for row in rows if row[0] == "TTFT"]
-    assert [field.endswith(MARK) for field in ttft] == [False, True, False, True, False]
-    assert "p99_ttft_ms 17 to 57 ms" in bounds_note(figures)
-    assert bounds_note(replace(figures, bounds={})) is None
+    assert list(ttft) == ["TTFT", UNKNOWN, "17.00", UNKNOWN, "57.00"]
 
 
 BLOCKS = tuple({"baseline": 1.0, "guided": factor} for factor in (1.0, 1.001, 0.999, 1.002, 1.0, 0.998, 1.0))
@@ -216,9 +216,8 @@ def compare(results, *metrics):
     return compare_sides(*sides, CompareOptions(metrics=metrics))
 
 
-def test_a_metric_that_rests_on_bounds_does_not_count_in_that_run_and_the_others_do(results):
+def test_a_metric_that_rests_on_bounds_is_unknown_in_that_run_and_the_others_do(results):
     found = {m.metric.name: m for m in compare(results, "ttft_ms", "step_ms", "e2el_ms").cells[0].metrics}
-    assert found["ttft_ms"].num_bounded == (0, 1)
     assert found["ttft_ms"].estimate.num_blocks == 6
     assert found["e2el_ms"].estimate.num_blocks == found["step_ms"].estimate.num_blocks == 7
     assert found["ttft_ms"].verdict == found["step_ms"].verdict == "regression"
@@ -231,25 +230,16 @@ def test_where_it_rests_on_bounds_in_every_run_it_decides_nothing(results):
     comparison = compare(results, "ttft_ms")
     assert (comparison.verdict, comparison.exit_code) == ("inconclusive", 3)
     (metric,) = [m for m in comparison.cells[0].metrics if m.metric.name == "ttft_ms"]
-    assert metric.reason.startswith("7 of 14 runs know it between bounds only")
+    assert metric.reason.startswith("needs completed requests with arrival times, read in time")
 
 
-def test_every_table_marks_it_and_says_what_the_mark_means(results):
-    comparison = compare(results, "ttft_ms", "step_ms")
-    rows = {row[1]: row for row in metrics_table(comparison, show_all=False).texts()}
-    assert rows["ttft_ms"][3].endswith(MARK)
-    assert not any(MARK in field for field in rows["step_ms"])
-    assert any(line.startswith(f"{MARK} in up to 1 runs the client read late") for line in footnotes_of(comparison))
-    told = {metric["name"]: metric for metric in document_of(comparison)["metrics"]}
-    assert told["ttft_ms"]["runs_with_bounds"] == {"a": 0, "b": 1}
+def test_every_table_and_file_of_that_run_leaves_it_out(results):
     analysis = analyze_directory(results.path)
-    cells = [row["ttft_ms"] for row in runs_table(analysis).rows]
-    assert [MARK in cell for cell in cells] == ["ttft_ms" in run.bounds for run in analysis.runs]
-    assert sum(MARK in cell for cell in cells) == 1
-    (late,) = [run for run in analysis.runs if run.bounds]
-    assert TIMES_BOUNDED in [warning.code for warning in late.warnings]
-    assert late.number("ttft_ms") is not None
+    (late,) = [run for run in analysis.runs if run.number("ttft_ms") is None]
+    assert late.record.variant == "guided"
     assert late.counted("ttft_ms") is None
+    (row,) = [row for row in runs_table(analysis).rows if row["run"] == late.record.run_id]
+    assert row["ttft_ms"] == UNKNOWN
     document = json.loads(msgspec.json.encode(vllm_result(late.run, analysis.results.manifest, closed(4))))
-    low, high = document["bounds"]["ttft_ms"]
-    assert low < document["mean_ttft_ms"] == high
+    assert document["mean_ttft_ms"] is None
+    assert document["mean_e2el_ms"] > 0
