@@ -1,15 +1,17 @@
-"""Metrics of GPU and host samples that were taken between the first send and the last output.
+"""The metrics of one run: ``METRICS`` says what each is, ``run_metrics`` derives them all from its records.
 
-The metrics of one run: ``METRICS`` says what each is, ``run_metrics`` derives them all from its records.
+Those of GPU and host are from samples that were taken between the first send and the last output. The figures of a
+single load add goodput, counted as in ``vllm bench serve``.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from benchctl.analysis.metrics.bounds import uncertain_metrics
-from benchctl.analysis.metrics.client import client_metrics
+from benchctl.analysis.metrics.client import OfferedLoad, client_metrics, offered_load
 from benchctl.analysis.metrics.latency import (
     PERCENTS,
     is_completed,
@@ -22,7 +24,9 @@ from benchctl.analysis.metrics.latency import (
     ms_or_none,
     percentiles,
     quotient,
+    send_lag_ns,
     smallest_sample,
+    standard_deviation,
     total,
 )
 from benchctl.analysis.metrics.speculation import run_drafts
@@ -212,3 +216,69 @@ def _mean_ms(durations_ns: Integers) -> float | None:
 
 def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:
     return None if start_ns is None or end_ns is None else s_from_ns(end_ns - start_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """Requests that kept every limit, of all that were sent or should have been, failed ones included."""
+
+    limits_ms: Mapping[str, float]
+    num_good: int
+    num_requests: int
+    share: float | None
+    request_goodput: float | None
+    """Requests within the limits per second."""
+
+
+def is_good(record: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
+    """True for a completed request whose every limited duration is known and within its limit."""
+    if not is_completed(record):
+        return False
+    durations = latencies_ns((record,))
+    return all(
+        (durations[name] or name == "tpot") and all(ms_from_ns(value) <= limit for value in durations[name])
+        for name, limit in limits_ms.items()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFigures:
+    """The outcome of one load, without its warm-up. Tokens and durations are those of completed requests."""
+
+    metrics: Mapping[str, float | None]
+    """Those of its run; ``std_`` and ``max_`` of each latency and the mean ``send_lag_ms`` beside them."""
+    num_requests: int
+    num_completed: int
+    errors: Mapping[str, int]
+    """Failed requests by kind of error."""
+    goodput: Goodput | None
+    """Requests within the limits, where some were set."""
+    offered: OfferedLoad | None
+
+
+def load_figures(run: LoadedRun, arrival: Arrival, limits_ms: Mapping[str, float]) -> LoadFigures:
+    """The figures of the load of ``run``; goodput counts the requests within ``limits_ms``."""
+    requests, metrics = measured(run.requests), run_metrics(run, arrival)
+    completed = [request for request in requests if is_completed(request)]
+    metrics["send_lag_ms"] = ms_or_none(mean_of_known(map(send_lag_ns, requests)))
+    for latency, durations_ns in latencies_ns(completed).items():
+        metrics[f"std_{latency}_ms"] = ms_or_none(standard_deviation(durations_ns))
+        metrics[f"max_{latency}_ms"] = ms_or_none(max(durations_ns, default=None))
+    goodput = None
+    if limits_ms:
+        num_good = sum(is_good(request, limits_ms) for request in requests)
+        goodput = Goodput(
+            limits_ms=limits_ms,
+            num_good=num_good,
+            num_requests=len(requests),
+            share=quotient(num_good, len(requests)),
+            request_goodput=quotient(num_good, metrics["wall_s"]),
+        )
+    return LoadFigures(
+        metrics=metrics,
+        num_requests=len(requests),
+        num_completed=len(completed),
+        errors=Counter(request.error.kind for request in requests if request.error is not None),
+        goodput=goodput,
+        offered=offered_load(requests, arrival),
+    )

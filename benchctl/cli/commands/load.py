@@ -17,7 +17,6 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from typer.core import TyperCommand
 
-from benchctl.analysis.metrics.load_figures import parse_limits
 from benchctl.cli.failures import advising, exit_code_of, keeping
 from benchctl.cli.options import RESULTS, refuse_certain, with_options
 from benchctl.cli.screen import bar, has_room_for_bars, print_json, warn, wide_console
@@ -41,6 +40,8 @@ from benchctl.workload.datasets.dataset import FileDataset, OwnDataset, dataset_
 _NAME: Final = "load"
 _OBVIOUS_WARNING: Final = "server-not-fresh"
 """The user who typed the address knows that benchctl did not start the server."""
+_LIMITED: Final = ("ttft", "tpot", "e2el")
+"""Latencies that goodput may limit."""
 _OUTPUT_TOKENS: Final = 128
 """Length of an output if neither the command line nor the dataset sets it."""
 
@@ -146,7 +147,7 @@ def load(options: LoadOptions) -> None:
     are understood.
     """
     profile = profile_from_plain(_plain_profile(options), "the command line", is_to_send=True)
-    limits_ms = parse_limits(options.goodput or [])
+    limits_ms = _limits(options.goodput or [])
     AttachEngine().check_available(variant_settings(profile, _NAME, {}))
     argv = ("benchctl", *sys.argv[1:])
     origin = Origin(output_root=RESULTS, directory=options.output, label=options.label, argv=argv)
@@ -230,6 +231,26 @@ def _plain_profile(options: LoadOptions) -> dict[str, Any]:
         "timeouts": {"request_s": options.timeout_s},
         "telemetry": {"gpu_hz": 0.0, "host_hz": 0.0, "prometheus_hz": 0.0},
     }
+
+
+def _limits(texts: Sequence[str]) -> dict[str, float]:
+    """Limits in ms by name, from ``ttft:200``. Raises UsageError for another name or limit."""
+    limits: dict[str, float] = {}
+    for text in texts:
+        name, _, limit = text.partition(":")
+        if name not in _LIMITED:
+            raise UsageError(
+                f"--goodput {text}: expected {', '.join(_LIMITED)} with a limit in ms, such as ttft:200"
+            )
+        try:
+            limits[name] = float(limit)
+        except ValueError:
+            raise UsageError(
+                f"--goodput {text}: {limit!r} is not a number; write milliseconds: {name}:200"
+            ) from None
+        if not limits[name] > 0:
+            raise UsageError(f"--goodput {text}: the limit must be above 0")
+    return limits
 
 
 def _extra_body(text: str) -> dict[str, Any]:

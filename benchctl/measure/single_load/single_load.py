@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from benchctl.analysis.metrics.latency import is_completed, measured, total
-from benchctl.analysis.metrics.load_figures import LoadFigures, load_figures
 from benchctl.analysis.validity.answers import check_client_tokens
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.engines.attach.options import AttachOptions
@@ -39,6 +39,9 @@ from benchctl.records.record import Manifest, RunRecord
 from benchctl.records.schema import ResultWarning
 from benchctl.workload.prepare import PreparedSet
 
+if TYPE_CHECKING:
+    from benchctl.analysis.metrics.run import LoadFigures
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
@@ -46,7 +49,7 @@ class LoadResult:
 
     manifest: Manifest
     record: RunRecord
-    figures: LoadFigures
+    figures: "LoadFigures"
     arrival: Arrival
 
 
@@ -106,6 +109,8 @@ class _SingleLoad:
             self._run.perform(self._send())
 
     def result(self) -> LoadResult:
+        from benchctl.analysis.metrics.run import load_figures  # noqa: PLC0415 - numpy, after the load
+
         arrival, loaded = self._profile.workload.arrival, replace(self._loaded, record=self.record)
         return LoadResult(
             manifest=self._results.manifest(),

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from benchctl.analysis.metrics.latency import smallest_sample
-from benchctl.analysis.metrics.load_figures import LoadFigures
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.interop.writers.vllm import total_throughput, vllm_figures
 from benchctl.profile.model import Arrival
@@ -14,10 +13,13 @@ from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.table import Column, Table, table_of
 from benchctl.units import UNKNOWN, four_digits, whole
 
+if TYPE_CHECKING:
+    from benchctl.analysis.metrics.run import LoadFigures
+
 _NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end", "send_lag": "send lag"}
 
 
-def load_result(figures: LoadFigures, record: RunRecord, manifest: Manifest, arrival: Arrival) -> dict[str, Any]:
+def load_result(figures: "LoadFigures", record: RunRecord, manifest: Manifest, arrival: Arrival) -> dict[str, Any]:
     """The keys of ``vllm bench serve``, then our own; unknown is null.
 
     The details of each request, which vLLM writes when it is asked to, are in the run's ``requests.jsonl``, and
@@ -53,7 +55,7 @@ def load_result(figures: LoadFigures, record: RunRecord, manifest: Manifest, arr
     }
 
 
-def totals_table(figures: LoadFigures) -> Table:
+def totals_table(figures: "LoadFigures") -> Table:
     """Requests, tokens, throughput, the share of the load that reached the server, and the accuracy of times."""
     failed = f"{figures.num_requests - figures.num_completed} failed"
     if figures.errors:
@@ -78,7 +80,7 @@ def totals_table(figures: LoadFigures) -> Table:
     return Table("", columns, tuple({"what": what, "text": text} for what, text in rows.items()))
 
 
-def _rest(figures: LoadFigures) -> Iterator[tuple[str, str]]:
+def _rest(figures: "LoadFigures") -> Iterator[tuple[str, str]]:
     """The requests within the limits, where there are limits; the share of the load that reached the server; of a
     closed loop also the delay before slots were refilled.
     """
@@ -100,7 +102,7 @@ def _rest(figures: LoadFigures) -> Iterator[tuple[str, str]]:
         yield "slots", f"empty for {idle_frac:.2%} of their time; {filled}; {connects}"
 
 
-def durations_table(figures: LoadFigures) -> Table:
+def durations_table(figures: "LoadFigures") -> Table:
     """Latencies by vLLM's definitions, and the delays of sends."""
     rows = []
     for name, title in _NAMES.items():
@@ -109,7 +111,7 @@ def durations_table(figures: LoadFigures) -> Table:
     return table_of(("", "mean", "median", "p99", "max"), rows, left=("",), title="Durations, ms")
 
 
-def missing_tail(figures: LoadFigures) -> str | None:
+def missing_tail(figures: "LoadFigures") -> str | None:
     """The reason for a missing p99; None where there is one."""
     needed = smallest_sample(99)
     if figures.num_completed >= needed:

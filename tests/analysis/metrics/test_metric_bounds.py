@@ -14,8 +14,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.metrics.bounds import TIMES_BOUNDED, uncertain_metrics
-from benchctl.analysis.metrics.load_figures import load_figures
-from benchctl.analysis.metrics.run import run_metrics, tails_of_few
+from benchctl.analysis.metrics.run import load_figures, run_metrics, tails_of_few
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.record import ChoiceRecord, RequestRecord

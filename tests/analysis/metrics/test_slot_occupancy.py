@@ -11,7 +11,7 @@ from support.closed_loops import T0_NS, closed, closed_loop
 from test_client_guard import OPEN, codes, run_of, sent
 
 from benchctl.analysis.metrics.client import client_metrics, offered_load
-from benchctl.analysis.metrics.load_figures import load_figures
+from benchctl.analysis.metrics.run import load_figures
 from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
 from benchctl.analysis.validity.client import client_suspect_warnings
 from benchctl.profile.model import Arrival
