@@ -5,7 +5,7 @@ from math import prod
 from typing import Any, Final
 
 from benchctl.profile.choices import NO_REQUESTS
-from benchctl.profile.engine_options import ENGINES, engine_spec, options_class, own_variable_problems
+from benchctl.profile.engine_options import ENGINES, OWN_PREFIX, engine_spec, options_class, own_variables
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile
 from benchctl.profile.settings import factor_problem, factors_of, is_same, setting_of
@@ -37,11 +37,8 @@ def unfit_engine(profile: Profile) -> Problem | None:
     )
 
 
-def profile_problems(profile: Profile, *, is_stored: bool) -> Iterator[Problem]:
-    """Every problem of a profile that its types and its sweep do not show.
-
-    With ``is_stored``, what older versions let pass is none.
-    """
+def profile_problems(profile: Profile) -> Iterator[Problem]:
+    """Every problem of a profile that its types, its sweep and its variables do not show."""
     workload, variants, kind = profile.workload, profile.variants, profile.engine.kind
     dataset, has_looks = workload.dataset, profile.stopping is not None
     has_lengths = workload.lengths_from is not None
@@ -96,10 +93,28 @@ def profile_problems(profile: Profile, *, is_stored: bool) -> Iterator[Problem]:
         ),
     )
     yield from ((path, problem) for is_broken, path, problem in rules if is_broken)
+
+
+def own_variable_problems(profile: Profile) -> Iterator[Problem]:
+    """Variables of benchctl itself in the ``env`` of a server's options, which would be overwritten or do harm."""
     servers: dict[Steps, dict[str, Any]] = {("engine", "options"): profile.engine.options}
-    servers |= {("variants", name, "server"): variant.server for name, variant in variants.items()}
-    for path, options in () if is_stored else servers.items():
-        yield from (((*path, *below), problem) for below, problem in own_variable_problems(options, kind))
+    servers |= {("variants", name, "server"): variant.server for name, variant in profile.variants.items()}
+    for path, options in servers.items():
+        env = options.get("env")
+        for name in env if isinstance(env, dict) else ():
+            if name.startswith(OWN_PREFIX):
+                problem = f"benchctl sets this variable itself{_instead(name, profile.engine.kind)}"
+                yield (*path, "env", name), problem
+
+
+def _instead(name: str, kind: str) -> str:
+    """The option of this kind of engine that a variable stands for, as a remedy."""
+    options = [option for option in own_variables().get(name, ()) if option in options_class(kind).model_fields]
+    if len(options) > 1 and options[0] in options_class(kind).VALUE_MODEL_OPTIONS:
+        del options[0]  # it only says whether the variable is set at all
+    if not options:
+        return "; remove it"
+    return f", from {', '.join(f'engine.options.{option}' for option in options)}; set that and remove the variable"
 
 
 def sweep_problems(profile: Profile) -> Iterator[Problem]:

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -14,7 +14,6 @@ from pydantic import Field, field_validator
 from pydantic.fields import FieldInfo
 
 from benchctl.profile.choices import PENALTIES, ForwardPass, Port, Section
-from benchctl.profile.yaml import Problem
 from benchctl.untrusted.secrets import holds_key, is_secret_name, secret_options
 
 
@@ -355,21 +354,3 @@ def load_name(path: str) -> Any:
     """The object that ``module:name`` stands for."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
-
-
-def own_variable_problems(options: Mapping[str, Any], kind: str) -> Iterator[Problem]:
-    """Variables of benchctl itself in the ``env`` of a server's options, which would be overwritten or do harm."""
-    env = options.get("env")
-    for name in env if isinstance(env, dict) else ():
-        if name.startswith(OWN_PREFIX):
-            yield ("env", name), f"benchctl sets this variable itself{_instead(name, kind)}"
-
-
-def _instead(name: str, kind: str) -> str:
-    """The option of this kind of engine that a variable stands for, as a remedy."""
-    options = [option for option in own_variables().get(name, ()) if option in options_class(kind).model_fields]
-    if len(options) > 1 and options[0] in options_class(kind).VALUE_MODEL_OPTIONS:
-        del options[0]  # it only says whether the variable is set at all
-    if not options:
-        return "; remove it"
-    return f", from {', '.join(f'engine.options.{option}' for option in options)}; set that and remove the variable"

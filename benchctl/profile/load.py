@@ -10,6 +10,7 @@ import msgspec
 
 from benchctl.errors import ProfileError, RecordError, UsageError
 from benchctl.profile.checks import (
+    own_variable_problems,
     profile_problems,
     sweep_problems,
     unfit_engine,
@@ -19,9 +20,17 @@ from benchctl.profile.cluster import ClusterSettings
 from benchctl.profile.engine_options import options_class
 from benchctl.profile.errors import profile_error, validate
 from benchctl.profile.files import assigned, extended_files, layered, profile_file, read_file, refuse
-from benchctl.profile.model import EngineSettings, Profile
-from benchctl.profile.planning import Arm, arms, resolved_settings
-from benchctl.profile.settings import cells_of, factors_of, header_problems, is_same, setting_of, with_controls
+from benchctl.profile.model import Profile
+from benchctl.profile.planning import Arm
+from benchctl.profile.settings import (
+    cells_of,
+    factors_of,
+    header_problems,
+    is_same,
+    resolved_settings,
+    setting_of,
+    with_controls,
+)
 from benchctl.profile.yaml import (
     STORED,
     Document,
@@ -65,7 +74,9 @@ def load_profile(
     above = [plain_document({name[2:]: value}, name) for name, value in options.items() if value is not None]
     above += [assigned(assignment, errors) for assignment in overrides]
     tree = layered(extended_files(path, errors), above, errors)
-    return _with_measured_peaks(_profile(tree, errors, is_to_send=is_to_send), path)
+    profile = _validated(tree, errors, is_to_send=is_to_send)
+    is_measured = any(name.startswith(MEASURED) for name in hardware_names(profile))
+    return _with_measured_peaks(profile, path) if is_measured else profile
 
 
 def parse_profile(text: str, source: str, *, is_to_send: bool = False) -> Profile:
@@ -80,7 +91,7 @@ def parse_profile(text: str, source: str, *, is_to_send: bool = False) -> Profil
         problem = "a stored profile is complete and cannot extend another; write out what it extends"
         refuse(errors, tree, problem, "extends")
         tree = tree.without("extends")
-    return _profile(layered((), [tree], errors), errors, is_to_send=is_to_send, is_stored=True)
+    return _validated(layered((), [tree], errors), errors, is_to_send=is_to_send, is_stored=True)
 
 
 def stored_profile(text: str, source: str, *, is_to_send: bool = False) -> Profile:
@@ -104,7 +115,7 @@ def profile_from_plain(plain: Mapping[str, Any], source: str, *, is_to_send: boo
     """
     errors = list[LocatedError]()
     tree = plain_document(msgspec.to_builtins(plain, str_keys=True), source)
-    return _profile(layered((), [tree], errors), errors, is_to_send=is_to_send)
+    return _validated(layered((), [tree], errors), errors, is_to_send=is_to_send)
 
 
 def load_cluster(path: Path) -> ClusterSettings:
@@ -123,7 +134,7 @@ def dump_profile(profile: Profile) -> str:
     return dump_document(profile.model_dump(mode="json"))
 
 
-def _profile(
+def _validated(
     tree: Document, errors: list[LocatedError], *, is_to_send: bool = False, is_stored: bool = False
 ) -> Profile:
     if unusable := tree.errors(plain_value_problems(tree.values)):
@@ -138,27 +149,26 @@ def _profile(
     if (unfit := unfit_engine(profile)) is not None:
         raise profile_error(tree.errors([unfit]))
 
-    def errors_of(profile: Profile, chosen: Iterable[Arm]) -> Iterator[LocatedError]:
-        for arm in chosen:
-            yield from _errors_of_arm(tree, profile, arm, is_to_send=is_to_send, is_stored=is_stored)
-
-    profile = profile.model_copy(update={"engine": _complete_engine(profile.engine)})
+    options, _ = validate(profile.engine.options, options_class(profile.engine.kind))
+    if options is not None:  # where they are valid without a variant's, all are written out
+        engine = profile.engine.model_copy(update={"options": options.model_dump(mode="json")})
+        profile = profile.model_copy(update={"engine": engine})
     if not problems:
-        errors += tree.errors(profile_problems(profile, is_stored=is_stored))
+        errors += tree.errors(profile_problems(profile))
+        errors += [] if is_stored else tree.errors(own_variable_problems(profile))
     problems = [*sweep_problems(profile)]
+    if not (errors or problems) and any(variant.controls for variant in profile.variants.values()):
+        profile, problems = with_controls(profile)
+        problems += sweep_problems(profile)
     errors += tree.errors(problems)
     variants = profile.variants
     unswept = [
         name for name in variants if isinstance(variants[name].swept, bool) and not factors_of(profile, name)
     ]
-    names = unswept if problems else variants
-    errors += errors_of(profile, ((name, cell) for name in names for cell in cells_of(profile, name)))
-    errors += errors_of(profile, () if problems else values_without_cell(profile))
-    if not errors and any(variant.controls for variant in variants.values()):
-        profile, problems = with_controls(profile)
-        problems += sweep_problems(profile)
-        errors += tree.errors(problems)
-        errors += errors_of(profile, () if problems else arms(profile))
+    chosen = [(name, cell) for name in (unswept if problems else variants) for cell in cells_of(profile, name)]
+    chosen += [] if problems else values_without_cell(profile)
+    for arm in chosen:
+        errors += _errors_of_arm(tree, profile, arm, is_to_send=is_to_send, is_stored=is_stored)
     if errors:
         raise profile_error(errors)
     return profile
@@ -219,11 +229,8 @@ def _with_measured_peaks(profile: Profile, path: Path) -> Profile:
 
     Raises ProfileError when there are none on file.
     """
-    names = hardware_names(profile)
-    if not any(name.startswith(MEASURED) for name in names):
-        return profile
     try:
-        stated = {name: resolved_hardware(name) for name in names}
+        stated = {name: resolved_hardware(name) for name in hardware_names(profile)}
     except UsageError as error:
         raise ProfileError(f"profile {profile.name} ({path}): hardware: {error}") from error
 
@@ -242,14 +249,6 @@ def hardware_names(profile: Profile) -> list[str]:
     """The names of hardware in a profile: that of FLOP/s, of the engine's options, and of variants' own."""
     options = [profile.engine.options, *(variant.server for variant in profile.variants.values())]
     return [profile.hardware, *(each["hardware"] for each in options if isinstance(each.get("hardware"), str))]
-
-
-def _complete_engine(engine: EngineSettings) -> EngineSettings:
-    """The engine with all its options written out, as far as they are valid without a variant's."""
-    options, problems = validate(engine.options, options_class(engine.kind))
-    if options is None or problems:
-        return engine
-    return engine.model_copy(update={"options": options.model_dump(mode="json")})
 
 
 NOT_MEASURED: Final = frozenset({"cluster", "description", "needs_gpu", "step_time_model"})

@@ -3,7 +3,6 @@
 Orders name arms by position; arm 0 is the baseline.
 """
 
-import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,8 +15,8 @@ from benchctl.errors import ProfileError
 from benchctl.profile.errors import profile_error
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.settings import cells_of, factor_problem, resolve
-from benchctl.profile.yaml import LocatedError, Location, Problem
+from benchctl.profile.settings import cells_of, factor_problem, resolved_settings
+from benchctl.profile.yaml import LocatedError, Location
 from benchctl.records.directory import arm_label, run_directory_name
 from benchctl.records.record import Plan, PlannedRun
 from benchctl.records.schema import SCHEMA_VERSION, Cell
@@ -189,14 +188,6 @@ def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSetti
             LocatedError(Location(f"profile {profile.name}", path=path), text) for path, text in problems
         )
     return settings
-
-
-def resolved_settings(profile: Profile, variant: str, cell: Cell) -> tuple[VariantSettings | None, list[Problem]]:
-    """The settings of one run, or None and every problem; they are kept with the profile."""
-    key = f"{variant} {json.dumps(cell)}"
-    if key not in profile.settings_by_arm:
-        profile.settings_by_arm[key] = resolve(profile, variant, cell)
-    return profile.settings_by_arm[key]
 
 
 def plan_runs(profile: Profile) -> Plan:

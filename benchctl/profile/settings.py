@@ -19,6 +19,7 @@ Neighbours differ in one thing, so that their difference is its price. A step th
 one that a swept factor does not reach runs once in a block.
 """
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
@@ -117,14 +118,15 @@ def factor_problem(factor: str, kind: str) -> str | None:
     return f"no factor or setting has this name; factors are {', '.join(FACTOR_SETTINGS)}, or a dotted path; {hint}"
 
 
-def resolve(
-    profile: Profile, variant: str, cell: Cell, own: Variant | None = None
-) -> tuple[VariantSettings | None, list[Problem]]:
+def resolved_settings(profile: Profile, variant: str, cell: Cell) -> tuple[VariantSettings | None, list[Problem]]:
     """The settings of one run, or None and every problem, at paths of ``VariantSettings``.
 
-    ``own`` is what a variant sets that the profile does not have.
+    They are kept with the profile.
     """
-    kind, own, options = profile.engine.kind, own or profile.variants[variant], profile.engine.options
+    key = f"{variant} {json.dumps(cell)}"
+    if key in profile.settings_by_arm:
+        return profile.settings_by_arm[key]
+    kind, own, options = profile.engine.kind, profile.variants[variant], profile.engine.options
     if profile.engine.python is not None:
         options = options | {"python": profile.engine.python}
     values: dict[str, Any] = {
@@ -146,7 +148,8 @@ def resolve(
         )
         problems += _guidance_problems(settings, kind, has_own_top_k=has_own_top_k)
         problems += _request_problems(settings, kind)
-    return (None if problems else settings), problems
+    profile.settings_by_arm[key] = (None if problems else settings), problems
+    return profile.settings_by_arm[key]
 
 
 def _is_in_free_section(path: tuple[str, ...]) -> bool:
@@ -307,8 +310,9 @@ def _steps(profile: Profile, name: str) -> dict[str, Variant]:
     factors, cells = factors_of(profile, name), cells_of(profile, name)
 
     def settings_of(variant: Variant, reached: tuple[str, ...]) -> list[VariantSettings | None]:
+        unnamed = profile.model_copy(update={"variants": {"": variant}})
         own_cells = ({factor: value for factor, value in cell.items() if factor in reached} for cell in cells)
-        return [resolve(profile, "", cell, variant)[0] for cell in own_cells]
+        return [resolved_settings(unnamed, "", cell)[0] for cell in own_cells]
 
     steps, before, whole = dict[str, Variant](), settings_of(below, ()), settings_of(own, factors)
     for rung, sections in parts.items():
