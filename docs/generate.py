@@ -1,10 +1,13 @@
 """Write the pages of ``docs/reference``, which follow from the code: ``python docs/generate.py``."""
 
+import ast
 import inspect
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cache
+from itertools import groupby, pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
@@ -15,7 +18,6 @@ from pydantic.fields import FieldInfo
 
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.cli.app import COMMANDS, load_command
-from benchctl.docstrings import attribute_docstrings
 from benchctl.profile.choices import MAX_SEED, Section
 from benchctl.profile.engine_options import ENGINES, flag_of
 from benchctl.profile.errors import Key, option_keys, profile_keys
@@ -157,6 +159,28 @@ def profile_reference() -> str:
     return "\n".join(parts)
 
 
+@cache
+def _meanings(declaring: type) -> dict[str, str]:
+    """The text below each annotated attribute that a class and its bases declare, as far as they have source."""
+    texts: dict[str, str] = {}
+    for each in reversed(declaring.__mro__):
+        try:
+            source = textwrap.dedent(inspect.getsource(each))
+        except (OSError, TypeError):  # made while running, or built in
+            continue
+        (definition,) = ast.parse(source).body
+        for declared, below in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+            match declared, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[name] = inspect.cleandoc(text)
+    return texts
+
+
+def meaning_of(key: Key) -> str:
+    """The meaning of a key of a profile."""
+    return key.field.description or _meanings(key.section).get(key.path.rpartition(".")[2], "")
+
+
 def _key_tables(keys: Iterable[Key]) -> str:
     """One table for each section, the sections in the order of their first key."""
     by_section = sorted(enumerate(keys), key=lambda item: (item[1].path.count("."), item[0]))
@@ -180,9 +204,9 @@ def _with_flag(key: Key) -> str:
     """The meaning of an option, with its flag in brackets where that is spelled differently."""
     name, flag = key.path.rpartition(".")[2], flag_of(key.field)
     if flag is None or flag.name in {"", f"--{name.replace('_', '-')}"}:
-        return key.meaning
+        return meaning_of(key)
     off = "off is " if flag.when is False else ""
-    return f"{key.meaning.removesuffix('.')} ({off}``{flag.name}``)."
+    return f"{meaning_of(key).removesuffix('.')} ({off}``{flag.name}``)."
 
 
 def _key_type(field: FieldInfo) -> str:
@@ -357,8 +381,7 @@ def _record_sections(record: type[Record], described: set[type[Record]], *, is_n
         yield f"### `{record.__name__}`\n"
     yield inspect.cleandoc(record.__doc__ or "").replace("``", "`") + "\n"
     fields = msgspec.structs.fields(record)
-    declaring = [each for each in reversed(record.__mro__) if issubclass(each, Record)]
-    meanings = {name: text for each in declaring for name, text in attribute_docstrings(each).items()}
+    meanings = _meanings(record)
     rows = [_field_row(field, meanings[field.name]) for field in fields]
     yield "\n".join(["| field | type | unit | default | meaning |", "|---|---|---|---|---|", *rows]) + "\n"
     for nested in (nested for field in fields for nested in _records_in(field.type)):

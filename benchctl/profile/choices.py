@@ -6,13 +6,10 @@ Beyond its range a quantity is a mistake. Options of the command line share thes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
-
-from benchctl.docstrings import attribute_docstrings
 
 DEFAULT_MODEL: Final = "qwen2.5-7b"
 """Model of a profile that names none."""
@@ -322,7 +319,8 @@ ForwardPass: TypeAlias = tuple[ForwardPoint, Mode]
 class Section(BaseModel):
     """A part of a profile: frozen, closed, and strict about types (``"5"`` is text).
 
-    A section's validator is built when something is first validated against it: most commands need few.
+    A section's validator is built when something is first validated against it: most commands need few. The meaning
+    of a key stands below it; that of a required one is its description, which the message that it is missing tells.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True, allow_inf_nan=False)
@@ -333,13 +331,3 @@ def check_rules(*rules: tuple[bool, str]) -> None:
     for is_there, problem in rules:
         if is_there:
             raise ValueError(problem)
-
-
-@cache
-def meanings(section: type[Section]) -> dict[str, str]:
-    """The text below each key.
-
-    Read from the source when it is needed: pydantic would read it at every start (``use_attribute_docstrings``).
-    """
-    sections = [declaring for declaring in reversed(section.__mro__) if issubclass(declaring, Section)]
-    return {name: text for declaring in sections for name, text in attribute_docstrings(declaring).items()}

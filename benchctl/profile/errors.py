@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from benchctl.errors import ProfileError
-from benchctl.profile.choices import NAME_PATTERN, Section, meanings
+from benchctl.profile.choices import NAME_PATTERN, Section
 from benchctl.profile.engine_options import options_class
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Profile, Variant
@@ -52,11 +52,11 @@ _Details: TypeAlias = dict[Steps, list[tuple[Any, ErrorDetails]]]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key: its dotted path, with ``<name>`` where the writer chooses one, its declaration and its meaning."""
+    """One key: its dotted path, with ``<name>`` where the writer chooses one, its section and its declaration."""
 
     path: str
+    section: type[Section]
     field: FieldInfo
-    meaning: str
 
 
 def profile_keys() -> tuple[Key, ...]:
@@ -71,7 +71,7 @@ def option_keys(kind: str) -> tuple[Key, ...]:
 
 def _keys(section: type[Section], prefix: str) -> Iterator[Key]:
     for name, field in section.model_fields.items():
-        yield Key(f"{prefix}{name}", field, field.description or meanings(section).get(name, ""))
+        yield Key(f"{prefix}{name}", section, field)
         for inner in _sections_in(field.annotation):
             chosen = "<name>." if inner is Variant else ""
             yield from _keys(inner, f"{prefix}{name}.{chosen}")
@@ -164,7 +164,7 @@ def _problem(
     if kind == "extra_forbidden":
         return _unknown_key(key, section)
     if kind == "missing":
-        meaning = " ".join(meanings(section).get(key, "").split()).rstrip(".") if section else ""
+        meaning = (field.description or "").rstrip(".") if field else ""
         return f"missing; add {key}: {'one of ' + ', '.join(words) if words else meaning}"
     template = _MESSAGES.get(kind, "is {value}: {msg}")
     if context.get("pattern") == NAME_PATTERN:

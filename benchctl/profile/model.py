@@ -137,8 +137,7 @@ MAX_SAMPLES_OF_A_REQUEST = 128
 class LengthRange(Section):
     """Lengths drawn log-normally around ``mean`` with coefficient of variation ``cv``, cut to [min, max]."""
 
-    mean: float = Field(gt=0, le=MAX_TOKENS)
-    """Mean length before cutting."""
+    mean: float = Field(gt=0, le=MAX_TOKENS, description="Mean length before cutting.")
     cv: float = Field(default=0.0, ge=0, le=5)
     """Standard deviation over mean; 0 gives every length the mean."""
     min: TokenCount = 1
@@ -245,8 +244,7 @@ class Workload(Section):
     chat: bool = False
     """Sends each prompt that is plain text as a chat with one message of the user; a planned length includes the
     chat template."""
-    arrival: Arrival
-    """Schedule of the requests."""
+    arrival: Arrival = Field(description="Schedule of the requests.")
     num_warmups: int = Field(default=1, ge=0, le=MAX_WARMUPS)
     """Requests sent to each fresh server before the measured ones; no metric includes them."""
     warmup_shapes: bool | None = None
@@ -296,8 +294,7 @@ else:  # the same names for pydantic, which lists them in its errors
 class Control(Section):
     """The place of a variant in a ladder of controls; written by ``controls`` of another variant."""
 
-    of: Name
-    """Variant that the ladder leads to."""
+    of: Name = Field(description="Variant that the ladder leads to.")
     rung: Literal["flags", "idle", "neutral"]
     """Step of the ladder."""
 
@@ -329,9 +326,13 @@ class Variant(Section):
 class Stopping(Section):
     """A rule, declared before the first run, that may end an experiment before its last block."""
 
-    precision: float = Field(gt=0, lt=1)
-    """Half the width of an interval, as a fraction (0.01 is one percent): the experiment ends when the interval of
-    every primary metric in every cell is at most that wide. The sign of a change does not matter."""
+    precision: float = Field(
+        gt=0,
+        lt=1,
+        description="Half the width of an interval, as a fraction (0.01 is one percent): the experiment ends when "
+        "the interval of every primary metric in every cell is at most that wide. The sign of a change does not "
+        "matter.",
+    )
     looks: int = Field(default=4, ge=1, le=20)
     """Number of looks at the data, evenly spaced from 6 blocks to the last. Their intervals have the confidence
     1 - 0.05 / looks, so that more looks make them wider."""
@@ -403,8 +404,9 @@ class Profile(Section):
     ``checks`` and ``settings`` hold the rules beyond types: ``baseline`` names a variant, settings fit together.
     """
 
-    name: Name
-    """Name of the experiment and of its result directories; by default that of the file."""
+    name: Name = Field(
+        description="Name of the experiment and of its result directories; by default that of the file."
+    )
     description: str = ""
     """One line for ``benchctl profiles list``."""
     seed: int = Field(default=0, ge=0, le=MAX_SEED)
@@ -416,8 +418,9 @@ class Profile(Section):
     stop: StopMode = "forced"
     """End of an output: ``forced`` at its planned length (equal work), ``natural`` where the model ends it,
     ``replay-natural`` where the baseline's model ended it (equal work, none of it past the end)."""
-    engine: EngineSettings
-    """Server software, shared by all variants: a preset's name, or kind and options."""
+    engine: EngineSettings = Field(
+        description="Server software, shared by all variants: a preset's name, or kind and options."
+    )
     model: str = DEFAULT_MODEL
     """Name in the built-in table of shapes, or a directory with a config.json."""
     hardware: str = "h100-sxm"
@@ -426,14 +429,14 @@ class Profile(Section):
     step_time_model: str | None = None
     """File of a step-time model (``benchctl steptime fit``), which predicts the experiment and explains its
     results."""
-    workload: Workload
-    """Request set and arrival schedule."""
+    workload: Workload = Field(description="Request set and arrival schedule.")
     sampling: Sampling = Sampling()
     """Sampling parameters that all variants share."""
     request: RequestOptions = RequestOptions()
     """Fields of requests that all variants share."""
-    variants: dict[Name, Variant] = Field(min_length=1, max_length=MAX_VARIANTS)
-    """Named server configurations."""
+    variants: dict[Name, Variant] = Field(
+        min_length=1, max_length=MAX_VARIANTS, description="Named server configurations."
+    )
     baseline: Name = "baseline"
     """The variant that the others are compared with."""
     sweep: dict[str, Annotated[tuple[FactorValue, ...], Field(min_length=1)]] = {}

@@ -16,8 +16,10 @@ else:
 class AttachOptions(ServerOptions):
     """Options of the engine ``attach``: a server that someone else started and will end."""
 
-    url: str
-    """Address of the server, such as ``http://127.0.0.1:8000``; ``localhost:8000/v1`` is understood, too."""
+    url: str = Field(
+        description="Address of the server, such as ``http://127.0.0.1:8000``; ``localhost:8000/v1`` is "
+        "understood, too."
+    )
     dialect: Dialect = "vllm"
     """Spelling of requests that the server understands; ``openai`` is the common part."""
     served_model: str | None = None
