@@ -12,7 +12,7 @@ from benchctl.engines.prompt_counter import PromptCounter
 from benchctl.errors import UnsupportedError
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.request import RequestOptions
+from benchctl.profile.sections import RequestOptions
 from benchctl.records.files import encode
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import Clock, ResultWarning, StepRecord

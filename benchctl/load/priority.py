@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from benchctl.profile.model import PriorityOption
+from benchctl.profile.sections import PriorityOption
 
 FIFO_PRIORITY: Final = 1
 """The lowest of real-time priorities: above all ordinary threads, below whatever else is real-time."""

@@ -29,8 +29,9 @@ from benchctl.measure.described_fields import undescribed_fields
 from benchctl.measure.interrupt import await_signal, run_interruptible
 from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.sending import ServerUnderTest, send_requests
-from benchctl.profile.model import Arrival, PriorityOption, Profile
+from benchctl.profile.model import Arrival, Profile
 from benchctl.profile.planning import variant_settings
+from benchctl.profile.sections import PriorityOption
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PlannedRun, PreparedRequest, RequestRecord, RunFailure, RunRecord

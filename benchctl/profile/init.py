@@ -15,7 +15,7 @@ from benchctl.errors import UsageError
 from benchctl.profile.engine_options import PLAIN_DIALECT, dialects, options_class
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import Sampling
-from benchctl.profile.request import RequestOptions
+from benchctl.profile.sections import RequestOptions
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _PLAIN: Final = re.compile(r"(?:[A-Za-z]|\.{0,2}/)(?:[\w./+@-]|:(?!$))*")

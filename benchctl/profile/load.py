@@ -16,12 +16,12 @@ from benchctl.profile.checks import (
     unfit_engine,
     values_without_cell,
 )
-from benchctl.profile.cluster import ClusterSettings
 from benchctl.profile.engine_options import options_class
 from benchctl.profile.errors import profile_error, validate
 from benchctl.profile.files import assigned, extended_files, layered, profile_file, read_file, refuse
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import Arm
+from benchctl.profile.sections import ClusterSettings
 from benchctl.profile.settings import (
     cells_of,
     factors_of,

@@ -25,15 +25,21 @@ from benchctl.profile.choices import (
     Probability,
     Rate,
     RequestCount,
-    Seconds,
     Section,
     Share,
     TokenCount,
     check_rules,
 )
-from benchctl.profile.cluster import ClusterSettings
 from benchctl.profile.engine_options import ENGINES, ServerOptions
-from benchctl.profile.request import RequestOptions
+from benchctl.profile.sections import (
+    ClusterSettings,
+    ComparisonRules,
+    LoadOptions,
+    RequestOptions,
+    Stopping,
+    Telemetry,
+    Timeouts,
+)
 from benchctl.profile.yaml import Problem
 from benchctl.records.record import StopMode
 
@@ -284,7 +290,6 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=128)]
 MAX_VARIANTS = 128
 Gate = Literal["throttling", "foreign-gpu-process", "failed-requests"]
 FactorValue = str | int | float | bool | None
-PriorityOption = Literal["auto", "none"]
 if TYPE_CHECKING:
     EngineKind: TypeAlias = str
 else:  # the same names for pydantic, which lists them in its errors
@@ -321,70 +326,6 @@ class Variant(Section):
     ``<name>-neutral`` (its guidance at value_scale 0)."""
     control: Control | None = None
     """The step of a ladder that this variant is."""
-
-
-class Stopping(Section):
-    """A rule, declared before the first run, that may end an experiment before its last block."""
-
-    precision: float = Field(
-        gt=0,
-        lt=1,
-        description="Half the width of an interval, as a fraction (0.01 is one percent): the experiment ends when "
-        "the interval of every primary metric in every cell is at most that wide. The sign of a change does not "
-        "matter.",
-    )
-    looks: int = Field(default=4, ge=1, le=20)
-    """Number of looks at the data, evenly spaced from 6 blocks to the last. Their intervals have the confidence
-    1 - 0.05 / looks, so that more looks make them wider."""
-
-
-class Timeouts(Section):
-    """Limits in seconds."""
-
-    ready_s: Seconds = 600.0
-    """From launch until the server answers."""
-    request_s: Seconds = 600.0
-    """From sending a request to its last token."""
-    connect_s: Seconds = 10.0
-    """For opening a connection."""
-    first_token_s: Seconds | None = None
-    """From sending a request to its first token; null: only ``request_s`` counts."""
-    between_tokens_s: Seconds | None = None
-    """From one token of a request to the next; null: only ``request_s`` counts."""
-    stall_s: Seconds = 120.0
-    """Without a token of any request, while requests are open, until the server counts as hung."""
-    stop_s: Seconds = 10.0
-    """From asking a server to end until it is killed."""
-
-
-class ComparisonRules(Section):
-    """The rules of the verdict, declared before the first run."""
-
-    estimator: Literal["robust", "mean"] = "robust"
-    """``robust`` gives outlying blocks little weight; ``mean`` gives all blocks the same."""
-
-
-class Telemetry(Section):
-    """Sampling rates in Hz; 0 switches a sampler off."""
-
-    gpu_hz: float = Field(default=10.0, ge=0, le=100)
-    """Readings of each visible GPU."""
-    host_hz: float = Field(default=2.0, ge=0, le=20)
-    """Readings of the server's processes and of the client."""
-    prometheus_hz: float = Field(default=1.0, ge=0, le=10)
-    """Readings of the server's counters and gauges, if it has any."""
-
-
-class LoadOptions(Section):
-    """Settings of the load generator."""
-
-    workers: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = "auto"
-    """Processes that share the load, request by request in turn. ``auto``: enough to keep each below half a core at
-    the expected token rate, with one core left free. Never more than slots or requests."""
-    priority: PriorityOption = "auto"
-    """Scheduling priority of the client during the load, so that a server that keeps all cores busy does not delay
-    it. ``auto``: real-time scheduling at the lowest priority, else a negative nice value, else none, as permitted;
-    ``none``: unchanged. ``benchctl doctor`` shows what is permitted."""
 
 
 class EngineSettings(Section):

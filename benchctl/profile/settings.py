@@ -32,7 +32,7 @@ from benchctl.profile.engine_options import guiding_kinds, options_class, reques
 from benchctl.profile.errors import validate
 from benchctl.profile.files import did_you_mean
 from benchctl.profile.model import MAX_VARIANTS, Control, Guidance, Profile, Sampling, Variant, VariantSettings
-from benchctl.profile.request import RequestOptions, variable_problem, variables_in
+from benchctl.profile.sections import RequestOptions, variable_problem, variables_in
 from benchctl.profile.yaml import Problem, Steps, left_out, merged, replaced
 from benchctl.records.schema import Cell
 

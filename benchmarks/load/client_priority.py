@@ -26,7 +26,8 @@ from benchctl.load.priority import load_priority
 from benchctl.load.process import steady_interpreter
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
-from benchctl.profile.model import Arrival, PriorityOption, Timeouts
+from benchctl.profile.model import Arrival
+from benchctl.profile.sections import PriorityOption, Timeouts
 from benchctl.records.record import RequestRecord
 from benchmarks.common.table import show, write
 from benchmarks.common.truth import paced_server, usable_cores

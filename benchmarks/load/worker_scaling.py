@@ -26,7 +26,8 @@ from benchctl.load.process import allow_many_open_files, steady_interpreter
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.load.workers.workers import WorkerLoad, WorkerPlan
-from benchctl.profile.model import Arrival, Timeouts
+from benchctl.profile.model import Arrival
+from benchctl.profile.sections import Timeouts
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import ClientSample
 from benchmarks.common.table import show, write

@@ -32,9 +32,9 @@ from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.attached import AttachedServer
 from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.profile.load import load_profile
-from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
+from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.profile.planning import variant_settings
-from benchctl.profile.request import RequestOptions
+from benchctl.profile.sections import RequestOptions, Timeouts
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.record import PreparedRequest

@@ -28,8 +28,8 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
-from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
-from benchctl.profile.request import RequestOptions
+from benchctl.profile.model import Guidance, Sampling, VariantSettings
+from benchctl.profile.sections import RequestOptions, Timeouts
 from benchctl.records.files import read_jsonl
 from benchctl.records.record import Message, PreparedRequest, RequestRecord
 

@@ -25,7 +25,8 @@ from benchctl.errors import EngineUnavailableError, ServerStartError, Unsupporte
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
-from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
+from benchctl.profile.model import Guidance, Sampling, VariantSettings
+from benchctl.profile.sections import Timeouts
 from benchctl.records.record import Message, PreparedRequest
 
 ENGINE = SglangEngine()

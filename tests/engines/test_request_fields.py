@@ -13,7 +13,7 @@ from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.engine_options import options_class
 from benchctl.profile.model import Sampling, VariantSettings
-from benchctl.profile.request import RequestOptions
+from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import Message, PreparedRequest
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}

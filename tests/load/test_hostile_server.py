@@ -14,7 +14,8 @@ from support.servers.paced_engine import call, request, send
 
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
-from benchctl.profile.model import Arrival, Timeouts
+from benchctl.profile.model import Arrival
+from benchctl.profile.sections import Timeouts
 from benchctl.records.files import encode
 from benchctl.records.record import RequestRecord
 from benchctl.untrusted import LINE_BYTES, MESSAGE_CHARS
@@ -125,7 +126,7 @@ MEASURED = textwrap.dedent(
     from pathlib import Path
     from support.servers.paced_engine import call, request, send
     from benchctl.load.transport.client import StreamClient
-    from benchctl.profile.model import Timeouts
+    from benchctl.profile.sections import Timeouts
 
     async def go(url, num_streams):
         async with StreamClient(url, Timeouts(request_s=60.0)) as client:

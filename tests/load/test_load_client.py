@@ -8,7 +8,7 @@ from support.servers.paced_engine import PacedEngine, call, launch, request, sen
 
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Timeouts
+from benchctl.profile.sections import Timeouts
 from benchctl.units import NS_PER_MS
 
 

@@ -9,7 +9,8 @@ from support.servers.paced_engine import call, request
 
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
-from benchctl.profile.model import Arrival, Timeouts
+from benchctl.profile.model import Arrival
+from benchctl.profile.sections import Timeouts
 from benchctl.units import NS_PER_MS
 
 TOKEN = b'data: {"choices": [{"index": 0, "text": "a", "token_ids": [1], "finish_reason": %s}]}\n\n'

@@ -15,7 +15,8 @@ from support.servers.parts_server import Writer, serving, writing
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
-from benchctl.profile.model import Arrival, Timeouts
+from benchctl.profile.model import Arrival
+from benchctl.profile.sections import Timeouts
 from benchctl.records.record import RequestRecord
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"

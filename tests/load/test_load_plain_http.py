@@ -9,7 +9,7 @@ import pytest
 from support.servers.parts_server import serving, writing
 
 from benchctl.load.transport.control import control_client
-from benchctl.profile.model import Timeouts
+from benchctl.profile.sections import Timeouts
 
 BODY = b'{"data": [{"id": "paced"}]}'
 HALVES = b"%x\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n" % (9, BODY[:9], len(BODY) - 9, BODY[9:])

@@ -322,7 +322,7 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
         "import asyncio, sys\n"
         "from support.servers.paced_engine import call, request\n"
         "from benchctl.load.workers.workers import WorkerLoad, WorkerPlan\n"
-        "from benchctl.profile.model import Timeouts\n"
+        "from benchctl.profile.sections import Timeouts\n"
         "from benchctl.profile.model import Arrival\n"
         "plan = WorkerPlan(base_url=sys.argv[1], timeouts=Timeouts(), arrival=Arrival(kind='burst'), count=2)\n"
         "load = WorkerLoad(plan, print)\n"

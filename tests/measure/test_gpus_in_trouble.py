@@ -14,7 +14,7 @@ from benchctl.measure.telemetry.gpu_reading import SILENT_READINGS, unheard
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.telemetry import SampledServer, Sampler, sampling
 from benchctl.measure.telemetry.visible_devices import visible_devices
-from benchctl.profile.model import Telemetry
+from benchctl.profile.sections import Telemetry
 from benchctl.records.files import read_jsonl
 from benchctl.records.schema import GpuSample
 from benchctl.units import MIB

@@ -8,7 +8,7 @@ from support.servers.paced_engine import PacedEngine, planned, profile, request
 from support.servers.recording_server import SentRequest, recording_server
 
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.profile.request import RequestOptions
+from benchctl.profile.sections import RequestOptions
 from benchctl.records.directory import RunDirectory
 
 SECRET = "not-to-be-written-anywhere-4711"

@@ -4,9 +4,9 @@ import pytest
 
 from benchctl.errors import ProfileError
 from benchctl.measure.gpu_need import gpus_of_block
-from benchctl.profile.cluster import ClusterSettings, scheduler_seconds
 from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_sha256
 from benchctl.profile.model import Profile
+from benchctl.profile.sections import ClusterSettings, scheduler_seconds
 
 
 def with_cluster(**keys: object) -> Profile:

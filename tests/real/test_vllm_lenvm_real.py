@@ -21,7 +21,8 @@ from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
-from benchctl.profile.model import Sampling, Timeouts, VariantSettings
+from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.profile.sections import Timeouts
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
 

@@ -8,7 +8,7 @@ import yaml
 
 from benchctl.profile.errors import option_keys, profile_keys
 from benchctl.profile.model import Sampling
-from benchctl.profile.request import RequestOptions
+from benchctl.profile.sections import RequestOptions
 
 VALUES: Final = (
     "{}", "[]", "[1,[2]]", "null", "true", "-1", "0", "1", "1.5", "1e26", "1e400", "-0.0", "5e-324", "1000000000",

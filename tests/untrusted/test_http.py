@@ -17,7 +17,7 @@ import benchctl
 from benchctl.load.transport.control import control_client
 from benchctl.measure.described_fields import undescribed_fields
 from benchctl.measure.telemetry.prometheus import prometheus_samples
-from benchctl.profile.model import Timeouts
+from benchctl.profile.sections import Timeouts
 from benchctl.untrusted.http import fetch, fetch_json, fetch_now, recordable
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from typing import Final
 from benchctl.cluster.slurm.commands import SlurmCommandError
 from benchctl.cluster.slurm.submission import ArrayJob, active_tasks, state_of_task, submit_blocks
 from benchctl.errors import RecordError
-from benchctl.profile.cluster import ClusterSettings
+from benchctl.profile.sections import ClusterSettings
 from benchctl.records.directory import ResultDirectory, RunDirectory, Submission
 from benchctl.records.shared_claims import LeaseWatch
 

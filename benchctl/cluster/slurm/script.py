@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchctl.profile.cluster import ClusterSettings
+from benchctl.profile.sections import ClusterSettings
 from benchctl.units import SECONDS_PER_MINUTE
 
 MAX_JOB_NAME: Final = 60

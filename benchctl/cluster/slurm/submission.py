@@ -12,7 +12,7 @@ from benchctl.cluster.slurm.commands import SlurmCommandError, slurm_output
 from benchctl.cluster.slurm.script import block_words, launcher_python, script_parameters, variables_not_passed_on
 from benchctl.cluster.slurm.task import BlockTask
 from benchctl.errors import UsageError
-from benchctl.profile.cluster import ClusterSettings
+from benchctl.profile.sections import ClusterSettings
 from benchctl.records.directory import SUBMISSIONS, Submission, read_submissions, write_submission
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.untrusted.files import entry_names

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from benchctl.cluster.slurm.commands import SlurmCommandError, slurm_output
-from benchctl.profile.cluster import scheduler_seconds
+from benchctl.profile.sections import scheduler_seconds
 
 _LIMIT_S: Final = 10.0
 

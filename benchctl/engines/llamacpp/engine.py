@@ -26,7 +26,7 @@ from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, o
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import Sampling, VariantSettings
-from benchctl.profile.request import RequestOptions
+from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import PreparedRequest
 from benchctl.untrusted.http import fetch_json
 

@@ -37,7 +37,7 @@ from benchctl.engines.prompt_counter import TokenizeCounter
 from benchctl.engines.sglang.options import SglangOptions
 from benchctl.engines.sglang.steps import read_sglang_steps
 from benchctl.profile.model import VariantSettings
-from benchctl.profile.request import RequestOptions
+from benchctl.profile.sections import RequestOptions
 from benchctl.records.record import PreparedRequest
 from benchctl.records.schema import StepRecord
 from benchctl.untrusted.http import fetch, json_object

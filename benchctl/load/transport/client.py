@@ -24,7 +24,7 @@ from benchctl.load.transport.receiver import MOST_HELD_BYTES, Connection, Receiv
 from benchctl.load.transport.redirects import MOST_REDIRECTS, Redirect, redirect_of
 from benchctl.load.transport.request_head import RequestWriter
 from benchctl.load.transport.watch import Watch
-from benchctl.profile.model import Timeouts
+from benchctl.profile.sections import Timeouts
 from benchctl.records.record import RequestError
 from benchctl.units import NS_PER_MS
 

@@ -10,7 +10,7 @@ from benchctl.load.transport.exchange import Exchange
 from benchctl.load.transport.failures import transport_error
 from benchctl.load.transport.plain_http import PlainTransport
 from benchctl.load.transport.receiver import MOST_HELD_BYTES
-from benchctl.profile.model import Timeouts
+from benchctl.profile.sections import Timeouts
 from benchctl.records.record import RequestError
 
 HEADERS: Final = {"accept-encoding": "identity", "user-agent": "benchctl"}

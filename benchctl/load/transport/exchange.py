@@ -15,7 +15,7 @@ from benchctl.load.answer.failure import error_of
 from benchctl.load.transport.kernel_clock import TIMESPEC, KernelClock
 from benchctl.load.transport.limits import limit_passed
 from benchctl.load.transport.receiver import OVERHEAD_BYTES, Connection, HeldBytes, Read
-from benchctl.profile.model import Timeouts
+from benchctl.profile.sections import Timeouts
 from benchctl.records.finish_reasons import FINISH_ERROR_KINDS
 from benchctl.records.record import PreparedRequest, RequestError, RequestRecord
 from benchctl.units import NS_PER_S

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from benchctl.profile.model import Timeouts
+from benchctl.profile.sections import Timeouts
 from benchctl.records.record import ChoiceRecord, RequestError
 from benchctl.units import NS_PER_S
 

@@ -9,7 +9,7 @@ from typing import Final
 from benchctl.load.transport.exchange import Exchange
 from benchctl.load.transport.limits import check_interval_s, limit_reached
 from benchctl.load.transport.receiver import HeldBytes
-from benchctl.profile.model import Timeouts
+from benchctl.profile.sections import Timeouts
 from benchctl.records.record import RequestError
 from benchctl.units import NS_PER_S
 

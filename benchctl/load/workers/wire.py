@@ -15,7 +15,7 @@ import msgspec
 
 from benchctl.load.tally import Activity
 from benchctl.load.transport.exchange import Call
-from benchctl.profile.model import PriorityOption
+from benchctl.profile.sections import PriorityOption
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample
 

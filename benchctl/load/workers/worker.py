@@ -32,7 +32,8 @@ from benchctl.load.workers.wire import (
     ToWorker,
     Wire,
 )
-from benchctl.profile.model import Arrival, Timeouts
+from benchctl.profile.model import Arrival
+from benchctl.profile.sections import Timeouts
 from benchctl.records.schema import ClientSample
 
 

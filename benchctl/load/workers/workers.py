@@ -39,7 +39,8 @@ from benchctl.load.workers.wire import (
     Ready,
     Stop,
 )
-from benchctl.profile.model import Arrival, PriorityOption, Profile, Timeouts
+from benchctl.profile.model import Arrival, Profile
+from benchctl.profile.sections import PriorityOption, Timeouts
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S

@@ -32,7 +32,7 @@ from benchctl.measure.server.log import ServerLog
 from benchctl.measure.server.port import HOST, belongs_to, wait_free
 from benchctl.measure.server.redacted_log import RedactedLog
 from benchctl.measure.server.shared_memory import Segments
-from benchctl.profile.model import Timeouts
+from benchctl.profile.sections import Timeouts
 from benchctl.records.schema import ResultWarning
 from benchctl.untrusted.http import fetch
 from benchctl.untrusted.secrets import environment_redactor

@@ -13,7 +13,7 @@ import msgspec
 from benchctl.measure.telemetry.gpu_reading import GpuReader
 from benchctl.measure.telemetry.host import host_samples
 from benchctl.measure.telemetry.prometheus import prometheus_samples
-from benchctl.profile.model import Telemetry
+from benchctl.profile.sections import Telemetry
 from benchctl.records.files import JsonlWriter
 from benchctl.records.schema import ResultWarning
 

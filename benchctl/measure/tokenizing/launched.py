@@ -14,7 +14,8 @@ from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.redaction import server_env
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
-from benchctl.profile.model import Timeouts, VariantSettings
+from benchctl.profile.model import VariantSettings
+from benchctl.profile.sections import Timeouts
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from benchctl.engines.prompt_counter import PromptCounter
 from benchctl.errors import UsageError
 from benchctl.load.transport.control import control_client
 from benchctl.measure.interrupt import run_interruptible
-from benchctl.profile.model import Timeouts, VariantSettings
+from benchctl.profile.model import VariantSettings
+from benchctl.profile.sections import Timeouts
 from benchctl.records.files import encode
 from benchctl.records.record import SERVER, Message, PreparedRequest
 from benchctl.untrusted.http import fetch, json_object

@@ -16,7 +16,7 @@ from benchctl.cluster.slurm.script import (
     script_text,
     variables_not_passed_on,
 )
-from benchctl.profile.cluster import ClusterSettings
+from benchctl.profile.sections import ClusterSettings
 
 DIRECTORY = Path("/shared/results/d")
 

@@ -17,7 +17,8 @@ from benchctl.load.transport.exchange import Call, Exchange
 from benchctl.load.transport.failures import CANCELLED
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch
-from benchctl.profile.model import Profile, Timeouts
+from benchctl.profile.model import Profile
+from benchctl.profile.sections import Timeouts
 from benchctl.records.files import read_jsonl
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.records.schema import StepRecord
