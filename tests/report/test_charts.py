@@ -1,7 +1,6 @@
 """Forest plots, sweeps and stacked bars as they are prepared for picture and page."""
 
 import math
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from benchctl.analysis.statistics.estimate import estimate_paired
 from benchctl.report.charts.figure import reach
 from benchctl.report.charts.ratios import interval_label, reach_of, swept_factor
 from benchctl.report.charts.steps import UNNAMED, section_parts
-from benchctl.report.page.plots import draw_forest, forest_plot, percent_ticks
+from benchctl.report.page.plots import draw_forest, forest_plot
 from benchctl.units import minus
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(4)]
@@ -27,15 +26,6 @@ def _directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("results")
     builders.write_results(path, block_factors=FACTORS, cells=CELLS)
     return path
-
-
-@pytest.mark.parametrize("ends", [(-0.02, 0.03), (-0.7, 0.1), (-0.01, 1.9), (-3, 3)])
-def test_ticks_of_a_scale_are_round_apart_and_hold_no_change(ends):
-    low, high = ends
-    ticks = percent_ticks(low, high)
-    assert (0.0, "0") in ticks
-    assert 3 <= len(ticks) <= 8
-    assert min(b - a for (a, _), (b, _) in pairwise(ticks)) >= 0.13 * (high - low)
 
 
 def test_an_interval_of_two_blocks_does_not_squeeze_the_points():

@@ -206,12 +206,16 @@ def reach(points: Sequence[float], ends: Sequence[float], least: float) -> tuple
 
 def log_axis(title: str, values: Sequence[float], field: str | None = None) -> Spec:
     """A logarithmic channel for ``values``, labelled at each if they are few, else at 1, 2 and 5 of each decade."""
-    low, high, distinct = min(values), max(values), sorted(set(values))
+    distinct = sorted(set(values))
+    ticks = distinct if 2 < len(distinct) <= 8 else ticks_of_decades(distinct[0], distinct[-1])
+    return {**axis(title, field, values=ticks, format=",~g"), "scale": {"type": "log", "nice": False}}
+
+
+def ticks_of_decades(low: float, high: float) -> list[float]:
+    """The values 1, 2 and 5 of each decade that are between two positive ends."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
-    inside = [tick for tick in ticks if low <= tick * 1.001 and tick <= high * 1.001]
-    channel = axis(title, field, values=distinct if 2 < len(distinct) <= 8 else inside, format=",~g")
-    return {**channel, "scale": {"type": "log", "nice": False}}
+    ticks = (digit * 10.0**decade for decade in decades for digit in (1, 2, 5))
+    return [tick for tick in ticks if low <= tick * 1.001 and tick <= high * 1.001]
 
 
 def suitable_axis(

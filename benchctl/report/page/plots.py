@@ -25,23 +25,6 @@ from benchctl.units import (
     signed_four_digits,
 )
 
-_NICE_PERCENT: Final = (
-    *(100, -50, 50, 300, 900, -75, -90, 500, 200, 25, -25, 20, -20, 10, -10, 5, -5, 3, -3, 2, -2, 1, -1),
-    *(0.5, -0.5, 0.2, -0.2, 0.1, -0.1, 0.05, -0.05, 0.02, -0.02, 0.01, -0.01),
-)
-
-
-def percent_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Logarithm and label of each tick from ``low`` to ``high``: no change, and round percentages."""
-    labels = {0.0: "0"}
-    for percent in _NICE_PERCENT:
-        log_ratio = math.log1p(percent / 100)
-        gap = min(abs(log_ratio - other) for other in labels)
-        if low <= log_ratio <= high and gap >= 0.13 * (high - low):
-            labels[log_ratio] = minus(f"{percent:+g}%")
-    return sorted(labels.items())
-
-
 BETTER: Final = {"lower": "lower is better", "higher": "higher is better", "none": "neither is better"}
 _MARKS: Final = {
     "regression": (VERMILION, "triangle-up"),
@@ -64,7 +47,7 @@ def draw_forest(comparison: Comparison, chart_id: str = "forest") -> figure.Char
     margin = max((each.margins.log_bands[0] for each in metrics if each.estimate is not None), default=0.0)
     ends = [end for estimate in estimates for end in estimate.log_interval or ()]
     ratios = [0.0, -margin, margin, *(estimate.log_ratio for estimate in estimates)]
-    low, high = figure.reach(ratios, ends, least=math.log(1.02))
+    low, high = map(math.exp, figure.reach(ratios, ends, least=math.log(1.02)))
     rows: list[Row] = []
     bands: list[Row] = []
     for name, group in groups.items():
@@ -72,7 +55,7 @@ def draw_forest(comparison: Comparison, chart_id: str = "forest") -> figure.Char
         heading = f"{name} [{of.unit}], {BETTER[of.direction]}"
         rows.append({"y": len(rows), "label": heading, "weight": "bold"})
         for label, each in group:
-            bands += [{"y": len(rows), "low": -band, "high": band} for band in each.margins.log_bands]
+            bands += [{"y": len(rows), "low": math.exp(-b), "high": math.exp(b)} for b in each.margins.log_bands]
             rows.append(
                 {"y": len(rows), "label": figure.wrapped(shortened_inside(label, 60)), **_row(each, low, high)}
             )
@@ -118,7 +101,7 @@ def _forest_spec(rows: Sequence[Row], bands: Sequence[Row], low: float, high: fl
     }
     layers = [
         layer("bar", x_by="low", x2_by="high", **shaded, **at),
-        layer("rule", data={"values": [{"ratio": 0}]}, strokeWidth=1, strokeDash=[2, 3], **upright),
+        layer("rule", data={"values": [{"ratio": 1}]}, strokeWidth=1, strokeDash=[2, 3], **upright),
         layer("rule", x_by="low", x2_by="high", where="isValid(datum.low)", strokeWidth=2, **own),
         *(
             layer("point", x_by=end, where=f"datum.{end}_is_cut", shape=f"triangle-{side}", size=40, **own)
@@ -130,17 +113,12 @@ def _forest_spec(rows: Sequence[Row], bands: Sequence[Row], low: float, high: fl
         layer("text", where="datum.weight === 'bold'", fontWeight="bold", limit=600, **name),
         layer("text", where="datum.weight !== 'bold'", lineBreak="\n", baseline="middle", limit=left, **name),
     ]
-    ticks = percent_ticks(low, high)
-    cases = " : ".join(f"abs(datum.value - {at:.9f}) < 1e-6 ? '{label}'" for at, label in ticks)
-    values = [at for at, _ in ticks]
-    x = figure.axis(
-        None,
-        "ratio",
-        domain=(low, high),
-        values=values,
-        labelExpr=f"{cases} : ''",
-        labelOverlap="greedy",
+    change = "datum.value == 1 ? '0' : format(datum.value - 1, '+.3~%')"
+    marks: Spec = (
+        {"values": figure.ticks_of_decades(low, high)} if figure.is_wide([low, high]) else {"tickCount": 4}
     )
+    x = figure.axis(None, "ratio", labelExpr=change, labelOverlap="greedy", labelSeparation=4, **marks)
+    x["scale"] = {"type": "log", "domain": [low, high], "nice": False}
     y = figure.axis(None, domain=(len(rows) - 0.5, -0.5), labels=False, ticks=False, grid=False)
     panel = figure.panel(row_px * max(len(rows), 2), y, layers)
     return figure.picture([panel], rows, x, left=left, right=_WORDS_PX, bands=bands)
@@ -155,10 +133,10 @@ def _row(metric: MetricComparison, low: float, high: float) -> Row:
         "verdict": metric.verdict,
         "color": color,
         "shape": shape,
-        "ratio": None if estimate is None else estimate.log_ratio,
+        "ratio": None if estimate is None else estimate.ratio,
     }
-    if estimate is not None and estimate.log_interval is not None:
-        for name, end in zip(("low", "high"), estimate.log_interval, strict=True):
+    for name in ("low", "high"):
+        if estimate is not None and (end := getattr(estimate, f"ci_{name}")) is not None:
             row |= {name: min(max(end, low), high), f"{name}_is_cut": not low <= end <= high}
     return row
 
