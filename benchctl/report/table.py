@@ -20,13 +20,12 @@ from benchctl.untrusted.text import csv_cell, visible_line, visible_lines
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``format`` turns a value that is known into text; ``meaning`` is what the page says of the heading."""
+    """``format`` turns a value that is known into text."""
 
     key: str
     heading: str
     format: Callable[[Any], str] = str
     is_left: bool = False
-    meaning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -52,7 +52,7 @@ from benchctl.profile.planning import arms, plan_runs, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.files import document_bytes, write_bytes_atomic, write_json_atomic
 from benchctl.report.charts.figure import picture_bytes
-from benchctl.report.charts.models import SaturationLine, draw_saturation
+from benchctl.report.charts.models import draw_saturation
 from benchctl.report.documents import show_document
 from benchctl.report.table import Column, Table
 from benchctl.sim.settings import costs_in_words
@@ -279,20 +279,15 @@ def _sweep_document(sweep: Sweep, profile: Profile) -> dict[str, Any]:
 
 def _picture(sweep: Sweep, profile: Profile) -> bytes:
     largest = {each.label: each.largest.holds for each in sweep.capacities}
-    lines = []
-    for label, group in groupby(sweep.points, key=lambda each: each.point.label):
-        points = list(group)
-        lines.append(
-            SaturationLine(
-                label=label,
-                sizes=[each.point.size or 0.0 for each in points],
-                metrics=[each.metrics for each in points],
-                largest=largest.get(label),
-            )
-        )
     limits = {objective.metric: objective.limit for objective in sweep.objectives}
     names = list(dict.fromkeys([*(limits or ("ttft_ms",)), "output_throughput"]))
-    spec = draw_saturation(_UNITS[sweep.kind or "rate"], lines, names, limits)
+    rows = [
+        {"arm": each.point.label, "size": each.point.size or 0.0, "metric": name, "value": each.metrics[name]}
+        for each in sweep.points
+        for name in names
+        if each.metrics[name] is not None
+    ]
+    spec = draw_saturation(_UNITS[sweep.kind or "rate"], rows, names, limits, largest)
     return picture_bytes(spec, f"{profile.name}: load and latency, simulated")
 
 

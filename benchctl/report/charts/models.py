@@ -1,7 +1,6 @@
 """Pictures of models: the fit of step times, the law of speculation, and the saturation of a server by its load."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -304,28 +303,18 @@ def _upright(data: figure.Spec, **properties: Any) -> figure.Spec:
     return figure.layer("rule", data=data, strokeDash=[1, 3], **ends, **properties)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaturationLine:
-    """One arm: its loads, ascending, and the metrics of each; ``largest`` is the largest load that keeps limits."""
-
-    label: str
-    sizes: Sequence[float]
-    metrics: Sequence[Mapping[str, float | None]]
-    largest: float | None = None
-
-
 def draw_saturation(
-    x_title: str, lines: Sequence[SaturationLine], names: Sequence[str], limits: Mapping[str, float]
+    x_title: str,
+    rows: Sequence[figure.Row],
+    names: Sequence[str],
+    limits: Mapping[str, float],
+    largest: Mapping[str, float | None],
 ) -> figure.Spec:
-    """One panel for each metric of ``names``; ``limits`` are dashed, the largest load of each arm is dotted."""
-    rows: list[figure.Row] = [
-        {"arm": line.label, "size": size, "metric": name, "value": value}
-        for line in lines
-        for size, each in zip(line.sizes, line.metrics, strict=True)
-        for name in names
-        if (value := each[name]) is not None
-    ]
-    labels = [line.label for line in lines]
+    """One panel for each metric of ``names``; ``limits`` are dashed, the ``largest`` load of each arm is dotted.
+
+    ``rows`` have an ``arm``, the ``size`` of its load, a ``metric`` and its ``value``.
+    """
+    labels = list(dict.fromkeys(row["arm"] for row in rows))
     panels = []
     for name in names:
         limit = limits.get(name)
@@ -339,6 +328,6 @@ def draw_saturation(
         ]
         y = figure.suitable_axis(title, [row["value"] for row in rows if row["metric"] == name])
         panels.append(figure.panel(190, y, layers, encoding=figure.by_series(labels)))
-    largest = [{"arm": line.label, "size": line.largest} for line in lines if line.largest is not None]
+    ends = [{"arm": label, "size": size} for label, size in largest.items() if size is not None]
     x = figure.suitable_axis(x_title, [row["size"] for row in rows], "size")
-    return figure.picture(panels, rows, x, legend=labels, largest=largest)
+    return figure.picture(panels, rows, x, legend=labels, largest=ends)

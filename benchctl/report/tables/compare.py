@@ -24,7 +24,7 @@ from benchctl.analysis.compare.words import (
 )
 from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.report.table import Column, Table, markdown_text
-from benchctl.report.tables.experiment import node_lines, nodes_table
+from benchctl.report.tables.experiment import nodes_table
 from benchctl.report.tables.models import acceptance_table
 from benchctl.units import NOT_AVAILABLE, p_value, percentage, percentage_change, range_of, scatter
 from benchctl.untrusted.text import visible_line
@@ -211,8 +211,6 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
     yield _blocks_line(comparison)
     for lines_of in (unrecorded_lines, _margin_lines, looks_lines, _order_lines):
         yield from lines_of(comparison)
-    nodes = () if comparison.nodes is None else node_lines([comparison.nodes])
-    yield from (f"by node: {line}" for line in nodes)
     exact = [metric for cell in comparison.cells for metric in cell.metrics if metric.role == "exact"]
     unequal = {metric.metric.name for metric in exact if metric.verdict != "equal"}
     if equal := dict.fromkeys(metric.metric.name for metric in exact if metric.metric.name not in unequal):
