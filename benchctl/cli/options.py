@@ -82,7 +82,6 @@ Output = Annotated[
         "-o",
         metavar="DIR",
         help="The result directory itself, new or empty; by default <output-dir>/<profile>/<utc>-<hash8>.",
-        show_default=False,
     ),
 ]
 OutputDir = Annotated[Path, typer.Option("--output-dir", help="Parent of new result directories.")]
@@ -207,7 +206,6 @@ class RunOptions:
     until_precision: Annotated[
         str | None,
         typer.Option(
-            "--until-precision",
             metavar="1%",
             help="End when every primary metric in every cell is known this precisely, at looks that are fixed in "
             "advance; --blocks is then the maximum.",
@@ -228,7 +226,6 @@ class RunOptions:
     step_time_model: Annotated[
         Path | None,
         typer.Option(
-            "--step-time-model",
             metavar="FILE",
             help="With --dry-run: predict with this model of 'benchctl steptime fit' instead of the profile's.",
         ),
@@ -236,7 +233,6 @@ class RunOptions:
     resume: Annotated[
         Path | None,
         typer.Option(
-            "--resume",
             metavar="DIR",
             help="Continue DIR: measure the runs that are not done. With --blocks N, add blocks until there are N; "
             "each addition is a look at the results and widens the intervals.",
@@ -264,21 +260,17 @@ class RunOptions:
     on: Annotated[
         Literal["slurm", "local"] | None,
         typer.Option(
-            "--on",
             help="Hand out whole blocks: to the nodes of a cluster (slurm), or to the GPUs or cores of this host "
             "(local, with --parallel).",
         ),
     ] = None
     parallel: Annotated[
         int | None,
-        typer.Option(
-            "--parallel", min=1, metavar="N", help="With --on: measure at most N blocks at the same time."
-        ),
+        typer.Option(min=1, metavar="N", help="With --on: measure at most N blocks at the same time."),
     ] = None
     cluster: Annotated[
         Path | None,
         typer.Option(
-            "--cluster",
             metavar="FILE",
             help="With --on slurm: YAML file that replaces the profile's cluster section.",
         ),
@@ -298,18 +290,15 @@ class RunOptions:
         ),
     ] = False
     block: Annotated[
-        int | None, typer.Option("--block", min=0, metavar="I", help="With --into: measure block I alone, from 0.")
+        int | None, typer.Option(min=0, metavar="I", help="With --into: measure block I alone, from 0.")
     ] = None
     into: Annotated[
         Path | None,
-        typer.Option(
-            "--into", metavar="DIR", help="With --block: result directory of the experiment, on a shared disk."
-        ),
+        typer.Option(metavar="DIR", help="With --block: result directory of the experiment, on a shared disk."),
     ] = None
     time_left: Annotated[
         float | None,
         typer.Option(
-            "--time-left",
             min=0,
             metavar="SECONDS",
             help="With --block: begin no run that would not end in this time; Slurm is asked by itself.",

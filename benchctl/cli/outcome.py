@@ -17,7 +17,7 @@ from benchctl.analysis.compare.words import cell_sentence, looks_lines
 from benchctl.analysis.planning import is_repeated_baseline
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.analysis.validity.usable import decisive_warnings
-from benchctl.cli.screen import TextConsole, print_tables, verdict_text, warn, wide_console
+from benchctl.cli.screen import verdict_text, warn, wide_console
 from benchctl.measure.experiment import Outcome
 from benchctl.measure.noise_on_file import keep_noise
 from benchctl.measure.resume.extension import why_not_extended
@@ -26,6 +26,7 @@ from benchctl.report.documents import metric_document, quality_document
 from benchctl.report.export import PAGE_NAME, write_derived, write_pictures
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
 from benchctl.report.tables import experiment, times
+from benchctl.report.tables.models import acceptance_table
 from benchctl.untrusted.text import visible_line
 
 
@@ -33,7 +34,7 @@ def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, Pag
     """Print what an experiment came to and its verdicts, and warn of suspect runs; returns what was printed."""
     analysis = analyze_directory(path)
     files = write_derived(analysis)
-    print_results(analysis)
+    print_tables_and_notes(analysis)
     counts = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in _counts(outcome).items() if count)
     print(f"\nruns: {counts}")
     print(f"tables: {path / 'summary.csv'}, {path / 'sweep_summary.csv'}")
@@ -175,24 +176,25 @@ def suspects_lines(analysis: AnalyzedExperiment) -> list[str]:
     return lines
 
 
-def print_results(analysis: AnalyzedExperiment) -> None:
-    """Print cells, their comparison with the baseline, findings and notes."""
-    console = wide_console()
+def print_tables_and_notes(analysis: AnalyzedExperiment, *, is_all: bool = False) -> None:
+    """Print cells, their comparison with the baseline, findings and notes; ``is_all``: runs and steps, too."""
+    console, drafts = wide_console(), {arm.label: arm.drafts() for arm in analysis.cells if is_all}
     tables = (
+        experiment.runs_table(analysis) if is_all else None,
         experiment.cells_table(analysis),
+        times.passes_table(analysis),
+        times.launch_table(analysis),
+        acceptance_table({label: each for label, each in drafts.items() if each is not None}),
+        experiment.breakdown_table(analysis) if is_all else None,
         experiment.sweep_table(analysis),
         experiment.floor_table(analysis),
         experiment.nodes_table(analysis.nodes),
         experiment.ladder_table(analysis),
-        times.passes_table(analysis),
-        times.launch_table(analysis),
     )
-    print_tables(console, tables)
-    print_notes(console, analysis)
-
-
-def print_notes(console: TextConsole, analysis: AnalyzedExperiment) -> None:
-    """Print the verdicts on backfill, the findings and the notes of a result directory, each under its title."""
+    for table in tables:
+        if table is not None:
+            console.print()
+            console.print(table)
     sections = [(title, [f"* {line}" for line in lines]) for title, lines in experiment.bonus_notes(analysis)]
     sections.append(("What follows", [f"* {each.sentence} [{each.code}]" for each in analysis.findings]))
     sections.append(("Notes", experiment.footnote_lines(analysis)))

@@ -14,20 +14,18 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from rich.console import Console, HighlighterType, JustifyMethod, OverflowMethod
-from rich.style import Style
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from benchctl.cli.failures import drawing
 from benchctl.errors import UsageError
 from benchctl.records.files import encodable
-from benchctl.report.table import Table
 from benchctl.untrusted.text import visible_line, visible_lines
 
 if TYPE_CHECKING:
@@ -37,28 +35,9 @@ if TYPE_CHECKING:
 class TextConsole(Console):
     """A console that interprets nothing in a text. Each line of it is cut where it is too long for a message."""
 
-    def render_str(
-        self,
-        text: str,
-        *,
-        style: str | Style = "",
-        justify: JustifyMethod | None = None,
-        overflow: OverflowMethod | None = None,
-        emoji: bool | None = None,
-        markup: bool | None = None,
-        highlight: bool | None = None,
-        highlighter: HighlighterType | None = None,
-    ) -> Text:
-        del emoji, markup, highlight, highlighter  # all of them interpret
-        return super().render_str(
-            visible_lines(text),
-            style=style,
-            justify=justify,
-            overflow=overflow,
-            emoji=False,
-            markup=False,
-            highlight=False,
-        )
+    def render_str(self, text: str, **options: Any) -> Text:
+        as_it_is = {"emoji": False, "markup": False, "highlight": False, "highlighter": None}
+        return super().render_str(visible_lines(text), **(options | as_it_is))
 
 
 TABLE_WIDTH: Final = 10_000
@@ -115,15 +94,7 @@ def print_json(document: object) -> None:
     print(json_text(document, indent=1))
 
 
-def print_tables(console: TextConsole, tables: Iterable[Table | None]) -> None:
-    """Print the tables that there are, each below a blank line."""
-    for table in tables:
-        if table is not None:
-            console.print()
-            console.print(table)
-
-
-def tell(document: object, *parts: Table | str, as_json: bool) -> None:
+def tell(document: object, *parts: RenderableType, as_json: bool) -> None:
     """Print one JSON document, or in its place tables and lines."""
     if as_json:
         print_json(document)

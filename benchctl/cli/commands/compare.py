@@ -17,7 +17,7 @@ from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.analysis.foreign import compare_paths, is_unpaired, runs_of_side
 from benchctl.analysis.planning import noise_of_experiment
-from benchctl.cli.options import complete_results
+from benchctl.cli.options import AsJson, complete_results
 from benchctl.cli.screen import PICTURE_SUFFIXES, uncollected, verdict_text, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.interop.readers.files import is_foreign
@@ -165,7 +165,7 @@ def compare(
     threshold: _Threshold = "1%",
     equivalence_margin: _EquivalenceMargin = None,
     estimator: _EstimatorName = None,
-    confidence: Annotated[float, typer.Option("--confidence", help="Confidence level of the intervals.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
     metrics: _Metrics = None,
     allow_difference: _AllowDifference = None,
     noise_floor: _NoiseFloor = None,
@@ -180,7 +180,7 @@ def compare(
     show_all: Annotated[bool, typer.Option("--all", help="Show all exploratory metrics.")] = False,
     output: _Output = None,
     github_summary: _GithubSummary = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    as_json: AsJson = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
 ) -> None:
     """Compare two sides block by block. The verdict is regression, improvement, equivalent or inconclusive.

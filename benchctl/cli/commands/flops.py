@@ -5,15 +5,16 @@
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from benchctl.cli.options import AsJson, numbers
+from benchctl.cli.options import AsJson, numbers, refuse_first, with_options
 from benchctl.cli.screen import folding_console, tell
-from benchctl.costs.difference import explain_difference
+from benchctl.costs.difference import Correction, explain_difference
 from benchctl.costs.flops import (
     FlopsAccount,
     achieved_flops_per_s,
@@ -23,7 +24,7 @@ from benchctl.costs.flops import (
 )
 from benchctl.costs.guided_floor import guided_floor
 from benchctl.costs.hardware import Hardware, hardware_for
-from benchctl.costs.shapes import ModelShape, shape_for
+from benchctl.costs.shapes import shape_for
 from benchctl.costs.work import RunLengths, RunTotals, StepLogCounts
 from benchctl.errors import UsageError
 from benchctl.profile.choices import (
@@ -41,168 +42,166 @@ from benchctl.units import GIGA, MS_PER_S, PETA, TERA, US_PER_S, four_digits, si
 _NO_MODEL = "none"
 
 
-_Base = Annotated[
-    str, typer.Option("--base", metavar="MODEL", help="A built-in model, or a directory with a config.json.")
-]
-_ValueModel = Annotated[
-    str,
-    typer.Option("--value-model", metavar="MODEL", help=f"Value model, named likewise; '{_NO_MODEL}' for none."),
-]
-_Samples = Annotated[
-    int, typer.Option("--samples", min=1, max=MAX_OUTPUTS, help="Outputs sampled for each prompt.")
-]
-_PromptTokens = Annotated[
-    int,
-    typer.Option(
-        "--prompt-tokens", min=1, max=MAX_TOTAL_TOKENS, help="Total over the questions, each counted once."
-    ),
-]
-_OutputTokens = Annotated[
-    int, typer.Option("--output-tokens", min=1, max=MAX_TOTAL_TOKENS, help="Total over questions and samples.")
-]
-_TopK = Annotated[
-    int, typer.Option("--top-k", min=1, max=MAX_CONTEXT, help="Candidates charged for each output token.")
-]
-_Wall = Annotated[
-    float | None, typer.Option("--wall", metavar="SECONDS", help="Time the run took; gives achieved FLOP/s.")
-]
-_HardwareName = Annotated[
-    str,
-    typer.Option(
-        "--hardware", metavar="NAME", help="Device whose peak achieved FLOP/s are compared with, or 'measured'."
-    ),
-]
-_ConventionName = Annotated[
-    Literal["published", "two-n", "lm-head-value-model"],
-    typer.Option("--convention", help="Rule of accounting; the last two are earlier forms of the first."),
-]
-_ObservedCandidates = Annotated[
-    float | None,
-    typer.Option(
-        "--observed-candidates",
-        metavar="MEAN",
-        help="Candidates scored per output token; adds the account of what was computed.",
-    ),
-]
-_DraftTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--draft-tokens",
-        metavar="K",
-        min=1,
-        max=MAX_DRAFT_TOKENS,
-        help="Tokens drafted for each sequence in each step; adds the account of what was computed.",
-    ),
-]
-_Acceptance = Annotated[
-    str | None,
-    typer.Option(
-        "--acceptance",
-        metavar="LIST",
-        help="Acceptance of a draft token, given that all before it were: one number, or one for each position.",
-    ),
-]
-_DraftModel = Annotated[
-    str,
-    typer.Option(
-        "--draft-model", metavar="MODEL", help=f"Model that drafts; '{_NO_MODEL}' for drafts looked up in text."
-    ),
-]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopsOptions:
+    """The totals of a run, its models, and the account of them."""
 
-
-def flops(
-    base: _Base = "qwen2.5-7b",
-    value_model: _ValueModel = "qwen2.5-1.5b",
-    questions: Annotated[int, typer.Option("--questions", min=1, max=MAX_OUTPUTS, help="Distinct prompts.")] = 50,
-    samples: _Samples = 16,
-    prompt_tokens: _PromptTokens = 5200,
-    output_tokens: _OutputTokens = 237_675,
-    top_k: _TopK = 5,
-    wall: _Wall = None,
-    hardware: _HardwareName = "h100-sxm",
+    base: Annotated[
+        str, typer.Option(metavar="MODEL", help="A built-in model, or a directory with a config.json.")
+    ] = "qwen2.5-7b"
+    value_model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", help=f"Value model, named likewise; '{_NO_MODEL}' for none."),
+    ] = "qwen2.5-1.5b"
+    questions: Annotated[int, typer.Option(min=1, max=MAX_OUTPUTS, help="Distinct prompts.")] = 50
+    samples: Annotated[int, typer.Option(min=1, max=MAX_OUTPUTS, help="Outputs sampled for each prompt.")] = 16
+    prompt_tokens: Annotated[
+        int,
+        typer.Option(min=1, max=MAX_TOTAL_TOKENS, help="Total over the questions, each counted once."),
+    ] = 5200
+    output_tokens: Annotated[
+        int, typer.Option(min=1, max=MAX_TOTAL_TOKENS, help="Total over questions and samples.")
+    ] = 237_675
+    top_k: Annotated[
+        int, typer.Option(min=1, max=MAX_CONTEXT, help="Candidates charged for each output token.")
+    ] = 5
+    wall: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Time the run took; gives achieved FLOP/s.")
+    ] = None
+    hardware: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Device whose peak achieved FLOP/s are compared with, or 'measured'."),
+    ] = "h100-sxm"
     candidate_cost: Annotated[
-        float, typer.Option("--candidate-cost", help="Cost of a candidate, as a multiple of a decoded token.")
-    ] = 1.0,
-    convention: _ConventionName = "published",
-    observed_candidates: _ObservedCandidates = None,
-    draft_tokens: _DraftTokens = None,
-    acceptance: _Acceptance = None,
-    draft_model: _DraftModel = _NO_MODEL,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of the table.")] = False,
-) -> None:
+        float, typer.Option(help="Cost of a candidate, as a multiple of a decoded token.")
+    ] = 1.0
+    convention: Annotated[
+        Literal["published", "two-n", "lm-head-value-model"],
+        typer.Option(help="Rule of accounting; the last two are earlier forms of the first."),
+    ] = "published"
+    observed_candidates: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MEAN",
+            help="Candidates scored per output token; adds the account of what was computed.",
+        ),
+    ] = None
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            min=1,
+            max=MAX_DRAFT_TOKENS,
+            help="Tokens drafted for each sequence in each step; adds the account of what was computed.",
+        ),
+    ] = None
+    acceptance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Acceptance of a draft token, given that all before it were: one number, or one for each "
+            "position.",
+        ),
+    ] = None
+    draft_model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", help=f"Model that drafts; '{_NO_MODEL}' for drafts looked up in text."),
+    ] = _NO_MODEL
+    as_json: AsJson = False
+
+    def __post_init__(self) -> None:
+        drafts, candidates, has_value_model = (
+            self.draft_tokens,
+            self.observed_candidates,
+            _is_model(self.value_model),
+        )
+        has_drafts = drafts is not None or self.acceptance is not None or _is_model(self.draft_model)
+        refuse_first(
+            {
+                f"--wall is {self.wall}; give the seconds that the run took, more than 0": (
+                    self.wall is not None and not (math.isfinite(self.wall) and self.wall > 0)
+                ),
+                "FLOPs of speculation need both --draft-tokens and --acceptance; state them": (
+                    has_drafts and (drafts is None or self.acceptance is None)
+                ),
+                "--draft-tokens needs --value-model none, without --observed-candidates: a value model guides one "
+                "token at a time and cannot score drafts": has_drafts
+                and (has_value_model or candidates is not None),
+                "--observed-candidates needs a value model that scores them; name one with --value-model": (
+                    candidates is not None and not has_value_model
+                ),
+                f"--observed-candidates is {candidates}; it is a mean per output token, from 0 to the --top-k of "
+                f"{self.top_k}": candidates is not None and not 0 <= candidates <= self.top_k,
+            }
+        )
+
+
+def _is_model(name: str) -> bool:
+    return name.lower() != _NO_MODEL
+
+
+@with_options
+def flops(options: FlopsOptions) -> None:
     """FLOPs of a run from its totals. The defaults are those of a published run: 50 questions, 16 samples."""
-    if wall is not None and not (math.isfinite(wall) and wall > 0):
-        raise UsageError(f"--wall is {wall}; give the seconds that the run took, more than 0")
-    base_shape, value_shape, draft_shape = shape_for(base), _shape(value_model), _shape(draft_model)
-    device = hardware_for(resolved_hardware(hardware))
-    accepted = _accepted(draft_tokens, acceptance, has_model=draft_shape is not None)
+    base = shape_for(options.base)
+    value_model = shape_for(options.value_model) if _is_model(options.value_model) else None
+    draft_model = shape_for(options.draft_model) if _is_model(options.draft_model) else None
+    device = hardware_for(resolved_hardware(options.hardware))
     totals = RunTotals(
-        num_questions=questions,
-        num_sequences=questions * samples,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
+        num_questions=options.questions,
+        num_sequences=options.questions * options.samples,
+        prompt_tokens=options.prompt_tokens,
+        output_tokens=options.output_tokens,
     )
     account = published_flops(
         totals,
-        base=base_shape,
-        value_model=value_shape,
-        top_k=top_k,
-        candidate_cost=candidate_cost,
-        convention=convention,
+        base=base,
+        value_model=value_model,
+        top_k=options.top_k,
+        candidate_cost=options.candidate_cost,
+        convention=options.convention,
     )
-    columns: dict[str, _Numbers] = {convention: _numbers(account, wall, device)}
-    corrections: list[dict[str, Any]] = []
-    if accepted is not None or observed_candidates is not None:
+    columns: dict[str, _Numbers] = {options.convention: _numbers(account, options.wall, device)}
+    accepted = _accepted(options)
+    corrections: tuple[Correction, ...] = ()
+    if accepted is not None or options.observed_candidates is not None:
         lengths = totals.evenly()
-        counts = _counts(lengths, accepted, observed_candidates, top_k, has_value_model=value_shape is not None)
-        shapes = (base_shape, value_shape, draft_shape)
-        observed, corrections = _observed(account, lengths, counts, shapes, top_k)
-        columns["observed"] = _numbers(observed, wall, device)
+        counts = _expected_counts(lengths, accepted, options.observed_candidates or 0.0)
+        models = {"value_model": value_model, "draft_model": draft_model}
+        corrections = explain_difference(
+            account, lengths=lengths, counts=counts, base=base, top_k=options.top_k, **models
+        )
+        observed = observed_flops(lengths.sequences, counts, base=base, **models)
+        columns["observed"] = _numbers(observed, options.wall, device)
     stated = {
-        "base": base_shape.name,
-        "value_model": None if value_shape is None else value_shape.name,
+        "base": base.name,
+        "value_model": None if value_model is None else value_model.name,
         **asdict(totals),
-        "top_k": top_k,
-        "candidate_cost": candidate_cost,
-        "observed_candidates_per_token": observed_candidates,
-        "draft_model": None if draft_shape is None else draft_shape.name,
+        "top_k": options.top_k,
+        "candidate_cost": options.candidate_cost,
+        "observed_candidates_per_token": options.observed_candidates,
+        "draft_model": None if draft_model is None else draft_model.name,
         "acceptance": accepted,
-        "wall_s": wall,
+        "wall_s": options.wall,
     }
-    _tell(stated, columns, corrections, device, as_json=as_json)
+    _tell(stated, columns, corrections, device, as_json=options.as_json)
 
 
-def _shape(model: str) -> ModelShape | None:
-    return None if model.lower() == _NO_MODEL else shape_for(model)
-
-
-def _accepted(draft_tokens: int | None, acceptance: str | None, *, has_model: bool) -> tuple[float, ...] | None:
+def _accepted(options: FlopsOptions) -> tuple[float, ...] | None:
     """Acceptance of each drafted position; None without speculation."""
-    if draft_tokens is None and acceptance is None and not has_model:
+    if options.draft_tokens is None:
         return None
-    if draft_tokens is None or acceptance is None:
-        raise UsageError("FLOPs of speculation need both --draft-tokens and --acceptance; state them")
     from benchctl.cli.commands.speculation import read_acceptance  # scipy, which is needed for drafts alone
 
-    return read_acceptance(acceptance).of(draft_tokens)
+    return read_acceptance(options.acceptance).of(options.draft_tokens)
 
 
-def _counts(
-    lengths: RunLengths,
-    accepted: tuple[float, ...] | None,
-    candidates_per_token: float | None,
-    top_k: int,
-    *,
-    has_value_model: bool,
+def _expected_counts(
+    lengths: RunLengths, accepted: tuple[float, ...] | None, candidates_per_token: float
 ) -> StepLogCounts:
     """Expected counts: with drafts of a server with bonus tokens, each sequence to its own end."""
     totals, decoded = lengths.totals(), [max(output - 1, 0) for _, output in lengths.sequences]
     if accepted is not None:
-        if has_value_model or candidates_per_token is not None:
-            raise UsageError(
-                "--draft-tokens needs --value-model none, without --observed-candidates: a value model guides one "
-                "token at a time and cannot score drafts"
-            )
         steps = steps_by_length(max(decoded), accepted, bonus=True)
         num_steps = sum(steps[tokens] for tokens in decoded)
         return StepLogCounts(
@@ -212,13 +211,6 @@ def _counts(
             draft_tokens=round(num_steps * len(accepted)),
             backfill_tokens=round(num_steps * survival(accepted)[-1]),
         )
-    if not has_value_model:
-        raise UsageError("--observed-candidates needs a value model that scores them; name one with --value-model")
-    if candidates_per_token is None or not 0 <= candidates_per_token <= top_k:
-        raise UsageError(
-            f"--observed-candidates is {candidates_per_token}; it is a mean per output token, from 0 to the "
-            f"--top-k of {top_k}"
-        )
     is_scored = candidates_per_token > 0
     return StepLogCounts(
         base_prefill_tokens=totals.prompt_tokens,
@@ -226,30 +218,6 @@ def _counts(
         value_extend_tokens=sum(decoded) if is_scored else 0,
         candidates=round(candidates_per_token * totals.output_tokens),
     )
-
-
-def _observed(
-    account: FlopsAccount,
-    lengths: RunLengths,
-    counts: StepLogCounts,
-    models: tuple[ModelShape, ModelShape | None, ModelShape | None],
-    top_k: int,
-) -> tuple[FlopsAccount, list[dict[str, Any]]]:
-    """The FLOPs of these counts, and the corrections that lead to them from a published account."""
-    base, value_model, draft_model = models
-    corrections = explain_difference(
-        account,
-        lengths=lengths,
-        counts=counts,
-        base=base,
-        value_model=value_model,
-        draft_model=draft_model,
-        top_k=top_k,
-    )
-    observed = observed_flops(
-        lengths.sequences, counts, base=base, value_model=value_model, draft_model=draft_model
-    )
-    return observed, [{"code": each.code, "flops": each.flops, "meaning": each.meaning} for each in corrections]
 
 
 _Numbers: TypeAlias = list[tuple[str, str, float, float | None]]
@@ -284,7 +252,7 @@ def _numbers(account: FlopsAccount, wall_s: float | None, hardware: Hardware) ->
 def _tell(
     stated: dict[str, Any],
     columns: dict[str, _Numbers],
-    corrections: list[dict[str, Any]],
+    corrections: Sequence[Correction],
     hardware: Hardware,
     *,
     as_json: bool,
@@ -300,7 +268,7 @@ def _tell(
             "convention": convention,
             "account": account,
             "observed": observed[0] if observed else None,
-            "corrections": corrections,
+            "corrections": [asdict(each) for each in corrections],
         }
         print(json.dumps(document, indent=1))  # print_json has no whole numbers of more than 64 bits
         return
@@ -329,104 +297,97 @@ def _tell(
         if accepted is not None:
             assumed = "prompts prefilled once, and a bonus token after each draft accepted whole"
         console.print(f"From {convention} to observed, which assumes equal lengths and {assumed}:")
-        priced = ((each["code"], f"{each['flops'] / PETA:+.4g}", each["meaning"]) for each in corrections)
+        priced = ((each.code, f"{each.flops / PETA:+.4g}", each.meaning) for each in corrections)
         priced_table = table_of(("correction", "PFLOP", "because"), priced, left=("correction", "because"))
         console.print(priced_table.drawn(folds=True))
 
 
-_FloorValueModel = Annotated[
-    str, typer.Option("--value-model", metavar="MODEL", help="Value model, named likewise.")
-]
-_FloorHardware = Annotated[
-    str,
-    typer.Option(
-        "--hardware", metavar="NAME", help="Device, name:TFLOP/s:GB/s, or 'measured' for the peaks on file."
-    ),
-]
-_FloorScoring = Annotated[
-    Literal["reuse", "recompute", "two-phase"],
-    typer.Option(
-        "--scoring",
-        help="Whether keys and values of the drawn candidate are kept, computed again in the same pass, or in a "
-        "pass of their own.",
-    ),
-]
-_FloorUnscored = Annotated[
-    float, typer.Option("--unscored", min=0, max=1, help="Share of the rows that need no scores in a step.")
-]
-_FloorLaunch = Annotated[
-    str | None,
-    typer.Option(
-        "--launch-us",
-        metavar="US",
-        help="Time of the host for one launch, where passes are not replayed as CUDA graphs; 'measured' for that "
-        "of the peaks on file.",
-        show_default=False,
-    ),
-]
-
 _MAX_LAUNCH_US: Final = 1e6
 
 
-def guided(
-    base: _Base = "qwen2.5-7b",
-    value_model: _FloorValueModel = "qwen2.5-1.5b",
-    hardware: _FloorHardware = "h200-sxm",
-    batch: Annotated[str, typer.Option("--batch", metavar="B[,B...]", help="Rows of the step.")] = "1,8,64,256",
-    top_k: Annotated[
-        str, typer.Option("--top-k", metavar="K[,K...]", help="Candidates that are scored in each row.")
-    ] = "2,3,4,5",
-    context: Annotated[
-        int, typer.Option("--context", min=0, max=MAX_CONTEXT, help="Tokens of a row in the cache.")
-    ] = 300,
-    scoring: _FloorScoring = "reuse",
-    unscored: _FloorUnscored = 0.0,
-    launch: _FloorLaunch = None,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedOptions:
+    """A guided decode step, and its device."""
+
+    base: Annotated[
+        str, typer.Option(metavar="MODEL", help="A built-in model, or a directory with a config.json.")
+    ] = "qwen2.5-7b"
+    value_model: Annotated[str, typer.Option(metavar="MODEL", help="Value model, named likewise.")] = "qwen2.5-1.5b"
+    hardware: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Device, name:TFLOP/s:GB/s, or 'measured' for the peaks on file."),
+    ] = "h200-sxm"
+    batch: Annotated[str, typer.Option(metavar="B[,B...]", help="Rows of the step.")] = "1,8,64,256"
+    top_k: Annotated[str, typer.Option(metavar="K[,K...]", help="Candidates that are scored in each row.")] = (
+        "2,3,4,5"
+    )
+    context: Annotated[int, typer.Option(min=0, max=MAX_CONTEXT, help="Tokens of a row in the cache.")] = 300
+    scoring: Annotated[
+        Literal["reuse", "recompute", "two-phase"],
+        typer.Option(
+            help="Whether keys and values of the drawn candidate are kept, computed again in the same pass, or in "
+            "a pass of their own.",
+        ),
+    ] = "reuse"
+    unscored: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the rows that need no scores in a step.")
+    ] = 0.0
+    launch_us: Annotated[
+        str | None,
+        typer.Option(
+            metavar="US",
+            help="Time of the host for one launch, where passes are not replayed as CUDA graphs; 'measured' for "
+            "that of the peaks on file.",
+        ),
+    ] = None
+    as_json: AsJson = False
+
+
+@with_options
+def guided(options: GuidedOptions) -> None:
     """The least ratio of a guided decode step to an unguided one, by batch and top_k, and where it comes from.
 
     A floor at the device's peaks, not a prediction: servers stay behind them in both steps.
     """
-    base_shape, value_shape = shape_for(base), shape_for(value_model).as_value_model()
-    device, launch_us = hardware_for(resolved_hardware(hardware)), _launch_us(launch, hardware)
-    floors = {
-        (rows, candidates): guided_floor(
-            base_shape,
-            value_shape,
+    base, value_model = shape_for(options.base), shape_for(options.value_model).as_value_model()
+    device, launch_us = hardware_for(resolved_hardware(options.hardware)), _launch_us(options)
+    sizes = product(
+        sorted(set(numbers(options.batch, "--batch", int, least=1, most=MAX_CONCURRENCY))),
+        sorted(set(numbers(options.top_k, "--top-k", int, least=1, most=MAX_CONTEXT))),
+    )
+    rows = []
+    for batch, candidates in sizes:
+        floor = guided_floor(
+            base,
+            value_model,
             device,
-            batch=rows,
+            batch=batch,
             candidates=candidates,
-            context=context,
-            scoring=scoring,
-            unscored_frac=unscored,
+            context=options.context,
+            scoring=options.scoring,
+            unscored_frac=options.unscored,
             launch_s=None if launch_us is None else launch_us / US_PER_S,
         )
-        for rows in sorted(set(numbers(batch, "--batch", int, least=1, most=MAX_CONCURRENCY)))
-        for candidates in sorted(set(numbers(top_k, "--top-k", int, least=1, most=MAX_CONTEXT)))
-    }
-    table_rows = [
-        {"batch": rows, "top_k": candidates} | {name: getattr(floor, name) for name in _FLOOR_NUMBERS}
-        for (rows, candidates), floor in floors.items()
-    ]
+        of_floor = {name: getattr(floor, name) for name in _FLOOR_NUMBERS}
+        rows.append({"batch": batch, "top_k": candidates, **of_floor})
     document = {
-        "base": base_shape.name,
-        "value_model": value_shape.name,
+        "base": base.name,
+        "value_model": value_model.name,
         "hardware": device.name,
         "peak_flops_per_s": device.peak_flops_per_s,
         "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
         "peak_source": device.source,
-        "context_tokens": context,
-        "scoring": scoring,
-        "unscored_frac": unscored,
+        "context_tokens": options.context,
+        "scoring": options.scoring,
+        "unscored_frac": options.unscored,
         "launch_us": launch_us,
-        "rows": table_rows,
+        "rows": rows,
     }
     title = (
-        f"Floor of a guided step: {base_shape.name} guided by {value_shape.name} on {device.title}, context "
-        f"{context}, scoring {scoring}"
+        f"Floor of a guided step: {base.name} guided by {value_model.name} on {device.title}, context "
+        f"{options.context}, scoring {options.scoring}"
     )
-    tell(document, _floor_table(title, table_rows), *_floor_notes(document, device), as_json=as_json)
+    tell(document, _floor_table(title, rows), *_floor_notes(document, device), as_json=options.as_json)
 
 
 _FLOOR_NUMBERS: Final = (
@@ -435,12 +396,13 @@ _FLOOR_NUMBERS: Final = (
 )
 
 
-def _launch_us(text: str | None, hardware: str) -> float | None:
-    """Microseconds as stated, or as measured: of the device that ``hardware`` names so, or of this machine's."""
+def _launch_us(options: GuidedOptions) -> float | None:
+    """Microseconds as stated, or as measured: of the device that ``--hardware`` names so, or of this machine's."""
+    text = options.launch_us
     if text is None:
         return None
     if text == MEASURED:
-        word, _, name = hardware.partition(":")
+        word, _, name = options.hardware.partition(":")
         series = best_series(named_peaks(name if word == MEASURED and name else None), "launch")
         if series is None:
             raise UsageError("the peaks on file have no launch; measure one with 'benchctl micro roofline'")

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from benchctl.cli.failures import advising, exit_code_of, keeping
-from benchctl.cli.options import RESULTS, refuse_certain, with_options
+from benchctl.cli.options import RESULTS, AsJson, refuse_certain, with_options
 from benchctl.cli.screen import bar, has_room_for_bars, print_json, warn, wide_console
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.errors import UsageError
@@ -136,7 +136,7 @@ class LoadOptions:
         typer.Option("--output", "-o", metavar="DIR", help="New directory; by default results/load/<utc>-<hash8>."),
     ] = None
     result_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write result.json to FILE.")] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False
+    as_json: AsJson = False
 
 
 @with_options

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Final, get_args
 
 import msgspec
 import typer
+from rich.text import Text
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.bonus import (
@@ -39,8 +41,8 @@ from benchctl.cli.options import (
     with_options,
     words_of,
 )
-from benchctl.cli.outcome import print_results
-from benchctl.cli.screen import print_json, warn, wide_console
+from benchctl.cli.outcome import print_tables_and_notes
+from benchctl.cli.screen import tell, warn
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.errors import UsageError
 from benchctl.measure.result_directory import Origin, reopen_experiment
@@ -67,7 +69,7 @@ from benchctl.records.directory import ResultDirectory
 from benchctl.records.peaks import PEAKS, MeasuredPeaks, PeakQuantity, PeakSeries, best_series, hardware_of
 from benchctl.report.export import write_derived, write_pictures
 from benchctl.report.model_documents import bonus_document
-from benchctl.report.table import table_of
+from benchctl.report.table import Column, Table, table_of
 from benchctl.report.tables.times import bonus_table
 from benchctl.units import count_of, four_digits, percentage
 
@@ -133,7 +135,7 @@ def roofline(
         bool, typer.Option("--show", help="Measure nothing; list what is on file, the newest first.")
     ] = False,
     no_store: Annotated[bool, typer.Option("--no-store", help="Do not file the peaks.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the peaks of a device: matrix products, memory bandwidth, launches, all-reduce.
 
@@ -156,18 +158,14 @@ def roofline(
     )
     peaks = measure_roofline(settings)
     path = None if no_store else PEAKS.add(peaks)
-    if as_json:
-        print_json(_document(peaks, path))
-    else:
-        _print_peaks(peaks, path)
+    tell(_document(peaks, path), *_peak_lines(peaks, path), as_json=as_json)
 
 
-def _print_peaks(peaks: MeasuredPeaks, path: Path | None) -> None:
-    sheet, console = data_sheet_peaks(peaks), wide_console()
+def _peak_lines(peaks: MeasuredPeaks, path: Path | None) -> Iterator[Table | str]:
+    sheet, rows = data_sheet_peaks(peaks), []
     threads = "" if peaks.threads is None else f", {count_of(peaks.threads, 'thread')}"
     rounds = f"{len(peaks.series[0].values)} rounds, measured {peaks.measured_at}\n"
-    console.print(f"{peaks.device} of {peaks.host}{threads}, torch {peaks.torch_version}, {rounds}")
-    rows = []
+    yield f"{peaks.device} of {peaks.host}{threads}, torch {peaks.torch_version}, {rounds}"
     for series in best_of_each(peaks):
         unit, scale = unit_of(series)
         figure = sheet.get((series.quantity, series.dtype))
@@ -177,14 +175,12 @@ def _print_peaks(peaks: MeasuredPeaks, path: Path | None) -> None:
         of_sheet = ["", ""] if figure is None else [four_digits(figure / scale), percentage(series.median / figure)]
         rows.append((_name(series), size, *values, unit, *of_sheet))
     headings = ("peak", "size", "median", "least", "most", "unit", "data sheet", "of it")
-    console.print(table_of(headings, rows, left=("peak", "unit")))
-    console.print()
-    for dtype, reason in peaks.unmeasured.items():
-        console.print(f"not measured: {dtype}: {reason}")
-    for warning in peaks.warnings:
-        console.print(f"warning: {warning.message} [{warning.code}]")
-    console.print(f"as hardware: {hardware_of(peaks).name}")
-    console.print("not filed" if path is None else f"filed: {path.parent.name}/{path.stem}")
+    yield table_of(headings, rows, left=("peak", "unit"))
+    yield ""
+    yield from (f"not measured: {dtype}: {reason}" for dtype, reason in peaks.unmeasured.items())
+    yield from (f"warning: {warning.message} [{warning.code}]" for warning in peaks.warnings)
+    yield f"as hardware: {hardware_of(peaks).name}"
+    yield "not filed" if path is None else f"filed: {path.parent.name}/{path.stem}"
 
 
 def _name(series: PeakSeries) -> str:
@@ -193,55 +189,59 @@ def _name(series: PeakSeries) -> str:
 
 def _show_filed(*, as_json: bool) -> None:
     """Print all peaks that are on file; those that cannot be read with the reason."""
-    entries = PEAKS.entries()
-    if not entries and not as_json:
-        print(f"{PEAKS.directory} contains no peaks yet; 'benchctl micro roofline' measures them")
-        return
-    documents, rows = [], []
-    for entry in entries:
+    documents: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for entry in PEAKS.entries():
         peaks, document = entry.content, {"key": entry.key, "name": entry.name, "problem": entry.problem}
         if peaks is None:
             documents.append(document)
-            rows.append((entry.name, "", *("" for _ in _LISTED), entry.problem))
+            rows.append({"key": entry.name, "warnings": entry.problem})
             continue
         documents.append(document | _document(peaks, entry.path))
-        best = [best_series(peaks, quantity, dtype) for quantity, dtype in _LISTED.values()]
-        codes = dict.fromkeys(warning.code for warning in peaks.warnings)
-        rows.append((entry.key, peaks.measured_at, *map(_median, best), ", ".join(codes)))
-    if as_json:
-        print_json({"store": str(PEAKS.directory), "peaks": documents})
-        return
+        best = {name: best_series(peaks, *of_peak) for name, of_peak in _LISTED.items()}
+        codes = ", ".join(dict.fromkeys(warning.code for warning in peaks.warnings))
+        medians = {name: _median(series) for name, series in best.items() if series is not None}
+        rows.append({"key": entry.key, "measured": peaks.measured_at, "warnings": codes, **medians})
     headings = ("key", "measured", *_LISTED, "warnings")
-    console = wide_console()
-    console.print(table_of(headings, rows, left=("key", "measured", "warnings")))
-    console.print(f"store: {PEAKS.directory}; of each key the newest counts, of a quiet machine if there is one")
+    columns = (Column(name, name, is_left=name not in _LISTED) for name in headings)
+    lines: tuple[Table | str, ...] = (
+        Table("", tuple(columns), tuple(rows)),
+        f"store: {PEAKS.directory}; of each key the newest counts, of a quiet machine if there is one",
+    )
+    if not rows:
+        lines = (f"{PEAKS.directory} contains no peaks yet; 'benchctl micro roofline' measures them",)
+    tell({"store": str(PEAKS.directory), "peaks": documents}, *lines, as_json=as_json)
 
 
-def _median(series: PeakSeries | None) -> str:
-    if series is None:
-        return ""
+def _median(series: PeakSeries) -> str:
     unit, scale = unit_of(series)
     return f"{four_digits(series.median / scale)} {unit}"
 
 
 def _document(peaks: MeasuredPeaks, path: Path | None) -> dict[str, Any]:
+    values: dict[str, Any] = msgspec.to_builtins(peaks)
     best = [
         {"peak": _name(each), "setting": each.setting, "median": each.median, "low": each.low, "high": each.high}
         for each in best_of_each(peaks)
     ]
-    values: dict[str, Any] = msgspec.to_builtins(peaks)
-    return {
-        "path": None if path is None else str(path),
-        "hardware": hardware_of(peaks).name,
-        "best": best,
-        **values,
-    }
+    where = None if path is None else str(path)
+    return {"path": where, "hardware": hardware_of(peaks).name, "best": best, **values}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOptions:
-    """Options that all passes of an experiment share, and its directory."""
+    """The passes of an experiment, and its directory."""
 
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", "-m", help="Built-in shape, or a directory with a config.json; weights are random."
+        ),
+    ] = "llama-68m"
+    batch_size: Annotated[str, typer.Option(metavar="N,N", help="Sequences of a pass, one or several.")] = "5,10"
+    context: Annotated[
+        str, typer.Option(metavar="N,N", help="Tokens of each sequence in the cache before a pass.")
+    ] = "128"
     mode: Annotated[
         str | None,
         typer.Option(metavar="NAME,NAME", help="eager, graph or both; by default all that the device has."),
@@ -271,9 +271,10 @@ class PassOptions:
     output: Output = None
     output_dir: OutputDir = RESULTS
     label: Label = None
+    quiet: Quiet = False
 
-    def settings(self, model: str) -> PassSettings:
-        """The settings of the passes of ``model``; those that are not named depend on the device.
+    def settings(self) -> PassSettings:
+        """The settings of all passes; those that are not named depend on the device.
 
         Raises UsageError for unknown names, and for graphs without a GPU.
         """
@@ -297,7 +298,7 @@ class PassOptions:
         # One thread for each core but one: threads that wait for the one whose core another program has taken spin.
         num_threads = max(len(os.sched_getaffinity(0)) - 1, 1) if is_cpu else None
         return PassSettings(
-            model=model,
+            model=self.model,
             device=device,
             dtype=words_of(self.dtype or ("float32" if is_cpu else "bfloat16"), dtypes, "--dtype")[0],
             modes=tuple(word for word in MODES if word in modes),
@@ -314,24 +315,13 @@ class PassOptions:
 @app.command("forward")
 @with_options
 def forward(
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", "-m", help="Built-in shape, or a directory with a config.json; weights are random."
-        ),
-    ] = "llama-68m",
-    batch_size: Annotated[str, typer.Option(metavar="N,N", help="Sequences of a pass, one or several.")] = "5,10",
-    context: Annotated[
-        str, typer.Option(metavar="N,N", help="Tokens of each sequence in the cache before a decode.")
-    ] = "128",
-    prompt: Annotated[str, typer.Option(metavar="N,N", help="Tokens of each sequence in a prefill.")] = "4",
-    phase: Annotated[str, typer.Option(metavar="NAME,NAME", help="decode, prefill or both.")] = "decode,prefill",
     *,
     passes: PassOptions,
+    prompt: Annotated[str, typer.Option(metavar="N,N", help="Tokens of each sequence in a prefill.")] = "4",
+    phase: Annotated[str, typer.Option(metavar="NAME,NAME", help="decode, prefill or both.")] = "decode,prefill",
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Continue DIR: measure the runs that are not done.")
     ] = None,
-    quiet: Quiet = False,
 ) -> None:
     """Measure forward passes of a model with random weights: eager, and as CUDA graphs on a GPU.
 
@@ -342,17 +332,17 @@ def forward(
     if resume is None:
         points = grid_of_points(
             words_of(phase, PHASES, "--phase"),
-            _counts(batch_size, "--batch-size"),
-            _counts(context, "--context", least=0),
+            _counts(passes.batch_size, "--batch-size"),
+            _counts(passes.context, "--context", least=0),
             _counts(prompt, "--prompt"),
         )
-        outcome = _measured(forward_profile(passes.settings(model), points), passes, is_quiet=quiet)
+        outcome = _measured(forward_profile(passes.settings(), points), passes, is_quiet=passes.quiet)
     else:
-        outcome = _resumed(resume, is_quiet=quiet)
+        outcome = _resumed(resume, is_quiet=passes.quiet)
     with keeping(outcome.path):
         analysis = analyze_directory(outcome.path)
         files = write_derived(analysis)
-        print_results(analysis)
+        print_tables_and_notes(analysis)
         path = shlex.quote(str(outcome.path))
         print(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}", flush=True)
         write_pictures(analysis, files)
@@ -368,16 +358,6 @@ def bonus(
             metavar="[DIR]", help="Result directory of 'micro' to judge; by default a new one is measured."
         ),
     ] = None,
-    model: Annotated[
-        str,
-        typer.Option("--model", "-m", help="Draft model: a built-in shape, or a directory with a config.json."),
-    ] = "llama-68m",
-    batch_size: Annotated[
-        str, typer.Option(metavar="N,N", help="Batch sizes at which both ways are compared.")
-    ] = "5,10",
-    context: Annotated[
-        str, typer.Option(metavar="N,N", help="Tokens of each sequence in the cache before a pass.")
-    ] = "128",
     every_count: Annotated[
         bool,
         typer.Option(
@@ -386,7 +366,6 @@ def bonus(
     ] = False,
     *,
     passes: PassOptions,
-    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two ways to backfill the bonus tokens of a draft model: batch expansion, and a prefill pass.
@@ -396,15 +375,15 @@ def bonus(
     """
     code = 0
     if results is None:
-        sizes = _counts(batch_size, "--batch-size")
+        sizes = _counts(passes.batch_size, "--batch-size")
         designs = [
             bonus_design(sizes, tokens, ("eager",), every_count=every_count)
-            for tokens in _counts(context, "--context")
+            for tokens in _counts(passes.context, "--context")
         ]
         points = tuple(dict.fromkeys(point for design in designs for point in points_of(design)))
-        profile = forward_profile(passes.settings(model), points, "bonus")
+        profile = forward_profile(passes.settings(), points, "bonus")
         with to_stderr(when=as_json):
-            outcome = _measured(profile, passes, is_quiet=quiet or as_json)
+            outcome = _measured(profile, passes, is_quiet=passes.quiet or as_json)
         code, results = _warned_of_failures(outcome), outcome.path
     try:
         measured = measured_bonus(results)
@@ -412,10 +391,7 @@ def bonus(
         if code:  # where runs failed, the others may say nothing
             raise typer.Exit(code) from None
         raise
-    if as_json:
-        print_json(bonus_document(measured))
-    else:
-        _print_bonus(measured)
+    tell(bonus_document(measured), *_bonus_lines(measured), as_json=as_json)
     raise typer.Exit(code or (0 if measured.is_decided else _INCONCLUSIVE))
 
 
@@ -467,18 +443,15 @@ def _warned_of_failures(outcome: MicroOutcome) -> int:
     return exit_code_of(0 if num_below else num_failed, num_below)
 
 
-def _print_bonus(measured: MeasuredBonus) -> None:
-    """Print a table for each context and pair of modes and what follows."""
-    console = wide_console()
+def _bonus_lines(measured: MeasuredBonus) -> Iterator[Table | Text | str]:
+    """A table for each context and pair of modes and what follows."""
     for verdict in measured.verdicts:
-        console.print(f"{measured.where}, {context_in_words(verdict)}; ms")
+        yield f"{measured.where}, {context_in_words(verdict)}; ms"
         for modes in verdict.mode_pairs:
-            console.print()
-            console.print(modes_in_words(*modes), style="bold")
-            console.print(bonus_table(verdict, modes))
-        console.print()
-        for sentence in verdict_sentences(verdict):
-            console.print(f"* {sentence}")
-        console.print()
-    for sentence in measured.missing:
-        console.print(f"* {sentence}")
+            yield ""
+            yield Text(modes_in_words(*modes), style="bold")
+            yield bonus_table(verdict, modes)
+        yield ""
+        yield from (f"* {sentence}" for sentence in verdict_sentences(verdict))
+        yield ""
+    yield from (f"* {sentence}" for sentence in measured.missing)

@@ -7,7 +7,8 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from benchctl.cli.options import with_options
+from benchctl.cli.options import AsJson, with_options
+from benchctl.cli.screen import tell
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.engines.tiny_models.draft_law import draft_law
 from benchctl.engines.tiny_models.draft_pair import make_draft_pair
@@ -17,7 +18,7 @@ from benchctl.engines.tiny_models.recipe import Architecture, Recipe
 from benchctl.engines.tiny_models.value_pair import make_value_pair
 from benchctl.errors import UsageError
 from benchctl.profile.choices import MAX_CONCURRENCY, MAX_CONTEXT, MAX_LAYERS
-from benchctl.records.files import encode
+from benchctl.report.table import table_of
 from benchctl.units import megabytes
 
 app = typer.Typer(
@@ -267,7 +268,7 @@ def acceptance(
     base: Annotated[Path, typer.Argument(metavar="BASE", help="Directory of the served model.")],
     draft: Annotated[Path, typer.Argument(metavar="DRAFT", help="Directory of the model that drafts.")],
     draft_tokens: Annotated[int, typer.Option(min=1, max=32, metavar="K", help="Drafted tokens of a step.")] = 4,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compute from the stored weights which drafts are accepted, for a pair that make-tiny --draft wrote.
 
@@ -275,14 +276,10 @@ def acceptance(
     served model; all probabilities are float64, at temperature 1 without top_k and top_p, and at temperature 0.
     """
     law = draft_law(base, draft, draft_tokens)
-    if as_json:
-        print(encode(law).decode())
-        return
-    print("probability that the first drafts are all accepted, after any token: mean (lowest to highest)")
-    print(f"{'drafts':>6}  {'draft drawn':30}{'likeliest drafted':30}temperature 0")
-    columns = (law.sampled, law.greedy_draft, law.temperature_0)
-    for number, laws in enumerate(zip(*columns, strict=True), start=1):
-        cells = (f"{each.survival:.5f} ({each.lowest:.5f} to {each.highest:.5f})" for each in laws)
-        print(f"{number:>6}  " + "  ".join(cells))
-    means = (1 + sum(each.survival for each in laws) for laws in columns)
-    print("tokens  " + "".join(f"{mean:<30.4f}" for mean in means).rstrip())
+    title = "probability that the first drafts are all accepted, after any token: mean (lowest to highest)"
+    ways = {"draft drawn": law.sampled, "likeliest drafted": law.greedy_draft, "temperature 0": law.temperature_0}
+    rows: list[list[str]] = []
+    for number, laws in enumerate(zip(*ways.values(), strict=True), start=1):
+        rows.append([str(number), *(f"{one.survival:.5f} ({one.lowest:.5f} to {one.highest:.5f})" for one in laws)])
+    rows.append(["tokens", *(f"{1 + sum(one.survival for one in laws):.4f}" for laws in ways.values())])
+    tell(law, title, table_of(("drafts", *ways), rows, left=ways), as_json=as_json)

@@ -1,7 +1,6 @@
 """``benchctl noise``: the stored noise of this machine, which applies to every experiment on it."""
 
 import datetime as dt
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,8 @@ import typer
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.planning import is_repeated_baseline
 from benchctl.analysis.validity.machines import age_days
-from benchctl.cli.screen import wide_console
+from benchctl.cli.options import AsJson
+from benchctl.cli.screen import tell
 from benchctl.errors import RecordError, UsageError
 from benchctl.measure.noise_on_file import sound_noise
 from benchctl.records.directory import open_results
@@ -27,13 +27,11 @@ app = typer.Typer(
     help="List, show and store noise floors of this machine, from A/A experiments.",
 )
 
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
-
 
 @app.command("list")
 def list_noise(
     history: Annotated[bool, typer.Option("--history", help="Also list older measurements of each key.")] = False,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the stored noise by host, engine and model; the newest measurement of each key applies."""
     store, listed = NOISE.directory, NOISE.entries()
@@ -54,37 +52,37 @@ def list_noise(
         floor = None if step is None else percentage(step.floor_frac)
         when = (noise.measured_at, _age(noise), noise.source)
         rows.append((entry.key, _engine(noise), noise.model, blocks, floor, *when))
-    if as_json:
-        print(json.dumps({"store": str(store), "noise": documents}, indent=1))
-    elif listed:
-        headings = ("key", "engine", "model", "blocks", "floor of step_ms", "when", "age", "from")
-        wide_console().print(table_of(headings, rows, left=("key", "engine", "model", "when", "from")))
-        print(f"store: {store}")
-    else:
-        print(f"{store} contains no noise yet; 'benchctl run NAME --aa' measures it")
+    headings = ("key", "engine", "model", "blocks", "floor of step_ms", "when", "age", "from")
+    table = table_of(headings, rows, left=("key", "engine", "model", "when", "from"))
+    lines = (
+        (table, f"store: {store}")
+        if rows
+        else (f"{store} contains no noise yet; 'benchctl run NAME --aa' measures it",)
+    )
+    tell({"store": str(store), "noise": documents}, *lines, as_json=as_json)
 
 
 @app.command("show")
 def show(
     what: Annotated[str, typer.Argument(metavar="KEY|DIR", help="Key from the list, or a result directory.")],
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show noise floor and standard deviation of each metric: of a key, of an A/A experiment, or those a result
     used.
     """
     source, noise = _look_up(what)
-    if as_json:
-        print(json.dumps({"from": source, **_document(noise)}, indent=1))
-        return
-    console = wide_console()
     devices = ", ".join(noise.gpus) or "no GPU"
-    console.print(f"{source}: {_engine(noise)} with {noise.model} on {noise.host}, {devices}")
-    console.print(f"measured {noise.measured_at} ({_age(noise)}) in {noise.source}\n")
     rows = (
         (name, percentage(metric.floor_frac), percentage(metric.log_sd), metric.num_blocks)
         for name, metric in noise.metrics.items()
     )
-    console.print(table_of(("metric", "floor", "sd between blocks", "blocks"), rows, left=("metric",)))
+    tell(
+        {"from": source, **_document(noise)},
+        f"{source}: {_engine(noise)} with {noise.model} on {noise.host}, {devices}",
+        f"measured {noise.measured_at} ({_age(noise)}) in {noise.source}\n",
+        table_of(("metric", "floor", "sd between blocks", "blocks"), rows, left=("metric",)),
+        as_json=as_json,
+    )
 
 
 @app.command("add")

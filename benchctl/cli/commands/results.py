@@ -15,8 +15,8 @@ from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.cli.commands.compare import page_of_sides
 from benchctl.cli.options import RESULTS, AsJson, complete_results
-from benchctl.cli.outcome import print_notes
-from benchctl.cli.screen import bytes_progress, print_json, print_tables, uncollected, wide_console
+from benchctl.cli.outcome import print_tables_and_notes
+from benchctl.cli.screen import bytes_progress, print_json, tell, uncollected, wide_console
 from benchctl.cluster.arrival import import_archive
 from benchctl.errors import RecordError, UsageError, as_usage_error
 from benchctl.interop.lenvm.import_directory import import_lenvm
@@ -31,8 +31,7 @@ from benchctl.records.integrity import Verification, directory_sha256, verify_di
 from benchctl.report.documents import show_document
 from benchctl.report.export import list_directories, write_report
 from benchctl.report.table import table_of
-from benchctl.report.tables import experiment, times
-from benchctl.report.tables.models import acceptance_table
+from benchctl.report.tables import experiment
 from benchctl.units import megabytes, shortened, shortened_inside
 from benchctl.untrusted.text import visible_line
 
@@ -59,22 +58,8 @@ def show(
     if as_json:
         print_json(show_document(analysis))
     else:
-        console, drafts = wide_console(), {arm.label: arm.drafts() for arm in analysis.cells}
-        tables = (
-            experiment.runs_table(analysis),
-            experiment.cells_table(analysis),
-            times.passes_table(analysis),
-            times.launch_table(analysis),
-            acceptance_table({label: each for label, each in drafts.items() if each is not None}),
-            experiment.breakdown_table(analysis),
-            experiment.sweep_table(analysis),
-            experiment.floor_table(analysis),
-            experiment.nodes_table(analysis.nodes),
-            experiment.ladder_table(analysis),
-        )
-        console.print(experiment.headline(analysis))
-        print_tables(console, tables)
-        print_notes(console, analysis)
+        wide_console().print(experiment.headline(analysis))
+        print_tables_and_notes(analysis, is_all=True)
     if analysis.damage:
         raise RecordError("\n".join(analysis.damage))
 
@@ -88,19 +73,16 @@ _LEAST_WIDTHS: Final = {0: 18, 2: 8, 6: 8}
 
 def list_results(
     root: Annotated[Path, typer.Argument(help="Parent of result directories.")] = RESULTS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List result directories, newest first, with profile, engine, state and the number of runs."""
     entries = list_directories(root)
-    if as_json:
-        print_json({"root": str(root), "results": entries})
-    elif entries:
-        rows = [[visible_line(field) for field in _row(root, entry)] for entry in entries]
-        if sys.stdout.isatty():
-            rows = _fitted(rows, shutil.get_terminal_size().columns)
-        wide_console().print(table_of(_COLUMNS, rows, left={*_COLUMNS} - {"runs"}))
-    else:
-        print(f"{root} contains no results yet; 'benchctl run' creates them")
+    rows = [[visible_line(field) for field in _row(root, entry)] for entry in entries]
+    if rows and sys.stdout.isatty():
+        rows = _fitted(rows, shutil.get_terminal_size().columns)
+    table = table_of(_COLUMNS, rows, left={*_COLUMNS} - {"runs"})
+    listed = table if rows else f"{root} contains no results yet; 'benchctl run' creates them"
+    tell({"root": str(root), "results": entries}, listed, as_json=as_json)
 
 
 def _row(root: Path, entry: dict[str, Any]) -> list[str]:
@@ -147,7 +129,6 @@ def report(
             "-o",
             metavar="PATH",
             help="Directory for the report of DIR, in place of DIR itself; with two sides, file for the page.",
-            show_default=False,
         ),
     ] = None,
     allow_suspect: Annotated[
@@ -198,7 +179,7 @@ def verify(
         Path,
         typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read every file of a result directory, and report alterations since the measurement.
 
@@ -225,10 +206,7 @@ def _tell_verified(results: Path, verified: Verification, *, as_json: bool = Fal
             for each in verified.alterations
         ],
     }
-    if as_json:
-        print_json(document)
-    else:  # every file is named, however many there are
-        print(*_verified_lines(results, verified), sep="\n")
+    tell(document, *_verified_lines(results, verified), as_json=as_json)
     if verified.alterations:
         raise typer.Exit(_ALTERED)
 
@@ -277,16 +255,13 @@ def export(
             "--format",
             help="vllm: the result of 'vllm bench serve'; aiperf: profile_export_aiperf.json and .jsonl; "
             "lenvm: summary.csv in the columns of the LenVM project.",
-            show_default=False,
         ),
     ] = None,
     archive: Annotated[
         Path | None,
         typer.Option(
-            "--archive",
             metavar="FILE",
             help="Write one file instead, x.tar.gz, of which 'benchctl import archive' makes a directory.",
-            show_default=False,
         ),
     ] = None,
     allow_running: Annotated[
@@ -365,7 +340,6 @@ def archive(
             "-o",
             metavar="OUT",
             help="Result directory to create; by default results/<profile>/<name>.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -389,13 +363,13 @@ def lenvm(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="OUT", help="Result directory to create.", show_default=False),
+        typer.Option("--output", "-o", metavar="OUT", help="Result directory to create."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="The served model, if the name of DIR does not contain it.")
+        str | None, typer.Option(help="The served model, if the name of DIR does not contain it.")
     ] = None,
     value_model: Annotated[
-        str | None, typer.Option("--value-model", help="The value model, if the name of DIR does not contain it.")
+        str | None, typer.Option(help="The value model, if the name of DIR does not contain it.")
     ] = None,
 ) -> None:
     """Import one run of each arm as one block, with warnings about unreliable data.

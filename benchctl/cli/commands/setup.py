@@ -7,16 +7,25 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from rich.console import Group
 from rich.text import Text
 
-from benchctl.cli.options import RESULTS, EnginePreset, Overrides, check_names, complete_engine, complete_profile
-from benchctl.cli.screen import PhaseProgress, folding_console, print_json, wide_console
+from benchctl.cli.options import (
+    RESULTS,
+    AsJson,
+    EnginePreset,
+    Overrides,
+    check_names,
+    complete_engine,
+    complete_profile,
+)
+from benchctl.cli.screen import PhaseProgress, folding_console, tell
 from benchctl.cluster.slots_check import slots_check
 from benchctl.cluster.slurm.missing import slurm_checks
 from benchctl.engines.engine import engine_for
@@ -213,16 +222,13 @@ def doctor(
     profile: Annotated[
         str | None,
         typer.Option(
-            "--profile",
             help="Profile whose memory is checked, on the engine that is named first: value models, KV cache.",
         ),
     ] = None,
     overrides: Overrides = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="Require a GPU.")] = False,
-    output_dir: Annotated[
-        Path, typer.Option("--output-dir", help="Directory for results, whose free space is checked.")
-    ] = RESULTS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    output_dir: Annotated[Path, typer.Option(help="Directory for results, whose free space is checked.")] = RESULTS,
+    as_json: AsJson = False,
 ) -> None:
     """Check this machine: processor, clock, disk space, GPUs, measured peaks, memory, engines, datasets, Slurm.
 
@@ -238,12 +244,8 @@ def doctor(
     needs = Needs(results=output_dir, engines=needed, gpu=gpu, profile=planned)
     checks = (*inspect_machine(needs), slots_check(), *slurm_checks())
     missing = obstacles(checks)
-    if as_json:
-        names = ("topic", "name", "state", "is_needed", "finding", "remedy")
-        documents = [{name: getattr(each, name) for name in names} | {"facts": dict(each.facts)} for each in checks]
-        print_json({"is_ready": not missing, "checks": documents})
-    else:
-        _print_checks(checks)
+    document = {"is_ready": not missing, "checks": [_document(check) for check in checks]}
+    tell(document, *_check_lines(checks, missing), as_json=as_json)
     if missing:
         raise typer.Exit(_MISSING)
 
@@ -258,8 +260,13 @@ def _needed_engine(name: str) -> NeededEngine:
     return NeededEngine(kind=profile.engine.kind, options=variant_settings(profile, variant, cell).server)
 
 
-def _print_checks(checks: Sequence[Check]) -> None:
-    """Print a row for each check, below it its remedy, and what is missing."""
+def _document(check: Check) -> dict[str, Any]:
+    names = ("topic", "name", "state", "is_needed", "finding", "remedy")
+    return {name: getattr(check, name) for name in names} | {"facts": dict(check.facts)}
+
+
+def _check_lines(checks: Sequence[Check], missing: Sequence[Check]) -> Iterator[Group | str]:
+    """A row for each check, below it its remedy, and what is missing."""
     headings = ("topic", "part", "state", "finding")
     rows: list[tuple[str, ...]] = []
     topic = None
@@ -268,14 +275,12 @@ def _print_checks(checks: Sequence[Check]) -> None:
         topic = check.topic
         if check.remedy is not None:
             rows.append(("", "", "", f"→ {check.remedy}"))
-    console = wide_console()
-    table = table_of(headings, rows, left=headings)
-    console.print(table.drawn(lambda text: Text(text, style=_STYLES.get(text, ""))))
-    console.print()
-    missing = ", ".join(f"{check.topic} {check.name}" for check in obstacles(checks))
+    yield table_of(headings, rows, left=headings).drawn(lambda text: Text(text, style=_STYLES.get(text, "")))
+    yield ""
+    names = ", ".join(f"{check.topic} {check.name}" for check in missing)
     count = sum(check.state == "warning" for check in checks)
     ready = f"ready; {count_of(count, 'warning')}" if count else "ready"
-    console.print(f"not ready: {missing} missing; see the lines that begin with →" if missing else ready)
+    yield f"not ready: {names} missing; see the lines that begin with →" if missing else ready
 
 
 @engines.command("install")
@@ -317,26 +322,27 @@ def install(
 
 @engines.command("list")
 def list_engines(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the engines with version and place of what is installed, and the command that installs the rest."""
     directory, checks = engines_directory(), engine_checks((), has_gpu=device_here() == "cuda")
-    if as_json:
-        documents = [
-            {
-                "name": check.name,
-                "is_installed": not check.is_missing,
-                "finding": check.finding,
-                "remedy": check.remedy,
-            }
-            for check in checks
-        ]
-        print_json({"directory": str(directory), "engines": documents})
-        return
+    documents = [
+        {
+            "name": check.name,
+            "is_installed": not check.is_missing,
+            "finding": check.finding,
+            "remedy": check.remedy,
+        }
+        for check in checks
+    ]
     headings = ("engine", "installed", "to install")
     rows = ((check.name, check.finding, check.remedy or "") for check in checks)
-    wide_console().print(table_of(headings, rows, left=headings))
-    print(f"directory: {directory} (set BENCHCTL_ENGINES_DIR for another)")
+    tell(
+        {"directory": str(directory), "engines": documents},
+        table_of(headings, rows, left=headings),
+        f"directory: {directory} (set BENCHCTL_ENGINES_DIR for another)",
+        as_json=as_json,
+    )
 
 
 SetOption = Annotated[

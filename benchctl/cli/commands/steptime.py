@@ -54,13 +54,9 @@ from benchctl.workload.next_runs import measured_engine, named_as_measured, prof
 
 _Sources = Annotated[
     list[Path],
-    typer.Argument(
-        metavar="SOURCE...", help="Result directories, and tables of steps (.csv, .jsonl).", show_default=False
-    ),
+    typer.Argument(metavar="SOURCE...", help="Result directories, and tables of steps (.csv, .jsonl)."),
 ]
-_FittedModel = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="File that 'steptime fit -o' wrote.", show_default=False)
-]
+_FittedModel = Annotated[Path, typer.Argument(metavar="MODEL", help="File that 'steptime fit -o' wrote.")]
 _HoldOut = Annotated[
     Literal["run", "model", "tensor-parallel"],
     typer.Option("--hold-out", help="Groups that are left out, one at a time, to judge the model."),
@@ -71,13 +67,10 @@ _Picture = Annotated[
         "--picture",
         metavar="FILE.png",
         help="Write predicted against measured.",
-        show_default=False,
         callback=drawable,
     ),
 ]
-_Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="MODEL", help="Write the model here.", show_default=False)
-]
+_Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="MODEL", help="Write the model here.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,26 +79,22 @@ class FitForm:
 
     structure: Annotated[
         Literal["overlap", "scaling-book", "no-overlap", "original", "roofline"],
-        typer.Option(
-            "--structure", help="Form of the model; 'original' is the published one, 'roofline' fits nothing."
-        ),
+        typer.Option(help="Form of the model; 'original' is the published one, 'roofline' fits nothing."),
     ] = "overlap"
     experts: Annotated[
         Literal["uniform", "linear", "measured"],
-        typer.Option("--experts", help="Rule for the experts whose weights a step reads."),
+        typer.Option(help="Rule for the experts whose weights a step reads."),
     ] = "uniform"
-    constraint: Annotated[
-        Literal["non-negative", "none"], typer.Option("--constraint", help="Bound of the coefficients.")
-    ] = "non-negative"
+    constraint: Annotated[Literal["non-negative", "none"], typer.Option(help="Bound of the coefficients.")] = (
+        "non-negative"
+    )
     ridge: Annotated[
         float | None,
         typer.Option(
-            "--ridge",
             min=0,
             max=1e12,
             metavar="STRENGTH",
             help="Pull to typical values; by default as strong as the noise asks for, none for 'original'.",
-            show_default=False,
         ),
     ] = None
 
@@ -125,26 +114,20 @@ class FitForm:
 class TableOptions:
     """Values for what a table of steps does not say itself."""
 
-    model: Annotated[
-        str | None, typer.Option("--model", help="Model of a table without that column.", show_default=False)
-    ] = None
+    model: Annotated[str | None, typer.Option(help="Model of a table without that column.")] = None
     hardware: Annotated[
         str | None,
         typer.Option(
-            "--hardware",
             help="Device, where neither table nor result names it, or 'measured'.",
-            show_default=False,
         ),
     ] = None
     tp: Annotated[
         int,
-        typer.Option("--tp", min=1, max=MAX_DEVICES, help="Tensor-parallel size of a table without that column."),
+        typer.Option(min=1, max=MAX_DEVICES, help="Tensor-parallel size of a table without that column."),
     ] = 1
     shape: Annotated[
         list[str] | None,
-        typer.Option(
-            "--shape", metavar="NAME=DIR", help="Shape of a model that a table names.", show_default=False
-        ),
+        typer.Option(metavar="NAME=DIR", help="Shape of a model that a table names."),
     ] = None
 
     def read(self, sources: Sequence[Path]) -> StepSources:
@@ -179,7 +162,7 @@ def fit(
     table: TableOptions,
     requests: Annotated[
         Path | None,
-        typer.Option("--requests", metavar="FILE", help="Server's timestamps of requests: adds their overheads."),
+        typer.Option(metavar="FILE", help="Server's timestamps of requests: adds their overheads."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -236,7 +219,7 @@ def evaluate(
     sources: _Sources,
     fitted: Annotated[
         Path | None,
-        typer.Option("--fitted", metavar="MODEL", help="Judge this model instead of fits to the other groups."),
+        typer.Option(metavar="MODEL", help="Judge this model instead of fits to the other groups."),
     ] = None,
     form: FitForm,
     hold_out: _HoldOut = "run",
@@ -268,22 +251,20 @@ def evaluate(
 @app.command("predict")
 def predict(
     fitted: _FittedModel,
-    model: Annotated[str, typer.Option("--model", help="Model that is served: a built-in name or a directory.")],
-    batch: Annotated[int, typer.Option("--batch", min=0, max=MAX_CONCURRENCY, help="Decoding rows.")] = 1,
+    model: Annotated[str, typer.Option(help="Model that is served: a built-in name or a directory.")],
+    batch: Annotated[int, typer.Option(min=0, max=MAX_CONCURRENCY, help="Decoding rows.")] = 1,
     context: Annotated[
-        int, typer.Option("--context", min=0, max=MAX_CONTEXT, help="Tokens that each of them has in the cache.")
+        int, typer.Option(min=0, max=MAX_CONTEXT, help="Tokens that each of them has in the cache.")
     ] = 1024,
     prefill: Annotated[
-        int, typer.Option("--prefill", min=0, max=MAX_CONTEXT, help="New prompt tokens in the step, as one prompt.")
+        int, typer.Option(min=0, max=MAX_CONTEXT, help="New prompt tokens in the step, as one prompt.")
     ] = 0,
     prompt_context: Annotated[
         int,
-        typer.Option(
-            "--prompt-context", min=0, max=MAX_CONTEXT, help="Tokens of this prompt in the cache already."
-        ),
+        typer.Option(min=0, max=MAX_CONTEXT, help="Tokens of this prompt in the cache already."),
     ] = 0,
-    tp: Annotated[int, typer.Option("--tp", min=1, max=MAX_DEVICES, help="Tensor-parallel size.")] = 1,
-    hardware: Annotated[str | None, typer.Option("--hardware", help="Device; that of MODEL by default.")] = None,
+    tp: Annotated[int, typer.Option(min=1, max=MAX_DEVICES, help="Tensor-parallel size.")] = 1,
+    hardware: Annotated[str | None, typer.Option(help="Device; that of MODEL by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time of one step with its 90% interval, and the features that it adds up from."""
@@ -359,13 +340,11 @@ def diagnose(
     table: TableOptions,
     profile_out: Annotated[
         Path | None,
-        typer.Option(
-            "--profile-out", metavar="FILE", help="Write the runs to add as a profile.", show_default=False
-        ),
+        typer.Option(metavar="FILE", help="Write the runs to add as a profile."),
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", help="Engine of that profile; by default the one that was measured."),
+        typer.Option(help="Engine of that profile; by default the one that was measured."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

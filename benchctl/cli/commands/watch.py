@@ -286,9 +286,7 @@ def watch(
     ] = False,
     interval: Annotated[
         float,
-        typer.Option(
-            "--interval", min=0.2, max=3600.0, metavar="S", help="Seconds between two looks at the files."
-        ),
+        typer.Option(min=0.2, max=3600.0, metavar="S", help="Seconds between two looks at the files."),
     ] = LOOK_S,
 ) -> None:
     """Show how far an experiment is: blocks, nodes, time left, and what is not well. It only reads files.

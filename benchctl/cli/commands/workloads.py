@@ -3,15 +3,13 @@
 ``benchctl data``: list, fetch and verify the dataset files that workloads read.
 """
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchctl.cli.screen import bar, folding_console
+from benchctl.cli.screen import bar, folding_console, print_json
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import DatasetError, UsageError
@@ -69,7 +67,7 @@ def export(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Directory of the files.", show_default=False),
+        typer.Option("--output", "-o", metavar="DIR", help="Directory of the files."),
     ] = None,
     base_url: Annotated[
         str, typer.Option(metavar="URL", help="Address of the server in the files.")
@@ -124,7 +122,7 @@ def lint(
     options = LintOptions(source=source, kv_tokens=kv_tokens, has_prefix_cache=not has_no_prefix_cache)
     results = [lint_config(path, options) for path in files]
     if as_json:
-        print(json.dumps([asdict(finding) for result in results for finding in result.findings], indent=2))
+        print_json([finding for result in results for finding in result.findings])
     else:
         for result in results:
             _print_result(result)
