@@ -25,7 +25,6 @@ from benchctl.profile.settings import FACTOR_SETTINGS
 from benchctl.records.claims import Lease
 from benchctl.records.directory import Submission
 from benchctl.records.integrity import BlockDigests, DirectoryDigests
-from benchctl.records.noise import NoiseFloor
 from benchctl.records.peaks import MeasuredPeaks
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
 from benchctl.records.schema import (
@@ -38,6 +37,7 @@ from benchctl.records.schema import (
     Record,
     StepRecord,
 )
+from benchctl.records.stores import NoiseFloor
 from benchctl.records.warning_codes import CHECKS, FINDINGS, WARNING_TABLE
 
 _METRICS_INTRODUCTION: Final = """\

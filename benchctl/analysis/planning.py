@@ -32,8 +32,8 @@ from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.load import NOT_MEASURED
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning import arms, variant_settings
-from benchctl.records.noise import MetricNoise, NoiseFloor
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.stores import MetricNoise, NoiseFloor
 from benchctl.units import percentage
 
 DEFAULT_MARGIN: Final = 0.01

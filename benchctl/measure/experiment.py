@@ -42,9 +42,9 @@ from benchctl.profile.planning import arms, variant_settings
 from benchctl.records.claims import is_shared, settle_runs, sole_writer
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity import begin_digests, forget_run, record_run
-from benchctl.records.noise import NOISE, NoiseFloor
 from benchctl.records.record import Look, PlannedRun, PreparedRequest, RunFailure, RunRecord, StoppingRecord
 from benchctl.records.schema import ResultWarning, RunState
+from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.sim.settings import costs_in_words
 from benchctl.sim.speculation.fitted_drafts import profile_draft_warnings
 from benchctl.workload.prepare import PreparedSet

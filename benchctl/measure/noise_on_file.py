@@ -15,9 +15,8 @@ from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import arms
-from benchctl.records.noise import NOISE, NoiseFloor, NoiseKey
 from benchctl.records.schema import GpuInfo, ResultWarning
-from benchctl.records.stores import newest_of_each
+from benchctl.records.stores import NOISE, NoiseFloor, NoiseKey, newest_of_each
 
 _NOT_OF_NOISE: Final = {"--blocks", "--label", "--output", "-o", "--step-time-model", "--until-precision"}
 """Options of ``run``, with a value each, that an A/A experiment does not take over."""

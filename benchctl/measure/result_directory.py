@@ -19,10 +19,10 @@ from benchctl.profile.planning import plan_runs
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.files import write_json_atomic
 from benchctl.records.integrity import begin_digests, digest_of, digests_as_written
-from benchctl.records.noise import NOISE, NoiseFloor
 from benchctl.records.peaks import PEAKS, MeasuredPeaks
 from benchctl.records.record import Manifest, PreparedRequest
 from benchctl.records.schema import ExperimentState, ResultWarning
+from benchctl.records.stores import NOISE, NoiseFloor
 from benchctl.workload.prepare import PreparedSet
 
 _NAME_IN_USE: Final = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}

@@ -21,7 +21,9 @@ def peaks_of_device(info: WorkerInfo, measured: MeasuredPeaks | None) -> Peaks |
         return None
     fastest = replace(
         hardware_of(measured),
-        peak_flops_per_s=max(each.high for each in measured.series if each.quantity == "matmul"),
-        bandwidth_bytes_per_s=max(each.high for each in measured.series if each.quantity in {"copy", "read"}),
+        peak_flops_per_s=max(max(each.values) for each in measured.series if each.quantity == "matmul"),
+        bandwidth_bytes_per_s=max(
+            max(each.values) for each in measured.series if each.quantity in {"copy", "read"}
+        ),
     )
     return Peaks(hardware=fastest, cache_bytes=measured.cache_bytes or info.cache_bytes or 0, is_measured=True)

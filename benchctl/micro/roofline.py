@@ -12,7 +12,7 @@ from benchctl.errors import UsageError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.micro.peak_checks import peak_warnings
 from benchctl.micro.worker import WorkerInfo, WorkerSettings, find_torch_python, started_worker
-from benchctl.records.peaks import MeasuredPeaks, PeakSeries
+from benchctl.records.peaks import MeasuredPeaks
 from benchctl.records.schema import SCHEMA_VERSION
 
 _BUSY_S = 0.5
@@ -67,26 +67,24 @@ def judged_peaks(info: WorkerInfo, answer: dict[str, object], *, busy_frac: floa
     Raises UsageError where no product or neither copy nor read could be measured.
     """
     is_cpu = info.device == "cpu"
-    peaks = MeasuredPeaks(
-        schema_version=SCHEMA_VERSION,
-        measured_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        host=platform.node(),
-        kind="cpu" if is_cpu else "cuda",
-        device=info.device_name,
-        threads=info.num_threads if is_cpu else None,
-        memory_bytes=info.total_bytes,
-        torch_version=info.torch_version,
-        cuda_version=info.cuda_version,
-        float32_precision=info.float32_precision,
-        busy_frac=busy_frac,
-        series=msgspec.convert(answer["series"], tuple[PeakSeries, ...]),
-        **{name: answer[name] for name in ("num_devices", "cache_bytes", "buffer_bytes", "unmeasured")},  # type: ignore[arg-type]
-    )
-    if reason := peaks.incomplete:
-        raise UsageError(f"the peaks of {peaks.device} are incomplete: {reason}; {_reasons(peaks)}")
+    about = {
+        "schema_version": SCHEMA_VERSION,
+        "measured_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "host": platform.node(),
+        "kind": "cpu" if is_cpu else "cuda",
+        "device": info.device_name,
+        "threads": info.num_threads if is_cpu else None,
+        "memory_bytes": info.total_bytes,
+        "torch_version": info.torch_version,
+        "cuda_version": info.cuda_version,
+        "float32_precision": info.float32_precision,
+        "busy_frac": busy_frac,
+    }
+    try:
+        peaks = msgspec.convert(answer | about, MeasuredPeaks)
+    except msgspec.ValidationError as error:
+        unmeasured = msgspec.convert(answer["unmeasured"], dict[str, str])
+        reasons = "; ".join(f"{dtype}: {reason}" for dtype, reason in unmeasured.items())
+        advice = reasons or "ask for more arithmetic with --dtype"
+        raise UsageError(f"the peaks of {info.device_name} are incomplete: {error}; {advice}") from error
     return msgspec.structs.replace(peaks, warnings=peak_warnings(peaks))
-
-
-def _reasons(peaks: MeasuredPeaks) -> str:
-    reasons = [f"{dtype}: {reason}" for dtype, reason in peaks.unmeasured.items()]
-    return "; ".join(reasons) or "ask for more arithmetic with --dtype"

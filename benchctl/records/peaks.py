@@ -3,12 +3,13 @@
 import platform
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
+
+from msgspec import Meta
 
 from benchctl.costs.hardware import Hardware, device_or_none, hardware_for
-from benchctl.errors import RecordError, UsageError
+from benchctl.errors import UsageError
 from benchctl.records.schema import Amount, Count, Record, ResultWarning, Size
 from benchctl.records.stores import Measurement, Store, key_name, newest_of_each
 from benchctl.units import GIGA, TERA
@@ -41,20 +42,12 @@ class PeakSeries(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Arithmetic of a product."""
     setting: str
     """Side of the matrices, bytes of a buffer, or the way of launching."""
-    values: tuple[Amount, ...]
+    values: Annotated[tuple[Annotated[float, Meta(gt=0, le=1e18)], ...], Meta(min_length=1)]
     """One for each round, in their order."""
 
     @property
     def median(self) -> float:
         return median(self.values)
-
-    @property
-    def low(self) -> float:
-        return min(self.values)
-
-    @property
-    def high(self) -> float:
-        return max(self.values)
 
     @property
     def spread_frac(self) -> float:
@@ -98,6 +91,13 @@ class MeasuredPeaks(Measurement, frozen=True, kw_only=True, omit_defaults=True):
     warnings: tuple[ResultWarning, ...] = ()
     """Limits on the use of these peaks."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where the measured values describe no device."""
+        if all(best_series(self, "matmul", dtype) is None for dtype in _ARITHMETIC):
+            raise ValueError(f"no product of {', '.join(_ARITHMETIC)} was measured")
+        if best_series(self, "copy") is None and best_series(self, "read") is None:
+            raise ValueError("neither a copy nor a read was measured")
+
     @property
     def key(self) -> str:
         identity = (self.host, self.kind, self.device, self.threads)
@@ -107,17 +107,6 @@ class MeasuredPeaks(Measurement, frozen=True, kw_only=True, omit_defaults=True):
     def was_busy(self) -> bool:
         """Other programs used the cores, so that these peaks are too low."""
         return any(warning.code == ON_BUSY_MACHINE for warning in self.warnings)
-
-    @property
-    def incomplete(self) -> str | None:
-        """The reason why these peaks describe no device, if so."""
-        if not all(each.values and min(each.values) > 0 for each in self.series):
-            return "a kernel has no values, or one that is not positive"
-        if all(best_series(self, "matmul", dtype) is None for dtype in _ARITHMETIC):
-            return f"no product of {', '.join(_ARITHMETIC)} was measured"
-        if best_series(self, "copy") is None and best_series(self, "read") is None:
-            return "neither a copy nor a read was measured"
-        return None
 
 
 def best_series(peaks: MeasuredPeaks, quantity: PeakQuantity, dtype: str | None = None) -> PeakSeries | None:
@@ -177,15 +166,7 @@ def data_sheet(peaks: MeasuredPeaks) -> Hardware | None:
     return None if peaks.kind == "cpu" else device_or_none(peaks.device)
 
 
-class _Peaks(Store[MeasuredPeaks]):
-    def read(self, path: Path, *, within: Path | None = None) -> MeasuredPeaks:
-        peaks = super().read(path, within=within)
-        if reason := peaks.incomplete:
-            raise RecordError(f"{path}: {reason}; {self.remedy}")
-        return peaks
-
-
-PEAKS: Final = _Peaks(
+PEAKS: Final = Store(
     "peaks", "BENCHCTL_PEAKS_DIR", MeasuredPeaks, "remove the file, or measure with 'benchctl micro roofline'"
 )
 MEASURED: Final = "measured"

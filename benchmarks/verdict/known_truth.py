@@ -27,7 +27,7 @@ from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs
 from benchctl.records.directory import arm_label
-from benchctl.records.noise import MetricNoise
+from benchctl.records.stores import MetricNoise
 from benchmarks.verdict.named_noise import ALL, Noise
 
 BLOCK_LOG_SD: Final = 0.05

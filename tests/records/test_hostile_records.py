@@ -18,10 +18,9 @@ from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import encode, write_json_atomic
 from benchctl.records.integrity import read_digests
 from benchctl.records.loaded import DAMAGED_LINE, load_results, load_run
-from benchctl.records.noise import NOISE
 from benchctl.records.peaks import PEAKS, machine_peaks
 from benchctl.records.schema import StepRecord
-from benchctl.records.stores import stored_durations
+from benchctl.records.stores import NOISE, stored_durations
 from benchctl.report.export import list_directories
 
 RUN = "runs/000-b0-baseline"

@@ -20,9 +20,8 @@ from benchctl.errors import NotComparableError, UsageError
 from benchctl.measure.noise_on_file import keep_noise, noise_on_file, sound_noise
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.noise import NOISE, MetricNoise, NoiseFloor
 from benchctl.records.schema import ResultWarning
-from benchctl.records.stores import newest_of_each, remove_files
+from benchctl.records.stores import NOISE, MetricNoise, NoiseFloor, newest_of_each, remove_files
 from benchctl.units import percentage
 
 SCATTER = (0.01, -0.012, 0.004, -0.007, 0.013, -0.008, 0.002, 0.006)

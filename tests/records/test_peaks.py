@@ -26,7 +26,7 @@ RATE = st.floats(1e9, 1e16)
 def test_a_peak_is_that_of_the_size_with_the_best_median() -> None:
     peaks = cpu_peaks()
     best = best_series(peaks, "matmul", "bfloat16")
-    assert (best.setting, best.median, best.low, best.high) == ("1024", 0.8e12, 0.79e12, 0.81e12)
+    assert (best.setting, best.median) == ("1024", 0.8e12)
     assert product_flops_per_s(peaks, "float32") == 0.2e12
     assert best_series(peaks, "all-reduce") is None
 
@@ -34,6 +34,7 @@ def test_a_peak_is_that_of_the_size_with_the_best_median() -> None:
 def test_the_shortest_time_is_the_best_and_launches_in_a_row_are_the_launch_time() -> None:
     peaks = cpu_peaks(
         series=(
+            *cpu_peaks().series[:5],
             series("all-reduce-time", 9e-6, 9e-6),
             series("all-reduce-time", 7e-6, 7e-6),
             series("launch", 5e-6, 5e-6, setting="in a row"),

@@ -47,8 +47,8 @@ from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError
 from benchctl.profile.files import did_you_mean
 from benchctl.records.loaded import LoadedRun
-from benchctl.records.noise import NOISE, MetricNoise
 from benchctl.records.schema import ResultWarning
+from benchctl.records.stores import NOISE, MetricNoise
 from benchctl.untrusted.text import visible_line
 
 

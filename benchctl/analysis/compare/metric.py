@@ -30,7 +30,7 @@ from benchctl.analysis.statistics.estimate import (
     side_ratio,
 )
 from benchctl.analysis.statistics.intervals import OrderEffects, order_effects, outlier_indices
-from benchctl.records.noise import MetricNoise
+from benchctl.records.stores import MetricNoise
 from benchctl.units import percentage
 
 MetricVerdict: TypeAlias = Verdict | Literal["equal", "different", "unknown"]

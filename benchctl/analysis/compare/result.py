@@ -12,8 +12,8 @@ from benchctl.analysis.experiment.pairing import Pairing
 from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.analysis.statistics.estimate import UNORDERED, BlockDesign
 from benchctl.analysis.validity.comparable import Difference
-from benchctl.records.noise import MetricNoise
 from benchctl.records.schema import ResultWarning
+from benchctl.records.stores import MetricNoise
 
 OverallVerdict: TypeAlias = Literal["invalid", "regression", "inconclusive", "improvement", "equivalent"]
 

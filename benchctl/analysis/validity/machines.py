@@ -18,9 +18,9 @@ from msgspec.structs import asdict
 
 from benchctl.profile.model import VariantSettings
 from benchctl.records.loaded import LoadedResults
-from benchctl.records.noise import NoiseFloor, NoiseKey
 from benchctl.records.record import RunRecord
 from benchctl.records.schema import NodeGpu, NodeInfo, ResultWarning
+from benchctl.records.stores import NoiseFloor, NoiseKey
 from benchctl.records.warning_codes import warnings_of
 from benchctl.units import count_of, first_of, in_a_row, s_from_ns
 from benchctl.untrusted.text import visible_line

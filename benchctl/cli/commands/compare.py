@@ -23,7 +23,7 @@ from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.interop.readers.files import is_foreign
 from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
-from benchctl.records.noise import MetricNoise
+from benchctl.records.stores import MetricNoise
 from benchctl.report.documents import (
     comparison_csv,
     comparisons_csv,

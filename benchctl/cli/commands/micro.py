@@ -171,7 +171,7 @@ def _peak_lines(peaks: MeasuredPeaks, path: Path | None) -> Iterator[Table | str
         figure = sheet.get((series.quantity, series.dtype))
         is_of_memory = series.quantity in {"copy", "read"}
         size = f"{int(series.setting) // _MIB} MiB" if is_of_memory else series.setting
-        values = [four_digits(value / scale) for value in (series.median, series.low, series.high)]
+        values = [four_digits(value / scale) for value in (series.median, min(series.values), max(series.values))]
         of_sheet = ["", ""] if figure is None else [four_digits(figure / scale), percentage(series.median / figure)]
         rows.append((_name(series), size, *values, unit, *of_sheet))
     headings = ("peak", "size", "median", "least", "most", "unit", "data sheet", "of it")
@@ -221,7 +221,13 @@ def _median(series: PeakSeries) -> str:
 def _document(peaks: MeasuredPeaks, path: Path | None) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.to_builtins(peaks)
     best = [
-        {"peak": _name(each), "setting": each.setting, "median": each.median, "low": each.low, "high": each.high}
+        {
+            "peak": _name(each),
+            "setting": each.setting,
+            "median": each.median,
+            "low": min(each.values),
+            "high": max(each.values),
+        }
         for each in best_of_each(peaks)
     ]
     where = None if path is None else str(path)

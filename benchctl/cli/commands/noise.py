@@ -16,8 +16,7 @@ from benchctl.cli.screen import tell
 from benchctl.errors import RecordError, UsageError
 from benchctl.measure.noise_on_file import sound_noise
 from benchctl.records.directory import open_results
-from benchctl.records.noise import NOISE, NoiseFloor
-from benchctl.records.stores import newest_of_each, remove_files
+from benchctl.records.stores import NOISE, NoiseFloor, newest_of_each, remove_files
 from benchctl.report.table import table_of
 from benchctl.units import count_of, percentage
 

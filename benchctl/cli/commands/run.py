@@ -51,9 +51,9 @@ from benchctl.measure.tokenizing.choice import tokenizer_for
 from benchctl.profile.load import load_cluster, load_profile
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.noise import NOISE
 from benchctl.records.record import PreparedRequest
 from benchctl.records.shared_claims import share
+from benchctl.records.stores import NOISE
 from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 from benchctl.workload.tokenizers.files import KEY
 from benchctl.workload.tokenizers.tokenizer import Tokenizer

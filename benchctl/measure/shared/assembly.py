@@ -7,9 +7,9 @@ from benchctl.errors import RecordError
 from benchctl.records.claims import is_shared, state_of
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import assemble_digests
-from benchctl.records.noise import NOISE
 from benchctl.records.record import ENDED
 from benchctl.records.schema import ResultWarning
+from benchctl.records.stores import NOISE
 
 
 def assemble(results: ResultDirectory) -> bool:

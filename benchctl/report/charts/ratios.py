@@ -13,8 +13,8 @@ from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import RatioEstimate
 from benchctl.profile.model import Profile
 from benchctl.records.directory import arm_label, cell_name
-from benchctl.records.noise import MetricNoise
 from benchctl.records.schema import Cell
+from benchctl.records.stores import MetricNoise
 from benchctl.report.charts import figure
 from benchctl.report.charts.figure import GREY
 from benchctl.units import range_of

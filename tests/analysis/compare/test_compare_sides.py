@@ -13,7 +13,7 @@ from benchctl.analysis.compare.words import reasons_of, verdict_sentence
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.interop.readers.files import is_foreign
-from benchctl.records.noise import MetricNoise
+from benchctl.records.stores import MetricNoise
 
 TRUTH = 15.5 / 10
 

@@ -6,7 +6,7 @@ from support.results.builders import write_results
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.words import verdict_sentence
 from benchctl.analysis.experiment.pairing import Side
-from benchctl.records.noise import MetricNoise
+from benchctl.records.stores import MetricNoise
 
 BLOCKS = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(6))
 

@@ -15,9 +15,9 @@ from benchctl.errors import NotComparableError
 from benchctl.measure.durations import gpu_names_here
 from benchctl.records.files import write_json_atomic
 from benchctl.records.loaded import load_results
-from benchctl.records.noise import NOISE, MetricNoise, NoiseFloor
 from benchctl.records.peaks import PEAKS
 from benchctl.records.schema import GpuInfo, NodeGpu, NodeInfo
+from benchctl.records.stores import NOISE, MetricNoise, NoiseFloor
 from benchctl.report.documents import show_document
 from benchctl.report.page.parts import directory_values
 from benchctl.report.tables.experiment import headline

@@ -39,9 +39,9 @@ from benchctl.records.claims import Owner, create_lease, current_manifest, newes
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import write_json_atomic
 from benchctl.records.integrity import begin_digests, read_digests
-from benchctl.records.noise import NOISE, NoiseFloor
 from benchctl.records.schema import SCHEMA_VERSION, NodeGpu, NodeInfo
 from benchctl.records.shared_claims import share
+from benchctl.records.stores import NOISE, NoiseFloor
 
 
 @pytest.fixture(name="results")

@@ -12,9 +12,9 @@ from support.results.builders import T0_NS, edit_manifest, edit_requests, edit_r
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.records.noise import MetricNoise
 from benchctl.records.record import RequestError
 from benchctl.records.schema import GpuInfo, GpuSample, HostSample
+from benchctl.records.stores import MetricNoise
 from benchctl.report.charts.figure import SERIES, chart_bytes, picture_bytes, rounded, wrapped
 from benchctl.report.page.page import draw_charts
 
