@@ -18,7 +18,7 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.files import write_json_atomic
-from benchctl.records.integrity import begin_digests, digest_of, digests_as_written
+from benchctl.records.integrity import begin_digests, digest_of, read_digests
 from benchctl.records.peaks import PEAKS, MeasuredPeaks
 from benchctl.records.record import Manifest, PreparedRequest
 from benchctl.records.schema import ExperimentState, ResultWarning
@@ -174,7 +174,7 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
     if digest_of(requests_path, within=path).sha256 != manifest.request_set_sha256:
         raise _altered(requests_path)
     results.begun_runs(results.plan())  # refuses a run whose directory is a link, before anything is measured
-    digests, plan_path = digests_as_written(path), path / "plan.json"
+    digests, plan_path = read_digests(path), path / "plan.json"
     recorded = None if digests is None else digests.files.get(plan_path.name)  # older directories have none
     if recorded is not None and recorded.sha256 != digest_of(plan_path, within=path).sha256:
         raise _altered(plan_path)

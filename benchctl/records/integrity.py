@@ -3,11 +3,9 @@
 import hashlib
 import os
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, TypeVar
 
@@ -28,7 +26,7 @@ from benchctl.records.files import (
     write_bytes_atomic,
     write_json_atomic,
 )
-from benchctl.records.record import FileDigest, Manifest, PlannedRun, RunRecord
+from benchctl.records.record import FileDigest, Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION, Count, FilePath, Record
 from benchctl.untrusted.files import Fence, OutsideError, entry_names, is_there, make_folder, open_file, stat_file
 from benchctl.untrusted.reading import DECODING_ERRORS
@@ -53,7 +51,7 @@ _DERIVED: Final = frozenset({"run.json", "result.json", "server.raw.log"})
 the server's log with its secrets, which goes before a directory is shared."""
 _EVIDENCE: Final = ("server.log", "steps.raw")
 """Prefixes of the names of files that no result depends on once a run has ended."""
-_REQUEST_SET: Final = "requests.jsonl"
+_ADDED: Final = "has no digest: it was added after the experiment began, or by an older version; delete it"
 _OF_DIGESTS: Final = ("manifest.json", DIGESTS_FILE, DERIVED_FILE, f"{FOLDER}/")
 """Files of digests, and the manifest, of which ``digests.json`` has one of its lasting fields."""
 
@@ -133,22 +131,23 @@ def read_digests(directory: Path) -> DirectoryDigests | None:
 
     Raises RecordError when it cannot be read.
     """
-    digests = digests_as_written(directory)
-    return None if digests is None else _with_blocks(digests, _newest_of_blocks(directory))
-
-
-def files_of_block(directory: Path, block: int, run_ids: Iterable[str]) -> dict[str, FileDigest]:
-    """Digests of the records of one block's runs, by path below the directory, as ``read_digests`` has them."""
-    digests = digests_as_written(directory)
+    digests = _digests_in(directory / DIGESTS_FILE, directory, DirectoryDigests)
     if digests is None:
-        return {}
-    files = _with_blocks(digests, _newest_of_blocks(directory, block)).files
-    return {name: files[name] for name in map(run_record_path, run_ids) if name in files}
-
-
-def digests_as_written(directory: Path) -> DirectoryDigests | None:
-    """``digests.json`` alone; None without one. Raises RecordError when it cannot be read."""
-    return _digests_in(directory / DIGESTS_FILE, directory, DirectoryDigests)
+        return None
+    newest: dict[int, tuple[int, str]] = {}
+    with suppress(FileNotFoundError):
+        for name in entry_names(directory / FOLDER, within=directory):
+            if match := _NAME.fullmatch(name):
+                block, claim = int(match[1]), (int(match[2]), name)
+                newest[block] = max(newest.get(block, claim), claim)
+    files = dict(digests.files)
+    for _, name in newest.values():
+        of_block = _digests_in(directory / FOLDER / name, directory, BlockDigests)
+        if of_block is not None:
+            for run_id in of_block.runs:
+                files.pop(run_record_path(run_id), None)
+            files |= of_block.files
+    return msgspec.structs.replace(digests, files=files)
 
 
 def _digests_in(path: Path, directory: Path, kind: type[DigestsT]) -> DigestsT | None:
@@ -156,25 +155,11 @@ def _digests_in(path: Path, directory: Path, kind: type[DigestsT]) -> DigestsT |
     return None if content is None else record_of(content, path, kind, remedy=_REMEDY)
 
 
-def _newest_of_blocks(directory: Path, only: int | None = None) -> list[BlockDigests]:
-    """The digests of the newest claim of each block that has some, or of the block ``only``."""
-    newest: dict[int, tuple[int, str]] = {}
-    with suppress(FileNotFoundError):
-        for name in entry_names(directory / FOLDER, within=directory):
-            if (match := _NAME.fullmatch(name)) and only in {None, int(match[1])}:
-                block, claim = int(match[1]), (int(match[2]), name)
-                newest[block] = max(newest.get(block, claim), claim)
-    files = [_digests_in(directory / FOLDER / name, directory, BlockDigests) for _, name in newest.values()]
-    return [digests for digests in files if digests is not None]
-
-
-def _with_blocks(digests: DirectoryDigests, of_blocks: list[BlockDigests]) -> DirectoryDigests:
-    """``digests`` with those of blocks in place of what they say of the runs of these blocks."""
-    theirs = {run_record_path(run_id) for block in of_blocks for run_id in block.runs}
-    files = {name: digest for name, digest in digests.files.items() if name not in theirs}
-    for block in of_blocks:
-        files |= block.files
-    return msgspec.structs.replace(digests, files=files)
+def files_of_block(directory: Path, run_ids: Iterable[str]) -> dict[str, FileDigest]:
+    """Digests of the records of one block's runs, by path below the directory, as ``read_digests`` has them."""
+    digests = read_digests(directory)
+    recorded = {} if digests is None else digests.files
+    return {name: recorded[name] for name in map(run_record_path, run_ids) if name in recorded}
 
 
 def write_block_digests(directory: Path, digests: BlockDigests, fence: Fence | None = None) -> None:
@@ -186,7 +171,7 @@ def write_block_digests(directory: Path, digests: BlockDigests, fence: Fence | N
 
 def begin_digests(results: ResultDirectory) -> None:
     """Record the files that exist before the first run, unless that was done."""
-    if digests_as_written(results.path) is None:
+    if read_digests(results.path) is None:
         _write(results, _digests_of(results), {})
 
 
@@ -253,38 +238,14 @@ def _derived_digests(directory: Path) -> dict[str, FileDigest]:
     return {}
 
 
-class _Files:
-    """The files of a directory as they are now, by their paths below it; ``hashed`` are those that were read.
-
-    With ``is_fresh`` every file is read, once; else one that has the size and time of its recorded digest is not.
-    """
-
-    def __init__(self, directory: Path, *, is_fresh: bool) -> None:
-        self._directory, self._is_fresh = directory, is_fresh
-        self.hashed: dict[str, FileDigest] = {}
-
-    def digest(self, name: str, recorded: FileDigest | None) -> FileDigest:
-        """Raises OSError and RecordError as ``digest_of`` does."""
-        path = self._directory / name
-        if recorded is not None and not self._is_fresh:
-            status = stat_file(path, within=self._directory)
-            if (status.st_size, status.st_mtime_ns) == (recorded.size_bytes, recorded.mtime_ns):
-                return recorded
-        if name not in self.hashed:
-            self.hashed[name] = digest_of(path, within=self._directory)
-        return self.hashed[name]
-
-
-AlterationKind: TypeAlias = Literal[
-    "altered-file", "missing-file", "altered-plan", "altered-requests", "copied-run"
-]
+AlterationKind: TypeAlias = Literal["altered-file", "missing-file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alteration:
-    """One difference between a directory and its records."""
+    """One difference between a directory and its digests."""
 
-    kind: AlterationKind
+    kind: AlterationKind = "altered-file"
     file: str
     """Path below the result directory."""
     what: str
@@ -311,67 +272,71 @@ class Verification:
     """Files with a digest."""
     hashed_bytes: int
     """Bytes that were read."""
-    fingerprints: Mapping[str, tuple[str, ...]]
-    """Runs by the recorded SHA-256 of records that no two runs can share."""
 
 
 def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
-    """Compare a result directory with its digests and its plan; with ``is_fresh`` every file is read.
+    """Compare a result directory with its digests; with ``is_fresh`` every file is read, once.
 
     Raises RecordError when its plan or manifest cannot be read. Runs whose record cannot be read are left out; the
     reader of records reports them.
     """
-    results, files, damage = ResultDirectory(path), _Files(path, is_fresh=is_fresh), list[Alteration]()
-    digests: DirectoryDigests | None = None
+    results, records, alterations = ResultDirectory(path), dict[str, RunRecord](), list[Alteration]()
+    manifest, digests = results.manifest(), None
+    for run in results.runs():
+        with suppress(InvalidDataError):
+            records[run.path.name] = run.read()
     try:
         digests = read_digests(path)
     except InvalidDataError as error:
-        damage.append(Alteration(kind="altered-file", file=DIGESTS_FILE, what=f"cannot be read: {error}"))
-    plan, manifest, records = results.plan(), results.manifest(), dict[str, RunRecord]()
-    for planned in plan.runs:
-        with suppress(InvalidDataError):
-            records[planned.run_id] = results.run(planned.run_id).read()
+        alterations.append(Alteration(file=DIGESTS_FILE, what=f"cannot be read: {error}"))
+    else:
+        alterations += _altered_manifest(path, digests, records)
     recorded = {} if digests is None else digests.files
     expected = dict(recorded)
     for run_id, record in records.items():
         expected |= {f"runs/{run_id}/{name}": digest for name, digest in record.files.items()}
-    derived = {
-        name: each for name, each in (_derived_digests(path) if is_fresh else {}).items() if name not in expected
-    }
-    of_report = list(_altered_files(derived, files))
-    missing = [one for one in of_report if one.kind == "missing-file"]  # which is allowed
-    fingerprints = _fingerprints(records)
+    altered, hashed_bytes = _altered_files(path, expected, is_fresh=is_fresh)
+    alterations += altered
+    if digests is not None:
+        added = [name for name in FILE_MEASUREMENTS if name not in recorded and is_there(path / name, within=path)]
+        alterations += [Alteration(file=name, what=_ADDED) for name in added]
+    uncovered: list[str] = []
+    if is_fresh:
+        derived = {name: digest for name, digest in _derived_digests(path).items() if name not in expected}
+        of_report, num_bytes = _altered_files(path, derived, is_fresh=True)
+        hashed_bytes += num_bytes
+        # No number depends on what a report wrote, and it may go.
+        alterations += [replace(one, decides=False) for one in of_report if one.kind != "missing-file"]
+        there = contents_of(path).files
+        expected |= {name: digest for name, digest in derived.items() if name in there}
+        uncovered = [name for name in there if name not in expected and not name.startswith(_OF_DIGESTS)]
     return Verification(
-        alterations=(
-            *damage,
-            *_altered_files(expected, files),
-            *(replace(one, decides=False) for one in of_report if one not in missing),
-            *(() if digests is None else _added_measurements(path, recorded)),
-            *(() if damage else _altered_manifest(path, digests, records)),
-            *_altered_requests(files, recorded, manifest),
-            *_misplaced(plan.runs, records),
-            *_out_of_order(records.values()),
-            *_copied(fingerprints),
-        ),
+        alterations=tuple(alterations),
         manifest=manifest,
         digests=digests,
         unrecorded=tuple(run_id for run_id in records if run_record_path(run_id) not in recorded),
-        uncovered=tuple(
-            name
-            for name in (contents_of(path).files if is_fresh else ())
-            if name not in expected and name not in derived and not name.startswith(_OF_DIGESTS)
-        ),
-        num_files=len(expected) + len(derived) - len(missing),
-        hashed_bytes=sum(digest.size_bytes for digest in files.hashed.values()),
-        fingerprints=fingerprints,
+        uncovered=tuple(uncovered),
+        num_files=len(expected),
+        hashed_bytes=hashed_bytes,
     )
 
 
-def _altered_files(expected: Mapping[str, FileDigest], files: _Files) -> Iterator[Alteration]:
+def _altered_files(
+    directory: Path, expected: Mapping[str, FileDigest], *, is_fresh: bool
+) -> tuple[list[Alteration], int]:
+    """Files that are not as ``expected``, and the bytes that were read.
+
+    Without ``is_fresh`` a file with the size and time of its digest is not read.
+    """
+    altered, hashed_bytes = list[Alteration](), 0
     for name, recorded in expected.items():
+        path = directory / name
         kind: AlterationKind = "altered-file"
         try:
-            digest = files.digest(name, recorded)
+            status = stat_file(path, within=directory)
+            if not is_fresh and (status.st_size, status.st_mtime_ns) == (recorded.size_bytes, recorded.mtime_ns):
+                continue
+            digest = digest_of(path, within=directory)
         except FileNotFoundError:
             kind, what = "missing-file", "is missing"
         except OutsideError:
@@ -379,20 +344,15 @@ def _altered_files(expected: Mapping[str, FileDigest], files: _Files) -> Iterato
         except (OSError, RecordError):
             what = "cannot be read"
         else:
+            hashed_bytes += digest.size_bytes
             if digest.sha256 == recorded.sha256:
                 continue
             what = "has other content than when it was recorded"
             if digest.size_bytes != recorded.size_bytes:
                 what = f"has {digest.size_bytes:,} bytes and had {recorded.size_bytes:,} when it was recorded"
         decides = not name.rpartition("/")[2].startswith(_EVIDENCE)
-        yield Alteration(kind=kind, file=name, what=what, decides=decides)
-
-
-def _added_measurements(path: Path, recorded: Mapping[str, FileDigest]) -> Iterator[Alteration]:
-    for name in FILE_MEASUREMENTS:
-        if name not in recorded and is_there(path / name, within=path):
-            what = "has no digest: it was added after the experiment began, or by an older version; delete it"
-            yield Alteration(kind="altered-file", file=name, what=what)
+        altered.append(Alteration(kind=kind, file=name, what=what, decides=decides))
+    return altered, hashed_bytes
 
 
 def _altered_manifest(
@@ -402,61 +362,4 @@ def _altered_manifest(
         if any(record.files for record in records.values()):
             yield Alteration(kind="missing-file", file=DIGESTS_FILE, what="is missing, and runs have digests")
     elif manifest_sha256(path) != digests.manifest_sha256:
-        what = "has other fields than when the experiment began"
-        yield Alteration(kind="altered-file", file="manifest.json", what=what)
-
-
-def _altered_requests(
-    files: _Files, recorded: Mapping[str, FileDigest], manifest: Manifest
-) -> Iterator[Alteration]:
-    """The request set against its SHA-256 in the manifest."""
-    with suppress(OSError, RecordError):  # which its own digest tells
-        sha256, stated = files.digest(_REQUEST_SET, recorded.get(_REQUEST_SET)).sha256, manifest.request_set_sha256
-        if sha256 != stated:
-            what = f"has the SHA-256 {sha256[:12]}…, and the request set of the manifest has {stated[:12]}…"
-            yield Alteration(kind="altered-requests", file=_REQUEST_SET, what=what)
-
-
-def _misplaced(planned: Iterable[PlannedRun], records: Mapping[str, RunRecord]) -> Iterator[Alteration]:
-    """Runs whose records contradict the plan."""
-    for run in planned:
-        record = records.get(run.run_id)
-        for field in () if record is None else PlannedRun.__struct_fields__:
-            planned_value, value = getattr(run, field), getattr(record, field)
-            if planned_value != value:
-                what = f"says {field} {value}, and the plan says {planned_value}"
-                yield Alteration(kind="altered-plan", file=run_record_path(run.run_id), what=what)
-
-
-def _out_of_order(records: Iterable[RunRecord]) -> Iterator[Alteration]:
-    """Runs of one block that began, by two clocks, in another order than their positions; repeated runs may."""
-    blocks: dict[int, list[tuple[int, int, str, str]]] = defaultdict(list)
-    for record in records:
-        launch_ns, started_at = record.times.launch_ns, record.started_at
-        if record.attempt == 1 and launch_ns is not None and started_at is not None:
-            blocks[record.block].append((record.position, launch_ns, started_at, record.run_id))
-    for begun in blocks.values():
-        for (_, previous_ns, previous_start, earlier), (_, launch_ns, started_at, later) in pairwise(sorted(begun)):
-            if launch_ns < previous_ns and started_at < previous_start:
-                what = f"began before {earlier}, and its position says after"
-                yield Alteration(kind="altered-plan", file=run_record_path(later), what=what)
-
-
-def _fingerprints(records: Mapping[str, RunRecord]) -> dict[str, tuple[str, ...]]:
-    """Runs by the recorded SHA-256 of their requests and of their steps, of each only if its times are real."""
-    runs: dict[str, tuple[str, ...]] = {}
-    for run_id, record in records.items():
-        for name, is_virtual in (
-            ("requests.jsonl", record.is_simulated),
-            ("steps.jsonl", record.clock == "virtual"),
-        ):
-            digest = record.files.get(name)
-            if digest is not None and digest.size_bytes and not is_virtual:
-                runs[digest.sha256] = (*runs.get(digest.sha256, ()), run_id)
-    return runs
-
-
-def _copied(fingerprints: Mapping[str, tuple[str, ...]]) -> Iterator[Alteration]:
-    for first, *others in dict.fromkeys(runs for runs in fingerprints.values() if len(runs) > 1):
-        what = f"holds the same records as {', '.join(others)}, and no two runs have the same times"
-        yield Alteration(kind="copied-run", file=f"runs/{first}", what=what)
+        yield Alteration(file="manifest.json", what="has other fields than when the experiment began")

@@ -137,9 +137,6 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = RUN_WARNINGS | {
     "Altered files": {
         "altered-file": warning("A file is not the one that was recorded.", RESTORE),
         "missing-file": warning("A recorded file is missing.", RESTORE),
-        "altered-plan": warning("Runs contradict the plan or their own times.", RESTORE),
-        "altered-requests": warning("The request set is not the one that was sent.", RESTORE),
-        "copied-run": warning("A run is a copy of another one.", "Remove the copy, and measure the run."),
     },
     "A comparison": {
         "check-step-time": warning(

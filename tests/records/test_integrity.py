@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer.testing
-from support.results.builders import edit_manifest, edit_run, edit_steps, set_positions, write_results
+from support.results.builders import edit_manifest, edit_run, edit_steps, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.result import Comparison
@@ -124,7 +124,7 @@ def test_what_was_measured_is_intact_and_each_file_has_a_digest(measured: Path) 
     assert verified.unrecorded == ()
     assert verified.hashed_bytes > 0
     assert verify_directory(measured).hashed_bytes == 0, "sizes and times are those that were recorded"
-    assert not codes(compare(measured)) & {"altered-file", "missing-file", "altered-plan", "copied-run"}
+    assert not codes(compare(measured)) & {"altered-file", "missing-file"}
 
 
 @pytest.mark.parametrize("share", [0.5, 1.5])
@@ -144,37 +144,24 @@ def test_a_log_of_the_same_length_is_named_too(copy: ResultDirectory) -> None:
         compare(copy.path)
 
 
-def test_blocks_that_were_copied_are_named(copy: ResultDirectory) -> None:
+def test_blocks_that_were_added_by_hand_are_named(copy: ResultDirectory) -> None:
     add_copies(copy, 4)
-    with pytest.raises(AlteredError, match="holds the same records as") as refused:
+    with pytest.raises(AlteredError, match=r"plan\.json has [\d,]+ bytes and had [\d,]+ when it was recorded"):
         compare(copy.path)
-    assert f"runs/{copy.plan().runs[0].run_id} holds the same records as " in str(refused.value)
-    forced = compare(copy.path, allow_altered=True, allow=("argv.--step-log",))
-    assert {"copied-run", "altered-file"} <= codes(forced)
+    assert "altered-file" in codes(compare(copy.path, allow_altered=True, allow=("argv.--step-log",)))
 
 
-def test_positions_that_were_edited_are_named(copy: ResultDirectory, older: ResultDirectory) -> None:
-    for results in (copy, older):
-        edit_run(results, run_of(results, "guided"), position=7)
-        with pytest.raises(AlteredError, match=r"run\.json says position 7, and the plan says [01]"):
-            compare(results.path)
-
-
-def test_positions_that_the_plan_was_made_to_agree_with_contradict_the_times(copy: ResultDirectory) -> None:
-    first, second = (planned.run_id for planned in copy.plan().runs[:2])
-    set_positions(copy, {first: 1, second: 0})
-    (copy.path / DIGESTS_FILE).unlink()
-    with pytest.raises(AlteredError, match=f"runs/{first}/run.json began before {second}, and its position says"):
+def test_positions_that_were_edited_are_named(copy: ResultDirectory) -> None:
+    edit_run(copy, run_of(copy, "guided"), position=7)
+    with pytest.raises(AlteredError, match=r"run\.json has other content than when it was recorded"):
         compare(copy.path)
 
 
-def test_a_request_set_that_was_edited_is_named(copy: ResultDirectory, older: ResultDirectory) -> None:
-    for results in (copy, older):
-        path = results.path / "requests.jsonl"
-        path.write_bytes(path.read_bytes().replace(b"What is", b"Who was"))
-        path.write_bytes(path.read_bytes() + b"\n")
-        with pytest.raises(AlteredError, match=r"requests\.jsonl has the SHA-256 "):
-            compare(results.path)
+def test_a_request_set_that_was_edited_is_named(copy: ResultDirectory) -> None:
+    path = copy.path / "requests.jsonl"
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(AlteredError, match=r"requests\.jsonl has [\d,]+ bytes and had [\d,]+ when it was recorded"):
+        compare(copy.path)
 
 
 def test_another_engine_version_in_one_arm_is_a_difference_that_can_be_declared(older: ResultDirectory) -> None:
@@ -240,12 +227,6 @@ def test_two_experiments_on_two_machines_are_doubted_as_ever_and_not_refused(
     assert "machines-differ" in codes(compare(older.path, other.path))
 
 
-def test_a_run_that_two_experiments_share_is_named(measured: Path, copy: ResultDirectory) -> None:
-    edit_manifest(copy, created_at="2026-02-01T00:00:00Z", label="measured again")
-    with pytest.raises(AlteredError, match=f"holds the same records as {copy.path}/runs/"):
-        compare(measured, copy.path)
-
-
 @pytest.mark.parametrize(
     ("name", "exit_code"), [("prometheus.jsonl", 4), ("server.log", 3), ("steps.raw.jsonl", 3)]
 )
@@ -263,7 +244,7 @@ def test_show_and_list_say_what_was_altered(copy: ResultDirectory) -> None:
     edit_run(copy, run_of(copy, "guided"), position=7)
     result = call("show", str(copy.path))
     assert result.exit_code == 0
-    assert "altered-plan" in result.stdout
+    assert "altered-file" in result.stdout
     listed = json.loads(call("list", str(copy.path.parent), "--json").stdout)["results"][0]
     assert listed["altered"] == f"altered: runs/{run_of(copy, 'guided')}/run.json"
     assert "altered: runs/" in call("list", str(copy.path.parent)).stdout
@@ -356,7 +337,7 @@ def test_digests_that_cannot_be_read_are_an_alteration(copy: ResultDirectory) ->
 def test_older_directories_open_without_noise_and_verify_says_what_it_cannot_know() -> None:
     result = call("verify", str(EXAMPLE))
     assert result.exit_code == 0
-    assert "was written by benchctl 0.1.0 without digests; its plan, the order of its runs" in result.stdout
+    assert "was written by benchctl 0.1.0 without digests, so that nothing can be verified" in result.stdout
     assert verify_directory(EXAMPLE).alterations == ()
     listed = json.loads(call("list", str(EXAMPLE), "--json").stdout)["results"]
     assert [entry["altered"] for entry in listed] == [None]

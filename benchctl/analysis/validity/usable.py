@@ -1,4 +1,4 @@
-"""Alterations and copies of result files since they were measured, as warnings and as a refusal.
+"""Alterations of result files since they were measured, as warnings and as a refusal.
 
 Machine-state gates: conditions that a run must meet to be compared.
 Usability of runs: which of them count, and for what, in every table, chart and comparison.
@@ -34,9 +34,6 @@ _NUM_NAMED: Final = 4
 _MEANING: Final[dict[AlterationKind, str]] = {
     "altered-file": "not what was recorded",
     "missing-file": "files that were recorded are not there",
-    "altered-plan": "runs contradict the plan or their own times",
-    "altered-requests": "not the request set that was sent",
-    "copied-run": "runs are copies of others",
 }
 
 
@@ -54,9 +51,7 @@ def require_intact(
         for side in sides
         if is_there(side.path / "manifest.json", within=side.path)
     }
-    shared = _shared_runs(verified)
-    deciding = ((path, each) for path, of_side in verified.items() for each in of_side.alterations if each.decides)
-    refused = [*(f"{path}/{alteration}" for path, alteration in deciding), *shared]
+    refused = [f"{path}/{each}" for path, side in verified.items() for each in side.alterations if each.decides]
     if refused and not allow_altered:
         listed = "".join(f"  {line}\n" for line in refused)
         if differences:
@@ -66,23 +61,7 @@ def require_intact(
             f"what is compared is not what was measured:\n{listed}"
             "Restore these files from a copy, or measure again; --allow-altered compares them as they are"
         )
-    warnings = [warning for path, of_side in verified.items() for warning in _alteration_warnings(path, of_side)]
-    return (*warnings, *(ResultWarning(code="copied-run", message=line) for line in shared))
-
-
-def _shared_runs(verified: Mapping[Path, Verification]) -> list[str]:
-    """Runs that two experiments share; a copy of a whole directory is the same experiment."""
-    if len(verified) < 2:
-        return []
-    (a_path, a), (b_path, b) = verified.items()
-    if a.manifest == b.manifest:
-        return []
-    shared = {(runs, b.fingerprints[key]): None for key, runs in a.fingerprints.items() if key in b.fingerprints}
-    return [
-        f"{a_path}/runs/{a_runs[0]} holds the same records as {b_path}/runs/{b_runs[0]}, and no two runs have the "
-        "same times"
-        for a_runs, b_runs in shared
-    ]
+    return tuple(warning for path, side in verified.items() for warning in _alteration_warnings(path, side))
 
 
 def integrity_warnings(results: ResultDirectory) -> tuple[ResultWarning, ...]:

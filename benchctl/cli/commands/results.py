@@ -184,7 +184,7 @@ def verify(
     """Read every file of a result directory, and report alterations since the measurement.
 
     Files without a digest are named. Exit code: 0 intact, 4 altered. Directories of older versions have no digests:
-    their plan, the order of their runs and their request set are verified.
+    nothing of them can be verified.
     """
     verified = verify_directory(open_results(results).path, is_fresh=True)
     _tell_verified(results, verified, as_json=as_json)
@@ -225,8 +225,8 @@ def _verified_lines(results: Path, verified: Verification) -> Iterator[str]:
         )
     elif verified.num_files == 0:
         yield (
-            f"{results} was written by benchctl {verified.manifest.benchctl_version} without digests; its "
-            "plan, the order of its runs and its request set agree, and nothing else can be verified"
+            f"{results} was written by benchctl {verified.manifest.benchctl_version} without digests, so that "
+            "nothing can be verified"
         )
     else:
         yield f"{results} is intact: {verified.num_files} files, {megabytes(verified.hashed_bytes)} read"

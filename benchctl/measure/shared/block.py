@@ -108,7 +108,7 @@ def _num_done(results: ResultDirectory, block: int, here: Here) -> int | None:
     runs = block_runs(results, block)
     if pending_in_block(results, runs, here):
         return None
-    recorded = files_of_block(results.path, block, (run.run_id for run in runs))
+    recorded = files_of_block(results.path, (run.run_id for run in runs))
     return len(runs) if len(recorded) == len(runs) else None
 
 
@@ -192,7 +192,7 @@ class _Block:
                     if run.is_begun() and (record := run.read()).state == "running":
                         run.write(settled(record))
             run_ids = tuple(planned.run_id for planned in self._runs)
-            earlier = files_of_block(self._results.path, self._held.block, run_ids)
+            earlier = files_of_block(self._results.path, run_ids)
             self._digests = BlockDigests(
                 schema_version=SCHEMA_VERSION,
                 block=self._held.block,
