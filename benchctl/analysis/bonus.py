@@ -189,8 +189,7 @@ def judge_backfill(times: BlockTimes, design: Sequence[DesignRow], confidence: f
     scores = []
     for row, (*_, difference) in estimates.items():
         if difference.block_weights:
-            weighted = np.multiply(difference.block_weights, difference.residuals)
-            scores.append(dict(zip(blocks_of[row], weighted.tolist(), strict=True)))
+            scores.append(difference.block_scores(blocks_of[row]))
     level = joint_level(scores, 1 - confidence) if scores else 1 - confidence
     return BackfillVerdict(
         context_tokens=design[0].context_tokens,

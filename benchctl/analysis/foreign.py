@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -11,10 +10,9 @@ from benchctl.analysis.compare.compare import (
     CompareOptions,
     compare_sides,
     deciding_metrics,
-    judged_comparison,
     metric_errors,
 )
-from benchctl.analysis.compare.metric import Role, Rules, compare_metric, roles_of
+from benchctl.analysis.compare.metric import MetricComparison, Role, Rules, compare_metric, judge_together, roles_of
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import statistical_warnings
 from benchctl.analysis.experiment.experiment import Arm, Experiment, load_experiment
@@ -149,13 +147,17 @@ def compare_foreign(
         equivalence_margin_frac=options.equivalence_margin_frac,
     )
     roles = _roles(deciding, allowed, runs)
-    compared = [_compare_runs(cell, names, roles, rules, allow_failed=options.allow_failed) for cell in cells]
-    return judged_comparison(
-        compared,
-        rules,
+    judged = judge_together([_compare_metrics(cell, roles, rules) for cell in cells], rules.confidence)
+    compared = [
+        _compared_cell(cell, names, metrics, allow_failed=options.allow_failed)
+        for cell, metrics in zip(cells, judged, strict=True)
+    ]
+    return Comparison(
         a_name=names[0],
         b_name=names[1],
         pairing="unpaired",
+        rules=rules,
+        cells=tuple(compared),
         allowed=allowed,
         warnings=(*_warnings(cells, unmatched), *statistical_warnings(compared)),
     )
@@ -226,17 +228,21 @@ def _roles(deciding: Sequence[str], allowed: Sequence[Difference], runs: Sequenc
     return {name: "exploratory" if role == "exact" and name in free else role for name, role in roles.items()}
 
 
-def _compare_runs(
-    cell: _Cell, names: tuple[str, str], roles: Mapping[str, Role], rules: Rules, *, allow_failed: bool
-) -> CellComparison:
-    """The comparison of both sides under one load, not judged yet."""
+def _compare_metrics(cell: _Cell, roles: Mapping[str, Role], rules: Rules) -> list[MetricComparison]:
+    """Every metric under one load that a run of either side knows."""
     a_metrics, b_metrics = [_metrics(run) for run in cell.a], [_metrics(run) for run in cell.b]
     compared = []
     for name, role in roles.items():
         a, b = tuple(each[name] for each in a_metrics), tuple(each[name] for each in b_metrics)
-        ratio_of = partial(unpaired_ratio, a, b, rules.confidence)
-        compared.append(compare_metric(name, role, (a, b), rules, ratio_of))
-    metrics = tuple(metric for metric in compared if metric is not None)
+        metric = compare_metric(name, role, (a, b), rules, unpaired_ratio(a, b, rules.confidence))
+        compared += [] if metric is None else [metric]
+    return compared
+
+
+def _compared_cell(
+    cell: _Cell, names: tuple[str, str], metrics: tuple[MetricComparison, ...], *, allow_failed: bool
+) -> CellComparison:
+    """The comparison of both sides under one load."""
     failures = tuple(f"{run.where}: {run.failure}" for run in (*cell.a, *cell.b) if run.failure is not None)
     return CellComparison(
         label=cell.label,

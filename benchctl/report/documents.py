@@ -33,7 +33,7 @@ DEFINITIONS: Final = {name: f"{metric.formula} [{metric.unit}]" for name, metric
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
     """Everything of a comparison; units inside ``metrics`` are those of each metric, ratios are b / a."""
-    equivalence_frac = comparison.equivalence_margin_frac
+    equivalence_frac = comparison.rules.equivalence_margin_frac
     return {
         "verdict": comparison.verdict,
         "exit_code": comparison.exit_code,
@@ -41,9 +41,9 @@ def document_of(comparison: Comparison) -> dict[str, Any]:
         "reasons": list(reasons_of(comparison)),
         "a": comparison.a_name,
         "b": comparison.b_name,
-        "margin_frac": comparison.margin_frac,
-        "equivalence_margin_frac": comparison.margin_frac if equivalence_frac is None else equivalence_frac,
-        "confidence": comparison.confidence,
+        "margin_frac": comparison.rules.margin_frac,
+        "equivalence_margin_frac": comparison.rules.margin_frac if equivalence_frac is None else equivalence_frac,
+        "confidence": comparison.rules.confidence,
         "num_looks": comparison.num_looks,
         "num_extensions": comparison.num_extensions,
         "pairing": comparison.pairing,

@@ -7,7 +7,7 @@ tests are those of ``benchctl compare``.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -126,7 +126,6 @@ def judge(experiment: Experiment, made: Made) -> tuple[MetricComparison, ...]:
         confidence=CONFIDENCE,
         is_paired=True,
         noise=dict.fromkeys(names, floor) if made.floor_frac else {},
-        estimator=made.estimator,
     )
     slopes = slopes_of(experiment, names)
     blocks = tuple(range(made.num_blocks))
@@ -138,8 +137,8 @@ def judge(experiment: Experiment, made: Made) -> tuple[MetricComparison, ...]:
             sides = _values(a, b, name)
             slope = None if slopes is None else slopes.get(name)
             own_design = design if slopes is None or slope is not None else design.without_positions
-            ratio_of = partial(side_ratio, *sides, own_design, slope, CONFIDENCE, made.estimator)
-            compared.append(compare_metric(name, "deciding", sides, rules, ratio_of))
+            ratio = side_ratio(*sides, own_design, slope, CONFIDENCE, made.estimator)
+            compared.append(compare_metric(name, "deciding", sides, rules, ratio))
     return judge_together([compared], CONFIDENCE)[0]
 
 
@@ -166,8 +165,8 @@ def judge_unpaired(
     compared = []
     for name in METRICS[: made.num_metrics]:
         sides = _values(a, b, name)
-        ratio_of = partial(unpaired_ratio, *sides, CONFIDENCE)
-        compared.append(compare_metric(name, "deciding", sides, rules, ratio_of))
+        ratio = unpaired_ratio(*sides, CONFIDENCE)
+        compared.append(compare_metric(name, "deciding", sides, rules, ratio))
     return judge_together([compared], CONFIDENCE)[0][0]
 
 

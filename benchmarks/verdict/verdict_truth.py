@@ -212,7 +212,7 @@ def is_found_as_before(experiment: Experiment, made: Made) -> bool:
     ]
     levels = holm_levels([decision_alpha(estimate, margins) for estimate in estimates], 1 - CONFIDENCE)
     return any(
-        verdict_of(estimate, margins, "lower", 1 - level) == "regression"
+        verdict_of(estimate.interval_at(1 - level), margins, "lower") == "regression"
         for estimate, level in zip(estimates, levels, strict=True)
     )
 

@@ -127,7 +127,7 @@ def pairwise(blocks: Blocks) -> dict[str, MetricComparison]:
         )
         sides = blocks.values[a], blocks.values[b]
         ratio = side_ratio(*sides, BlockDesign(tuple(range(len(positions))), positions), None)
-        compared.append([compare_metric(METRIC, "deciding", sides, rules, lambda ratio=ratio: ratio)])
+        compared.append([compare_metric(METRIC, "deciding", sides, rules, ratio)])
     judged = judge_together(compared, 0.95)
     return {f"k={b} / k={a}": metrics[0] for (a, b), metrics in zip(pairs, judged, strict=True)}
 

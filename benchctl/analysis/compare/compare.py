@@ -2,8 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,6 @@ from benchctl.analysis.validity.machines import other_machine_warning
 from benchctl.analysis.validity.usable import require_intact
 from benchctl.errors import UsageError
 from benchctl.profile.files import did_you_mean
-from benchctl.records.loaded import LoadedRun
 from benchctl.records.schema import ResultWarning
 from benchctl.records.stores import NOISE, MetricNoise
 from benchctl.untrusted.text import visible_line
@@ -80,17 +78,6 @@ def metric_errors(
         for metric in metrics:
             if metric.verdict == "different":
                 yield f"{metric.metric.name} must be equal and is {metric.a:.6g} against {metric.b:.6g}"
-
-
-def _describe_failed_requests(run: LoadedRun) -> str | None:
-    """Number and kinds of a run's failed requests; None where all were answered."""
-    requests = measured(run.requests)
-    failed = [request for request in requests if not is_completed(request)]
-    if not failed:
-        return None
-    counts = Counter(request.error.kind if request.error else "unanswered" for request in failed)
-    kinds = ", ".join(f"{count} {kind}" if len(counts) > 1 else kind for kind, count in sorted(counts.items()))
-    return f"{len(failed)} of {len(requests)} requests failed in {run.record.run_id} ({kinds})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,30 +176,33 @@ def compare_experiments(
         is_paired=pairs[0].pairing != "unpaired",
         noise=noise,
         equivalence_margin_frac=options.equivalence_margin_frac,
-        estimator=pairs[0].estimator,
     )
     model = explaining_model((a, b), options.step_time_model)
     answers = compare_answers((a, b), pairs, options.judge, options.quality_margin_points)
+    deciding_in = [named if options.metrics else deciding_between(named, pair) for pair in pairs]
+    compared = [_compare_metrics(pair, deciding, rules) for pair, deciding in zip(pairs, deciding_in, strict=True)]
+    judged = judge_together(compared, confidence)
     cells = [
-        _compare_arms(
+        _cell(
             pair,
-            named,
-            rules,
-            options,
+            metrics,
+            allow_failed=options.allow_failed,
+            unrecorded=tuple(name for name in named if name not in deciding),
             decomposition=decompose_pair(pair, model),
             **answers_of_cell,
         )
-        for pair, answers_of_cell in zip(pairs, answers, strict=True)
+        for pair, deciding, metrics, answers_of_cell in zip(pairs, deciding_in, judged, answers, strict=True)
     ]
-    deciding_in = [[metric.metric.name for metric in cell.deciding] for cell in cells]
-    nodes = results_by_node(zip(pairs, deciding_in, strict=True))
+    nodes = results_by_node(
+        (pair, [metric.metric.name for metric in cell.deciding]) for pair, cell in zip(pairs, cells, strict=True)
+    )
     sentence, names = None if nodes is None else node_sentence(nodes), side_names(a_side, b_side)
-    return judged_comparison(
-        cells,
-        rules,
+    return Comparison(
         a_name=names[0],
         b_name=names[1],
         pairing=pairs[0].pairing,
+        rules=rules,
+        cells=tuple(cells),
         num_looks=num_looks,
         num_extensions=num_extensions_of(a.results.manifest, b.results.manifest),
         allowed=allowed,
@@ -229,60 +219,61 @@ def compare_experiments(
     )
 
 
-def judged_comparison(cells: Sequence[CellComparison], rules: Rules, **parts: Any) -> Comparison:
-    """The comparison of cells whose metrics are not judged yet; all deciding tests are corrected together."""
-    judged = judge_together([cell.metrics for cell in cells], rules.confidence)
-    deciding = {metric.metric.name for cell in cells for metric in cell.deciding}
-    return Comparison(
-        margin_frac=rules.margin_frac,
-        equivalence_margin_frac=rules.equivalence_margin_frac,
-        confidence=rules.confidence,
-        cells=tuple(replace(cell, metrics=metrics) for cell, metrics in zip(cells, judged, strict=True)),
-        noise={name: noise for name, noise in rules.noise.items() if name in deciding},
-        **parts,
-    )
+def _compare_metrics(pair: ArmPair, deciding: Sequence[str], rules: Rules) -> list[MetricComparison]:
+    """Every metric of two arms that either knows."""
+    compared = []
+    for name, role in roles_of(deciding, is_forced=pair.sides[0].results.manifest.stop != "natural").items():
+        ratio = None if role == "exact" else pair.ratio(name)
+        metric = compare_metric(name, role, pair.values(name), rules, ratio, **_limits_of(name, pair))
+        compared += [] if metric is None else [metric]
+    return compared
 
 
-def _compare_arms(
-    pair: ArmPair, named: tuple[str, ...], rules: Rules, options: CompareOptions, **parts: Any
+def _cell(
+    pair: ArmPair, metrics: tuple[MetricComparison, ...], *, allow_failed: bool, **parts: Any
 ) -> CellComparison:
-    """The comparison of two arms, not judged yet; ``parts`` are those beside its metrics."""
-    recorded = named if options.metrics else deciding_between(named, pair)
-    roles = roles_of(recorded, is_forced=pair.sides[0].results.manifest.stop != "natural")
-    compared = (
-        compare_metric(
-            name,
-            role,
-            pair.values(name),
-            rules,
-            partial(pair.ratio, name),
-            **_limits_of(name, pair),
-        )
-        for name, role in roles.items()
-    )
-    metrics = tuple(metric for metric in compared if metric is not None)
-    failures = tuple(failure for run in pair.runs if (failure := _describe_failed_requests(run)))
-    errors = [] if pair.a_runs and pair.b_runs else ["no block has a usable run on both sides"]
-    errors += metric_errors(metrics, failures, allow_failed=options.allow_failed)
-    errors += (
-        f"{run.record.run_id}: check {check.name} failed: {check.detail}"
-        for run, check in pair.checks()
-        if check.ok is False and check.is_fatal
-    )
+    """The comparison of two arms; ``parts`` are those that it does not take from ``pair``."""
+    failures = _failures_of(pair)
     return CellComparison(
         label=pair.label,
         a_label=pair.a.label,
         b_label=pair.b.label,
         num_blocks=min(len(pair.a_runs), len(pair.b_runs)),
         metrics=metrics,
-        errors=tuple(errors),
         failures=failures,
-        unrecorded=tuple(name for name in named if name not in recorded),
+        errors=tuple(_errors_of(pair, metrics, failures, allow_failed=allow_failed)),
         a_drafts=arm_drafts(pair.a_runs),
         b_drafts=arm_drafts(pair.b_runs),
         design=pair.design,
         **parts,
     )
+
+
+def _failures_of(pair: ArmPair) -> tuple[str, ...]:
+    """Number and kinds of failed requests, for each run that has some."""
+    failures = []
+    for run in pair.runs:
+        requests = measured(run.requests)
+        failed = [request for request in requests if not is_completed(request)]
+        if failed:
+            counts = Counter(request.error.kind if request.error else "unanswered" for request in failed)
+            kinds = (f"{count} {kind}" if len(counts) > 1 else kind for kind, count in sorted(counts.items()))
+            failures.append(
+                f"{len(failed)} of {len(requests)} requests failed in {run.record.run_id} ({', '.join(kinds)})"
+            )
+    return tuple(failures)
+
+
+def _errors_of(
+    pair: ArmPair, metrics: Sequence[MetricComparison], failures: Sequence[str], *, allow_failed: bool
+) -> Iterator[str]:
+    """The reasons why a comparison of two arms is invalid."""
+    if not pair.a_runs or not pair.b_runs:
+        yield "no block has a usable run on both sides"
+    yield from metric_errors(metrics, failures, allow_failed=allow_failed)
+    for run, check in pair.checks():
+        if check.ok is False and check.is_fatal:
+            yield f"{run.record.run_id}: check {check.name} failed: {check.detail}"
 
 
 def _require_comparable(

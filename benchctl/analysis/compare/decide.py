@@ -138,21 +138,15 @@ def margins_of(threshold_frac: float, floor_frac: float = 0.0, equivalence_frac:
     )
 
 
-def verdict_of(
-    estimate: RatioEstimate, margins: Margins, direction: Direction, confidence: float | None = None
-) -> Verdict:
-    """The interval against the margins, for the direction that is better; at another ``confidence`` where given.
+def verdict_of(interval: Interval | None, margins: Margins, direction: Direction) -> Verdict:
+    """The interval of a log-ratio against the margins, for the direction that is better.
 
     Wholly inside the equivalence margin: equivalent, also where a named one reaches beyond the change margin.
     Wholly beyond the change margin on the worse side: regression; on the better side: improvement. Anything else,
     and no interval: inconclusive. "Not significant" is never "the same".
     """
-    interval = estimate.interval_at(estimate.confidence if confidence is None else confidence)
-    return "inconclusive" if interval is None else verdict_of_interval(interval, margins, direction)
-
-
-def verdict_of_interval(interval: Interval, margins: Margins, direction: Direction) -> Verdict:
-    """``verdict_of`` an interval of the log-ratio."""
+    if interval is None:
+        return "inconclusive"
     low, high = interval
     if -margins.log_equivalence <= low and high <= margins.log_equivalence:
         return "equivalent"
@@ -169,12 +163,12 @@ def decision_alpha(estimate: RatioEstimate, margins: Margins) -> float:
     A wrong verdict needs an interval that misses the truth, so that this is a valid p-value of "the verdict is
     wrong" and several can be corrected together. 1 where nothing decides.
     """
-    if verdict_of(estimate, margins, "none", 0.0) == "inconclusive":
+    if verdict_of(estimate.interval_at(0.0), margins, "none") == "inconclusive":
         return 1.0
     low, high = math.log(_LEAST_ALPHA), 0.0
     while high - low > 1e-6:
         middle = (low + high) / 2
-        decides = verdict_of(estimate, margins, "none", 1 - math.exp(middle)) != "inconclusive"
+        decides = verdict_of(estimate.interval_at(1 - math.exp(middle)), margins, "none") != "inconclusive"
         low, high = (low, middle) if decides else (middle, high)
     return math.exp(high)
 

@@ -1,8 +1,13 @@
-"""The comparison of one metric in one cell: block values of both sides, estimate, verdict and reason."""
+"""One metric of both sides in one cell: its values, their ratio, and the verdict and reason that follow from them.
+
+Every deciding metric in every cell is a chance to be wrong, so the confidence that a verdict needs is found for all
+of them together (``judge_together``); it is the one thing that a metric takes from the others.
+"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean, geometric_mean
 from typing import Final, Literal, TypeAlias
 
@@ -18,18 +23,16 @@ from benchctl.analysis.compare.decide import (
     margins_of,
     verdict_of,
 )
+from benchctl.analysis.metrics.latency import known_values
 from benchctl.analysis.metrics.table import METRICS, Metric
 from benchctl.analysis.statistics.estimate import (
-    DEFAULT_ESTIMATOR,
     MIN_PAIRED_BLOCKS,
     MIN_UNPAIRED_BLOCKS,
-    Estimator,
     RatioEstimate,
     SideRatio,
     scatter_of,
-    side_ratio,
 )
-from benchctl.analysis.statistics.intervals import OrderEffects, order_effects, outlier_indices
+from benchctl.analysis.statistics.intervals import OrderEffects, order_effects
 from benchctl.records.stores import MetricNoise
 from benchctl.units import percentage
 
@@ -46,17 +49,18 @@ FORCED_EXACT: Final = frozenset({"output_tokens"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Margins, confidence and estimator by which metrics are compared."""
+    """Margins and confidence by which all metrics of a comparison are judged."""
 
     margin_frac: float
     """The threshold."""
     confidence: float
+    """Of the intervals, corrected for the looks at which the experiment could have ended."""
     is_paired: bool
+    """The sides share blocks."""
     noise: Mapping[str, MetricNoise]
     """Noise of this machine by metric, from an A/A experiment."""
     equivalence_margin_frac: float | None = None
     """Inside it two sides are equivalent; None: inside the threshold."""
-    estimator: Estimator = DEFAULT_ESTIMATOR
 
     def margins_of(self, name: str) -> Margins:
         """The margins of a metric; its noise floor widens the change margin, never that of equivalence."""
@@ -69,71 +73,162 @@ class Rules:
         return MIN_PAIRED_BLOCKS if self.is_paired else MIN_UNPAIRED_BLOCKS
 
 
-NO_MARGINS: Final = Margins(0.0, 0.0)
+Blocks: TypeAlias = tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MetricComparison:
-    """One metric of both sides with its estimate and verdict.
-
-    Of paired sides, ``a`` and ``b`` are the centres of the blocks that both know, so that b / a is the ratio. Of
-    unpaired sides, and without an estimate, they are means of the values as measured, geometric where all are
-    positive.
-    """
+    """One metric of both sides with its verdict."""
 
     metric: Metric
     role: Role
-    verdict: MetricVerdict
-    a_blocks: tuple[float | None, ...]
-    b_blocks: tuple[float | None, ...]
-    estimate: RatioEstimate | None = None
-    reason: str | None = None
+    rules: Rules
+    a_blocks: Blocks
+    b_blocks: Blocks
+    ratio: SideRatio | None = None
+    """None of an exact metric, of one without values, and where a value is not positive."""
+    judged_confidence: float | None = None
+    """Confidence of the interval that makes the verdict: higher than the shown one where several tests are made.
+    None without a ratio."""
     limits: tuple[str, ...] = ()
     """What limits its values; comes first in the reason wherever there is no verdict."""
-    blocks: tuple[int, ...] = ()
-    """Those of the estimate, in order; empty where the sides share none."""
-    margins: Margins = NO_MARGINS
-    """Beyond which a change is called, and inside which equivalence."""
-    judged_confidence: float | None = None
-    """Confidence of the interval that made the verdict: higher than the shown one where several tests are made."""
-    order: OrderEffects | None = None
-    outlier_blocks: tuple[int, ...] = ()
-    """Blocks that stand out; they count as well."""
-    without_outliers: RatioEstimate | None = None
-    """The estimate without them; None where there are none."""
-    is_screening: bool = False
-    """Too few blocks for any verdict."""
-    is_unreliable: bool = False
-    """Its runs carry a warning that its values cannot be trusted: it decides nothing."""
-    a_level: float | None = None
-    """Of paired sides: the centre of A that the estimate belongs to."""
+    unreliable: str | None = None
+    """The reason why its values, where they are known, decide nothing."""
+
+    @property
+    def estimate(self) -> RatioEstimate | None:
+        return None if self.ratio is None else self.ratio.estimate
+
+    @property
+    def margins(self) -> Margins:
+        """Beyond which a change is called, and inside which equivalence."""
+        return Margins(0.0, 0.0) if self.role == "exact" else self.rules.margins_of(self.metric.name)
+
+    @property
+    def is_screening(self) -> bool:
+        """Too few blocks for any verdict."""
+        return self.ratio is not None and self.ratio.estimate.num_blocks < self.rules.min_blocks
+
+    @property
+    def is_unreliable(self) -> bool:
+        """Its runs carry a warning that its values cannot be trusted: it decides nothing."""
+        return self.ratio is not None and self.unreliable is not None
+
+    @property
+    def is_test(self) -> bool:
+        """It takes part in the verdict: a chance to be wrong."""
+        return self.role == "deciding" and self.ratio is not None and self.unreliable is None
 
     @property
     def a(self) -> float | None:
-        return mean_of_blocks(self.a_blocks) if self.a_level is None else self.a_level
+        """The centre of A over the blocks that both know; without a ratio, the mean of its values."""
+        return _mean_of(self.a_blocks) if self.ratio is None else self.ratio.a
 
     @property
     def b(self) -> float | None:
-        if self.a_level is None or self.estimate is None:
-            return mean_of_blocks(self.b_blocks)
-        return self.a_level * self.estimate.ratio
+        """As ``a``, so that b / a is the ratio. Of sides that share no blocks, the geometric mean as measured."""
+        return self.ratio.b if self.ratio is not None and self.rules.is_paired else _mean_of(self.b_blocks)
+
+    @property
+    def scatters(self) -> tuple[float | None, float | None]:
+        """The scatter of each side around its centre, over the same blocks and with the same weights."""
+        if self.ratio is None or not self.ratio.estimate.block_weights:
+            return scatter_of(known_values(self.a_blocks)), scatter_of(known_values(self.b_blocks))
+        weights = self.ratio.estimate.block_weights
+        return scatter_of(self.ratio.a_values, weights), scatter_of(self.ratio.b_values, weights)
+
+    @cached_property
+    def order(self) -> OrderEffects | None:
+        """Effects of the order of runs and blocks; None where the sides share none."""
+        if self.ratio is None or not self.rules.is_paired:
+            return None
+        a, b = ([math.log(value) for value in side] for side in (self.ratio.a_values, self.ratio.b_values))
+        return order_effects(a, b, self.ratio.design.blocks, self.ratio.design.positions)
+
+    @property
+    def outlier_blocks(self) -> tuple[int, ...]:
+        """Blocks that stand out; they count as well."""
+        if self.ratio is None or not self.rules.is_paired:
+            return ()
+        return tuple(self.ratio.design.blocks[i] for i in self.ratio.outliers)
+
+    @cached_property
+    def without_outliers(self) -> RatioEstimate | None:
+        """The estimate without them; None where there are none."""
+        return self.ratio.without_outliers() if self.ratio is not None and self.rules.is_paired else None
+
+    @property
+    def verdict(self) -> MetricVerdict:
+        return self._judgement[0]
+
+    @property
+    def reason(self) -> str | None:
+        """The reason where there is no verdict."""
+        why = self._judgement[1]
+        return None if why is None else "; ".join((*self.limits, why))
+
+    @cached_property
+    def _judgement(self) -> tuple[MetricVerdict, str | None]:
+        """The verdict, and the reason where there is none."""
+        if self.role == "exact":
+            return _equality(self.a_blocks, self.b_blocks, is_paired=self.rules.is_paired), None
+        a, b = _comparable_values(self.a_blocks, self.b_blocks, is_paired=self.rules.is_paired)
+        if not a or not b:
+            return "unknown", f"needs {self.metric.needs}"
+        if self.ratio is None:
+            return ("equal", None) if len({*a, *b}) == 1 else ("inconclusive", "a value of zero has no ratio")
+        if self.unreliable is not None:
+            return "inconclusive", self.unreliable
+        if self.rules.is_paired and self.role == "exploratory" and a == b:  # any number of blocks shows that
+            return "equal", None
+        confidence = self.judged_confidence or self.rules.confidence
+        verdict = self.verdict_at(confidence)
+        is_open = verdict == "inconclusive"
+        return verdict, why_inconclusive(
+            self.ratio.estimate, self.margins, self.rules, confidence
+        ) if is_open else None
+
+    def verdict_at(self, confidence: float) -> Verdict:
+        """The verdict of the interval at a confidence; that of a screening, or without a ratio, is inconclusive."""
+        if self.ratio is None or self.is_screening:
+            return "inconclusive"
+        return verdict_of(self.ratio.estimate.interval_at(confidence), self.margins, self.metric.direction)
+
+    @property
+    def verdict_p(self) -> float:
+        """The least alpha at which the interval of 1 - alpha decides; 1 where there are too few blocks for that."""
+        return 1.0 if self.ratio is None or self.is_screening else decision_alpha(self.ratio.estimate, self.margins)
+
+    @property
+    def block_scores(self) -> BlockScores:
+        """The contribution of each block to the estimate; none of a screening, and where the sides share none."""
+        if self.ratio is None or self.is_screening:
+            return {}
+        return self.ratio.estimate.block_scores(self.ratio.design.blocks)
 
 
-def mean_of_blocks(values: Sequence[float | None]) -> float | None:
+def _mean_of(values: Blocks) -> float | None:
     """Geometric mean of the known values, arithmetic where one is not positive, None where none is known."""
-    numbers = [value for value in values if value is not None]
+    numbers = known_values(values)
     if not numbers:
         return None
     return geometric_mean(numbers) if min(numbers) > 0 else fmean(numbers)
 
 
-def scatters_of(metric: MetricComparison) -> tuple[float | None, ...]:
-    """The scatter of each side around its centre, over the same blocks and with the same weights."""
-    sides, weights = (metric.a_blocks, metric.b_blocks), metric.estimate.block_weights if metric.estimate else ()
-    shared = (
-        zip(*(pair for pair in zip(*sides, strict=True) if None not in pair), strict=True) if weights else sides
-    )
-    return tuple(scatter_of([value for value in side if value is not None], weights) for side in shared)
+def _comparable_values(a: Blocks, b: Blocks, *, is_paired: bool) -> tuple[list[float], list[float]]:
+    """The known values of each side: of paired sides those of the blocks that both know."""
+    if not is_paired:
+        return known_values(a), known_values(b)
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _equality(a: Blocks, b: Blocks, *, is_paired: bool) -> MetricVerdict:
+    """Equal in every block, or different: a count has no noise."""
+    if not a or not b or None in (*a, *b):
+        return "unknown"
+    is_equal = a == b if is_paired else len({*a, *b}) == 1
+    return "equal" if is_equal else "different"
 
 
 def roles_of(deciding: Sequence[str], *, is_forced: bool) -> dict[str, Role]:
@@ -144,172 +239,79 @@ def roles_of(deciding: Sequence[str], *, is_forced: bool) -> dict[str, Role]:
     return roles | dict.fromkeys((name for name in METRICS if name not in roles), "exploratory")
 
 
-Blocks: TypeAlias = tuple[float | None, ...]
-
-
 def compare_metric(
     name: str,
     role: Role,
     sides: tuple[Blocks, Blocks],
     rules: Rules,
-    ratio_of: Callable[[], SideRatio | None],
+    ratio: SideRatio | None,
     *,
     limits: tuple[str, ...] = (),
     unreliable: str | None = None,
 ) -> MetricComparison | None:
-    """One metric of both sides, not judged yet (``judge_metric``); None for an exploratory one without values.
+    """One metric of both sides, judged as if it was the only test; None for an exploratory one without values.
 
-    ``ratio_of`` estimates the ratio of values that have one. ``unreliable`` is the reason why its values, where
-    they are known, decide nothing.
+    ``ratio`` is that of the positive values; where others are known as well, the metric has none.
     """
     a, b = sides
-    metric = METRICS[name]
-    if role == "exact":
-        return MetricComparison(metric=metric, role=role, verdict=_equality(a, b, rules), a_blocks=a, b_blocks=b)
-    if role == "exploratory" and all(value is None for value in (*a, *b)):
+    if role == "exploratory" and not known_values((*a, *b)):
         return None
-    unjudged = MetricComparison(
-        metric=metric,
+    values = [value for side in _comparable_values(a, b, is_paired=rules.is_paired) for value in side]
+    if role == "exact" or min(values, default=0.0) <= 0:
+        ratio = None
+    return MetricComparison(
+        metric=METRICS[name],
         role=role,
-        verdict="inconclusive",
+        rules=rules,
         a_blocks=a,
         b_blocks=b,
-        margins=rules.margins_of(name),
+        ratio=ratio,
+        judged_confidence=None if ratio is None else rules.confidence,
         limits=limits,
+        unreliable=unreliable,
     )
-    if rules.is_paired:
-        pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
-        a_values, b_values = [x for x, _ in pairs], [y for _, y in pairs]
-    else:
-        a_values, b_values = [x for x in a if x is not None], [y for y in b if y is not None]
-    if not a_values or not b_values:
-        return replace(unjudged, verdict="unknown", reason="; ".join((*limits, f"needs {metric.needs}")))
-    if min(*a_values, *b_values) <= 0 and len({*a_values, *b_values}) == 1:
-        return replace(unjudged, verdict="equal")
-    ratio = None if min(*a_values, *b_values) <= 0 else ratio_of()
-    if ratio is None:
-        return replace(unjudged, reason="; ".join((*limits, "a value of zero has no ratio")))
-    is_equal = rules.is_paired and role == "exploratory" and a_values == b_values  # any number of blocks shows that
-    estimated = replace(
-        unjudged,
-        verdict="equal" if is_equal and unreliable is None else "inconclusive",
-        reason=None if unreliable is None else "; ".join((*limits, unreliable)),
-        is_unreliable=unreliable is not None,
-        estimate=ratio.estimate,
-        is_screening=min(len(a_values), len(b_values)) < rules.min_blocks,
-        judged_confidence=rules.confidence,
-    )
-    return _with_blocks(estimated, ratio, rules) if rules.is_paired else estimated
-
-
-def _equality(a: Blocks, b: Blocks, rules: Rules) -> MetricVerdict:
-    """Equal in every block, or different: a count has no noise."""
-    if not a or not b or None in (*a, *b):
-        return "unknown"
-    is_equal = a == b if rules.is_paired else len({*a, *b}) == 1
-    return "equal" if is_equal else "different"
-
-
-def _with_blocks(estimated: MetricComparison, ratio: SideRatio, rules: Rules) -> MetricComparison:
-    """The comparison of paired sides: with the effects of their order, and their outliers."""
-    design, outliers = ratio.design, outlier_indices(ratio.log_ratios)
-    without = None
-    if outliers:
-        others = [i for i in range(len(ratio.a_values)) if i not in outliers]
-        a_others, b_others = ([side[i] for i in others] for side in (ratio.a_values, ratio.b_values))
-        own = design.select(others), ratio.slope, rules.confidence, rules.estimator
-        without = side_ratio(a_others, b_others, *own)
-    a, b = ([math.log(value) for value in side] for side in (ratio.a_values, ratio.b_values))
-    return replace(
-        estimated,
-        a_level=ratio.a,
-        blocks=design.blocks,
-        order=order_effects(a, b, design.blocks, design.positions),
-        outlier_blocks=tuple(design.blocks[i] for i in outliers),
-        without_outliers=None if without is None else without.estimate,
-    )
-
-
-def judge_metric(comparison: MetricComparison, confidence: float) -> MetricComparison:
-    """``comparison`` with the verdict of its interval at ``confidence``, and the reason where there is none.
-
-    One without an estimate, with equal values or that must not decide stays as it is.
-    """
-    if comparison.estimate is None or comparison.is_unreliable or comparison.verdict == "equal":
-        return comparison
-    verdict = _verdict_at(comparison, confidence)
-    reason = None
-    if verdict == "inconclusive":
-        why = why_inconclusive(comparison, comparison.estimate, confidence)
-        reason = "; ".join((*comparison.limits, why))
-    return replace(comparison, verdict=verdict, reason=reason, judged_confidence=confidence)
-
-
-def _verdict_at(comparison: MetricComparison, confidence: float) -> Verdict:
-    if comparison.estimate is None or comparison.is_screening:
-        return "inconclusive"
-    return verdict_of(comparison.estimate, comparison.margins, comparison.metric.direction, confidence)
 
 
 def judge_together(
     cells: Sequence[Sequence[MetricComparison]], confidence: float
 ) -> tuple[tuple[MetricComparison, ...], ...]:
-    """The metrics of all cells with their verdicts; the chance that any deciding one is wrong is 1 - confidence."""
-    tests = [
-        (c, i, metric)
-        for c, metrics in enumerate(cells)
-        for i, metric in enumerate(metrics)
-        if metric.role == "deciding" and metric.estimate is not None and not metric.is_unreliable
-    ]
-    levels = _levels([metric for _, _, metric in tests], 1 - confidence)
-    level_of = {(c, i): level for (c, i, _), level in zip(tests, levels, strict=True)}
+    """The metrics of all cells, each test at the confidence with which the chance that any verdict is wrong is
+    1 - ``confidence``.
+    """
+    levels = _levels([metric for metrics in cells for metric in metrics if metric.is_test], 1 - confidence)
     return tuple(
-        tuple(judge_metric(metric, 1 - level_of.get((c, i), 1 - confidence)) for i, metric in enumerate(metrics))
-        for c, metrics in enumerate(cells)
+        tuple(
+            replace(metric, judged_confidence=1 - levels[id(metric)]) if metric.is_test else metric
+            for metric in metrics
+        )
+        for metrics in cells
     )
 
 
-def _levels(metrics: Sequence[MetricComparison], alpha: float) -> tuple[float, ...]:
-    """The alpha of each test: joint where the sides share blocks, Holm's where they do not."""
-    scores = {i: scores for i, metric in enumerate(metrics) if (scores := _block_scores(metric)) is not None}
-    if not scores:
-        p_values = [  # 1 where there are too few blocks for a verdict
-            1.0 if m.estimate is None or m.is_screening else decision_alpha(m.estimate, m.margins) for m in metrics
-        ]
-        return holm_levels(p_values, alpha)
-    indices = list(scores)
+def _levels(tests: Sequence[MetricComparison], alpha: float) -> dict[int, float]:
+    """The alpha of each test by its id: joint where the sides share blocks, Holm's where they do not."""
+    joint = [test for test in tests if test.block_scores]
+    if not joint:
+        return dict(zip(map(id, tests), holm_levels([test.verdict_p for test in tests], alpha), strict=True))
 
     def decides(test: int, level: float) -> bool:
-        return _verdict_at(metrics[indices[test]], 1 - level) != "inconclusive"
+        return joint[test].verdict_at(1 - level) != "inconclusive"
 
-    levels = [alpha] * len(metrics)
-    for i, level in zip(indices, joint_levels(list(scores.values()), decides, alpha), strict=True):
-        levels[i] = level
-    return tuple(levels)
+    levels = joint_levels([test.block_scores for test in joint], decides, alpha)
+    return dict.fromkeys(map(id, tests), alpha) | dict(zip(map(id, joint), levels, strict=True))
 
 
-def _block_scores(metric: MetricComparison) -> BlockScores | None:
-    """The contribution of each block to the estimate; None where the sides share none, or too few for a verdict."""
-    estimate = metric.estimate
-    if estimate is None or not estimate.block_weights or metric.is_screening:
-        return None
-    by_block = zip(metric.blocks, estimate.block_weights, estimate.residuals, strict=True)
-    return {block: weight * residual for block, weight, residual in by_block}
-
-
-def why_inconclusive(comparison: MetricComparison, estimate: RatioEstimate, confidence: float) -> str:
+def why_inconclusive(estimate: RatioEstimate, margins: Margins, rules: Rules, confidence: float) -> str:
     """The reason why there is no verdict, and the number of blocks that would give one where that is known."""
-    margins = comparison.margins
-    if comparison.is_screening:
-        least = MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS
-        each = "" if estimate.is_paired else " on each side"
+    if estimate.num_blocks < rules.min_blocks:
+        each = "" if rules.is_paired else " on each side"
         number = "1 block gives" if estimate.num_blocks == 1 else f"{estimate.num_blocks} blocks give"
-        return f"screening: {number} no verdict; at least {least}{each} are needed"
+        return f"screening: {number} no verdict; at least {rules.min_blocks}{each} are needed"
     if margins.leave_between(estimate.log_ratio):
         return _why_never(estimate, margins, confidence)
     margin = _margin_across(estimate, margins)
     where = f"the interval reaches across {margin}"
-    if verdict_of(estimate, margins, "none") != "inconclusive":
+    if verdict_of(estimate.log_interval, margins, "none") != "inconclusive":
         where = (
             f"the {percentage(estimate.confidence)} interval is clear of {margin}, but not that of "
             f"{percentage(confidence, 4)}, which so many tests require"

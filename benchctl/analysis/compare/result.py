@@ -1,13 +1,13 @@
 """The result of comparing two sides: values only."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.compare.accuracy import DivergenceComparison, QualityComparison
 from benchctl.analysis.compare.cells import NodeResults
-from benchctl.analysis.compare.metric import MetricComparison, MetricVerdict
+from benchctl.analysis.compare.metric import MetricComparison, MetricVerdict, Rules
 from benchctl.analysis.experiment.pairing import Pairing
 from benchctl.analysis.metrics.speculation import ArmDrafts
 from benchctl.analysis.statistics.estimate import UNORDERED, BlockDesign
@@ -92,20 +92,13 @@ class Comparison:
     a_name: str
     b_name: str
     pairing: Pairing
-    margin_frac: float
-    """The threshold."""
-    confidence: float
-    """Confidence of the intervals, corrected for the looks at which the experiment could have ended."""
+    rules: Rules
     cells: tuple[CellComparison, ...]
     allowed: tuple[Difference, ...]
     """Differences between the sides that were declared."""
     warnings: tuple[ResultWarning, ...]
-    noise: Mapping[str, MetricNoise]
-    """Noise of the deciding metrics, where it was measured."""
     noise_source: str = ""
-    """The file that it comes from, and the A/A experiment that measured it."""
-    equivalence_margin_frac: float | None = None
-    """The equivalence margin that was named; None: the threshold."""
+    """The file that the noise comes from, and the A/A experiment that measured it."""
     num_looks: int = 1
     """Number of looks at which the experiment could have ended; 1 where the number of blocks was fixed."""
     num_extensions: int = 0
@@ -116,6 +109,12 @@ class Comparison:
     @property
     def verdict(self) -> OverallVerdict:
         return first_verdict(cell.verdict for cell in self.cells)
+
+    @property
+    def noise(self) -> dict[str, MetricNoise]:
+        """Noise of the deciding metrics, where it was measured."""
+        deciding = {metric.metric.name for cell in self.cells for metric in cell.deciding}
+        return {name: noise for name, noise in self.rules.noise.items() if name in deciding}
 
     @property
     def exit_code(self) -> int:

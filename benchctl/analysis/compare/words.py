@@ -259,8 +259,8 @@ def margin_text(margin_frac: float) -> str:
 
 def threshold_text(comparison: Comparison) -> str:
     """The threshold, and the margin of equivalence where one was named."""
-    equivalence = comparison.equivalence_margin_frac
-    threshold = f"margin {margin_text(comparison.margin_frac)}"
+    equivalence = comparison.rules.equivalence_margin_frac
+    threshold = f"margin {margin_text(comparison.rules.margin_frac)}"
     return threshold if equivalence is None else f"{threshold}, of equivalence {margin_text(equivalence)}"
 
 
@@ -268,7 +268,7 @@ def floors_text(comparison: Comparison) -> str:
     """The noise floors of the deciding metrics and their source; empty where no A/A experiment is on file."""
     floors = ", ".join(
         f"{name} {percentage(noise.floor_frac, 2)}"
-        + (" (a change is called beyond it)" if noise.floor_frac > comparison.margin_frac else "")
+        + (" (a change is called beyond it)" if noise.floor_frac > comparison.rules.margin_frac else "")
         for name, noise in comparison.noise.items()
     )
     return f"{floors}; from {comparison.noise_source}" if floors else ""
@@ -310,7 +310,7 @@ def difference_lines(differences: Iterable[Difference]) -> Iterator[str]:
 
 def looks_lines(comparison: Comparison) -> Iterator[str]:
     """The cost of each way in which the experiment could have ended earlier than it did."""
-    confidence = percentage(comparison.confidence, 4)
+    confidence = percentage(comparison.rules.confidence, 4)
     if (times := comparison.num_extensions) > 0:
         how_often = {1: "once", 2: "twice"}.get(times, f"{times} times")
         yield f"blocks were added {how_often} after results were seen: intervals are those of {confidence}"

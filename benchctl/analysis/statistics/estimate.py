@@ -12,7 +12,14 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.statistics.intervals import POWER, Interval, PairwiseShifts, StudentT, t_quantile
+from benchctl.analysis.statistics.intervals import (
+    POWER,
+    Interval,
+    PairwiseShifts,
+    StudentT,
+    outlier_indices,
+    t_quantile,
+)
 from benchctl.analysis.statistics.robust import OutlierMixture, PositionCovariate, estimate_mixture
 
 MIN_PAIRED_BLOCKS: Final = 6
@@ -90,6 +97,11 @@ class RatioEstimate:
     @property
     def log_interval(self) -> Interval | None:
         return self.interval_at(self.confidence)
+
+    def block_scores(self, blocks: Sequence[int]) -> dict[int, float]:
+        """The contribution of each of its ``blocks`` beyond the centre; empty where the sides share none."""
+        by_block = zip(blocks, self.block_weights, self.residuals, strict=True) if self.block_weights else ()
+        return {block: weight * residual for block, weight, residual in by_block}
 
     @property
     def half_width(self) -> float | None:
@@ -258,6 +270,22 @@ class SideRatio:
         """B / A by block, as measured."""
         values = zip(self.design.blocks, self.a_values, self.b_values, strict=True)
         return {block: b / a for block, a, b in values}
+
+    @property
+    def outliers(self) -> tuple[int, ...]:
+        """Indices of the blocks that stand out; they count as well."""
+        return outlier_indices(self.log_ratios)
+
+    def without_outliers(self) -> RatioEstimate | None:
+        """The estimate of paired sides without the blocks that stand out; None where none do."""
+        outliers = self.outliers
+        others = [i for i in range(len(self.a_values)) if i not in outliers]
+        if not outliers:
+            return None
+        a, b = ([side[i] for i in others] for side in (self.a_values, self.b_values))
+        own = self.slope, self.estimate.confidence, self.estimate.estimator or DEFAULT_ESTIMATOR
+        ratio = side_ratio(a, b, self.design.select(others), *own)
+        return None if ratio is None else ratio.estimate
 
     @property
     def evidence(self) -> tuple[float, ...] | None:

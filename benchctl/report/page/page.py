@@ -129,7 +129,7 @@ def files_page(comparison: Comparison, sides: ForeignSides) -> str:
         "percentiles": [
             {"table": table, "name": cell.label if len(comparison.cells) > 1 else ""}
             for cell in comparison.cells
-            if (table := _file_percentiles(cell, comparison.confidence)) is not None
+            if (table := _file_percentiles(cell, comparison.rules.confidence)) is not None
         ],
     }
     groups: dict[str, list[ForeignRun]] = {}

@@ -102,7 +102,7 @@ def _rules(verdict: PageVerdict) -> list[str]:
         *dict.fromkeys(line for comparison in comparisons for line in unrecorded_lines(comparison)),
         minus_in_numbers(threshold_text(first)),
         *([f"noise floor {floors_text(first)}"] if first.noise else []),
-        f"{percentage(first.confidence)} intervals over {blocks} {_PAIRING[first.pairing]}",
+        f"{percentage(first.rules.confidence)} intervals over {blocks} {_PAIRING[first.pairing]}",
         correction_text(first),
         *looks_lines(first),
     ]
@@ -135,7 +135,7 @@ def table_values(comparison: Comparison, num_cells: int) -> dict[str, Any]:
     return {
         "a_name": comparison.a_name,
         "b_name": comparison.b_name,
-        "interval": f"change [{percentage(comparison.confidence)} interval]",
+        "interval": f"change [{percentage(comparison.rules.confidence)} interval]",
         "num_all": max((len(cell.metrics) for cell in comparison.cells), default=0),
         "main": [_body(comparison, cell, show_all=False, is_short=num_cells > 3) for cell in comparison.cells],
         "all": [_body(comparison, cell, show_all=True, is_short=False) for cell in comparison.cells],

@@ -69,8 +69,8 @@ def draw_forest(comparison: Comparison, chart_id: str = "forest") -> figure.Char
         id=chart_id,
         title=names,
         caption=(
-            f"Change of {names}, with its {percentage(comparison.confidence)} interval, on a logarithmic scale; "
-            f"shaded: {shaded}."
+            f"Change of {names}, with its {percentage(comparison.rules.confidence)} interval, on a logarithmic "
+            f"scale; shaded: {shaded}."
         ),
         spec=_forest_spec(rows, bands, low, high),
     )

@@ -9,7 +9,7 @@ from benchctl.analysis.attribution.decomposition import TIME_PER_STEP, Decomposi
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.text import added_text, factor_text, floor_line, sentence, unit_of, wall_line
 from benchctl.analysis.compare.accuracy import divergence_sentence, quality_lines
-from benchctl.analysis.compare.metric import MetricComparison, scatters_of
+from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.words import (
     change_text,
@@ -66,7 +66,7 @@ def metrics_table(comparison: Comparison, *, show_all: bool) -> Table:
     for cell in comparison.cells:
         of_cell = [metric_row(metric) for metric in cell.metrics if is_shown(metric, show_all=show_all)]
         rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(of_cell)]
-    change = f"change ({percentage(comparison.confidence)} CI)"
+    change = f"change ({percentage(comparison.rules.confidence)} CI)"
     return _table(comparison, {"metric": "metric"}, {"change": change, "p": "p", "verdict": "verdict"}, rows)
 
 
@@ -85,7 +85,7 @@ def metric_row(metric: MetricComparison) -> dict[str, str]:
     exact = "exact" if metric.role == "exact" else ""
     a, b = (
         NOT_AVAILABLE if centre is None else f"{_number(centre)} {scatter(scatter_frac)}".rstrip()
-        for centre, scatter_frac in zip((metric.a, metric.b), scatters_of(metric), strict=True)
+        for centre, scatter_frac in zip((metric.a, metric.b), metric.scatters, strict=True)
     )
     return {
         "metric": metric.metric.name,
@@ -136,7 +136,7 @@ def decomposition_table(comparison: Comparison, *, show_all: bool) -> Table | No
             continue
         of_cell = _rows(decomposition, show_all=show_all)
         rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(of_cell)]
-    factor = f"factor ({percentage(comparison.confidence)} CI)"
+    factor = f"factor ({percentage(comparison.rules.confidence)} CI)"
     behind = {"factor": factor, "adds": "adds", "share": "share"}
     return _table(comparison, {"part": "where the time went"}, behind, rows) if rows else None
 

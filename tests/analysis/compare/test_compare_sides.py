@@ -2,13 +2,13 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from support.results.builders import edit_manifest, set_positions, share_request_set, write_results
 
 from benchctl.analysis.attribution.text import wall_line
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
-from benchctl.analysis.compare.metric import judge_metric
 from benchctl.analysis.compare.words import reasons_of, verdict_sentence
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.errors import NotComparableError, UsageError
@@ -205,7 +205,7 @@ def test_tests_that_say_nearly_the_same_are_judged_nearly_as_one(tmp_path):
     assert tested.estimate.log_interval == metric(alone, "step_ms").estimate.log_interval
     assert metric(alone, "step_ms").judged_confidence == pytest.approx(0.95)
     assert 0.95 <= tested.judged_confidence < 0.97
-    strict = judge_metric(tested, 0.999)
+    strict = replace(tested, judged_confidence=0.999)
     assert strict.verdict == "inconclusive"
     assert "the 95% interval is clear of the margin of 1%, but not that of 99.9%" in strict.reason
 

@@ -1,7 +1,5 @@
 """Metrics that a run calls unreliable decide nothing; the others go on deciding."""
 
-from functools import partial
-
 import pytest
 from support.results.builders import edit_run, write_results
 
@@ -76,7 +74,7 @@ def test_a_limit_of_the_values_comes_first_in_the_reason_after_the_correction_fo
     rules = Rules(margin_frac=0.01, confidence=0.95, is_paired=False, noise={})
     a, b = (1.0, 1.02, 0.98, 1.01, 0.99, 1.0), (1.01, 1.03, 0.99, 1.0, 1.0, 1.02)
     metrics = [
-        compare_metric(name, "deciding", (a, b), rules, partial(unpaired_ratio, a, b, 0.95), limits=limits)
+        compare_metric(name, "deciding", (a, b), rules, unpaired_ratio(a, b, 0.95), limits=limits)
         for name, limits in (("tpot_ms", ("2 of 12 runs do not count",)), ("step_ms", ()))
     ]
     ((limited, other),) = judge_together([metrics], 0.95)

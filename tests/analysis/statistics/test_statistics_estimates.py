@@ -160,8 +160,8 @@ def test_a_verdict_is_given_at_its_own_p_value_and_not_at_a_smaller_one(differen
     alpha = decision_alpha(estimate, margins)
     if abs(abs(estimate.log_ratio) - math.log1p(margin)) < 1e-6 or alpha < 1e-9:
         return
-    assert verdict_of(estimate, margins, "none", 1 - alpha * 1.001) != "inconclusive"
-    assert verdict_of(estimate, margins, "none", 1 - alpha * 0.999) == "inconclusive"
+    assert verdict_of(estimate.interval_at(1 - alpha * 1.001), margins, "none") != "inconclusive"
+    assert verdict_of(estimate.interval_at(1 - alpha * 0.999), margins, "none") == "inconclusive"
     distance = abs(abs(estimate.log_ratio) - math.log1p(margin))
     p = 2 * stats.t.sf(distance / estimate.standard_error, estimate.uncertainty.degrees_of_freedom)
     assert alpha == pytest.approx(p, rel=1e-3)
@@ -303,5 +303,5 @@ def test_a_planned_change_is_found_four_times_in_five():
     for _ in range(trials):
         differences = [math.log1p(change) + stream.gauss(0, sd) for _ in range(n)]
         estimate = estimate_paired(differences, positions=[(-1) ** i for i in range(n)])
-        num_detected += verdict_of(estimate, margins_of(0.01), "lower") == "regression"
+        num_detected += verdict_of(estimate.log_interval, margins_of(0.01), "lower") == "regression"
     assert num_detected / trials == pytest.approx(0.8, abs=0.04)

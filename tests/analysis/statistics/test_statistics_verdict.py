@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from benchctl.records.noise import MetricNoise
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -14,12 +15,10 @@ from benchctl.analysis.compare.decide import (
     holm_levels,
     joint_level,
     margins_of,
-    verdict_of_interval,
 )
-from benchctl.analysis.compare.decide import verdict_of as verdict_with
-from benchctl.analysis.compare.metric import MetricComparison, judge_metric
-from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.statistics.estimate import estimate_paired
+from benchctl.analysis.compare.decide import verdict_of as verdict_of_interval
+from benchctl.analysis.compare.metric import Rules, compare_metric
+from benchctl.analysis.statistics.estimate import BlockDesign, estimate_paired, side_ratio
 
 MIRROR = {"regression": "improvement", "improvement": "regression"}
 differences = st.lists(st.floats(-0.2, 0.2), min_size=1, max_size=8)
@@ -27,7 +26,7 @@ differences = st.lists(st.floats(-0.2, 0.2), min_size=1, max_size=8)
 
 def verdict_of(estimate, margin, direction):
     """Both margins alike: no noise floor, none named."""
-    return verdict_with(estimate, margins_of(margin), direction)
+    return verdict_of_interval(estimate.log_interval, margins_of(margin), direction)
 
 
 def around(ratio, scatter=0.0005):
@@ -101,16 +100,14 @@ def test_a_wider_margin_never_turns_equivalent_into_something_else(values, margi
         assert verdict_of(estimate, margin + more, "lower") == "equivalent"
 
 
-def compared_as(estimate, margins):
-    """A deciding metric with that estimate, not judged yet."""
-    return MetricComparison(
-        metric=METRICS["step_ms"],
-        role="deciding",
-        verdict="inconclusive",
-        a_blocks=(),
-        b_blocks=(),
-        estimate=estimate,
-        margins=margins,
+def compared(ratio, scatter, floor_frac=0.0):
+    """A deciding metric of six blocks around a ratio, beside a noise floor."""
+    values = tuple(ratio * math.exp(scatter * sign) for sign in (1, -1, 1, -1, 1, -1))
+    noise = {"step_ms": MetricNoise(log_sd=scatter, num_blocks=6, floor_frac=floor_frac)}
+    rules = Rules(margin_frac=0.01, confidence=0.95, is_paired=True, noise=noise)
+    sides = (1.0,) * 6, values
+    return compare_metric(
+        "step_ms", "deciding", sides, rules, side_ratio(*sides, BlockDesign(tuple(range(6))), None)
     )
 
 
@@ -130,19 +127,18 @@ def test_a_noise_floor_calls_nothing_equivalent_and_turns_no_verdict_into_its_op
 def test_a_real_change_below_the_noise_floor_is_inconclusive_and_no_number_of_blocks_is_promised():
     """A floor of 19 % and a true +10 %, known well."""
     margins = margins_of(0.01, 0.19)
-    metric = compared_as(around(1.10), margins)
-    judged_metric = judge_metric(metric, 0.95)
-    assert judged_metric.verdict == "inconclusive"
-    assert "between the margin of 1% and the noise floor of 19%" in judged_metric.reason
-    assert "benchctl run NAME --aa" in judged_metric.reason
+    metric = compared(1.10, scatter=0.0005, floor_frac=0.19)
+    assert metric.verdict == "inconclusive"
+    assert "between the margin of 1% and the noise floor of 19%" in metric.reason
+    assert "benchctl run NAME --aa" in metric.reason
     assert blocks_for_verdict(around(1.10), margins) is None
-    assert verdict_with(around(1.30), margins, "lower") == "regression"
+    assert verdict_of_interval(around(1.30).log_interval, margins, "lower") == "regression"
 
 
 def test_inside_a_named_equivalence_margin_a_change_beyond_the_threshold_is_equivalent():
     margins = margins_of(0.01, equivalence_frac=0.2)
-    assert verdict_with(around(1.10), margins, "lower") == "equivalent"
-    assert verdict_with(around(1.30), margins, "lower") == "regression"
+    assert verdict_of_interval(around(1.10).log_interval, margins, "lower") == "equivalent"
+    assert verdict_of_interval(around(1.30).log_interval, margins, "lower") == "regression"
     assert margins_of(0.05, 0.02, 0.03) == Margins(0.05, 0.03)
 
 
@@ -170,8 +166,7 @@ def test_no_number_of_blocks_tells_a_change_that_lies_on_the_margin():
     ],
 )
 def test_a_scatter_beyond_any_number_of_blocks_is_not_called_a_change_close_to_the_margin(scatter, reason):
-    metric = compared_as(around(1.03, scatter=scatter), margins_of(0.01))
-    assert reason in judge_metric(metric, 0.95).reason
+    assert reason in compared(1.03, scatter).reason
 
 
 @pytest.mark.parametrize(
