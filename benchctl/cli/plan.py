@@ -16,8 +16,8 @@ from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import Imbalance, arms, balanced_numbers, imbalance_of, plan_runs
 from benchctl.records.directory import arm_label, cell_name
-from benchctl.records.noise import NoiseFloor
 from benchctl.records.record import PlannedRun, PreparedRequest
+from benchctl.records.stores import NoiseFloor
 from benchctl.report.table import table_of
 from benchctl.report.tables.experiment import prompt_lengths_text
 from benchctl.sim.prediction.plan_prediction import PlanPrediction, predict_plan

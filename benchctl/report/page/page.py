@@ -30,7 +30,7 @@ from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.metrics.latency import PERCENTS
 from benchctl.interop.readers.run import ForeignRun
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.report.charts import ratios
+from benchctl.report.charts import ratios, requests, steps
 from benchctl.report.charts.figure import Chart, Subject
 from benchctl.report.documents import DEFINITIONS, comparison_document
 from benchctl.report.model_documents import verdicts_document
