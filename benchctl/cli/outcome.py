@@ -22,11 +22,11 @@ from benchctl.measure.experiment import Outcome
 from benchctl.measure.noise_on_file import keep_noise
 from benchctl.measure.resume.extension import why_not_extended
 from benchctl.profile.model import Profile
+from benchctl.report import experiment_tables, time_tables
 from benchctl.report.documents import metric_document, quality_document
 from benchctl.report.export import PAGE_NAME, write_derived, write_pictures
+from benchctl.report.model_tables import acceptance_table
 from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
-from benchctl.report.tables import experiment, times
-from benchctl.report.tables.models import acceptance_table
 from benchctl.untrusted.text import visible_line
 
 
@@ -180,24 +180,26 @@ def print_tables_and_notes(analysis: AnalyzedExperiment, *, is_all: bool = False
     """Print cells, their comparison with the baseline, findings and notes; ``is_all``: runs and steps, too."""
     console, drafts = wide_console(), {arm.label: arm.drafts() for arm in analysis.cells if is_all}
     tables = (
-        experiment.runs_table(analysis) if is_all else None,
-        experiment.cells_table(analysis),
-        times.passes_table(analysis),
-        times.launch_table(analysis),
+        experiment_tables.runs_table(analysis) if is_all else None,
+        experiment_tables.cells_table(analysis),
+        time_tables.passes_table(analysis),
+        time_tables.launch_table(analysis),
         acceptance_table({label: each for label, each in drafts.items() if each is not None}),
-        experiment.breakdown_table(analysis) if is_all else None,
-        experiment.sweep_table(analysis),
-        experiment.floor_table(analysis),
-        experiment.nodes_table(analysis.nodes),
-        experiment.ladder_table(analysis),
+        experiment_tables.breakdown_table(analysis) if is_all else None,
+        experiment_tables.sweep_table(analysis),
+        experiment_tables.floor_table(analysis),
+        experiment_tables.nodes_table(analysis.nodes),
+        experiment_tables.ladder_table(analysis),
     )
     for table in tables:
         if table is not None:
             console.print()
             console.print(table)
-    sections = [(title, [f"* {line}" for line in lines]) for title, lines in experiment.bonus_notes(analysis)]
+    sections = [
+        (title, [f"* {line}" for line in lines]) for title, lines in experiment_tables.bonus_notes(analysis)
+    ]
     sections.append(("What follows", [f"* {each.sentence} [{each.code}]" for each in analysis.findings]))
-    sections.append(("Notes", experiment.footnote_lines(analysis)))
+    sections.append(("Notes", experiment_tables.footnote_lines(analysis)))
     for title, lines in sections:
         if lines:
             console.print()

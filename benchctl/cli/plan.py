@@ -18,8 +18,8 @@ from benchctl.profile.planning import Imbalance, arms, balanced_numbers, imbalan
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.record import PlannedRun, PreparedRequest
 from benchctl.records.stores import NoiseFloor
+from benchctl.report.experiment_tables import prompt_lengths_text
 from benchctl.report.table import table_of
-from benchctl.report.tables.experiment import prompt_lengths_text
 from benchctl.sim.prediction.plan_prediction import PlanPrediction, predict_plan
 from benchctl.sim.prediction.prediction import PredictedRun
 from benchctl.steptime.queueing import PredictedLoad

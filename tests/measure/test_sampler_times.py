@@ -22,9 +22,9 @@ from benchctl.cli.screen import wide_console
 from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.charts.figure import Chart
+from benchctl.report.experiment_tables import breakdown_table
 from benchctl.report.export import write_report
 from benchctl.report.page.page import draw_charts
-from benchctl.report.tables.experiment import breakdown_table
 
 GUIDED_MS = 0.25 + 12 + 36 + 5
 """A sampler's time in the directory, and what guidance adds to it; the value model's load comes on top."""

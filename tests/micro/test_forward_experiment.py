@@ -20,7 +20,7 @@ from benchctl.profile.choices import ForwardPoint
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity import verify_directory
 from benchctl.report.page.parts import passes_values
-from benchctl.report.tables.times import launch_table
+from benchctl.report.time_tables import launch_table
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
 EAGER_US, GRAPH_US = 900.0, 230.0

@@ -18,7 +18,7 @@ from benchctl.micro.peak_checks import peak_warnings
 from benchctl.micro.peaks_of_device import peaks_of_device
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.peaks import PEAKS, hardware_of
-from benchctl.report.tables.times import passes_table
+from benchctl.report.time_tables import passes_table
 
 LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
 HOST = platform.node()

@@ -12,8 +12,8 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import RunFailure
 from benchctl.report.documents import show_document
+from benchctl.report.experiment_tables import cells_table, sweep_table
 from benchctl.report.export import write_report
-from benchctl.report.tables.experiment import cells_table, sweep_table
 
 BLOCKS = ({"baseline": 1.0, "guided": 1.0},) * 2
 LOST = "guided top_k=5"

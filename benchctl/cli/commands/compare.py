@@ -24,6 +24,7 @@ from benchctl.interop.readers.files import is_foreign
 from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
 from benchctl.records.stores import MetricNoise
+from benchctl.report.comparison_tables import MOST_CHARACTERS, comparison_tables, footnotes_of, markdown_of
 from benchctl.report.documents import (
     comparison_csv,
     comparisons_csv,
@@ -35,7 +36,6 @@ from benchctl.report.page.page import directory_page, files_page, sides_page
 from benchctl.report.page.plots import forest_plot
 from benchctl.report.page.verdict import PageVerdict, directory_verdict, page_verdict, verdict_of
 from benchctl.report.table import fenced, markdown_text
-from benchctl.report.tables.compare import MOST_CHARACTERS, comparison_tables, footnotes_of, markdown_of
 from benchctl.untrusted.text import visible_line
 
 Contents: TypeAlias = Mapping[str, Callable[[], bytes]]

@@ -32,7 +32,7 @@ from benchctl.profile.engine_options import dialects
 from benchctl.profile.load import profile_from_plain
 from benchctl.profile.planning import variant_settings
 from benchctl.records.files import write_json_atomic
-from benchctl.report.tables.load import durations_table, load_result, missing_tail, totals_table
+from benchctl.report.load_tables import durations_table, load_result, missing_tail, totals_table
 from benchctl.untrusted.reading import UnreadableError, json_value
 from benchctl.untrusted.text import visible_line
 from benchctl.workload.datasets.dataset import FileDataset, OwnDataset, dataset_named

@@ -70,7 +70,7 @@ from benchctl.records.peaks import PEAKS, MeasuredPeaks, PeakQuantity, PeakSerie
 from benchctl.report.export import write_derived, write_pictures
 from benchctl.report.model_documents import bonus_document
 from benchctl.report.table import Column, Table, table_of
-from benchctl.report.tables.times import bonus_table
+from benchctl.report.time_tables import bonus_table
 from benchctl.units import count_of, four_digits, percentage
 
 app = typer.Typer(

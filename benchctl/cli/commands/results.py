@@ -28,10 +28,10 @@ from benchctl.records.claims import current_manifest
 from benchctl.records.directory import open_results
 from benchctl.records.files import write_bytes_atomic
 from benchctl.records.integrity import Verification, directory_sha256, verify_directory
+from benchctl.report import experiment_tables
 from benchctl.report.documents import show_document
 from benchctl.report.export import list_directories, write_report
 from benchctl.report.table import table_of
-from benchctl.report.tables import experiment
 from benchctl.units import megabytes, shortened, shortened_inside
 from benchctl.untrusted.text import visible_line
 
@@ -58,7 +58,7 @@ def show(
     if as_json:
         print_json(show_document(analysis))
     else:
-        wide_console().print(experiment.headline(analysis))
+        wide_console().print(experiment_tables.headline(analysis))
         print_tables_and_notes(analysis, is_all=True)
     if analysis.damage:
         raise RecordError("\n".join(analysis.damage))

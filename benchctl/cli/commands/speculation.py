@@ -27,8 +27,7 @@ from benchctl.records.schema import ResultWarning
 from benchctl.report.charts.figure import picture_bytes
 from benchctl.report.charts.models import draw_speculation
 from benchctl.report.model_documents import speculation_document
-from benchctl.report.table import Table
-from benchctl.report.tables.models import (
+from benchctl.report.model_tables import (
     acceptance_words,
     batch_lines,
     batch_table,
@@ -38,6 +37,7 @@ from benchctl.report.tables.models import (
     measured_table,
     rate_table,
 )
+from benchctl.report.table import Table
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import read_model
 from benchctl.steptime.serving_times import RequestSize, ServerLimits

@@ -27,8 +27,7 @@ from benchctl.report.model_documents import (
     evaluations_document,
     model_document,
 )
-from benchctl.report.table import Table
-from benchctl.report.tables.models import (
+from benchctl.report.model_tables import (
     accuracy_table,
     bucket_table,
     coefficient_table,
@@ -39,6 +38,7 @@ from benchctl.report.tables.models import (
     run_table,
     source_lines,
 )
+from benchctl.report.table import Table
 from benchctl.steptime.diagnosis.buckets import buckets
 from benchctl.steptime.diagnosis.diagnose import diagnose as diagnose_model
 from benchctl.steptime.diagnosis.evaluate import Evaluation, compare_structures, hold_out, judge

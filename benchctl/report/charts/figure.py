@@ -102,7 +102,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the charts of a result directory are drawn from."""
+    """A result directory whose charts are drawn."""
 
     analysis: AnalyzedExperiment
     comparisons: Sequence[Comparison] = ()

@@ -53,16 +53,19 @@ from benchctl.report.page.plots import (
     waterfall_values,
 )
 from benchctl.report.page.verdict import (
+    SHAPES,
+    SIGNS,
     AnalyzedSide,
     PageVerdict,
+    definition_values,
     directory_verdict,
+    kind_of,
     page_verdict,
     verdict_of,
     verdict_of_sides,
 )
-from benchctl.report.page.words import SHAPES, SIGNS, definition_values, kind_of
 from benchctl.report.table import Table
-from benchctl.report.tables.times import percentile_table
+from benchctl.report.time_tables import percentile_table
 from benchctl.units import NOT_AVAILABLE, capitalized, minus, minus_in_numbers
 from benchctl.untrusted.text import visible, visible_lines
 

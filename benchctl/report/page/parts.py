@@ -32,11 +32,8 @@ from benchctl.analysis.validity.machines import gpu_names, machines_of
 from benchctl.errors import RecordError
 from benchctl.records.directory import arm_label
 from benchctl.report.charts.figure import Subject
-from benchctl.report.page.verdict import PageVerdict
-from benchctl.report.page.words import change_term, metric_term, p_term, value_term, verdict_term
-from benchctl.report.table import Table, table_of
-from benchctl.report.tables.compare import correction_text, is_shown, metric_row
-from benchctl.report.tables.experiment import (
+from benchctl.report.comparison_tables import correction_text, is_shown, metric_row
+from benchctl.report.experiment_tables import (
     blocks_text,
     device_of_passes,
     footnotes,
@@ -46,7 +43,9 @@ from benchctl.report.tables.experiment import (
     prompt_lengths_text,
     runs_table,
 )
-from benchctl.report.tables.times import bonus_table, launch_table, passes_table, percentile_table
+from benchctl.report.page.verdict import PageVerdict, change_term, metric_term, p_term, value_term, verdict_term
+from benchctl.report.table import Table, table_of
+from benchctl.report.time_tables import bonus_table, launch_table, passes_table, percentile_table
 from benchctl.units import capitalized, count_of, first_of, gib, minus_in_numbers, percentage, range_of
 from benchctl.untrusted.files import is_file, open_file
 from benchctl.untrusted.secrets import redacted

@@ -20,8 +20,8 @@ from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import StoppingRecord
 from benchctl.records.schema import ResultWarning
+from benchctl.report.comparison_tables import footnotes_of
 from benchctl.report.documents import document_of
-from benchctl.report.tables.compare import footnotes_of
 
 GREEDY = ({"top_k": 1},)
 SCATTER = (0.001, -0.001, 0.002, -0.002, 0.001, 0.0)

@@ -16,8 +16,8 @@ from benchctl.measure.result_directory import Origin
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning import variant_settings
 from benchctl.records.directory import ResultDirectory
+from benchctl.report.experiment_tables import ladder_table
 from benchctl.report.export import write_report
-from benchctl.report.tables.experiment import ladder_table
 from benchctl.workload.prepare import prepare_requests
 
 QUICK = (

@@ -20,8 +20,8 @@ from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.record import StoppingRecord
+from benchctl.report.experiment_tables import headline, runs_table
 from benchctl.report.export import list_directories
-from benchctl.report.tables.experiment import headline, runs_table
 
 RULE = StoppingRecord(precision_frac=0.02, confidence=0.9875, look_blocks=(6, 8, 10, 12))
 SCATTER = (0.01, -0.012, 0.004, -0.007, 0.013, -0.008, 0.002, 0.006)

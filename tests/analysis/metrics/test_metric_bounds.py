@@ -18,8 +18,8 @@ from benchctl.analysis.metrics.run import load_figures, run_metrics, tails_of_fe
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.record import ChoiceRecord, RequestRecord
-from benchctl.report.tables.experiment import runs_table
-from benchctl.report.tables.load import durations_table
+from benchctl.report.experiment_tables import runs_table
+from benchctl.report.load_tables import durations_table
 from benchctl.units import NS_PER_MS, UNKNOWN
 
 TTFTS = {"ttft_ms", "p90_ttft_ms", "p95_ttft_ms", "p99_ttft_ms"}

@@ -16,7 +16,7 @@ from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
 from benchctl.analysis.validity.client import client_suspect_warnings
 from benchctl.profile.model import Arrival
 from benchctl.records.record import RequestError
-from benchctl.report.tables.load import totals_table
+from benchctl.report.load_tables import totals_table
 from benchctl.units import NS_PER_MS
 
 OF_SLOTS = (

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from benchctl.records.noise import MetricNoise
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -19,6 +18,7 @@ from benchctl.analysis.compare.decide import (
 from benchctl.analysis.compare.decide import verdict_of as verdict_of_interval
 from benchctl.analysis.compare.metric import Rules, compare_metric
 from benchctl.analysis.statistics.estimate import BlockDesign, estimate_paired, side_ratio
+from benchctl.records.stores import MetricNoise
 
 MIRROR = {"regression": "improvement", "improvement": "regression"}
 differences = st.lists(st.floats(-0.2, 0.2), min_size=1, max_size=8)

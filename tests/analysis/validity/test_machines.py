@@ -19,8 +19,8 @@ from benchctl.records.peaks import PEAKS
 from benchctl.records.schema import GpuInfo, NodeGpu, NodeInfo
 from benchctl.records.stores import NOISE, MetricNoise, NoiseFloor
 from benchctl.report.documents import show_document
+from benchctl.report.experiment_tables import headline
 from benchctl.report.page.parts import directory_values
-from benchctl.report.tables.experiment import headline
 
 SEVEN = ({"baseline": 1.0, "guided": 1.1},) * 7
 LOGIN_GPU = GpuInfo(index=0, name="Quadro P400", uuid="GPU-login", memory_bytes=2 << 30, driver="470.1")

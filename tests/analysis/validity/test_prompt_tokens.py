@@ -25,7 +25,7 @@ from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import encode
 from benchctl.records.record import PreparedRequest, RequestRecord
 from benchctl.records.schema import ResultWarning
-from benchctl.report.tables.experiment import footnotes
+from benchctl.report.experiment_tables import footnotes
 
 SYNTHETIC = {"source": "synthetic:0"}
 TRACE = {"source": "azure-trace/conv-2023:3"}

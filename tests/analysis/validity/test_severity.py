@@ -5,7 +5,7 @@ from support.results.builders import edit_run, write_results
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import SUSPECT_CODES, by_severity
-from benchctl.report.tables.experiment import footnotes
+from benchctl.report.experiment_tables import footnotes
 
 
 def warnings(*codes):

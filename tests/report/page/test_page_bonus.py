@@ -18,7 +18,7 @@ from benchctl.micro.forward_profile import PassSettings, forward_profile, grid_o
 from benchctl.report.documents import summary_document
 from benchctl.report.export import write_report
 from benchctl.report.page.page import directory_page
-from benchctl.report.tables.times import bonus_table
+from benchctl.report.time_tables import bonus_table
 
 EXAMPLE = Path("results/example")
 

@@ -20,7 +20,7 @@ MODULES = (
     "benchctl.cli.commands.run",
     "benchctl.measure.experiment",
     "benchctl.report.export",
-    "benchctl.report.tables.experiment",
+    "benchctl.report.experiment_tables",
 )
 RECEIVED_BYTES = 1 << 20
 

@@ -23,9 +23,9 @@ from benchctl.analysis.compare.words import (
     verdict_sentence,
 )
 from benchctl.analysis.metrics.speculation import ArmDrafts
+from benchctl.report.experiment_tables import nodes_table
+from benchctl.report.model_tables import acceptance_table
 from benchctl.report.table import Column, Table, markdown_text
-from benchctl.report.tables.experiment import nodes_table
-from benchctl.report.tables.models import acceptance_table
 from benchctl.units import NOT_AVAILABLE, p_value, percentage, percentage_change, range_of, scatter
 from benchctl.untrusted.text import visible_line
 

@@ -8,8 +8,8 @@ from benchctl.analysis.bonus import BackfillVerdict, Cost
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.profile.choices import Mode
+from benchctl.report.experiment_tables import blocks_that_count
 from benchctl.report.table import Column, Table
-from benchctl.report.tables.experiment import blocks_that_count
 from benchctl.units import UNKNOWN, four_digits, ms_from_ns, percentage, three_digits
 
 

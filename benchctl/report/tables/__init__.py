@@ -1,1 +1,0 @@
-"""Tables of results, for the terminal and as Markdown."""
