@@ -52,6 +52,8 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+RESULTS_HELP: Final = "Result directory, finished or not."
+ResultsDir = Annotated[Path, typer.Argument(metavar="DIR", help=RESULTS_HELP, autocompletion=complete_results)]
 ProfileName = Annotated[
     str | None,
     typer.Option(

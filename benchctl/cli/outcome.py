@@ -35,8 +35,7 @@ def print_outcome(path: Path, outcome: Outcome) -> tuple[AnalyzedExperiment, Pag
     analysis = analyze_directory(path)
     files = write_derived(analysis)
     print_tables_and_notes(analysis)
-    counts = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in _counts(outcome).items() if count)
-    print(f"\nruns: {counts}")
+    print(f"\nruns: {counts_text(outcome)}")
     print(f"tables: {path / 'summary.csv'}, {path / 'sweep_summary.csv'}")
     print(f"details: benchctl show {shlex.quote(str(path))}")
     if outcome.num_failed:
@@ -73,6 +72,11 @@ def outcome_document(
         "warnings": msgspec.to_builtins(warnings),
         "damage": list(analysis.damage),
     }
+
+
+def counts_text(outcome: Outcome) -> str:
+    """The numbers of runs by their end: ``3 done, 1 failed``."""
+    return ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in _counts(outcome).items() if count)
 
 
 def _counts(outcome: Outcome) -> dict[str, int]:

@@ -21,6 +21,7 @@ from benchctl.cli.commands.watch import show_until_done
 from benchctl.cli.conduct import experiment_progress, outcome_elsewhere, tell
 from benchctl.cli.failures import INTERRUPTED, advising, exit_code_of
 from benchctl.cli.options import RunOptions, refuse, refuse_certain
+from benchctl.cli.outcome import counts_text
 from benchctl.cli.plan import estimate_plan
 from benchctl.cli.screen import warn
 from benchctl.cluster.local.block_process import BlockProcess
@@ -242,13 +243,7 @@ def measure_block(path: Path, block: int, options: RunOptions) -> int:
     except KeyboardInterrupt:
         tell(f"block {block} was interrupted; what was measured is kept, and its task may run again")
         raise
-    counts = {
-        "done": outcome.num_done,
-        "suspect": outcome.num_suspect,
-        "failed": outcome.num_failed,
-        "done before": outcome.num_skipped,
-    }
-    print(f"block {block}: " + ", ".join(f"{count} {state}" for state, count in counts.items() if count))
+    print(f"block {block}: {counts_text(outcome)}")
     return exit_code_of(outcome.num_failed, outcome.num_suspect)
 
 

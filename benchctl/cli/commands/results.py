@@ -14,7 +14,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.experiment.pairing import Side, parse_side
 from benchctl.cli.commands.compare import page_of_sides
-from benchctl.cli.options import RESULTS, AsJson, complete_results
+from benchctl.cli.options import RESULTS, RESULTS_HELP, AsJson, ResultsDir, complete_results
 from benchctl.cli.outcome import print_tables_and_notes
 from benchctl.cli.screen import bytes_progress, print_json, tell, uncollected, wide_console
 from benchctl.cluster.arrival import import_archive
@@ -41,10 +41,7 @@ _ALTERED: Final = 4
 
 @uncollected()
 def show(
-    results: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
-    ],
+    results: ResultsDir,
     allow_suspect: Annotated[
         bool, typer.Option("--allow-suspect", help="Include suspect runs in means and ratios.")
     ] = False,
@@ -112,10 +109,7 @@ def _fitted(rows: Sequence[list[str]], width: int) -> list[list[str]]:
 
 
 def report(
-    a: Annotated[
-        str,
-        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
-    ],
+    a: Annotated[str, typer.Argument(metavar="DIR", help=RESULTS_HELP, autocompletion=complete_results)],
     b: Annotated[
         str | None,
         typer.Argument(
@@ -175,10 +169,7 @@ def _slug(side: Side) -> str:
 
 
 def verify(
-    results: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="Result directory, finished or not.", autocompletion=complete_results),
-    ],
+    results: ResultsDir,
     as_json: AsJson = False,
 ) -> None:
     """Read every file of a result directory, and report alterations since the measurement.
@@ -241,14 +232,7 @@ def _digest_lines(verified: Verification) -> Iterator[str]:
 
 
 def export(
-    results: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="A result directory, finished or not.",
-            autocompletion=complete_results,
-        ),
-    ],
+    results: ResultsDir,
     form: Annotated[
         Literal["vllm", "aiperf", "lenvm"] | None,
         typer.Option(

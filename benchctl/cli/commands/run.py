@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -66,20 +67,30 @@ def run(options: RunOptions) -> None:
     It ends with the verdict on every arm, which does not change the exit code: 0 every run is done, 4 a run is
     suspect, 5 a run failed. The verdict is the exit code of 'benchctl compare DIR'. Example: benchctl run ci-smoke
     """
-    if options.into is not None and options.block is not None:
-        with to_stderr(when=options.as_json):
+    with to_stderr(when=options.as_json):
+        if options.into is not None and options.block is not None:
             raise typer.Exit(measure_block(options.into, options.block, options))
+        document = _carried_out(options)
+    if document is None:
+        return
+    if options.as_json:
+        print_json(document)
+    raise typer.Exit(document["exit_code"])
+
+
+def _carried_out(options: RunOptions) -> dict[str, Any] | None:
+    """What an experiment came to; None where nothing is measured, or its end is not waited for."""
     profile = None if options.profile_name is None else _load(options.profile_name, options)
-    if options.resume is not None and options.dry_run:
+    if options.resume is not None and not options.dry_run:
+        return _resume(options.resume, profile, options)
+    if options.resume is not None:
         _print_runs_left(options.resume, profile, options)
-    elif options.resume is not None:
-        _resume(options.resume, profile, options)
     elif profile is not None:
         profile, kv_plan = _completed(profile, options)
-        if options.dry_run:
-            _print_planned(profile, kv_plan, options)
-        else:
-            _begin(profile, kv_plan, options)
+        if not options.dry_run:
+            return _begin(profile, kv_plan, options)
+        _print_planned(profile, kv_plan, options)
+    return None
 
 
 def _load(name: str, options: RunOptions) -> Profile:
@@ -196,7 +207,7 @@ def _print_handing_out(
         print_slots(profile, requests, options.parallel or 1)
 
 
-def _begin(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> None:
+def _begin(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> dict[str, Any] | None:
     """Create a new experiment and measure it."""
     tokenizer = _tokenizer(profile, options)
     origin = Origin(
@@ -207,21 +218,20 @@ def _begin(profile: Profile, kv_plan: KvPlan, options: RunOptions) -> None:
         is_elsewhere=options.is_elsewhere,
         notes=kv_plan.notes,
     )
-    with to_stderr(when=options.as_json):
-        lengths_from = measure_lengths(profile, origin, is_quiet=options.is_quiet, tokenizer=tokenizer)
-        prepared = prepare_experiment(profile, lengths_from, tokenizer=tokenizer)
-        _check_load(profile, prepared.requests, options.output or options.output_dir, options)
-        results = create_experiment(profile, prepared, origin)
-        print(f"results in {results.path}", flush=True)
-        print_power(profile, NOISE.in_results(results.path))
-        for warning in results.manifest().warnings:
-            if warning.code == "kv-memory-computed":
-                print(warning.message, flush=True)
-            if warning.code.startswith("noise-"):
-                warn(warning.message)
-        if profile.engine.kind != "sim" and not options.is_shared:  # a simulated one ends soon
-            print(duration_text(profile, estimate_plan(profile, prepared.requests)), flush=True)
-    _measure_and_report(results, profile, prepared.requests, options)
+    lengths_from = measure_lengths(profile, origin, is_quiet=options.is_quiet, tokenizer=tokenizer)
+    prepared = prepare_experiment(profile, lengths_from, tokenizer=tokenizer)
+    _check_load(profile, prepared.requests, options.output or options.output_dir, options)
+    results = create_experiment(profile, prepared, origin)
+    print(f"results in {results.path}", flush=True)
+    print_power(profile, NOISE.in_results(results.path))
+    for warning in results.manifest().warnings:
+        if warning.code == "kv-memory-computed":
+            print(warning.message, flush=True)
+        if warning.code.startswith("noise-"):
+            warn(warning.message)
+    if profile.engine.kind != "sim" and not options.is_shared:  # a simulated one ends soon
+        print(duration_text(profile, estimate_plan(profile, prepared.requests)), flush=True)
+    return _measure_and_report(results, profile, prepared.requests, options)
 
 
 def _tokenizer(profile: Profile, options: RunOptions) -> AbstractContextManager[Tokenizer]:
@@ -243,12 +253,11 @@ def _tokenizer(profile: Profile, options: RunOptions) -> AbstractContextManager[
     return tokenizer_for(profile, tell)
 
 
-def _resume(path: Path, profile: Profile | None, options: RunOptions) -> None:
+def _resume(path: Path, profile: Profile | None, options: RunOptions) -> dict[str, Any] | None:
     """Measure the runs of ``path`` that are not done, after its plan was extended to ``--blocks`` where given."""
     reopened = reopen_experiment(path, profile)
     extension = None if options.num_blocks is None else extend_experiment(reopened, options.num_blocks)
-    with to_stderr(when=options.as_json):
-        print(f"continuing {path}", flush=True)
+    print(f"continuing {path}", flush=True)
     if extension is not None:
         added = extension.to_blocks - extension.from_blocks
         warn(
@@ -258,25 +267,21 @@ def _resume(path: Path, profile: Profile | None, options: RunOptions) -> None:
     stored = _with_cluster(reopened.profile, options, given=profile)
     _check_handing_out(stored, options)
     _check_load(stored, reopened.requests, path, options)
-    _measure_and_report(reopened.results, stored, reopened.requests, options)
+    return _measure_and_report(reopened.results, stored, reopened.requests, options)
 
 
 def _measure_and_report(
     results: ResultDirectory, profile: Profile, requests: tuple[PreparedRequest, ...], options: RunOptions
-) -> None:
-    """Measure what is not done, and tell the outcome; ends the command with its exit code."""
-    with to_stderr(when=options.as_json):
-        outcome = _measured(results, profile, requests, options)
-        if outcome is None:
-            return
-        with keeping(results.path), reporting_alone(results.path):
-            analysis, verdict = print_outcome(results.path, outcome)
-            if not options.no_store_noise and not options.is_elsewhere:
-                store_noise(results.path, profile)
-    code = exit_code_of(outcome.num_failed, outcome.num_suspect)
-    if options.as_json:
-        print_json(outcome_document(analysis, outcome, verdict, code))
-    raise typer.Exit(code)
+) -> dict[str, Any] | None:
+    """Measure what is not done and print the outcome; returns its document, None where it is not waited for."""
+    outcome = _measured(results, profile, requests, options)
+    if outcome is None:
+        return None
+    with keeping(results.path), reporting_alone(results.path):
+        analysis, verdict = print_outcome(results.path, outcome)
+        if not options.no_store_noise and not options.is_elsewhere:
+            store_noise(results.path, profile)
+    return outcome_document(analysis, outcome, verdict, exit_code_of(outcome.num_failed, outcome.num_suspect))
 
 
 def _measured(

@@ -345,14 +345,6 @@ def list_engines(
     )
 
 
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="PATH=VALUE", help="Change one key, such as workload.num_prompts=3; repeat as needed."
-    ),
-]
-
-
 @profiles.command("list")
 def list_known() -> None:
     """List the profiles and engine presets that can be used by name."""
@@ -372,7 +364,7 @@ def list_known() -> None:
 def show(
     name: Annotated[str, typer.Argument(help="Name or path of a profile.", autocompletion=complete_profile)],
     engine: EnginePreset = None,
-    overrides: SetOption = None,
+    overrides: Overrides = None,
 ) -> None:
     """Print a complete profile as YAML, with inherited values and defaults."""
     print(dump_profile(load_profile(name, engine=engine, overrides=overrides or ())), end="")
@@ -385,7 +377,7 @@ def validate(
         typer.Argument(help="Names or paths of profiles.", metavar="NAME...", autocompletion=complete_profile),
     ],
     engine: EnginePreset = None,
-    overrides: SetOption = None,
+    overrides: Overrides = None,
 ) -> None:
     """Check profiles and report every error with its line. Exit code: 2 with errors, else 0."""
     errors: list[str] = []

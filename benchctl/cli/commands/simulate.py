@@ -355,9 +355,7 @@ def sweep(
     Ends with 1 if no load of any arm keeps every --slo.
     """
     objectives = [parse_objective(text) for text in slo or []]
-    if largest is not None and not objectives:
-        raise UsageError("--largest needs a limit: give --slo METRIC=LIMIT, such as --slo p99_ttft_ms=200")
-    kind, sizes = _loads(rate, max_concurrency, largest)
+    kind, sizes = _loads(rate, max_concurrency, largest, has_limit=bool(objectives))
     profiles = [
         (differing, simulated_profile(profile, engine, settings, blocks, seed))
         for differing, settings in _combinations(overrides or [])
@@ -373,22 +371,24 @@ def sweep(
     paths = [str(directory / name) for name in files]
     for warning in () if as_json else outcome.warnings:
         warn(warning.message)
-    costs, written = f"all times are simulated, with {document['costs']}", f"files: {', '.join(paths)}"
-    lines = ("", *_sentences(outcome), costs, written)
-    tell({"files": paths, **document}, _sweep_table(outcome), *lines, as_json=as_json)
+    ends = (f"all times are simulated, with {document['costs']}", f"files: {', '.join(paths)}")
+    tell({"files": paths, **document}, _sweep_table(outcome), "", *_sentences(outcome), *ends, as_json=as_json)
     if objectives and not any(each.holds for each in outcome.points):
         warn("no load of any arm keeps every limit")
         raise typer.Exit(_NO_OBJECTIVE_HELD)
 
 
 def _loads(
-    rate: str | None, concurrency: str | None, largest: LoadKind | None
+    rate: str | None, concurrency: str | None, largest: LoadKind | None, *, has_limit: bool
 ) -> tuple[LoadKind | None, list[float]]:
     """The swept size of the load, and its values; a search without values begins at 1."""
     text = concurrency if rate is None else rate
     kind: LoadKind = "max-concurrency" if rate is None else "rate"
     refuse_first(
         {
+            "--largest needs a limit: give --slo METRIC=LIMIT, such as --slo p99_ttft_ms=200": (
+                largest is not None and not has_limit
+            ),
             "--rate is for an open loop and --max-concurrency for a closed one; give one of the two": (
                 rate is not None and concurrency is not None
             ),

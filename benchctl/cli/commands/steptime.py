@@ -357,14 +357,11 @@ def diagnose(
     last: list[Table | str] = []
     if diagnosis.runs_to_add:
         last += ("", run_table(diagnosis), *_files(profile=profile_out))
-    elif profile_out is not None:
+    if profile_out is not None and not diagnosis.runs_to_add:
         last.append(f"no profile is written to {profile_out}: no run would determine the coefficients much better")
-    if profile_out is not None and diagnosis.runs_to_add:
-        runs, measured = (
-            named_as_measured(diagnosis.runs_to_add, steps.observed),
-            engine or measured_engine(sources),
-        )
-        text = profile_text_of_runs(runs, engine=measured, seed=len(steps.observed))
+    elif profile_out is not None:
+        runs = named_as_measured(diagnosis.runs_to_add, steps.observed)
+        text = profile_text_of_runs(runs, engine=engine or measured_engine(sources), seed=len(steps.observed))
         profile_out.write_text(text, encoding="utf-8")
     tell(
         diagnosis_document(diagnosis),
