@@ -2,7 +2,6 @@
 
 Margins and verdicts: the interval of a ratio against the change that counts and the change that does not.
 Number of blocks: the effect that a number can detect, and the number that an effect or a verdict takes.
-Fisher's exact test of two shares.
 """
 
 import math
@@ -10,8 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import comb
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,25 +230,3 @@ def blocks_for_verdict(estimate: RatioEstimate, margins: Margins, confidence: fl
     numbers = range(MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1)
     least = bisect_left(numbers, True, key=is_enough)
     return numbers[least] if least < len(numbers) else None
-
-
-class Share(NamedTuple):
-    """So many of a number of trials."""
-
-    successes: int
-    trials: int
-
-
-def fisher_one_sided(larger: Share, smaller: Share) -> float:
-    """Probability of a share of ``larger`` at least as far above that of ``smaller``, if both are draws from one.
-
-    R. A. Fisher, *Statistical Methods for Research Workers*, 1934: the tail of the hypergeometric distribution with
-    both totals fixed. 1 without trials.
-    """
-    total = larger.successes + smaller.successes
-    ways = comb(larger.trials + smaller.trials, total)
-    tail = sum(
-        comb(larger.trials, count) * comb(smaller.trials, total - count)
-        for count in range(larger.successes, min(total, larger.trials) + 1)
-    )
-    return tail / ways

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, TypeAlias
 
+import numpy as np
+from scipy.stats import fisher_exact
+
 from benchctl.analysis.compare.accuracy import accuracy_sentence
-from benchctl.analysis.compare.decide import Share, fisher_one_sided
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.experiment.pairing import ArmPair, unmatched_arms, unrecorded_text
@@ -101,11 +103,11 @@ def _answer_warnings(cell: CellComparison) -> Iterator[ResultWarning]:
     of_b, of_a = divergence.b_against_a, divergence.a_against_a
     if of_a is None or of_a.identical_frac is None or of_b.identical_frac is None:
         return
-    parted = [  # answers of a mean block that are not identical
-        Share(round((side.num_pairs - side.num_identical) / blocks), round(side.num_pairs / blocks))
-        for side, blocks in ((of_b, cell.num_blocks), (of_a, cell.num_blocks - 1))
-    ]
-    if fisher_one_sided(*parted) < SURPRISING_P:
+    table = []
+    for side, blocks in ((of_b, cell.num_blocks), (of_a, cell.num_blocks - 1)):
+        num_parted = round((side.num_pairs - side.num_identical) / blocks)
+        table.append([num_parted, round(side.num_pairs / blocks) - num_parted])
+    if fisher_exact(np.array(table), alternative="greater").pvalue < SURPRISING_P:
         message = (
             f"draft tokens change greedy answers: {of_b.identical_frac:.1%} are identical on both sides, and "
             f"{of_a.identical_frac:.1%} on side A from block to block"
