@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import msgspec
 
+from benchctl.analysis.metrics.arrivals import bunching_warnings
 from benchctl.analysis.validity.answers import answer_end_warnings, prompt_warnings
-from benchctl.analysis.validity.client import bunching_warnings, client_suspect_warnings, client_warnings
+from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import OWN_LIMITS, RequestRefusedError, RunError
 from benchctl.load.demand import LoadSize

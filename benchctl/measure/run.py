@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from benchctl.analysis.validity.client import underfilled_batch_warnings
+from benchctl.analysis.validity.checks import underfilled_batch_warnings
 from benchctl.analysis.validity.machines import chooses_devices
 from benchctl.analysis.validity.usable import clock_warnings
 from benchctl.engines.engine import Engine, LaunchSite, engine_for, raw_step_log

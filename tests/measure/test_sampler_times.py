@@ -17,7 +17,7 @@ from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.validity.answers import Check
-from benchctl.analysis.validity.client import in_step_frac, underfilled_batch_warnings
+from benchctl.analysis.validity.checks import in_step_frac, underfilled_batch_warnings
 from benchctl.cli.screen import wide_console
 from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.records.loaded import LoadedRun, load_results

@@ -28,8 +28,8 @@ from benchctl.analysis.compare.metric import roles_of
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.observed import modelled_run
 from benchctl.analysis.experiment.pairing import ArmPair, deciding_between
+from benchctl.analysis.metrics.arrivals import num_bunched
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, RatioEstimate, SideRatio
-from benchctl.analysis.validity.client import num_bunched
 from benchctl.errors import UsageError
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RunRecord

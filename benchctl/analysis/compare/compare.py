@@ -26,11 +26,11 @@ from benchctl.analysis.experiment.pairing import (
     deciding_between,
     match_cells,
 )
+from benchctl.analysis.metrics.arrivals import num_bunched
 from benchctl.analysis.metrics.latency import is_completed, measured
 from benchctl.analysis.metrics.speculation import arm_drafts
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator
-from benchctl.analysis.validity.client import num_bunched
 from benchctl.analysis.validity.comparable import (
     Difference,
     configuration_differences,

@@ -1,16 +1,21 @@
-"""The load generator's own account: delays of sends against the schedule, and its processes.
+"""The load generator's own account: delays of sends against the schedule, its slots, and its processes.
 
 The part of each delay that the client caused, and the load that reached the server: concurrent requests of a closed
 loop, or the rate of an open one.
+
+Slots of a closed loop that were empty while requests waited are load that the client kept from the server. A slot
+is empty from the last byte of one answer, by the kernel's timestamp, until the next request is handed to the
+kernel; this includes reading late, preparing the next request and opening a connection. The idle slots at a moment
+are the empty ones, but at most as many as requests remain to be sent: slots that are empty in the tail of a load are
+not idle. The server met ``num_slots * (1 - idle)`` requests at once.
 """
 
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
-from statistics import fmean
+from itertools import accumulate, chain
 from typing import Final
 
 from benchctl.analysis.metrics.latency import (
@@ -20,34 +25,15 @@ from benchctl.analysis.metrics.latency import (
     pooled_itls_ns,
     quotient,
     send_lag_ns,
-    smallest_sample,
 )
-from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, slot_occupancy
 from benchctl.profile.model import Arrival
 from benchctl.records.record import RequestRecord
-from benchctl.records.schema import ClientSample, ResultWarning
-from benchctl.units import NS_PER_MS, NS_PER_S, NS_PER_US, milliseconds, ms_from_ns, s_from_ns
+from benchctl.records.schema import ClientSample
+from benchctl.units import NS_PER_MS, NS_PER_S, s_from_ns
 
 MAX_SEND_LAG_NS: Final = 2 * NS_PER_MS
 """An event loop's timer fires up to 1 ms late, because it waits for whole milliseconds; another 1 ms is tolerated
 for a busy processor."""
-WRITE_NS: Final = 100 * NS_PER_US
-"""Tolerated time for writing each of the requests that are due at one moment: four times that of a free core."""
-MAX_WAVE_LAG_NS: Final = 50 * NS_PER_MS
-"""Tolerated common delay of requests that are due at one moment, or a hundredth of the load if that is more: a
-single hiccup delays them all and changes the load by no more than this."""
-MAX_EMPTY_FRAC: Final = 0.05
-"""Share of time for which slots of a closed loop may be empty because the client was late: beyond it the server met
-a twentieth fewer concurrent requests than planned."""
-MIN_RATE_FRAC: Final = 0.95
-"""Below this the load is another one: near saturation a server's queue depends strongly on the rate."""
-KOLMOGOROV_95: Final = 1.358
-"""Kolmogorov distance of gaps from their law, times the root of their number, below which it stays by chance in 95
-of 100 loads."""
-HABIT_FRAC: Final = 0.01
-"""More than one in a hundred is beyond the 99th percentile ..."""
-MIN_HABIT: Final = 5
-"""... and fewer occurrences than this are not a habit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,103 +102,92 @@ def _most_open(requests: Sequence[RequestRecord]) -> int:
     return max(accumulate(change for _, change in sorted(sent + ended)), default=0)
 
 
-def delayed_sends(sends: Sends, load_ns: int) -> Iterator[ResultWarning]:
-    """A warning if requests repeatedly left late, or one wave of them by a large part of the load."""
-    if load_ns < MIN_LOAD_NS:
-        return
-    delays_by_time: dict[int, list[int]] = {}
-    for request, lag_ns in zip(sends.requests, sends.own_lag_ns, strict=True):
-        delays_by_time.setdefault(request.scheduled_ns, []).append(lag_ns)
-    # less the time for writing the requests before it
-    waves = [[lag_ns - i * WRITE_NS for i, lag_ns in enumerate(sorted(wave))] for wave in delays_by_time.values()]
-    lags = [lag_ns for wave in waves for lag_ns in wave]
-    num_late, num_late_waves = count_above(lags, MAX_SEND_LAG_NS), count_above(map(max, waves), MAX_SEND_LAG_NS)
-    is_always = is_habit(num_late_waves, len(waves)) and is_habit(num_late, len(lags))
-    if is_always and not sends.is_planned:  # only if the wait takes a considerable part of the time of the answers
-        answered = [(r.done_ns or 0) - (r.sent_ns or 0) for r in sends.requests if r.done_ns is not None]
-        is_always = sum(sends.own_lag_ns) > MAX_EMPTY_FRAC * sum(answered)
-    wave_limit_ns = max(MAX_WAVE_LAG_NS, round(load_ns * HABIT_FRAC))
-    if not is_always and not is_habit(count_above(lags, wave_limit_ns), len(lags)):
-        return
-    num_unconnected = sum((r.connected_ns or 0) > r.scheduled_ns for r in sends.requests) if sends.is_planned else 0
-    closed = f" ({num_unconnected} connections were not open by then)" if num_unconnected else ""
-    yield ResultWarning(
-        code="sends-delayed",
-        message=f"{num_late} of {len(lags)} requests left more than {ms_from_ns(MAX_SEND_LAG_NS):.0f} ms late "
-        f"(p99 {p99_ms(lags)} ms){closed}: the load was not the one that was planned. Free processors for the "
-        "client, or lower the load",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotOccupancy:
+    """Occupancy of the slots, from the scheduled start of the load until its last request left."""
+
+    num_slots: int
+    slot_time_ns: int
+    """Slot time in which a slot held a request, or could have held one."""
+    idle_ns: int
+    """The part of it in which slots were empty."""
+    gaps_ns: tuple[int, ...]
+    """Time for which each refilled slot had been empty."""
+    connecting_ns: tuple[int, ...]
+    """Part of each gap until the connection was open; 0 for a reused connection."""
+
+    @property
+    def idle_frac(self) -> float | None:
+        """Idle share of slot time; None for a load of one wave, which refills no slot."""
+        return quotient(self.idle_ns, self.slot_time_ns) if self.gaps_ns else None
+
+    @property
+    def mean_open(self) -> float | None:
+        """Mean number of concurrent requests at the server while requests remained."""
+        return None if self.idle_frac is None else self.num_slots * (1 - self.idle_frac)
+
+
+def slot_occupancy(requests: Sequence[RequestRecord], arrival: Arrival) -> SlotOccupancy | None:
+    """The slots of a closed loop without a launch rate limit; None for other loads.
+
+    Also None in results of older versions, which do not record when slots became free.
+    """
+    slots = arrival.max_concurrency
+    if arrival.kind not in {"closed-loop", "burst"} or slots is None or arrival.launch_rate_limit is not None:
+        return None
+    refills = [request for request in requests if request.slot_free_ns is not None]
+    if not requests or (not refills and len(requests) > slots):
+        return None
+    num_slots = min(slots, len(requests))
+    idle_ns, slot_time_ns = _integrated(requests, num_slots)
+    return SlotOccupancy(
+        num_slots=num_slots,
+        slot_time_ns=slot_time_ns,
+        idle_ns=idle_ns,
+        gaps_ns=tuple(_left_ns(request) - _due_ns(request) for request in refills),
+        connecting_ns=tuple(
+            max(min(request.connected_ns or 0, _left_ns(request)) - _due_ns(request), 0) for request in refills
+        ),
     )
 
 
-def missed_rate(sends: Sends) -> Iterator[ResultWarning]:
-    """A warning if fewer requests per second were sent than scheduled."""
-    if not sends.is_planned or len(sends.requests) < 2 or sends.held_back_ns:
-        return
-    planned, sent = sends.planned_rate, sends.sent_rate
-    if sends.planned_span_ns < MIN_LOAD_NS or not planned or sent is None or sent >= MIN_RATE_FRAC * planned:
-        return
-    yield ResultWarning(
-        code="rate-missed",
-        message=f"the client sent {sent:.4g} requests/s where {planned:.4g} were planned, less than "
-        f"{MIN_RATE_FRAC:.0%}, and no cap explains it: the server met a lighter load. Free processors for the "
-        "client, or lower the rate",
-    )
+def _integrated(requests: Sequence[RequestRecord], num_slots: int) -> tuple[int, int]:
+    """Idle time, and all time of slots, in ns, from the scheduled start of the load until its last request left.
+
+    A request counts as open until it was read completely, which a late client does late; a slot that is free
+    earlier by the kernel's timestamp counts as free. Slots without an assigned request, because one process of
+    several has none left, show in the number of open requests.
+    """
+    begin_ns, end_ns = min(map(_due_ns, requests)), max(map(_left_ns, requests))
+    # time, and changes of the requests that are open, that remain to be sent, whose own slot is known to be empty
+    changes = [(begin_ns, 0, len(requests), 0), (end_ns, 0, 0, 0)]
+    for request in requests:
+        changes.append((_left_ns(request), 1, -1, 0 if request.slot_free_ns is None else -1))
+        if request.slot_free_ns is not None:
+            changes.append((request.slot_free_ns, 0, 0, 1))
+        if request.done_ns is not None and request.done_ns < end_ns:
+            changes.append((request.done_ns, -1, 0, 0))
+    changes.sort()
+    idle_ns = slot_time_ns = num_open = num_remaining = num_waiting = 0
+    before_ns = changes[0][0]
+    for t_ns, to_open, to_remaining, to_waiting in changes:
+        idle_ns += (t_ns - before_ns) * min(num_remaining, max(num_waiting, num_slots - num_open))
+        slot_time_ns += (t_ns - before_ns) * min(num_slots, num_open + num_remaining)
+        before_ns = t_ns
+        num_open += to_open
+        num_remaining += to_remaining
+        num_waiting += to_waiting
+    return idle_ns, slot_time_ns
 
 
-def capped_rate(sends: Sends, factor: float) -> Iterator[ResultWarning]:
-    """A warning if a cap held planned requests back; ``factor`` is seconds of the engine's clock per second."""
-    waits = sends.held_back_ns
-    if not waits:
-        return
-    mean_ms, max_ms = ms_from_ns(fmean(waits) * factor), ms_from_ns(max(waits) * factor)
-    yield ResultWarning(
-        code="rate-capped",
-        message=f"{len(waits)} of {len(sends.requests)} requests waited after their time, {mean_ms:.3g} ms on "
-        f"average and {max_ms:.3g} ms at most, because the profile caps them (max_concurrency or "
-        "launch_rate_limit). No latency includes this wait, because latencies count from the send (coordinated "
-        "omission); raise the cap, or use a closed loop",
-    )
+def _due_ns(request: RequestRecord) -> int:
+    """Earliest possible send: when its slot was free, or the load due."""
+    return request.scheduled_ns if request.slot_free_ns is None else request.slot_free_ns
 
 
-def unlike_poisson(sends: Sends, arrival: Arrival) -> Iterator[ResultWarning]:
-    """A warning if the gaps between sends are no longer those of the Poisson process that was planned."""
-    rate = arrival.request_rate if arrival.kind == "poisson" else None
-    if rate is None or sends.planned_span_ns < MIN_LOAD_NS or sends.held_back_ns:
-        return
-    planned, sent = (
-        _distance_from_poisson(times_ns, rate)
-        for times_ns in zip(*((each.scheduled_ns, each.sent_ns or 0) for each in sends.requests), strict=True)
-    )
-    limit = KOLMOGOROV_95 / math.sqrt(len(sends.requests) - 1)
-    if sent > max(limit, planned):
-        yield ResultWarning(
-            code="sends-unlike-poisson",
-            message=f"the gaps between {len(sends.requests)} sends have a Kolmogorov distance of {sent:.4f} from a "
-            f"Poisson process of {rate:g} requests/s; chance stays below {limit:.4f} in 95 of 100 loads, and the "
-            f"plan has {planned:.4f}: requests left in bunches. Free processors for the client, or lower the rate",
-        )
-
-
-def _distance_from_poisson(times_ns: Iterable[int], rate_per_s: float) -> float:
-    """Kolmogorov distance of the gaps between times from the exponential distribution of this rate."""
-    gaps_ns = (later - earlier for earlier, later in pairwise(sorted(times_ns)))
-    shares = sorted(-math.expm1(-s_from_ns(gap_ns) * rate_per_s) for gap_ns in gaps_ns)
-    return max(max((i + 1) / len(shares) - share, share - i / len(shares)) for i, share in enumerate(shares))
-
-
-def count_above(values: Iterable[float], limit: float) -> int:
-    """Count the values above the limit."""
-    return sum(value > limit for value in values)
-
-
-def is_habit(count: int, total: int) -> bool:
-    """True if it happens to more than one in a hundred, and not just to a few."""
-    return count >= MIN_HABIT and count > HABIT_FRAC * total
-
-
-def p99_ms(values_ns: Sequence[float]) -> str:
-    """The 99th percentile as text."""
-    return milliseconds(percentiles(values_ns, smallest_sample(99), (99,))[99])  # of any number of values
+def _left_ns(request: RequestRecord) -> int:
+    """Time of the send; a request that was never sent held its slot until it failed, so it has no gap."""
+    return _due_ns(request) if request.sent_ns is None else request.sent_ns
 
 
 def by_worker(samples: Iterable[ClientSample]) -> dict[int, list[ClientSample]]:
@@ -223,8 +198,6 @@ def by_worker(samples: Iterable[ClientSample]) -> dict[int, list[ClientSample]]:
     return {worker: sorted(own, key=lambda sample: sample.t_ns) for worker, own in samples_of.items()}
 
 
-_PERIOD_NS: Final = NS_PER_S // 10
-"""Period of the samples of an event loop that does not stall."""
 MIN_CPU_SPAN_NS: Final = NS_PER_S
 """Processor time over a shorter span says little."""
 
@@ -288,38 +261,3 @@ def busy_cores(samples: Iterable[ClientSample]) -> Mapping[int, float]:
         for worker, own in by_worker(samples).items()
         if (span_ns := own[-1].t_ns - own[0].t_ns) >= MIN_CPU_SPAN_NS
     }
-
-
-def samples_span_ns(samples: Iterable[ClientSample]) -> int:
-    """Time that the samples cover, in the process that was sampled longest."""
-    return max((own[-1].t_ns - own[0].t_ns + _PERIOD_NS for own in by_worker(samples).values()), default=0)
-
-
-def stalled_ns(samples: Iterable[ClientSample], limit_ns: float) -> int:
-    """Time covered by samples whose lag exceeds the limit, in the process with the most of it.
-
-    Time rather than a count, because a stalled loop takes fewer samples.
-    """
-    late = []
-    for own in by_worker(samples).values():
-        starts = [own[0].t_ns - _PERIOD_NS, *(sample.t_ns for sample in own[:-1])]
-        late.append(sum(s.t_ns - start for s, start in zip(own, starts, strict=True) if s.loop_lag_ns > limit_ns))
-    return max(late, default=0)
-
-
-def clock_steps(samples: Iterable[ClientSample]) -> tuple[tuple[float, float], ...]:
-    """Each time that the wall clock was set during the load: seconds since the first look at it, and by how many.
-
-    They are those of the process that noticed most.
-    """
-    offsets = [
-        [sample.offset for sample in own if sample.offset is not None] for own in by_worker(samples).values()
-    ]
-    most = max(offsets, key=len, default=[])
-    return tuple(
-        (
-            s_from_ns(after.t_ns - most[0].t_ns),
-            s_from_ns(after.realtime_less_monotonic_ns - before.realtime_less_monotonic_ns),
-        )
-        for before, after in pairwise(most)
-    )

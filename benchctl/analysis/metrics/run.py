@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from benchctl.analysis.metrics.bounds import uncertain_metrics
+from benchctl.analysis.metrics.arrivals import uncertain_metrics
 from benchctl.analysis.metrics.client import OfferedLoad, client_metrics, offered_load
 from benchctl.analysis.metrics.latency import (
     PERCENTS,

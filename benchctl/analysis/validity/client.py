@@ -1,194 +1,53 @@
-"""Bursts of tokens at the client, and their cause.
+"""Judges the load client: a load generator that was late or had no processor time measured itself.
 
-Judges the load client: a load generator that was late or had no processor time measured itself.
-Share of the requests in flight that was in the engine's steps, and a warning if it is low.
+Each judgment is a message, or None where there is nothing to say.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from operator import sub
-from statistics import fmean, median
-from typing import TYPE_CHECKING, Final
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Final
 
-from benchctl.analysis.metrics.bounds import arrival_errors, late_read_warnings, num_chunks_per_write
+from benchctl.analysis.metrics.arrivals import possible_errors_ns, uncertain_metrics
 from benchctl.analysis.metrics.client import (
-    HABIT_FRAC,
-    MIN_HABIT,
+    MAX_SEND_LAG_NS,
+    Sends,
+    SlotOccupancy,
     busy_cores,
-    capped_rate,
-    clock_steps,
-    count_above,
-    delayed_sends,
-    is_habit,
-    missed_rate,
-    p99_ms,
-    samples_span_ns,
+    by_worker,
     sends_of,
-    stalled_ns,
-    unlike_poisson,
+    slot_occupancy,
 )
-from benchctl.analysis.metrics.latency import e2el_ns, is_completed, itls_ns, known_values, measured
-from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, idle_slots, slot_occupancy
+from benchctl.analysis.metrics.latency import itls_ns, known_values, measured, percentiles, smallest_sample
 from benchctl.profile.model import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord
 from benchctl.records.schema import ClientSample, ResultWarning
 from benchctl.records.warning_codes import warnings_of
-from benchctl.units import NS_PER_MS, NS_PER_S, ms_from_ns
+from benchctl.units import NS_PER_MS, NS_PER_S, NS_PER_US, milliseconds, ms_from_ns, s_from_ns
 
-if TYPE_CHECKING:
-    from benchctl.records.columns import StepColumns
-
-
-CLIENT_BUNCHING: Final = "client-bunching"
-"""Code of the warning that the client's times do not describe the engine."""
-_CHUNK_TIMED: Final = ("ttft_ms", "itl_ms", "tpot_ms")
-"""Endings of the names of metrics that only the client times, chunk by chunk."""
-SHORT_FRAC: Final = 0.1
-"""A gap is short below this fraction of the expected time per chunk."""
-BUNCHED_FRAC: Final = 0.2
-"""Share of short gaps above which a run is bunched. Random arrivals (a Poisson process) have 1 - exp(-0.1) = 9.5 %,
-so twice as many do not come from irregular steps; and with one gap in five missing, the others are a quarter too
-long."""
-_MIN_GAPS: Final = 20
-"""Fewest gaps that are judged."""
-REGULAR_FRAC: Final = 0.8
-"""Least share of the writes with the same number of chunks if that number is the server's choice."""
-_MIN_WRITES: Final = 10
-"""Fewest writes that show a choice."""
-UNEVEN_STEPS: Final = 5.0
-"""Delay of one token in twenty against the median token, in steps, above which a run is bunched. A front end that
-stalls from time to time makes few short gaps: only those of the following burst. Chosen from 29 runs of small
-models on two cores: 24 with more short gaps than ``BUNCHED_FRAC`` had 6 or more; of the other five, two had 11 and
-54 and three had 2.0, 2.3 and 3.3. Not tried on a GPU."""
-
-
-def num_bunched(metric: str, runs: Iterable[LoadedRun]) -> int:
-    """The runs in which a metric is not that of the engine, because tokens came in bursts; 0 for other metrics than
-    those that time chunks.
-    """
-    if not metric.endswith(_CHUNK_TIMED):
-        return 0
-    return sum(any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings) for run in runs)
-
-
-def count_gaps(requests: Iterable[RequestRecord], steps: "StepColumns | None" = None) -> tuple[int, int]:
-    """The numbers of short gaps between successive chunks of a choice, and of all."""
-    gaps_ns, limits_ns = _gaps_and_limits(requests, steps)
-    pairs = zip(gaps_ns, limits_ns, strict=True)
-    return sum(gap < limit for of_request, limit in pairs for gap in of_request), sum(map(len, gaps_ns))
-
-
-def _gaps_and_limits(
-    requests: Iterable[RequestRecord], steps: "StepColumns | None"
-) -> tuple[list[Sequence[int]], list[float]]:
-    """The gaps of each completed request, in ns, and the duration below which they are short.
-
-    That is a fraction of the expected time per chunk. With steps it is a quick step (the tenth percentile), because
-    no choice gets two chunks within one step. Without it is the mean gap of the request, which includes all its
-    bursts, but at most the median of these means over the requests, because the mean of a single delayed request is
-    not its pace.
-    """
-    gaps_ns = [gaps for request in requests if is_completed(request) and (gaps := itls_ns(request))]
-    paces_ns = [sum(gaps) / len(gaps) for gaps in gaps_ns]
-    most_ns = median(paces_ns) if paces_ns else 0.0
-    if steps:
-        most_ns = float(sorted(steps.dur_ns.tolist())[len(steps) // 10])
-        paces_ns = [most_ns] * len(gaps_ns)
-    return list(gaps_ns), [SHORT_FRAC * min(pace, most_ns) for pace in paces_ns]
-
-
-def regular_write(requests: Sequence[RequestRecord], steps: "StepColumns | None" = None) -> int | None:
-    """Number of chunks of a choice that arrive at once, if it is nearly always the same; otherwise None.
-
-    Chunks that follow each other within a tenth of the time per chunk arrive at once. The last write of each choice
-    holds the remainder and does not count.
-    """
-    _, limits_ns = _gaps_and_limits(requests, steps)
-    sizes: Counter[int] = Counter()
-    for request in requests if limits_ns else ():
-        for choice in request.choices if is_completed(request) else ():
-            gaps_ns = map(sub, choice.chunk_ns[1:], choice.chunk_ns)
-            ends = [0, *(i for i, gap in enumerate(gaps_ns, start=1) if gap >= min(limits_ns))]
-            sizes.update(map(sub, ends[1:], ends))
-    if sizes.total() < _MIN_WRITES:
-        return None
-    size, count = sizes.most_common(1)[0]
-    return size if count >= REGULAR_FRAC * sizes.total() else None
-
-
-def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepColumns") -> float | None:
-    """Spread of the tokens' delays from engine to client, in mean steps: their p95 less the median.
-
-    A token's delay is its arrival less the end of the step that made it. Tokens are matched in the order of both
-    times, which has the least variance of all ways to match them. A common delay does not count: it moves ttft and
-    leaves itl and tpot unchanged. None unless both sides count the same number of tokens, on the host's clock.
-    """
-    choices = [choice for request in requests for choice in request.choices]
-    counts = steps.optional("output_tokens")
-    if steps.total("output_tokens") is None or counts is None or steps.clocks != ("host",):
-        return None
-    if any(choice.chunk_tokens is None for choice in choices):
-        return None
-    import numpy as np  # noqa: PLC0415 - importing takes longer than judging a short load without steps
-
-    chunk_ns = np.array([t_ns for choice in choices for t_ns in choice.chunk_ns], dtype=np.int64)
-    chunk_tokens = [tokens for choice in choices for tokens in choice.chunk_tokens or ()]
-    arrived = np.sort(np.repeat(chunk_ns, np.array(chunk_tokens, dtype=np.int64)))
-    made = np.sort(np.repeat(steps.start_ns + steps.dur_ns, counts.astype(np.int64)))
-    if not len(made) or len(made) != len(arrived):
-        return None
-    middle, late = np.percentile(arrived - made, [50, 95])
-    return float(late - middle) / float(steps.dur_ns.mean())
-
-
-def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
-    """A warning if arrivals are bunched, or a note if the server always writes several chunks at once."""
-    if run.record.clock == "virtual":
-        return ()
-    requests = measured(run.requests)
-    steps = run.columns if len(run.columns) and run.record.times_whole_steps else None
-    size = regular_write(requests, steps) or 1
-    if 1 < size <= num_chunks_per_write(requests, run.client) and not _is_uneven(requests, steps, size):
-        message = (
-            f"the server writes {size} chunks of an answer at once: arrival times, ttft, tpot and e2el are exact; "
-            f"itl is 0 within a write, and the time of {size} chunks between two writes"
-        )
-        return (ResultWarning(code="server-coalescing", message=message),)
-    num_short, num_gaps = count_gaps(requests, steps)
-    if num_gaps >= _MIN_GAPS and num_short > BUNCHED_FRAC * num_gaps:
-        signs = (
-            f"more than {BUNCHED_FRAC:.0%} of the gaps between chunks are shorter than a tenth of a chunk's time"
-        )
-    elif num_gaps >= _MIN_GAPS and _is_uneven(requests, steps, 1):
-        signs = f"one token in twenty took over {UNEVEN_STEPS:.0f} steps longer to arrive than the median token"
-    else:
-        return ()
-    truth = "step metrics are exact" if steps else "wall time and throughput hold, and no steps are known"
-    cause = (
-        "The client read most of them promptly, so the server sent them in bursts: free processors for the server"
-    )
-    if 2 * count_above(_all_errors_ns(requests, run.client), 0) > num_short:
-        cause = "Most of them waited for the client to read: free processors for the client"
-    message = (
-        f"tokens reached the client in bursts: {signs}, so ttft, itl and tpot of the client are not trustworthy; "
-        f"{truth}. {cause}"
-    )
-    return (ResultWarning(code=CLIENT_BUNCHING, message=message),)
-
-
-def _all_errors_ns(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> list[int]:
-    """The bounds of the errors of all arrival times that may be wrong."""
-    return [error_ns for of_request in arrival_errors(requests, samples) for error_ns in chain(*of_request)]
-
-
-def _is_uneven(requests: Sequence[RequestRecord], steps: "StepColumns | None", size: int) -> bool:
-    """True if delays spread by more than the wait of the first of ``size`` chunks for the last of its write."""
-    unevenness = None if steps is None else delivery_unevenness_steps(requests, steps)
-    return unevenness is not None and unevenness > UNEVEN_STEPS + size / 2 - 0.5
-
-
+MIN_LOAD_NS: Final = NS_PER_S
+"""In a shorter load one hiccup of the machine is a hundredth."""
+MAX_IDLE_FRAC: Final = 0.01
+"""Idle share of the slots that is a hundredth of the load: comparisons call no smaller change."""
+WRITE_NS: Final = 100 * NS_PER_US
+"""Tolerated time for writing each of the requests that are due at one moment: four times that of a free core."""
+MAX_WAVE_LAG_NS: Final = 50 * NS_PER_MS
+"""Tolerated common delay of requests that are due at one moment, or a hundredth of the load if that is more: a
+single hiccup delays them all and changes the load by no more than this."""
+MAX_EMPTY_FRAC: Final = 0.05
+"""Share of time for which slots of a closed loop may be empty because the client was late: beyond it the server met
+a twentieth fewer concurrent requests than planned."""
+MIN_RATE_FRAC: Final = 0.95
+"""Below this the load is another one: near saturation a server's queue depends strongly on the rate."""
+KOLMOGOROV_95: Final = 1.358
+"""Kolmogorov distance of gaps from their law, times the root of their number, below which it stays by chance in 95
+of 100 loads."""
+HABIT_FRAC: Final = 0.01
+"""More than one in a hundred is beyond the 99th percentile ..."""
+MIN_HABIT: Final = 5
+"""... and fewer occurrences than this are not a habit."""
 MAX_STAMP_ERROR_NS: Final = NS_PER_MS
 """Tolerated error of an arrival time ..."""
 STAMP_ERROR_FRAC: Final = 0.1
@@ -204,69 +63,127 @@ MAX_BUSY_FRAC: Final = 0.9
 """Share of a core above which a process has none to spare: simultaneous arrivals queue."""
 MIN_HELD_UP_NS: Final = NS_PER_S // 2
 """Time under late wake-ups that is more than a hiccup."""
+_PERIOD_NS: Final = NS_PER_S // 10
+"""Period of the samples of an event loop that does not stall."""
 _MOST_STEPS: Final = 3
 """Settings of the wall clock that a warning describes."""
 
 
 def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
-    """The warnings that make a run suspect because the client was its bottleneck; none on a virtual clock."""
+    """The warnings that make a run suspect because the client was its bottleneck; none on a virtual clock.
+
+    Of a lighter load the slots tell where they are known, otherwise the sends.
+    """
     if run.record.clock == "virtual":
         return ()
-    requests, cores = measured(run.requests), busy_cores(run.client)
-    full = [used for used in cores.values() if used > MAX_BUSY_FRAC]
-    busy = (
-        f"{len(full)} of {len(cores)} processes of the load generator used more than {MAX_BUSY_FRAC:.0%} of a core "
-        f"(at most {max(full, default=0):.0%}): the load may have measured the client's pace. Lower the load, or "
-        "use more processes for it"
+    requests = measured(run.requests)
+    occupancy, sends = slot_occupancy(requests, arrival), sends_of(requests, arrival)
+    done_ns = known_values(request.done_ns for request in requests)
+    load_ns = max(done_ns) - min(request.scheduled_ns for request in requests) if done_ns else 0
+    if occupancy is not None and occupancy.idle_frac is not None:
+        lighter_load = {"slots-idle": _idle_slots(occupancy, occupancy.idle_frac, load_ns)}
+    else:
+        lighter_load = {"sends-delayed": _delayed_sends(sends, load_ns), "rate-missed": _missed_rate(sends)}
+    return warnings_of(
+        lighter_load
+        | {
+            "arrival-times-unreliable": _late_reads(requests, run.client),
+            "client-cpu": _busy_processes(run.client),
+        }
     )
-    of_processes = warnings_of(
-        {"arrival-times-unreliable": _late_reads(requests, run.client), "client-cpu": busy if full else None}
-    )
-    return (*_missed_load(requests, arrival), *of_processes)
 
 
 def client_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
     """Warnings that leave the run as it is."""
     requests, is_virtual = measured(run.requests), run.record.clock == "virtual"
     sends = sends_of(requests, arrival)
-    return (
-        *(() if is_virtual else (*late_read_warnings(run), *unlike_poisson(sends, arrival))),
-        *capped_rate(sends, run.record.clock_factor),
-        *warnings_of(
-            {
-                "event-loop-stalls": None if is_virtual else _stalls(run.client),
-                "wall-clock-set": _clock_changes(run.client),
-                "other-transport": _other_transports(requests),
-            }
-        ),
+    return warnings_of(
+        {
+            "times-bounded": None if is_virtual else _left_out(run),
+            "sends-unlike-poisson": None if is_virtual else _unlike_poisson(sends, arrival),
+            "rate-capped": _capped_rate(sends, run.record.clock_factor),
+            "event-loop-stalls": None if is_virtual else _stalls(run.client),
+            "wall-clock-set": _clock_changes(run.client),
+            "other-transport": _other_transports(requests),
+        }
     )
 
 
-def _missed_load(requests: Sequence[RequestRecord], arrival: Arrival) -> Iterator[ResultWarning]:
-    """Warnings that the server met a lighter load: from its slots if these are known, otherwise from the sends."""
-    occupancy = slot_occupancy(requests, arrival)
-    done_ns = known_values(request.done_ns for request in requests)
-    load_ns = max(done_ns) - min(request.scheduled_ns for request in requests) if done_ns else 0
-    if occupancy is not None and occupancy.idle_frac is not None:
-        yield from idle_slots(occupancy, load_ns)
-        return
-    sends = sends_of(requests, arrival)
-    yield from delayed_sends(sends, load_ns)
-    yield from missed_rate(sends)
+def _idle_slots(occupancy: SlotOccupancy, idle_frac: float, load_ns: int) -> str | None:
+    """Slots were empty for more than a hundredth of their time, however often."""
+    if load_ns < MIN_LOAD_NS or idle_frac <= MAX_IDLE_FRAC:
+        return None
+    tails = percentiles(occupancy.gaps_ns, len(occupancy.gaps_ns))
+    gaps = [milliseconds(gap_ns) for gap_ns in (tails[50], tails[99], max(occupancy.gaps_ns))]
+    connecting, num_connecting = occupancy.connecting_ns, sum(map(bool, occupancy.connecting_ns))
+    remedy = "Free a core for the client, or lower the load"
+    if 2 * num_connecting > len(connecting):
+        remedy = (
+            "The server closes connections, so a slot waits for a new one: let it keep them open, or free a core "
+            "for the client"
+        )
+    return (
+        f"slots of the closed loop were empty for {idle_frac:.2%} of their time although requests waited "
+        f"(more than {MAX_IDLE_FRAC:.0%}): the server met {occupancy.mean_open:.4g} of {occupancy.num_slots} "
+        f"requests at once. From the last byte of an answer to the next request: {gaps[0]} ms (p50), "
+        f"{gaps[1]} ms (p99) and {gaps[2]} ms (max); {num_connecting} of {len(connecting)} had to open "
+        f"a connection, which took {sum(connecting) / max(sum(occupancy.gaps_ns), 1):.0%} of that time. {remedy}"
+    )
+
+
+def _delayed_sends(sends: Sends, load_ns: int) -> str | None:
+    """Requests repeatedly left late, or one wave of them by a large part of the load."""
+    if load_ns < MIN_LOAD_NS:
+        return None
+    delays_by_time: dict[int, list[int]] = {}
+    for request, lag_ns in zip(sends.requests, sends.own_lag_ns, strict=True):
+        delays_by_time.setdefault(request.scheduled_ns, []).append(lag_ns)
+    # less the time for writing the requests before it
+    waves = [[lag_ns - i * WRITE_NS for i, lag_ns in enumerate(sorted(wave))] for wave in delays_by_time.values()]
+    lags = [lag_ns for wave in waves for lag_ns in wave]
+    num_late, num_late_waves = _count_above(lags, MAX_SEND_LAG_NS), _count_above(map(max, waves), MAX_SEND_LAG_NS)
+    is_always = _is_habit(num_late_waves, len(waves)) and _is_habit(num_late, len(lags))
+    if is_always and not sends.is_planned:  # only if the wait takes a considerable part of the time of the answers
+        answered = [(r.done_ns or 0) - (r.sent_ns or 0) for r in sends.requests if r.done_ns is not None]
+        is_always = sum(sends.own_lag_ns) > MAX_EMPTY_FRAC * sum(answered)
+    wave_limit_ns = max(MAX_WAVE_LAG_NS, round(load_ns * HABIT_FRAC))
+    if not is_always and not _is_habit(_count_above(lags, wave_limit_ns), len(lags)):
+        return None
+    num_unconnected = sum((r.connected_ns or 0) > r.scheduled_ns for r in sends.requests) if sends.is_planned else 0
+    closed = f" ({num_unconnected} connections were not open by then)" if num_unconnected else ""
+    return (
+        f"{num_late} of {len(lags)} requests left more than {ms_from_ns(MAX_SEND_LAG_NS):.0f} ms late "
+        f"(p99 {_p99_ms(lags)} ms){closed}: the load was not the one that was planned. Free processors for the "
+        "client, or lower the load"
+    )
+
+
+def _missed_rate(sends: Sends) -> str | None:
+    """Fewer requests per second were sent than scheduled."""
+    if not sends.is_planned or len(sends.requests) < 2 or sends.held_back_ns:
+        return None
+    planned, sent = sends.planned_rate, sends.sent_rate
+    if sends.planned_span_ns < MIN_LOAD_NS or not planned or sent is None or sent >= MIN_RATE_FRAC * planned:
+        return None
+    return (
+        f"the client sent {sent:.4g} requests/s where {planned:.4g} were planned, less than "
+        f"{MIN_RATE_FRAC:.0%}, and no cap explains it: the server met a lighter load. Free processors for the "
+        "client, or lower the rate"
+    )
 
 
 def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> str | None:
-    if samples_span_ns(samples) < MIN_LOAD_NS:
+    if _span_ns(samples) < MIN_LOAD_NS:
         return None
     gaps_ns = [gap_ns for request in requests for gap_ns in itls_ns(request)]
     allowed_ns = max(MAX_STAMP_ERROR_NS, STAMP_ERROR_FRAC * fmean(gaps_ns) if gaps_ns else 0.0)
     choices = [choice for request in requests for choice in request.choices]
     num_chunks = sum(len(choice.chunk_ns) for choice in choices)
     num_unstamped = sum(len(choice.chunk_ns) for choice in choices if choice.chunk_late_ns is None)
-    errors_ns = _all_errors_ns(requests, samples)
-    num_wrong = count_above(errors_ns, allowed_ns)
+    errors_ns = possible_errors_ns(requests, samples)
+    num_wrong = _count_above(errors_ns, allowed_ns)
     reasons = []
-    if is_habit(num_unstamped, num_chunks) and _is_stalled(samples, allowed_ns + TIMER_NS):
+    if _is_habit(num_unstamped, num_chunks) and _is_stalled(samples, allowed_ns + TIMER_NS):
         reasons.append(
             f"the client timestamped {num_unstamped} of {num_chunks} chunks itself, without the kernel, and its "
             f"event loop was late (p99 {_p99_lag(samples)} ms): these times may be off by as much"
@@ -275,13 +192,77 @@ def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSampl
         reasons.append(
             f"{num_wrong} of {num_chunks} chunks were read together with newer ones by a late client, and may have "
             f"arrived more than {ms_from_ns(allowed_ns):.3g} ms before their recorded time (p99 "
-            f"{p99_ms(errors_ns)} ms)"
+            f"{_p99_ms(errors_ns)} ms)"
         )
     return "; ".join(reasons) + ". Free processors for the client, or lower the load" if reasons else None
 
 
+def _busy_processes(samples: Sequence[ClientSample]) -> str | None:
+    cores = busy_cores(samples)
+    full = [used for used in cores.values() if used > MAX_BUSY_FRAC]
+    if not full:
+        return None
+    return (
+        f"{len(full)} of {len(cores)} processes of the load generator used more than {MAX_BUSY_FRAC:.0%} of a core "
+        f"(at most {max(full):.0%}): the load may have measured the client's pace. Lower the load, or "
+        "use more processes for it"
+    )
+
+
+def _left_out(run: LoadedRun) -> str | None:
+    """The metrics that late reads make unknown, with the bounds between which they lie."""
+    bounds = uncertain_metrics(run).items()
+    intervals = "; ".join(f"{name} in {low_ms:.3g} to {high_ms:.3g} ms" for name, (low_ms, high_ms) in bounds)
+    if not intervals:
+        return None
+    return (
+        "the client read several server writes at once, so some arrival times are known between bounds only, and "
+        f"these metrics are left out: {intervals}. The others count. Free processors for the client"
+    )
+
+
+def _unlike_poisson(sends: Sends, arrival: Arrival) -> str | None:
+    """The gaps between sends are no longer those of the Poisson process that was planned."""
+    rate = arrival.request_rate if arrival.kind == "poisson" else None
+    if rate is None or sends.planned_span_ns < MIN_LOAD_NS or sends.held_back_ns:
+        return None
+    planned, sent = (
+        _distance_from_poisson(times_ns, rate)
+        for times_ns in zip(*((each.scheduled_ns, each.sent_ns or 0) for each in sends.requests), strict=True)
+    )
+    limit = KOLMOGOROV_95 / math.sqrt(len(sends.requests) - 1)
+    if sent <= max(limit, planned):
+        return None
+    return (
+        f"the gaps between {len(sends.requests)} sends have a Kolmogorov distance of {sent:.4f} from a "
+        f"Poisson process of {rate:g} requests/s; chance stays below {limit:.4f} in 95 of 100 loads, and the "
+        f"plan has {planned:.4f}: requests left in bunches. Free processors for the client, or lower the rate"
+    )
+
+
+def _distance_from_poisson(times_ns: Iterable[int], rate_per_s: float) -> float:
+    """Kolmogorov distance of the gaps between times from the exponential distribution of this rate."""
+    gaps_ns = (later - earlier for earlier, later in pairwise(sorted(times_ns)))
+    shares = sorted(-math.expm1(-s_from_ns(gap_ns) * rate_per_s) for gap_ns in gaps_ns)
+    return max(max((i + 1) / len(shares) - share, share - i / len(shares)) for i, share in enumerate(shares))
+
+
+def _capped_rate(sends: Sends, factor: float) -> str | None:
+    """A cap held planned requests back; ``factor`` is seconds of the engine's clock per second."""
+    waits = sends.held_back_ns
+    if not waits:
+        return None
+    mean_ms, max_ms = ms_from_ns(fmean(waits) * factor), ms_from_ns(max(waits) * factor)
+    return (
+        f"{len(waits)} of {len(sends.requests)} requests waited after their time, {mean_ms:.3g} ms on "
+        f"average and {max_ms:.3g} ms at most, because the profile caps them (max_concurrency or "
+        "launch_rate_limit). No latency includes this wait, because latencies count from the send (coordinated "
+        "omission); raise the cap, or use a closed loop"
+    )
+
+
 def _stalls(samples: Sequence[ClientSample]) -> str | None:
-    if samples_span_ns(samples) < MIN_LOAD_NS or not _is_stalled(samples, MAX_LOOP_LAG_NS):
+    if _span_ns(samples) < MIN_LOAD_NS or not _is_stalled(samples, MAX_LOOP_LAG_NS):
         return None
     return (
         f"the client's event loop repeatedly stalled for over {ms_from_ns(MAX_LOOP_LAG_NS):.0f} ms "
@@ -290,25 +271,22 @@ def _stalls(samples: Sequence[ClientSample]) -> str | None:
     )
 
 
-def _p99_lag(samples: Sequence[ClientSample]) -> str:
-    return p99_ms([sample.loop_lag_ns for sample in samples])
-
-
-def _is_stalled(samples: Sequence[ClientSample], limit_ns: float) -> bool:
-    """True if event loops were late by more than the limit for more than a hundredth of their time."""
-    late_ns = stalled_ns(samples, limit_ns)
-    return late_ns >= MIN_HELD_UP_NS and late_ns > HABIT_FRAC * samples_span_ns(samples)
-
-
 def _clock_changes(samples: Sequence[ClientSample]) -> str | None:
-    steps = clock_steps(samples)
+    """The wall clock was set during the load, by the offsets of the process that noticed most."""
+    offsets = [
+        [sample.offset for sample in own if sample.offset is not None] for own in by_worker(samples).values()
+    ]
+    most = max(offsets, key=len, default=[])
+    steps = []
+    for before, after in pairwise(most):
+        by_s = s_from_ns(after.realtime_less_monotonic_ns - before.realtime_less_monotonic_ns)
+        steps.append(f"by {by_s:+,.4g} s after {s_from_ns(after.t_ns - most[0].t_ns):.1f} s")
     if not steps:
         return None
     times = "once" if len(steps) == 1 else f"{len(steps)} times"
-    changes = ", ".join(f"by {by_s:+,.4g} s after {after_s:.1f} s" for after_s, by_s in steps[:_MOST_STEPS])
-    more = ", …" if len(steps) > _MOST_STEPS else ""
+    changes = ", ".join(steps[:_MOST_STEPS]) + (", …" if len(steps) > _MOST_STEPS else "")
     return (
-        f"the system clock was set {times} during the load ({changes}{more}): the kernel's timestamps around that "
+        f"the system clock was set {times} during the load ({changes}): the kernel's timestamps around that "
         "time are unusable, and the client's own replace them. Durations are those of a clock that is never set. "
         "Keep the clock of a measuring machine steady"
     )
@@ -329,39 +307,36 @@ def _other_transports(requests: Sequence[RequestRecord]) -> str | None:
     return f"{listed}: {remedy}" if listed else None
 
 
-MIN_IN_STEP_FRAC: Final = 0.7
-"""Share below which a run gets the warning. Overhead between steps and on the path to the client is less: it took
-6 % with small models on two cores without any waiting."""
+def _count_above(values: Iterable[float], limit: float) -> int:
+    return sum(value > limit for value in values)
 
 
-def in_step_frac(run: LoadedRun) -> float | None:
-    """Time that sequences spent in steps, divided by the time that they were in flight for the client.
+def _is_habit(count: int, total: int) -> bool:
+    """True if it happens to more than one in a hundred, and not just to a few."""
+    return count >= MIN_HABIT and count > HABIT_FRAC * total
 
-    The former is the sum of num_seqs * dur over the steps of the load, the latter that of e2el * choices over its
-    completed requests, in sequences times seconds as in Little's law. None without steps or their whole durations,
-    on a virtual clock, or if a request failed, whose share of the steps is unknown.
+
+def _p99_ms(values_ns: Sequence[float]) -> str:
+    return milliseconds(percentiles(values_ns, smallest_sample(99), (99,))[99])  # of any number of values
+
+
+def _p99_lag(samples: Sequence[ClientSample]) -> str:
+    return _p99_ms([sample.loop_lag_ns for sample in samples])
+
+
+def _span_ns(samples: Iterable[ClientSample]) -> int:
+    """Time that the samples cover, in the process that was sampled longest."""
+    return max((own[-1].t_ns - own[0].t_ns + _PERIOD_NS for own in by_worker(samples).values()), default=0)
+
+
+def _is_stalled(samples: Sequence[ClientSample], limit_ns: float) -> bool:
+    """True if the event loop of a process was late by more than the limit for more than a hundredth of its time.
+
+    Time rather than a count, because a stalled loop takes fewer samples.
     """
-    if not run.record.times_whole_steps:
-        return None
-    from benchctl.records.columns import exact_sum  # noqa: PLC0415 - numpy, after the load
-
-    requests = measured(run.requests)
-    if run.record.clock == "virtual" or not all(map(is_completed, requests)):
-        return None
-    in_flight_ns = sum((e2el_ns(request) or 0) * len(request.choices) for request in requests)
-    steps = run.columns
-    return exact_sum(steps.dur_ns, steps.num_seqs) / in_flight_ns if in_flight_ns and len(steps) else None
-
-
-def underfilled_batch_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
-    """A warning if requests spent much of their time outside the engine's steps."""
-    share = in_step_frac(run)
-    if share is None or share >= MIN_IN_STEP_FRAC:
-        return ()
-    message = (
-        f"requests spent less than {MIN_IN_STEP_FRAC:.0%} of their time in steps of the engine and waited "
-        "elsewhere: in its queue, in a front end without processor time, or in the client. The batch was smaller "
-        "than the load, and step times are those of the smaller batch; lower the load below max_num_seqs, or free "
-        "processors for the server's front end"
-    )
-    return (ResultWarning(code="underfilled-batch", message=message),)
+    late_ns = 0
+    for own in by_worker(samples).values():
+        starts = [own[0].t_ns - _PERIOD_NS, *(sample.t_ns for sample in own[:-1])]
+        spans = zip(own, starts, strict=True)
+        late_ns = max(late_ns, sum(s.t_ns - start for s, start in spans if s.loop_lag_ns > limit_ns))
+    return late_ns >= MIN_HELD_UP_NS and late_ns > HABIT_FRAC * _span_ns(samples)

@@ -13,7 +13,7 @@ from test_client_guard import codes, run_of, samples_of
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.metrics.bounds import TIMES_BOUNDED, uncertain_metrics
+from benchctl.analysis.metrics.arrivals import TIMES_BOUNDED, uncertain_metrics
 from benchctl.analysis.metrics.run import load_figures, run_metrics, tails_of_few
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from support.closed_loops import T0_NS, closed, closed_loop
 from test_client_guard import OPEN, codes, run_of, sent
 
-from benchctl.analysis.metrics.client import client_metrics, offered_load
+from benchctl.analysis.metrics.client import client_metrics, offered_load, slot_occupancy
 from benchctl.analysis.metrics.run import load_figures
-from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
 from benchctl.analysis.validity.client import client_suspect_warnings
 from benchctl.profile.model import Arrival
 from benchctl.records.record import RequestError

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.results.builders import write_results
 from support.steps import with_steps
 
-from benchctl.analysis.validity.client import MIN_IN_STEP_FRAC, in_step_frac, underfilled_batch_warnings
+from benchctl.analysis.validity.checks import MIN_IN_STEP_FRAC, in_step_frac, underfilled_batch_warnings
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.records.record import ChoiceRecord, RequestError, RequestRecord
 from benchctl.records.schema import StepRecord

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results.builders import T0_NS, edit_requests, edit_run, write_results
 
-from benchctl.analysis.validity import client as bunching
-from benchctl.analysis.validity.client import BUNCHED_FRAC, UNEVEN_STEPS, bunching_warnings
+from benchctl.analysis.metrics import arrivals as bunching
+from benchctl.analysis.metrics.arrivals import BUNCHED_FRAC, UNEVEN_STEPS, bunching_warnings
 from benchctl.records.columns import columns_from
 from benchctl.records.loaded import load_results
 from benchctl.records.record import ChoiceRecord, RequestRecord

@@ -11,10 +11,10 @@ from support.servers.paced_engine import PacedEngine, call, launch, planned, pro
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.metrics.bounds import BEAT_NS, arrival_errors
+from benchctl.analysis.metrics.arrivals import BEAT_NS, arrival_errors, bunching_warnings
 from benchctl.analysis.metrics.client import busy_cores
 from benchctl.analysis.metrics.run import run_metrics
-from benchctl.analysis.validity.client import bunching_warnings, client_suspect_warnings, client_warnings
+from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.engines.engine import RequestCall
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.load.driver import Load
