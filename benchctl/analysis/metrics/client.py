@@ -6,8 +6,8 @@ loop, or the rate of an open one.
 Slots of a closed loop that were empty while requests waited are load that the client kept from the server. A slot
 is empty from the last byte of one answer, by the kernel's timestamp, until the next request is handed to the
 kernel; this includes reading late, preparing the next request and opening a connection. The idle slots at a moment
-are the empty ones, but at most as many as requests remain to be sent: slots that are empty in the tail of a load are
-not idle. The server met ``num_slots * (1 - idle)`` requests at once.
+are the empty ones, but at most as many as requests remain to be sent: slots that are empty in the tail of a load
+are not idle. The server met ``num_slots * (1 - idle)`` requests at once.
 """
 
 import math

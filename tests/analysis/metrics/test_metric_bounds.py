@@ -13,7 +13,7 @@ from test_client_guard import codes, run_of, samples_of
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.metrics.arrivals import TIMES_BOUNDED, uncertain_metrics
+from benchctl.analysis.metrics.arrivals import uncertain_metrics
 from benchctl.analysis.metrics.run import load_figures, run_metrics, tails_of_few
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
@@ -169,7 +169,7 @@ def test_the_truth_lies_within_the_bounds_or_close_to_what_is_said(streams):
 def test_a_run_says_which_of_its_metrics_are_left_out_and_counts():
     run = run_of(load_with(20), HELD_UP)
     assert codes(client_suspect_warnings(run, closed(4))) == []
-    (warning,) = [w for w in client_warnings(run, closed(4)) if w.code == TIMES_BOUNDED]
+    (warning,) = [w for w in client_warnings(run, closed(4)) if w.code == "times-bounded"]
     assert "p99_ttft_ms in 17 to 57 ms" in warning.message
     assert "p50_ttft_ms" not in warning.message
 
