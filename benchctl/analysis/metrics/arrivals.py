@@ -49,8 +49,6 @@ every chunk counts as a write of its own."""
 CHUNKS_EXAMINED: Final = 50_000
 """Number of chunks that is enough, of choices from the whole load."""
 
-ChoiceErrors: TypeAlias = tuple[int, ...]
-"""Error of each chunk of a choice, in ns; empty if all are 0."""
 _Workers: TypeAlias = Sequence[Sequence[ClientSample]]
 """The samples of each process, in order of time."""
 
@@ -85,30 +83,37 @@ def _reads(request: RequestRecord, choice: ChoiceRecord) -> Iterator[_Read]:
         before_ns, is_first = stamp_ns + late[-1], False
 
 
-def arrival_errors(
+def earliest_arrivals(
     requests: Sequence[RequestRecord], samples: Sequence[ClientSample], *, chunks_examined: int = CHUNKS_EXAMINED
-) -> list[tuple[ChoiceErrors, ...]]:
-    """Upper bound of the error of each arrival time, by request and choice; empty if all are 0.
+) -> list[RequestRecord]:
+    """The requests with each chunk at its earliest possible arrival; the same objects where no time is in doubt.
 
-    0 for the chunks of the newest write in each read, whose timestamp is their own, and if the client cannot have
-    been away. Otherwise the chunk arrived after the previous read, and waited at most for the lag that the event
-    loop measured then plus one measuring period. Without samples (a load of less than a tenth of a second) only the
-    previous read bounds the error. Chunks without a kernel timestamp count as exact; ``validity/client`` judges
-    them.
+    The recorded time of the chunks of the newest write in each read is their own, and so are all if the client
+    cannot have been away. Otherwise the chunk arrived after the previous read, and waited at most for the lag that
+    the event loop measured then plus one measuring period. Without samples (a load of less than a tenth of a
+    second) only the previous read bounds the error. Chunks without a kernel timestamp count as exact;
+    ``validity/client`` judges them.
     """
     if not pooled_itls_ns(requests).count(0):  # no read brought two chunks of a choice: each timestamp is exact
-        return [((),) * len(request.choices) for request in requests]
+        return list(requests)
     workers = list(by_worker(samples).values())
     num_written = num_chunks_per_write(requests, samples, chunks_examined=chunks_examined)
-    return [
-        tuple(_choice_errors(request, choice, num_written, workers) for choice in request.choices)
-        for request in requests
-    ]
+    earliest = []
+    for request in requests:
+        choices = tuple(_at_earliest(request, choice, num_written, workers) for choice in request.choices)
+        is_exact = choices == request.choices
+        earliest.append(request if is_exact else msgspec.structs.replace(request, choices=choices))
+    return earliest
 
 
 def possible_errors_ns(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> list[int]:
-    """The upper bounds of ``arrival_errors`` of all choices that have any, in a row."""
-    return [error_ns for of_request in arrival_errors(requests, samples) for error_ns in chain(*of_request)]
+    """By how much each arrival may be too late, in a row, of the choices of which any is in doubt."""
+    errors_ns: list[int] = []
+    for request, early in zip(requests, earliest_arrivals(requests, samples), strict=True):
+        for choice, early_choice in zip(request.choices, early.choices, strict=True):
+            if early_choice is not choice:
+                errors_ns += map(sub, choice.chunk_ns, early_choice.chunk_ns)
+    return errors_ns
 
 
 def num_chunks_per_write(
@@ -145,13 +150,11 @@ def _is_prompt(read: _Read, workers: _Workers) -> bool:
     return _lag_around(read, workers) <= max(IN_TIME_NS, read.away_ns / 2)
 
 
-def _choice_errors(
-    request: RequestRecord, choice: ChoiceRecord, num_written: int, workers: _Workers
-) -> ChoiceErrors:
-    """Upper bounds of the time by which the older writes of each read precede its timestamp."""
-    errors: list[int] = []
+def _at_earliest(request: RequestRecord, choice: ChoiceRecord, num_written: int, workers: _Workers) -> ChoiceRecord:
+    """The choice with the older writes of each read as long before its timestamp as they may have come."""
     if not choice.chunk_late_ns or len(set(choice.chunk_ns)) == len(choice.chunk_ns):
-        return ()
+        return choice
+    errors: list[int] = []
     for read in _reads(request, choice):
         num_older, error_ns = max(read.num_chunks - num_written, 0), 0
         most_ns = max(read.stamp_ns - read.before_ns, 0)
@@ -162,7 +165,9 @@ def _choice_errors(
             is_late = read.late_ns > LATE_READ_NS or lag_ns > IN_TIME_NS
             error_ns = min(most_ns, lag_ns + BEAT_NS) if is_late and lag_ns + BEAT_NS >= read.away_ns else 0
         errors += [error_ns] * num_older + [0] * (read.num_chunks - num_older)
-    return tuple(errors) if any(errors) else ()
+    if not any(errors):
+        return choice
+    return msgspec.structs.replace(choice, chunk_ns=tuple(map(sub, choice.chunk_ns, errors)))
 
 
 def _lag_around(read: _Read, workers: _Workers) -> int:
@@ -200,10 +205,9 @@ def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
             return {}
         low["itl"], high["itl"] = list(map(min, recorded, evened)), list(map(max, recorded, evened))
     else:
-        errors = arrival_errors(completed, run.client)
-        if not any(chain.from_iterable(errors)):
+        earliest = earliest_arrivals(completed, run.client)
+        if earliest == completed:
             return {}
-        earliest = list(map(_as_early_as_possible, completed, errors))
         early = latencies_ns(earliest)
         low["ttft"], high["tpot"] = early["ttft"], early["tpot"]  # after an earlier first token
         low["itl"], high["itl"] = _shortest_and_longest_gaps(completed, earliest)
@@ -226,15 +230,6 @@ def _evened(request: RequestRecord) -> list[float]:
         for (before_ns, _), (time_ns, size) in pairwise([(0, 0), *writes])
         for _ in range(size)
     ]
-
-
-def _as_early_as_possible(request: RequestRecord, errors: Sequence[ChoiceErrors]) -> RequestRecord:
-    """The request with every chunk at its earliest possible arrival."""
-    choices = []
-    for choice, of_choice in zip(request.choices, errors, strict=True):
-        earliest_ns = tuple(map(sub, choice.chunk_ns, of_choice)) if of_choice else choice.chunk_ns
-        choices.append(msgspec.structs.replace(choice, chunk_ns=earliest_ns))
-    return msgspec.structs.replace(request, choices=tuple(choices))
 
 
 def _shortest_and_longest_gaps(

@@ -11,7 +11,7 @@ from support.servers.paced_engine import PacedEngine, call, launch, planned, pro
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.metrics.arrivals import BEAT_NS, arrival_errors, bunching_warnings
+from benchctl.analysis.metrics.arrivals import BEAT_NS, bunching_warnings, earliest_arrivals
 from benchctl.analysis.metrics.client import busy_cores
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.validity.client import client_suspect_warnings, client_warnings
@@ -92,12 +92,12 @@ def samples_of(num=20, lag_ms=0.1, cores=0.1, worker=0, **by_number):
 
 def errors_of(requests, samples, **options):
     """By how much the time of each chunk may be too late, of all choices in a row; in ms."""
-    errors = arrival_errors(requests, samples, **options)
+    pairs = zip(requests, earliest_arrivals(requests, samples, **options), strict=True)
+    choices = [(choice, early.choices[i]) for record, early in pairs for i, choice in enumerate(record.choices)]
     return [
-        error_ns / NS_PER_MS
-        for record, of_request in zip(requests, errors, strict=True)
-        for choice, of_choice in zip(record.choices, of_request, strict=True)
-        for error_ns in of_choice or (0,) * len(choice.chunk_ns)
+        (recorded_ns - earliest_ns) / NS_PER_MS
+        for choice, early in choices
+        for recorded_ns, earliest_ns in zip(choice.chunk_ns, early.chunk_ns, strict=True)
     ]
 
 
