@@ -138,7 +138,7 @@ RUN_WARNINGS: Final[dict[str, dict[str, WarningCode]]] = {
         ),
         "prompt-tokens-differ": suspect(
             "The server counted other prompt lengths than were asked for or counted beforehand, or two servers "
-            "count the same prompts differently. A run of an older version counts all the same.",
+            "count the same prompts differently.",
             "Count and write prompts with the model's own tokenizer (workload.tokenizer), and measure again.",
         ),
         "prompt-tokens-unconfirmed": note(

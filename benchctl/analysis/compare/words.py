@@ -51,7 +51,7 @@ def measurement_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[Arm
                 if check.ok is False and not check.is_fatal
             ),
             *(warning for run in runs.values() for warning in _run_warnings(run)),
-            *(warning for pair in pairs for warning in pair.prompt_warnings()),
+            *(warning for pair in pairs for warning in pair.prompt_differences()),
             *(warning for pair in pairs for warning in prefix_warnings(pair.a_runs, pair.b_runs, pair.label)),
         ]
     )

@@ -18,7 +18,7 @@ from benchctl.analysis.metrics.speculation import drafter_of
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, Estimator, PooledSlope, SideRatio
 from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
-from benchctl.analysis.validity.answers import Check, unreported_prompt_warnings
+from benchctl.analysis.validity.answers import Check
 from benchctl.analysis.validity.checks import failed_checks, reconcile
 from benchctl.analysis.validity.machines import scattered_blocks, side_by_side_warning
 from benchctl.analysis.validity.usable import Usability, redaction_warnings, usability_of
@@ -186,11 +186,6 @@ class Experiment:
         if run.record.state not in {"done", "suspect"} or self.settings(run.record) is None:
             return ()
         return tuple(one for one in failed_checks(run, self.checks(run)) if one not in run.warnings)
-
-    @_derive_once
-    def prompt_warnings(self, run: LoadedRun) -> tuple[ResultWarning, ...]:
-        """The warning about the prompt tokens of a run that does not carry it."""
-        return unreported_prompt_warnings(run, self.results.requests)
 
     def usability(self, run: LoadedRun) -> Usability:
         """The parts of a run that count, by its state, its warnings, the gates of the profile and its block."""

@@ -126,12 +126,6 @@ class ArmPair:
         design = self.design if is_adjusted else self.design.without_positions
         return side_ratio(a, b, design, slope, self.confidence, self.estimator)
 
-    def prompt_warnings(self) -> Iterator[ResultWarning]:
-        """Warnings about the prompt tokens of single runs, and of one side against the other."""
-        yield from (warning for run in self.a_runs for warning in self.sides[0].prompt_warnings(run))
-        yield from (warning for run in self.b_runs for warning in self.sides[1].prompt_warnings(run))
-        yield from self.prompt_differences()
-
     def prompt_differences(self) -> tuple[ResultWarning, ...]:
         """A warning where the two sides count the same prompts differently."""
         return differing_counts(self.a_runs, self.b_runs, (self.a.label, self.b.label))

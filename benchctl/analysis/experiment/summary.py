@@ -75,7 +75,6 @@ class RunSummary:
         return (
             *run.warnings,
             *experiment.contradictions(run),
-            *experiment.prompt_warnings(run),
             *experiment.flops(run)[1],
         )
 

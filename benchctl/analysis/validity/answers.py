@@ -14,8 +14,6 @@ from math import sqrt
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from benchctl.analysis.metrics.latency import is_completed, known_values, measured, total
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth
 from benchctl.records.finish_reasons import finish_of, unknown_reasons
@@ -342,19 +340,6 @@ def prompt_warnings(
     )
     message += f"; {unchecked}" if num_unknown else ""
     return (ResultWarning(code=DIFFER if is_asked else UNCONFIRMED, message=message),)
-
-
-def unreported_prompt_warnings(run: LoadedRun, prepared: Sequence[PreparedRequest]) -> tuple[ResultWarning, ...]:
-    """The same warning about a run that does not carry it: one that an older version measured.
-
-    Such a run counts as it did; the warning limits what may be concluded from it.
-    """
-    if any(warning.code in {DIFFER, UNCONFIRMED} for warning in run.record.warnings):
-        return ()
-    where = run.record.run_id
-    return tuple(
-        msgspec.structs.replace(warning, where=where) for warning in prompt_warnings(prepared, run.requests)
-    )
 
 
 def differing_counts(

@@ -1,7 +1,6 @@
 """Planned against counted prompt tokens, of runs and between arms."""
 
 import json
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results.builders import (
     edit_requests,
-    edit_run,
     prepared,
     requests_of,
     steps_of,
-    write_request_set,
     write_results,
 )
 
@@ -21,11 +18,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.validity.answers import prompt_warnings
-from benchctl.records.directory import ResultDirectory
-from benchctl.records.files import encode
 from benchctl.records.record import PreparedRequest, RequestRecord
-from benchctl.records.schema import ResultWarning
-from benchctl.report.experiment_tables import footnotes
 
 SYNTHETIC = {"source": "synthetic:0"}
 TRACE = {"source": "azure-trace/conv-2023:3"}
@@ -108,37 +101,6 @@ def test_equal_counts_never_warn_and_a_wider_gap_never_silences(tokens, widened)
     i = widened % len(tokens)
     counted[i] += 1000 if counted[i] >= tokens[i][0] else -counted[i]
     assert bool(told(requests, *counted)) >= bool(before)
-
-
-def older_directory(path: Path, **fields: str) -> ResultDirectory:
-    """A directory whose servers counted half as many tokens again as planned, and whose runs do not say so."""
-    results = write_results(path)
-    requests = [msgspec.structs.replace(request, **fields) for request in results.prepared_requests()]
-    write_request_set(results, b"".join(encode(request) + b"\n" for request in requests))
-    for run in results.plan().runs:
-        edit_requests(results, run.run_id, lambda record: msgspec.structs.replace(record, prompt_tokens=30))
-    return results
-
-
-def test_an_older_directory_counts_as_it_did_and_shows_the_difference(tmp_path):
-    results = older_directory(tmp_path, **SYNTHETIC)
-    analysis = analyze_directory(results.path)
-    assert all(run.is_usable for run in analysis.runs)
-    (note,) = [note for note in footnotes(analysis) if note.code == "prompt-tokens-differ"]
-    assert "the server counted 30.0 tokens in a prompt on average, and 20.0 were planned" in note.message
-    sides = [parse_side(f"{results.path}:{variant}") for variant in ("baseline", "guided")]
-    comparison = compare_sides(*sides, CompareOptions())
-    assert comparison.verdict != "invalid"
-    (warning,) = [warning for warning in comparison.warnings if warning.code == "prompt-tokens-differ"]
-    assert (warning.message, warning.where) == (note.message, "000-b0-baseline and 5 more")
-
-
-def test_a_run_that_carries_the_warning_carries_it_once(tmp_path):
-    results = older_directory(tmp_path, **SYNTHETIC)
-    for run in results.plan().runs:
-        edit_run(results, run.run_id, warnings=(ResultWarning(code="prompt-tokens-differ", message="as measured"),))
-    codes = [warning.message for run in analyze_directory(results.path).runs for warning in run.warnings]
-    assert codes == ["as measured"] * 6
 
 
 def test_two_servers_that_count_the_same_prompts_differently_are_named_with_both_numbers(tmp_path):
