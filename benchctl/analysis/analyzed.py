@@ -12,9 +12,9 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.attribution.estimate import logarithmic_mean
+from benchctl.analysis.attribution.estimate import Split, logarithmic_mean
 from benchctl.analysis.bonus import MeasuredBonus, bonus_of
-from benchctl.analysis.compare.cells import NodeResults, nodes_of_variants, step_floor
+from benchctl.analysis.compare.cells import NodeResults, decompose_pair, nodes_of_variants
 from benchctl.analysis.experiment.columns import Value
 from benchctl.analysis.experiment.experiment import Arm, Experiment, experiment_of
 from benchctl.analysis.experiment.ladder import Ladder, divide_ladders, num_looks_of
@@ -252,7 +252,7 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
     confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
     pairs = baseline_pairs(experiment, confidence)
     cells = summarise_cells(runs, experiment, pairs)
-    rows = tuple(SweepRow(paired, step_floor(paired)) for paired in pairs)
+    rows = tuple(SweepRow(paired, _work_of(paired)) for paired in pairs)
     is_passes = manifest.dataset == NO_REQUESTS
     passes, launches = summarise_passes(cells, pairs, confidence) if is_passes else (None, ())
     return AnalyzedExperiment(
@@ -275,6 +275,12 @@ def analyze(experiment: Experiment, damage: Sequence[str] = ()) -> AnalyzedExper
         ),
         damage=tuple(dict.fromkeys(damage)),
     )
+
+
+def _work_of(paired: ArmPair) -> Split | str:
+    """The mean step by the floors of the models, or the reason why these are unknown."""
+    decomposition = decompose_pair(paired)
+    return "neither wall times nor steps are known" if decomposition is None else decomposition.work
 
 
 LATENCY_NAMES: Final = {

@@ -191,7 +191,6 @@ def print_tables_and_notes(analysis: AnalyzedExperiment, *, is_all: bool = False
         acceptance_table({label: each for label, each in drafts.items() if each is not None}),
         experiment_tables.breakdown_table(analysis) if is_all else None,
         experiment_tables.sweep_table(analysis),
-        experiment_tables.floor_table(analysis),
         experiment_tables.nodes_table(analysis.nodes),
         experiment_tables.ladder_table(analysis),
     )

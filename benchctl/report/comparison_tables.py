@@ -6,8 +6,8 @@ from operator import attrgetter
 from typing import Final
 
 from benchctl.analysis.attribution.decomposition import TIME_PER_STEP, Decomposition
-from benchctl.analysis.attribution.estimate import Contribution
-from benchctl.analysis.attribution.text import added_text, factor_text, floor_line, sentence, unit_of, wall_line
+from benchctl.analysis.attribution.estimate import Part
+from benchctl.analysis.attribution.text import added_text, factor_text, sentence, unit_of, wall_line
 from benchctl.analysis.compare.accuracy import divergence_sentence, quality_lines
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import Comparison
@@ -132,7 +132,7 @@ def decomposition_table(comparison: Comparison, *, show_all: bool) -> Table | No
     rows: list[dict[str, str]] = []
     for cell in comparison.cells:
         decomposition = cell.decomposition
-        if decomposition is None or (decomposition.wall is not None and not decomposition.wall.factors):
+        if decomposition is None or (decomposition.wall is not None and not decomposition.wall.parts):
             continue
         of_cell = _rows(decomposition, show_all=show_all)
         rows += [{"cell": "" if index else cell.label, **row} for index, row in enumerate(of_cell)]
@@ -148,14 +148,13 @@ def _rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[dict[str,
             yield _part_row(decomposition.step)
         yield from _step_rows(decomposition, show_all=show_all)
         return
-    whole = Contribution(name="wall time", added_s=wall.b_s - wall.a_s, a_s=wall.a_s, b_s=wall.b_s)
-    yield _part_row(whole) | {"factor": factor_text(wall.total)}
-    for factor in wall.factors:
-        share = factor.share
+    yield _part_row(wall.whole) | {"factor": factor_text(wall.whole.estimate)}
+    for factor in wall.parts:
+        share = factor.share_of(wall.whole)
         yield {
             "part": f"  {factor.name}",
             "factor": factor_text(factor.estimate),
-            "adds": added_text(Contribution(name=factor.name, added_s=factor.added_s), whole),
+            "adds": added_text(Part(name=factor.name, added_s=factor.added_s), like=wall.whole),
             "share": "" if share is None else f"{share:z.0%}",
         }
         if factor.name == TIME_PER_STEP:
@@ -177,7 +176,7 @@ def _step_rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[dict
         yield from (_part_row(part, work.whole, of=" of the step (model)") for part in work.parts)
 
 
-def _part_row(part: Contribution, whole: Contribution | None = None, of: str = "") -> dict[str, str]:
+def _part_row(part: Part, whole: Part | None = None, of: str = "") -> dict[str, str]:
     """A whole, or below one a part ``of`` it."""
     share = None if whole is None else part.share_of(whole)
     unit, factor = unit_of(part)
@@ -205,7 +204,7 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
         lines = [speed_line(cell)]
         if cell.decomposition is not None:  # the wall time as a product, and what carries it
             about = cell.decomposition
-            lines = [wall_line(about), sentence(about), floor_line(about), *lines]
+            lines = [wall_line(about), sentence(about), *lines]
         yield from (f"{cell.label}: {line}" for line in lines if line is not None)
     yield from _answer_lines(comparison)
     yield _blocks_line(comparison)

@@ -9,8 +9,8 @@ import msgspec
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.decomposition import MEANING, Decomposition
-from benchctl.analysis.attribution.estimate import StepFloor
-from benchctl.analysis.attribution.text import floor_line, sentence, wall_line
+from benchctl.analysis.attribution.estimate import Split
+from benchctl.analysis.attribution.text import sentence, wall_line
 from benchctl.analysis.compare.accuracy import divergence_sentence, quality_lines
 from benchctl.analysis.compare.cells import NodeResults
 from benchctl.analysis.compare.metric import MetricComparison
@@ -229,27 +229,26 @@ def quality_document(cell: CellComparison) -> dict[str, Any] | None:
 
 def _decomposition_document(of: Decomposition) -> dict[str, Any]:
     """Everything of a decomposition; times in seconds, factors and shares as numbers."""
-    lines = [line(of) for line in (wall_line, floor_line)]
     wall, sections, work, model = of.wall, of.sections, of.work, of.model
     return {
         "sentence": sentence(of),
-        "lines": [line for line in lines if line is not None],
+        "lines": [wall_line(of)],
         "blocks": of.num_blocks,
         "wall": None
         if wall is None
         else {
-            "a_s": wall.a_s,
-            "b_s": wall.b_s,
-            **_ratio(wall.total),
+            "a_s": wall.whole.a_s,
+            "b_s": wall.whole.b_s,
+            **_ratio(wall.whole.estimate),
             "factors": [
                 {
                     "name": factor.name,
                     "meaning": MEANING[factor.name],
                     **_ratio(factor.estimate),
                     "added_s": factor.added_s,
-                    "share": factor.share,
+                    "share": factor.share_of(wall.whole),
                 }
-                for factor in wall.factors
+                for factor in wall.parts
             ],
         },
         "sections": None
@@ -260,24 +259,16 @@ def _decomposition_document(of: Decomposition) -> dict[str, Any]:
             "clock": sections.origin,
             "unplaced": list(sections.unplaced),
         },
-        "work": None
-        if isinstance(work, str)
-        else {
-            "model": f"roofline of {work.origin}",
-            "whole": asdict(work.whole),
-            "parts": [asdict(part) for part in work.parts],
-            "unexplained_frac": work.rest.share_of(work.whole),
-            "floor": _floor_document(of.floor),
-        },
+        "work": _work_document(work),
         "work_missing": work if isinstance(work, str) else None,
         "model": None
         if isinstance(model, str)
         else {
-            "source": model.source.name,
-            "held_out_mape_frac": model.source.mape_frac,
+            "source": model.origin,
+            "held_out_mape_frac": model.mape_frac,
             "whole": asdict(model.whole),
             "parts": [asdict(part) for part in model.parts],
-            "predicted": asdict(model.predicted),
+            "predicted": None if model.predicted is None else asdict(model.predicted),
             "explained_frac": model.explained_frac,
         },
         "model_missing": model if isinstance(model, str) else None,
@@ -289,22 +280,15 @@ def _ratio(estimate: RatioEstimate) -> dict[str, float | None]:
     return {"ratio": estimate.ratio, "ci_low": estimate.ci_low, "ci_high": estimate.ci_high}
 
 
-def _floor_document(floor: StepFloor | str | None) -> dict[str, Any] | None:
-    """The ratio of the steps at the peaks of a device, its causes, and the measured ratio."""
-    if not isinstance(floor, StepFloor):
+def _work_document(work: Split | str) -> dict[str, Any] | None:
+    """The mean step by the floors of the models; None where these are unknown."""
+    if isinstance(work, str):
         return None
-    low, high = floor.interval or (None, None)
     return {
-        "hardware": floor.hardware,
-        "ratio": floor.ratio,
-        "causes": dict(floor.causes),
-        "measured_ratio": floor.measured,
-        "measured_ci_low": low,
-        "measured_ci_high": high,
-        "times_floor": floor.times_floor,
-        "a_times_floor": floor.a_times_floor,
-        "added_s": floor.added_s,
-        "floor_added_s": floor.floor_added_s,
+        "model": f"roofline of {work.origin}",
+        "whole": asdict(work.whole),
+        "parts": [asdict(part) for part in work.parts],
+        "unexplained_frac": work.rest.share_of(work.whole),
     }
 
 
@@ -393,8 +377,8 @@ def sweep_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
         dict(row.values)
         | {
             "factors": row.cell,
-            "step_floor": _floor_document(row.floor),
-            "step_floor_missing": row.floor if isinstance(row.floor, str) else None,
+            "work": _work_document(row.work),
+            "work_missing": row.work if isinstance(row.work, str) else None,
             "estimates": {
                 quantity: _ratio(estimate) | {"confidence": estimate.confidence, "p_value": estimate.p_value}
                 for quantity, estimate in row.estimates.items()

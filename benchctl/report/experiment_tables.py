@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.breakdown import Section
-from benchctl.analysis.attribution.estimate import StepFloor
-from benchctl.analysis.attribution.text import factor_interval
 from benchctl.analysis.bonus import context_in_words, verdict_sentences
 from benchctl.analysis.compare.cells import MetricByNode, NodeResults
 from benchctl.analysis.compare.words import WarningKind, warning_kind
@@ -21,7 +19,6 @@ from benchctl.records.schema import ResultWarning
 from benchctl.records.warning_codes import by_severity
 from benchctl.report.table import Column, Table
 from benchctl.units import (
-    MS_PER_S,
     count_of,
     first_of,
     four_digits,
@@ -30,8 +27,6 @@ from benchctl.units import (
     percentage,
     percentage_change,
     shortened_inside,
-    signed_four_digits,
-    signed_three_digits,
     three_digits,
     whole,
 )
@@ -228,21 +223,19 @@ def breakdown_table(analysis: AnalyzedExperiment) -> Table | None:
     Where the log times the sampler alone, the table begins with the sampler and says so.
     """
     cells = {cell.label: breakdown for cell in analysis.cells if (breakdown := cell.breakdown()) is not None}
-    if not any(breakdown.step.children for breakdown in cells.values()):
+    if all(len(breakdown.tree) == 1 for breakdown in cells.values()):
         return None
     notes = sorted({breakdown.clock_note for breakdown in cells.values()})
     covers_steps = all(breakdown.covers_steps for breakdown in cells.values())
     timed = "Time per step" if covers_steps else "Time in the sampler per step (not of whole steps)"
     # sections of the fullest tree in its order, then those that only other cells have
-    trees = [[(section.name, depth) for depth, section in cell.step.walk()] for cell in cells.values()]
-    fullest = max(trees, key=len)
-    depths: dict[str, int] = {}
-    for name, depth in chain(fullest, *trees):
-        depths.setdefault(name, depth)
+    trees = {label: {section.name: section for section in cell.tree} for label, cell in cells.items()}
+    fullest = max(trees.values(), key=len)
+    sections = dict(chain(fullest.items(), *(tree.items() for tree in trees.values())))
     rows = [
-        {"section": "  " * depth + name}
-        | {label: part for label, cell in cells.items() if (part := cell.sections.get(name)) is not None}
-        for name, depth in depths.items()
+        {"section": "  " * section.depth + name}
+        | {label: tree[name] for label, tree in trees.items() if name in tree}
+        for name, section in sections.items()
     ]
     columns = (Column(label, label.replace(" ", "\n", 1), _section) for label in cells)
     title = f"{timed}, ms: sum / all steps (mean where it runs)\n{'; '.join(notes)}"
@@ -251,7 +244,7 @@ def breakdown_table(analysis: AnalyzedExperiment) -> Table | None:
 
 def _section(section: Section) -> str:
     mean = four_digits(ms_from_ns(section.mean_ns))
-    if section.record_mean_ns is None or section.num_records == section.num_steps or section.is_unnamed:
+    if section.record_mean_ns is None or section.step_frac == 1:
         return mean
     return f"{mean} ({four_digits(ms_from_ns(section.record_mean_ns))})"
 
@@ -297,40 +290,6 @@ def sweep_table(analysis: AnalyzedExperiment) -> Table | None:
 def _wall_ratio(ratio: float | None, low: float | None, high: float | None) -> str | None:
     interval = f" [{three_digits(low)}, {three_digits(high)}]" if low is not None and high is not None else ""
     return None if ratio is None else f"{three_digits(ratio)}{interval}"
-
-
-_FLOOR_COLUMNS: Final = (
-    Column("label", "cell", is_left=True),
-    Column("measured", "step time"),
-    Column("ratio", "floor", lambda ratio: f"{ratio:.3f}"),
-    *(
-        Column(cause, cause, signed_three_digits)
-        for cause in ("weights", "prefixes", "arithmetic", "sampling", "other work")
-    ),
-    Column("times_floor", "times floor", three_digits),
-    Column("added_s", "adds ms", lambda time_s: signed_four_digits(time_s * MS_PER_S)),
-    Column("floor_added_s", "floor adds ms", lambda time_s: signed_four_digits(time_s * MS_PER_S)),
-    Column("a_times_floor", "baseline, times its floor", three_digits),
-)
-
-
-def floor_table(analysis: AnalyzedExperiment) -> Table | None:
-    """Each guided arm against the baseline: measured ratio, that of the floors and its parts; None without any."""
-    floors = {row.label: row.floor for row in analysis.sweep if isinstance(row.floor, StepFloor)}
-    if not floors:
-        return None
-    devices = " and ".join(sorted({floor.hardware for floor in floors.values()}))
-    title = (
-        "Guided step over the baseline's, and the floor of that ratio: 1 plus what guidance adds with all bytes "
-        f"and FLOPs at the peaks of {devices}"
-    )
-    names = ("ratio", "times_floor", "added_s", "floor_added_s", "a_times_floor")
-    rows = (
-        {"label": label, "measured": factor_interval(floor.measured, floor.interval), **floor.causes}
-        | {name: getattr(floor, name) for name in names}
-        for label, floor in floors.items()
-    )
-    return Table(title, _FLOOR_COLUMNS, tuple(rows))
 
 
 def ladder_table(analysis: AnalyzedExperiment) -> Table | None:

@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.attribution.breakdown import RunTimeBreakdown
-from benchctl.analysis.attribution.decomposition import WallSplit, split_wall
-from benchctl.analysis.attribution.estimate import PairDesign
+from benchctl.analysis.attribution.decomposition import split_wall
+from benchctl.analysis.attribution.estimate import PairDesign, WallSplit
 from benchctl.analysis.compare.decide import decision_alpha, holm_levels, margins_of, verdict_of
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.metrics.table import POSITION_ADJUSTED
@@ -303,7 +303,7 @@ def remainder(n: int) -> Iterator[Row]:
     for stop, noise, num_blocks in product(STOPS, ("gaussian", "outliers, 10 % by 30 %"), (6, 12)):
         made = Made(noise=noise, num_blocks=num_blocks, num_metrics=3)
         stream = named_stream("remainder", stop, made)
-        found = (divide(make(made, stream), stop).factors[-1] for _ in range(n))
+        found = (divide(make(made, stream), stop).parts[-1] for _ in range(n))
         events = (
             {
                 "covers": holds(one.estimate.log_interval, 0.0),

@@ -95,8 +95,8 @@ def test_whole_steps_among_them_do_not_make_a_breakdown_one_of_whole_steps(path:
     mixed = mean_breakdown([(whole, 1.0), (alone, 1.0)])
     assert mixed is not None
     assert not mixed.covers_steps
-    assert mixed.step.name == "sampler_total"
-    assert mixed.step.mean_ns == pytest.approx(0.25e6)
+    assert mixed.tree[0].name == "sampler_total"
+    assert mixed.tree[0].mean_ns == pytest.approx(0.25e6)
 
 
 def test_time_outside_the_sampler_is_no_time_outside_of_steps(path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_comparison_splits_the_wall_time_and_no_step(path: Path) -> None:
     assert found is not None
     assert found.sections is None
     assert isinstance(found.work, str)
-    assert "time per step" not in {factor.name for factor in found.wall.factors}
+    assert "time per step" not in {factor.name for factor in found.wall.parts}
 
 
 @needs_browser

@@ -58,10 +58,10 @@ def test_the_factors_of_the_wall_time_multiply_to_it_exactly(path):
     comparison = compare_sides(Side(path, "baseline"), Side(path, "guided"), CompareOptions())
     wall = comparison.cells[0].decomposition.wall
     product = 1.0
-    for factor in wall.factors:
+    for factor in wall.parts:
         product *= factor.estimate.ratio
-    assert product == pytest.approx(wall.total.ratio, rel=1e-12)
-    assert sum(factor.added_s for factor in wall.factors) == pytest.approx(wall.b_s - wall.a_s, rel=1e-9)
+    assert product == pytest.approx(wall.whole.estimate.ratio, rel=1e-12)
+    assert sum(factor.added_s for factor in wall.parts) == pytest.approx(wall.whole.b_s - wall.whole.a_s, rel=1e-9)
     assert comparison.cells[0].decomposition.model is not None  # several tokens per row do not stop the explanation
 
 

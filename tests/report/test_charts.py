@@ -69,5 +69,5 @@ def test_a_sweep_says_over_how_many_blocks_its_interval_is_and_where_it_is_cut()
 def test_the_sections_of_a_bar_add_up_to_its_mean_step(directory):
     for cell in analyze_directory(directory).cells:
         parts = section_parts(cell.breakdown())
-        assert sum(parts.values()) == pytest.approx(cell.breakdown().step.mean_ns / 1e6)
+        assert sum(parts.values()) == pytest.approx(cell.breakdown().tree[0].mean_ns / 1e6)
         assert list(parts)[-1] == UNNAMED

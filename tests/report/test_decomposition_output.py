@@ -89,7 +89,7 @@ def test_a_real_experiment_with_natural_lengths_is_divided_exactly(tmp_path: Pat
     found = cell.decomposition
     assert found is not None, done.stderr
     assert_exact(found)
-    factors = {factor.name: factor.estimate.ratio for factor in found.wall.factors}
+    factors = {factor.name: factor.estimate.ratio for factor in found.wall.parts}
     assert list(factors) == ["output tokens", "steps per token", "time per step", "remainder"]
     assert factors["output tokens"] < 1 < factors["time per step"]
 
@@ -125,4 +125,4 @@ def test_devices_that_share_each_layer_count_as_one_with_the_sum_of_their_peaks(
     step = StepRecord(step=0, start_ns=0, dur_ns=1, clock="host", phase="decode", num_seqs=1, **DECODE)
     of_four, of_one = (floor_of(columns_from([step]), each) for each in (four, replace(four, tensor_parallel=1)))
     assert of_four.hardware == "4 x h100-sxm"
-    assert of_four.base_s == pytest.approx(of_one.base_s / 4)
+    assert of_four.total_s == pytest.approx(of_one.total_s / 4)

@@ -1,9 +1,9 @@
 """Sections of a step as a tree whose parts add up, and the time of one run as two sides compare it."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import cached_property
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -22,9 +22,8 @@ STEP: Final = "step"
 SAMPLER: Final = "sampler_total"
 """Replaces the step if a log times the sampler alone."""
 
-_MANY_STEPS: Final = 10_000_000
-_ROUNDING_NS: Final = 1_000
-"""Of totals over this many steps: far below the time of a step, and above the rounding of some hundred runs."""
+_ROUNDING: Final = 1e-12
+"""Share of a section below which the time that its parts leave is 0."""
 
 CLOCK_NOTE: Final[dict[Clock, str]] = {
     "host": "host time, so a section may include waiting for queued device work; no section is GPU time",
@@ -33,66 +32,66 @@ CLOCK_NOTE: Final[dict[Clock, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """Time of one section over ``num_steps`` steps, ``num_records`` of which have it.
-
-    Invariant: ``total_ns`` is the sum over ``children``, when there are any; the last child is then the
-    remainder (``is_unnamed``), which is negative only if the log contradicts itself.
-    """
+class Section(NamedTuple):
+    """A section in the tree; ``depth`` is 0 for the whole."""
 
     name: str
-    total_ns: int
-    num_records: int
-    num_steps: int
-    children: tuple["Section", ...] = ()
-    is_unnamed: bool = False
-
-    @property
-    def mean_ns(self) -> float:
-        """Time per step: total / number of all steps. Adds up."""
-        return self.total_ns / self.num_steps
+    depth: int
+    mean_ns: float
+    """Time per step, over all steps. That of a parent is the sum of its children; the last child is what the others
+    leave, ``x (unnamed)``, and negative only if the log contradicts itself."""
+    step_frac: float
+    """Share of the steps that have it; 1 of what others leave."""
+    is_leaf: bool
 
     @property
     def record_mean_ns(self) -> float | None:
-        """Mean over the steps that have the section: total / number of records. Does not add up."""
-        return self.total_ns / self.num_records if self.num_records else None
-
-    def walk(self, depth: int = 0) -> Iterator[tuple[int, "Section"]]:
-        """This section and all below it with their depth, parents first."""
-        yield depth, self
-        for child in self.children:
-            yield from child.walk(depth + 1)
-
-    def leaves(self) -> Iterator["Section"]:
-        """The sections without children; their totals add up to this one."""
-        return (section for _, section in self.walk() if not section.children)
+        """Mean over the steps that have the section. Does not add up."""
+        return self.mean_ns / self.step_frac if self.step_frac else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """The sections of a set of steps. ``unplaced`` are sections with unknown parents, outside the tree."""
+    """The sections of a set of steps, by name; ``STEP`` is the step itself."""
 
-    step: Section
-    """The whole: the step, or its sampler if nothing else is timed."""
-    unplaced: tuple[Section, ...]
+    mean_ns: Mapping[str, float]
+    """Time per step, over all steps."""
+    step_frac: Mapping[str, float]
+    """Share of the steps that have the section."""
     clocks: tuple[Clock, ...]
     covers_steps: bool = True
-    """``step`` is the whole step and not its sampler alone."""
+    """Whole steps are timed and not their samplers alone."""
 
     @property
     def clock_note(self) -> str:
         """Meaning of the times, in words."""
         return "; ".join(CLOCK_NOTE[clock] for clock in self.clocks)
 
-    @property
-    def sections(self) -> dict[str, Section]:
-        """Every section by name, in the tree and unplaced."""
-        return {section.name: section for section in (*(each for _, each in self.step.walk()), *self.unplaced)}
+    @cached_property
+    def tree(self) -> tuple[Section, ...]:
+        """Every section, parents first: below the step, or below its sampler if nothing else is timed."""
+        return tuple(self._walk(STEP if self.covers_steps or SAMPLER not in self.mean_ns else SAMPLER, 0))
 
+    def _walk(self, name: str, depth: int) -> Iterator[Section]:
+        mean_ns, above = self.mean_ns[name], None if name == STEP else name
+        children = [child for child, parent in SECTION_PARENT.items() if parent == above and child in self.mean_ns]
+        yield Section(name, depth, mean_ns, self.step_frac[name], is_leaf=not children)
+        if children:
+            for child in children:
+                yield from self._walk(child, depth + 1)
+            rest_ns = mean_ns - sum(self.mean_ns[child] for child in children)
+            rest_ns = 0.0 if abs(rest_ns) <= _ROUNDING * mean_ns else rest_ns
+            yield Section(f"{name} (unnamed)", depth + 1, rest_ns, 1.0, is_leaf=True)
+
+    @property
     def leaf_means_ns(self) -> dict[str, float]:
-        """Time per step of each leaf; the values add up to the mean step."""
-        return {leaf.name: leaf.mean_ns for leaf in self.step.leaves()}
+        """Time per step of each section without children; the values add up to the whole."""
+        return {section.name: section.mean_ns for section in self.tree if section.is_leaf}
+
+    @property
+    def unplaced(self) -> list[str]:
+        """Sections outside the tree, because their parents are unknown."""
+        return sorted(name for name in self.mean_ns if name != STEP and name not in SECTION_PARENT)
 
 
 def break_down(steps: StepColumns, *, covers_steps: bool = True) -> Breakdown | None:
@@ -109,68 +108,28 @@ def break_down(steps: StepColumns, *, covers_steps: bool = True) -> Breakdown | 
             is_logged = logged.get(parent, nowhere)
             times_ns[parent] = times_ns.get(parent, 0) + times_ns[name] * ~is_logged
             has_section[parent] = has_section.get(parent, is_logged) | has_section[name]
-    return _breakdown(
-        {name: exact_sum(time_ns) for name, time_ns in times_ns.items()} | {STEP: exact_sum(steps.dur_ns)},
-        {name: int(has.sum()) for name, has in has_section.items()} | {STEP: len(steps)},
-        steps.clocks,
+    totals_ns = {name: exact_sum(time_ns) for name, time_ns in times_ns.items()} | {STEP: exact_sum(steps.dur_ns)}
+    return Breakdown(
+        mean_ns={name: total_ns / len(steps) for name, total_ns in totals_ns.items()},
+        step_frac={name: float(has.mean()) for name, has in has_section.items()} | {STEP: 1.0},
+        clocks=steps.clocks,
         covers_steps=covers_steps,
     )
 
 
 def mean_breakdown(runs: Iterable[tuple[Breakdown | None, float]]) -> Breakdown | None:
-    """The breakdown of the mean run, with equal weights and each run's times scaled. None without steps.
-
-    Totals are scaled to one large number of steps, so means over steps become means over runs; rounding to whole
-    nanoseconds changes a mean by less than a millionth.
-    """
+    """The breakdown of the mean run, with equal weights and each run's times scaled. None without steps."""
     timed = [(breakdown, scale) for breakdown, scale in runs if breakdown is not None]
-    total_ns, num_records = Counter[str](), Counter[str]()
-    for breakdown, scale in timed:
-        factor = _MANY_STEPS / breakdown.step.num_steps
-        for name, section in breakdown.sections.items():
-            if not section.is_unnamed:
-                total_ns[name] += round(section.total_ns * scale * factor)
-                num_records[name] += round(section.num_records * factor)
     if not timed:
         return None
-    num_records[STEP] = _MANY_STEPS * len(timed)
-    clocks = sorted({clock for breakdown, _ in timed for clock in breakdown.clocks})
-    covers_steps = all(breakdown.covers_steps for breakdown, _ in timed)
-    return _breakdown(total_ns, num_records, tuple(clocks), covers_steps=covers_steps, rounding_ns=_ROUNDING_NS)
-
-
-def _breakdown(
-    total_ns: Mapping[str, int],
-    num_records: Mapping[str, int],
-    clocks: tuple[Clock, ...],
-    *,
-    covers_steps: bool,
-    rounding_ns: int = 0,
-) -> Breakdown:
-    """The tree of these totals; a remainder of up to ``rounding_ns`` per section counts as 0."""
-
-    def section(name: str) -> Section:
-        leaf = Section(
-            name=name, total_ns=total_ns[name], num_records=num_records[name], num_steps=num_records[STEP]
-        )
-        above = None if name == STEP else name
-        children = [
-            section(child) for child, parent in SECTION_PARENT.items() if parent == above and child in total_ns
-        ]
-        if not children:
-            return leaf
-        named_ns = sum(child.total_ns for child in children)
-        rest_ns = leaf.total_ns - named_ns
-        rest_ns = 0 if abs(rest_ns) <= rounding_ns * len(children) else rest_ns
-        unnamed = replace(leaf, name=f"{name} (unnamed)", total_ns=rest_ns, is_unnamed=True)
-        return replace(leaf, total_ns=named_ns + rest_ns, children=(*children, unnamed))
-
-    unplaced = sorted(name for name in total_ns if name != STEP and name not in SECTION_PARENT)
+    names = dict.fromkeys(name for breakdown, _ in timed for name in breakdown.mean_ns)
+    sums_ns = {name: sum(each.mean_ns.get(name, 0.0) * scale for each, scale in timed) for name in names}
+    sums_frac = {name: sum(each.step_frac.get(name, 0.0) for each, _ in timed) for name in names}
     return Breakdown(
-        step=section(STEP if covers_steps or SAMPLER not in num_records else SAMPLER),
-        unplaced=tuple(section(name) for name in unplaced),
-        clocks=clocks,
-        covers_steps=covers_steps,
+        mean_ns={name: sum_ns / len(timed) for name, sum_ns in sums_ns.items()},
+        step_frac={name: sum_frac / len(timed) for name, sum_frac in sums_frac.items()},
+        clocks=tuple(sorted({clock for breakdown, _ in timed for clock in breakdown.clocks})),
+        covers_steps=all(breakdown.covers_steps for breakdown, _ in timed),
     )
 
 
@@ -190,8 +149,6 @@ class RunTimeBreakdown:
     """Least time per step for its FLOPs and bytes, or the reason why it is unknown."""
     modelled: ModelledRun | str = "no step-time model was applied"
     """What a step-time model predicts for its steps, or the reason why it predicts nothing."""
-    is_guided: bool = False
-    """A value model scored candidates in some of its steps."""
     is_speculative: bool = False
     """Its steps verified draft tokens."""
     step_scale: float = 1.0
@@ -241,6 +198,5 @@ def break_down_run_time(
         num_passes=float(exact_sum(columns.num_seqs)),
         breakdown=break_down(columns, covers_steps=covers_steps),
         floor=floor,
-        is_guided=bool((columns.known_values("guided_rows") > 0).any()),
         is_speculative=bool(metrics["draft_tokens"]),
     )

@@ -9,19 +9,18 @@ from typing import Final, TypeVar
 from benchctl.analysis.attribution.breakdown import CLOCK_NOTE, STEP, RunTimeBreakdown
 from benchctl.analysis.attribution.estimate import (
     MIN_DIFFERENCE,
-    Contribution,
-    ModelSplit,
+    Factor,
     PairDesign,
+    Part,
     SourcedModel,
     Split,
-    StepFloor,
+    WallSplit,
     estimate_differences,
     estimate_levels,
-    excludes_zero,
     logarithmic_mean,
     split_by_model,
 )
-from benchctl.analysis.attribution.work import Floor
+from benchctl.analysis.attribution.work import OF_BASE, OF_VALUE
 from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio
 from benchctl.analysis.statistics.intervals import StudentT
 from benchctl.records.record import StopMode
@@ -51,38 +50,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Factor:
-    """One factor of the ratio of wall times, B over A."""
-
-    name: str
-    estimate: RatioEstimate
-    added_s: float
-    """Its share of the difference of the wall times: (b - a) ln f / ln(b / a), in whatever order."""
-    added_half_s: float | None
-    """Half the interval of ``added_s`` for a known difference of the wall times; None for one block."""
-    share: float | None
-    """Of the logarithm of the whole ratio; None if its interval includes 1."""
-
-    @property
-    def is_significant(self) -> bool:
-        """It differs significantly from 1."""
-        return excludes_zero(self.estimate.log_interval, self.estimate.log_ratio)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WallSplit:
-    """Invariants: the factors multiply to ``total.ratio`` and add up to b_s - a_s; b_s / a_s is ``total.ratio``.
-
-    ``a_s`` and ``b_s`` are the centres over the blocks, at equal positions if adjusted for the order.
-    """
-
-    a_s: float
-    b_s: float
-    total: RatioEstimate
-    factors: tuple[Factor, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Decomposition:
     """Two sides of one cell. Parts without the necessary records are None, or the reason where one is told."""
 
@@ -90,15 +57,14 @@ class Decomposition:
     """Of the smaller side."""
     wall: WallSplit | None
     """None if the client's times do not count."""
-    step: Contribution | None
+    step: Part | None
     """The mean step."""
     sections: Split | None
     """The mean step by its sections: leaves in the order of the tree, ``x (unnamed)`` the remainder of x."""
     work: Split | str
     """The mean step by the least times of the models' FLOPs and bytes, and what these leave."""
-    model: ModelSplit | str
-    floor: StepFloor | str | None
-    """The ratio of the floors of both steps; None where no side is guided."""
+    model: Split | str
+    """The mean step by what a fitted step-time model says of its work, and what it leaves."""
 
 
 def decompose(
@@ -121,7 +87,7 @@ def decompose(
         return None
     wall_split = None if wall is None else split_wall(a, b, of_wall, stop, ratios)
     step = sections = None
-    explained: ModelSplit | str = "the steps of a side are not known"
+    explained: Split | str = "the steps of a side are not known"
     if has_steps:
         a, b = steps_at_level(a, b, mean_step)
         rows_a, rows_b = ([{STEP: run.mean_step_s} for run in side] for side in (a, b))
@@ -133,9 +99,8 @@ def decompose(
         wall=wall_split,
         step=step,
         sections=sections,
-        work=_split_work(a, b, of_steps),
+        work=split_work(a, b, of_steps),
         model=explained,
-        floor=floor_between(a, b, mean_step),
     )
 
 
@@ -168,7 +133,7 @@ def split_wall(
     """
     wall = ratios["wall_s"]
     a, b, design = _timed_runs(a, b, replace(design, evidence=wall.evidence))
-    runs, total = (*a, *b), wall.estimate
+    runs = (*a, *b)
     has_steps, has_tokens = all(run.has_steps for run in runs), all(run.output_tokens for run in runs)
     use_tokens = has_tokens and (stop != "forced" or not has_steps)
     use_passes = any(run.is_speculative for run in runs) and all(run.num_passes for run in runs)
@@ -189,18 +154,13 @@ def split_wall(
 
     own = estimate_differences([logs(run) for run in a], [logs(run) for run in b], design)
     estimates = _as_compared(wall, own, ratios)
-    per_log_s, is_changed = logarithmic_mean(wall.a, wall.b), excludes_zero(total.log_interval, total.log_ratio)
-    factors = (
-        Factor(
-            name=name,
-            estimate=part,
-            added_s=part.log_ratio * per_log_s,
-            added_half_s=None if part.half_width is None else part.half_width * per_log_s,
-            share=part.log_ratio / total.log_ratio if is_changed else None,
-        )
-        for name, part in estimates.items()
-    )
-    return WallSplit(a_s=wall.a, b_s=wall.b, total=total, factors=tuple(factors))
+    per_log_s, parts = logarithmic_mean(wall.a, wall.b), []
+    for name, factor in estimates.items():
+        low, high = (end * per_log_s for end in factor.log_interval) if factor.log_interval else (None, None)
+        added_s = factor.log_ratio * per_log_s
+        parts.append(Factor(name=name, added_s=added_s, ci_low_s=low, ci_high_s=high, estimate=factor))
+    whole = Factor(name="wall time", added_s=wall.b - wall.a, a_s=wall.a, b_s=wall.b, estimate=wall.estimate)
+    return WallSplit(whole=whole, parts=tuple(parts))
 
 
 def _timed_runs(
@@ -244,14 +204,14 @@ def split_sections(
     """The mean step by its sections; None if no step of either side has one."""
     runs, rows = (*a, *b), []
     breakdowns = [run.breakdown for run in runs if run.breakdown is not None]
-    inner = {section.name for each in breakdowns for _, section in each.step.walk() if section.children}
-    if len(breakdowns) < len(runs) or not inner:
+    divided = {section.name for each in breakdowns for section in each.tree if not section.is_leaf}
+    if len(breakdowns) < len(runs) or not divided:
         return None
     for run, breakdown in zip(runs, breakdowns, strict=True):
         leaves = {}
-        for leaf in breakdown.step.leaves():  # a section that is divided in any run is divided in all
-            name = f"{leaf.name} (unnamed)" if leaf.name in inner else leaf.name
-            leaves[name] = s_from_ns(leaf.mean_ns) * run.step_scale
+        for name, mean_ns in breakdown.leaf_means_ns.items():  # a section that is divided in any run is so in all
+            leaf = f"{name} (unnamed)" if name in divided else name
+            leaves[leaf] = s_from_ns(mean_ns) * run.step_scale
         rows.append({STEP: sum(leaves.values()), **leaves})
     whole, *sections = estimate_levels(rows[: len(a)], rows[len(a) :], design)
     clocks = sorted({clock for each in breakdowns for clock in each.clocks})
@@ -259,7 +219,7 @@ def split_sections(
         whole=whole,
         parts=tuple(sections),
         origin="; ".join(CLOCK_NOTE[clock] for clock in clocks),
-        unplaced=tuple(sorted({section.name for each in breakdowns for section in each.unplaced})),
+        unplaced=tuple(sorted({name for each in breakdowns for name in each.unplaced})),
     )
 
 
@@ -273,7 +233,7 @@ def _all_or_reason(values: Iterable[T | str]) -> list[T] | str:
     return complete
 
 
-def _split_work(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign) -> Split | str:
+def split_work(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign) -> Split | str:
     """The mean step by the floor of each model, and the rest; or the reason why a floor is unknown.
 
     The draft model is left out where neither side has one of known shape, sampling (what guidance reads and writes
@@ -282,58 +242,21 @@ def _split_work(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], de
     floors = _all_or_reason(run.floor for run in (*a, *b))
     if isinstance(floors, str):
         return floors
-    always = ("base model's", "value model's")
-    models = [
-        name for name in floors[0].of_models if name in always or any(each.of_models[name] for each in floors)
-    ]
+    always = {OF_BASE, OF_VALUE}
+    names = [name for name in floors[0].parts if name in always or any(each.parts[name] for each in floors)]
     rows = []
     for run, floor in zip((*a, *b), floors, strict=True):
-        of_models = {f"{name} FLOPs and bytes": floor.of_models[name] for name in models}
-        rows.append({STEP: run.mean_step_s, **of_models, "rest": run.mean_step_s - floor.total_s})
-    whole, *parts = estimate_levels(rows[: len(a)], rows[len(a) :], design)
-    return Split(whole=whole, parts=tuple(parts), origin=_devices(floors))
-
-
-def _devices(floors: Sequence[Floor]) -> str:
-    return " and ".join(sorted({floor.hardware for floor in floors}))
-
-
-def floor_between(
-    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], step: SideRatio | None
-) -> StepFloor | str | None:
-    """The floors of both steps as a ratio, or the reason why one is unknown; None where no side is guided.
-
-    ``step`` is the ratio of the comparison, beside which the floors are.
-    """
-    runs = (*a, *b)
-    floors = _all_or_reason(run.floor for run in runs if any(each.is_guided for each in runs))
-    if isinstance(floors, str):
-        return floors
-    if step is None or not any(any(floor.causes.values()) for floor in floors):
-        return None
-    sides = floors[: len(a)], floors[len(a) :]
-    step_a, step_b = (fmean(run.mean_step_s for run in side) for side in (a, b))
-    floor_a, floor_b = (fmean(floor.total_s for floor in side) for side in sides)
-    causes = {}
-    for name in floors[0].causes:
-        cause_a, cause_b = (fmean(floor.causes[name] for floor in side) for side in sides)
-        causes[name] = (cause_b - cause_a) / floor_a
-    ratio, interval = floor_b / floor_a, step.estimate.log_interval
-    return StepFloor(
-        ratio=ratio,
-        causes={**causes, "other work": ratio - 1 - sum(causes.values())},
-        measured=step.estimate.ratio,
-        interval=None if interval is None else (math.exp(interval[0]), math.exp(interval[1])),
-        a_times_floor=step_a / floor_a,
-        added_s=step_b - step_a,
-        floor_added_s=floor_b - floor_a,
-        hardware=_devices(floors),
-    )
+        step_s, floor_s = run.mean_step_s, floor.total_s
+        parts = {f"{name} FLOPs and bytes": floor.parts[name] for name in names}
+        rows.append({STEP: step_s, "floor": floor_s, **parts, "rest": step_s - floor_s})
+    whole, floor_of_step, *split = estimate_levels(rows[: len(a)], rows[len(a) :], design)
+    devices = " and ".join(sorted({floor.hardware for floor in floors}))
+    return Split(whole=whole, parts=tuple(split), origin=devices, predicted=floor_of_step)
 
 
 def _explain(
     model: SourcedModel | str, a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
-) -> ModelSplit | str:
+) -> Split | str:
     """The difference of the mean steps by the model, or the reason why it says nothing."""
     if isinstance(model, str):
         return model

@@ -49,10 +49,10 @@ class PairDesign:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """A part of a difference of means over blocks, in seconds; the parts of one difference add up to it.
+class Part:
+    """A part of a difference of two times, in seconds; the parts of one difference add up to it.
 
-    ``a_s`` and ``b_s`` are the means of both sides if the part has a value on each; b_s - a_s is added_s.
+    ``a_s`` and ``b_s`` are the times of both sides if the part has one on each; b_s - a_s is added_s.
     """
 
     name: str
@@ -69,13 +69,33 @@ class Contribution:
         return tuple(number for number in numbers if number is not None)
 
     @property
+    def ratio(self) -> float | None:
+        """B over A; None where A has no time."""
+        return self.b_s / self.a_s if self.a_s and self.b_s is not None else None
+
+    @property
     def is_significant(self) -> bool:
         """Its interval excludes 0."""
         return excludes_zero((self.ci_low_s, self.ci_high_s), self.added_s)
 
-    def share_of(self, whole: "Contribution") -> float | None:
+    def share_of(self, whole: "Part") -> float | None:
         """Its share of the whole difference; None if that is not significantly different from 0."""
         return self.added_s / whole.added_s if whole.is_significant else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor(Part):
+    """The part that a factor of the ratio has in the difference of the wall times, in whatever order:
+    (b - a) ln f / ln(b / a), with its interval for a known b - a.
+    """
+
+    estimate: RatioEstimate
+    """The factor, B over A."""
+
+    @property
+    def is_significant(self) -> bool:
+        """It differs significantly from 1."""
+        return excludes_zero(self.estimate.log_interval, self.estimate.log_ratio)
 
 
 def excludes_zero(interval: tuple[float | None, float | None] | None, value: float) -> bool:
@@ -121,14 +141,14 @@ def _of_all_pairs(pairs: Floats, confidence: float) -> RatioEstimate:
     )
 
 
-def contribution_of(name: str, estimate: RatioEstimate, a_s: float | None = None) -> Contribution:
+def part_of(name: str, estimate: RatioEstimate, a_s: float | None = None) -> Part:
     """The part that ``estimate`` is a difference of, in seconds; ``a_s`` is the mean of side A, if it has one."""
     added_s = estimate.log_ratio
     low, high = estimate.log_interval or (None, None)
     if a_s is None:
-        return Contribution(name=name, added_s=added_s, ci_low_s=low, ci_high_s=high)
+        return Part(name=name, added_s=added_s, ci_low_s=low, ci_high_s=high)
     b_s = 0.0 if abs(a_s + added_s) < _ROUNDING * abs(a_s) else a_s + added_s
-    return Contribution(name=name, added_s=added_s, ci_low_s=low, ci_high_s=high, a_s=a_s, b_s=b_s)
+    return Part(name=name, added_s=added_s, ci_low_s=low, ci_high_s=high, a_s=a_s, b_s=b_s)
 
 
 def estimate_differences(a: Sequence[Row], b: Sequence[Row], design: PairDesign) -> dict[str, RatioEstimate]:
@@ -141,66 +161,64 @@ def estimate_differences(a: Sequence[Row], b: Sequence[Row], design: PairDesign)
     return dict(zip(names, estimate_terms(a, b, split, design), strict=True))
 
 
-def estimate_levels(a: Sequence[Row], b: Sequence[Row], design: PairDesign) -> list[Contribution]:
+def estimate_levels(a: Sequence[Row], b: Sequence[Row], design: PairDesign) -> list[Part]:
     """The differences of the runs' times, in seconds, with the means of both sides."""
     estimates = estimate_differences(a, b, design)
     means_a = np.mean([[row.get(name, 0.0) for name in estimates] for row in a], axis=0).tolist()
-    return list(map(contribution_of, estimates, estimates.values(), means_a))
+    return list(map(part_of, estimates, estimates.values(), means_a))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Invariant: ``parts`` add up to ``whole``, the mean step or its difference."""
+    """Invariant: ``parts`` add up to ``whole``, a time or its difference."""
 
-    whole: Contribution
-    parts: tuple[Contribution, ...]
-    origin: str
-    """The clock of measured times, or the device whose peaks a model has."""
+    whole: Part
+    parts: tuple[Part, ...]
+    origin: str = ""
+    """The clock of measured times, the device whose peaks a model has, or the model."""
     unplaced: tuple[str, ...] = ()
     """Sections outside the tree, because their parents are unknown."""
+    predicted: Part | None = None
+    """Of a model: its prediction, to which all parts but the last add up."""
+    mape_frac: float | None = None
+    """Of a model: its error on steps left out of its fit; None where that is unknown."""
 
     @property
-    def largest(self) -> Contribution:
+    def largest(self) -> Part:
         return max(self.parts, key=lambda part: abs(part.added_s))
 
     @property
-    def rest(self) -> Contribution:
+    def rest(self) -> Part:
         """Of a model: what it does not explain."""
         return self.parts[-1]
+
+    @property
+    def shown_parts(self) -> tuple[Part, ...]:
+        """Of a model: the parts in which any two runs of both sides differ, and the rest."""
+        differing = (part for part in self.parts[:-1] if max(map(abs, part.numbers)) > MIN_DIFFERENCE)
+        return *differing, self.rest
+
+    @property
+    def explained_frac(self) -> float | None:
+        """Of a model: the share of the difference that it predicts; None without a difference."""
+        return None if self.predicted is None else self.predicted.share_of(self.whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WallSplit(Split):
+    """Invariant: the factors multiply to the ratio of the whole, too, which is b_s / a_s.
+
+    The times of both sides are centres over the blocks, at equal positions if adjusted for the order.
+    """
+
+    whole: Factor
+    parts: tuple[Factor, ...]
 
 
 def logarithmic_mean(a: float, b: float) -> float:
     """(b - a) / ln(b / a); a if both are equal."""
     log = math.log(b) - math.log(a)
     return a * (math.expm1(log) / log) if log else a
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFloor:
-    """Ratio of the mean steps of B and A at the peaks of a device, beside the measured one.
-
-    ``ratio`` is 1 and the sum of ``causes``: the value model's weights, prefixes and arithmetic beyond these, the
-    sampling of guidance, and ``other work``, the change of the base model's own floor with batch and contexts.
-    """
-
-    ratio: float
-    causes: Mapping[str, float]
-    measured: float
-    """Ratio of the measured mean steps."""
-    interval: tuple[float, float] | None
-    """Of ``measured``; None for one block."""
-    a_times_floor: float
-    """The measured step of A over its floor. A large one hides guidance: beside a slow base, it is small."""
-    added_s: float
-    """Measured step of B less that of A."""
-    floor_added_s: float
-    """The same of the floors: the part of ``added_s`` that no implementation avoids beside the same base."""
-    hardware: str
-
-    @property
-    def times_floor(self) -> float:
-        """The measured ratio over that of the floors. Below 1 where A stays farther behind its floor than B."""
-        return self.measured / self.ratio
 
 
 FACTORS: Final = ("batch", "context", "prompts", "candidates", "drafts")
@@ -306,31 +324,9 @@ class SourcedModel:
     mape_frac: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSplit(Split):
-    """The mean step by its work, and the rest. The parts before the rest add up to ``predicted``.
-
-    ``whole``, ``predicted`` and ``rest`` have the means of both sides.
-    """
-
-    source: SourcedModel
-    predicted: Contribution
-
-    @property
-    def shown_parts(self) -> tuple[Contribution, ...]:
-        """The factors in which any two runs of both sides differ, and the rest."""
-        differing = (part for part in self.parts[:-1] if max(map(abs, part.numbers)) > MIN_DIFFERENCE)
-        return *differing, self.rest
-
-    @property
-    def explained_frac(self) -> float | None:
-        """Share of the difference that the model predicts; None without a difference."""
-        return self.predicted.share_of(self.whole)
-
-
 def split_by_model(
     model: SourcedModel, a: Sequence[ModelledRun], b: Sequence[ModelledRun], design: PairDesign
-) -> ModelSplit:
+) -> Split:
     """The difference of mean step times, by what the model says about the work of both sides."""
 
     def factors_s(x: ModelledRun, y: ModelledRun) -> tuple[float, ...]:
@@ -342,8 +338,10 @@ def split_by_model(
         for side in (a, b)
     )
     whole, predicted, rest = estimate_levels(rows_a, rows_b, design)
-    factors = map(contribution_of, (*_NAMES, SCATTER), estimate_terms(a, b, factors_s, design))
-    return ModelSplit(source=model, origin=model.name, whole=whole, predicted=predicted, parts=(*factors, rest))
+    factors = map(part_of, (*_NAMES, SCATTER), estimate_terms(a, b, factors_s, design))
+    return Split(
+        whole=whole, parts=(*factors, rest), origin=model.name, predicted=predicted, mape_frac=model.mape_frac
+    )
 
 
 def shapley_s(predict_us: PredictUs, a: ModelledRun, b: ModelledRun) -> tuple[float, ...]:

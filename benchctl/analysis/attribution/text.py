@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from benchctl.analysis.attribution.decomposition import TIME_PER_STEP, Decomposition, Factor
-from benchctl.analysis.attribution.estimate import Contribution, SourcedModel
+from benchctl.analysis.attribution.decomposition import TIME_PER_STEP, Decomposition
+from benchctl.analysis.attribution.estimate import Factor, Part, Split
 from benchctl.analysis.statistics.estimate import RatioEstimate
-from benchctl.analysis.statistics.intervals import Interval
-from benchctl.units import MS_PER_S, change_of_ratio, percentage, signed_three_digits, three_digits
+from benchctl.units import MS_PER_S, change_of_ratio, percentage, signed_three_digits
 
 _CARRIES: Final = 0.5
 """Least share that carries the whole; factors cancel if the whole is less than this part of their sum."""
@@ -23,14 +22,9 @@ _NO_WALL: Final = "the wall time is unknown, because the client's times do not c
 def factor_text(estimate: RatioEstimate) -> str:
     """``x1.550 [1.54, 1.56]``; without the interval for one block, or without scatter."""
     low, high = estimate.ci_low, estimate.ci_high
-    return f"x{factor_interval(estimate.ratio, None if low is None or high is None else (low, high))}"
-
-
-def factor_interval(ratio: float, interval: Interval | None) -> str:
-    """``1.550 [1.54, 1.56]``; without the interval where there is none, or no scatter."""
-    if interval is None or math.isclose(*interval, rel_tol=1e-6):
-        return f"{ratio:.3f}"
-    return f"{ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+    if low is None or high is None or math.isclose(low, high, rel_tol=1e-6):
+        return f"x{estimate.ratio:.3f}"
+    return f"x{estimate.ratio:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def wall_line(decomposition: Decomposition) -> str:
@@ -38,8 +32,8 @@ def wall_line(decomposition: Decomposition) -> str:
     wall = decomposition.wall
     if wall is None:
         return _NO_WALL
-    factors = " * ".join(f"{factor.name} {factor_text(factor.estimate)}" for factor in wall.factors)
-    return f"wall {factor_text(wall.total)}{' = ' if factors else ''}{factors}"
+    factors = " * ".join(f"{factor.name} {factor_text(factor.estimate)}" for factor in wall.parts)
+    return f"wall {factor_text(wall.whole.estimate)}{' = ' if factors else ''}{factors}"
 
 
 def sentence(decomposition: Decomposition) -> str:
@@ -48,31 +42,29 @@ def sentence(decomposition: Decomposition) -> str:
     if wall is None:
         step = [f"a step takes {added_text(part)}"] if (part := decomposition.step) else []
         return "; ".join([_NO_WALL, *step, *_section(decomposition), *_by_models(decomposition)])
-    whole = change_of_ratio(wall.total.ratio)
-    if not wall.factors:
+    total = wall.whole.estimate
+    whole = change_of_ratio(total.ratio)
+    if not wall.parts:
         return f"the wall time changes by {whole}; neither steps nor tokens are known to explain it"
-    if wall.total.log_interval is None:
-        blocks = "in one block" if wall.total.is_paired else "over too few runs for an interval"
+    if total.log_interval is None:
+        blocks = "in one block" if total.is_paired else "over too few runs for an interval"
         return f"the wall time changes by {whole} {blocks}, which tells no factor from 1"
-    clear = sorted((f for f in wall.factors if f.is_significant), key=lambda factor: -_size(factor))
+    clear = sorted((part for part in wall.parts if part.is_significant), key=lambda part: -abs(part.added_s))
     if not clear:
         return f"no factor can be told from 1 ({whole} in all)"
-    text = _carried(clear, wall.total, whole)
+    text = _carried(clear, wall.whole, whole)
     if any(factor.name == TIME_PER_STEP for factor in clear):
         return "; ".join([": ".join([text, *_section(decomposition)]), *_by_models(decomposition)])
     return text
 
 
-def _size(factor: Factor) -> float:
-    return abs(factor.estimate.log_ratio)
-
-
-def _carried(factors: Sequence[Factor], total: RatioEstimate, whole: str) -> str:
+def _carried(factors: Sequence[Factor], wall: Factor, whole: str) -> str:
     """One factor that carries the whole, several that add up to it, or a part that is not significant."""
-    (name, share), *others = [(factor.name, factor.share) for factor in factors]
-    worth = [factor for factor in factors if _size(factor) >= _WORTH_A_WORD * _size(factors[0])]
+    (name, share), *others = [(factor.name, factor.share_of(wall)) for factor in factors]
+    sizes = [abs(factor.added_s) for factor in factors]
+    worth = [factor for factor, size in zip(factors, sizes, strict=True) if size >= _WORTH_A_WORD * sizes[0]]
     listed = " and ".join(f"{factor.name} {change_of_ratio(factor.estimate.ratio)}" for factor in worth)
-    cancels = abs(total.log_ratio) < _CARRIES * sum(map(_size, factors))
+    cancels = abs(wall.added_s) < _CARRIES * sum(sizes)
     if others and (cancels or (share is not None and not 0 < share <= _MOST)):
         return f"{listed} make {whole}{', which cannot be told from 0' if share is None else ''}"
     if share is None:
@@ -90,7 +82,7 @@ def _section(decomposition: Decomposition) -> Iterator[str]:
         return
     largest, share = split.largest, split.largest.share_of(split.whole)
     if share is not None and 0 < share <= _MOST:
-        factors = () if decomposition.wall is None else decomposition.wall.factors
+        factors = () if decomposition.wall is None else decomposition.wall.parts
         whole = "it" if sum(factor.is_significant for factor in factors) == 1 else "the step's difference"
         yield f"{_percent(share)} of {whole} {largest.name}"
         return
@@ -104,52 +96,32 @@ def _by_models(decomposition: Decomposition) -> Iterator[str]:
     """The part that a step-time model explains where that is worth a word, else the roofline's."""
     model, work = decomposition.model, decomposition.work
     share = None if isinstance(model, str) else model.explained_frac
-    if not isinstance(model, str) and share is not None and not 0 <= share < _WORTH_A_WORD:
-        largest = max(model.parts[:-1], key=lambda part: part.added_s * model.predicted.added_s)
+    if isinstance(model, Split) and model.predicted and share is not None and not 0 <= share < _WORTH_A_WORD:
+        predicted_s = model.predicted.added_s
+        largest = max(model.parts[:-1], key=lambda part: part.added_s * predicted_s)
         carrier = f", most by {largest.name}" if largest.is_significant else ""
         if 0 <= share <= _MOST:
             part = _percent(share)
             yield f"a step-time model explains {part} of the step's difference by its work{carrier}"
         else:
             yield f"for its work a step-time model predicts {added_text(model.predicted)} per step"
-    elif not isinstance(work, str) and (rest := work.rest.share_of(work.whole)) is not None:
-        if 0 <= rest <= _MOST:
-            part = _percent(1 - rest)
+    elif isinstance(work, Split) and work.predicted and (share := work.explained_frac) is not None:
+        if 1 - _MOST <= share <= 1:
+            part = _percent(share)
             yield f"the roofline floor of its FLOPs and bytes explains {part} of the step's difference"
         else:  # the floors add more than the difference
-            floors = Contribution(name="floors", added_s=sum(part.added_s for part in work.parts[:-1]))
-            yield f"FLOPs and bytes alone would add {added_text(floors)} (roofline model)"
+            yield f"FLOPs and bytes alone would add {added_text(work.predicted)} (roofline model)"
 
 
-def floor_line(decomposition: Decomposition) -> str | None:
-    """The measured and the least ratio of the steps of a guided pair, with its causes; None without guidance.
-
-    ``time per step x1.9 [..]; floor x1.28 at the peaks of h200-sxm (weights +0.172, ...), ...``, or the reason why
-    the floor is unknown.
-    """
-    floor = decomposition.floor
-    if floor is None or isinstance(floor, str):
-        return None if floor is None else f"no floor to compare the step with: {floor}"
-    causes = ", ".join(f"{name} {signed_three_digits(share)}" for name, share in floor.causes.items())
-    added, floor_added = (
-        f"{signed_three_digits(time_s * MS_PER_S)} ms" for time_s in (floor.added_s, floor.floor_added_s)
-    )
-    return (
-        f"time per step x{factor_interval(floor.measured, floor.interval)}, {added}; floor x{floor.ratio:.3f}, "
-        f"{floor_added}, at the peaks of {floor.hardware} ({causes}), so {three_digits(floor.times_floor)} times "
-        f"the floor; the first side's step is {three_digits(floor.a_times_floor)} times its own floor"
-    )
-
-
-def source_text(source: SourcedModel) -> str:
+def source_text(model: Split) -> str:
     """Name of a step-time model, and how far its predictions have been off."""
-    off = (
-        "" if source.mape_frac is None else f", {percentage(source.mape_frac, 2)} off on steps left out of its fit"
-    )
-    return f"step-time model {source.name}{off}"
+    text = f"step-time model {model.origin}"
+    if model.mape_frac is None:
+        return text
+    return f"{text}, {percentage(model.mape_frac, 2)} off on steps left out of its fit"
 
 
-def added_text(part: Contribution, like: Contribution | None = None) -> str:
+def added_text(part: Part, like: Part | None = None) -> str:
     """``+58.2 ms [+57.0, +59.4]``; without the interval for one block, or without scatter.
 
     In the unit that suits ``like``, if given.
@@ -162,7 +134,7 @@ def added_text(part: Contribution, like: Contribution | None = None) -> str:
     return f"{text} [{signed_three_digits(low * factor)}, {signed_three_digits(high * factor)}]"
 
 
-def unit_of(part: Contribution) -> tuple[str, float]:
+def unit_of(part: Part) -> tuple[str, float]:
     """The unit that suits a part, and its number per second."""
     largest = max(map(abs, part.numbers))
     return ("s", 1.0) if largest >= 1 else ("ms", float(MS_PER_S))

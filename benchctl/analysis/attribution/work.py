@@ -13,7 +13,7 @@ import numpy as np
 from benchctl.analysis.validity.machines import Machine, gpu_names, machines_of
 from benchctl.costs.guided_floor import LOGIT_BYTES
 from benchctl.costs.hardware import Hardware, hardware_or_none
-from benchctl.costs.roofline import PassTime, pass_time
+from benchctl.costs.roofline import pass_time
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.model import Profile, VariantSettings
@@ -35,8 +35,6 @@ NO_STEPS: Final = "there is no step log"
 NO_SETTINGS: Final = "the profile does not name the models"
 _BASE_COUNTS: Final = ("num_prefill_tokens", "num_decode_tokens", "context_tokens")
 _VALUE_COUNTS: Final = ("guided_rows", "value_prefill_tokens", "value_extend_tokens", "candidates")
-_CAUSES: Final = ("weights", "prefixes", "arithmetic", "sampling")
-"""What guidance adds to the floor of a step."""
 
 
 def peaks_of(
@@ -149,30 +147,23 @@ def work_of(columns: StepColumns) -> StepWork:
     )
 
 
+OF_BASE: Final = "base model's"
+OF_VALUE: Final = "value model's"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """Least mean time of a step in seconds: of the base model, of the draft model, and of guidance by cause."""
+    """Least mean time of a step in seconds by whose work it is; the parts add up to that of the step.
 
-    base_s: float
-    draft_s: float
-    causes: Mapping[str, float]
-    """The value model's weights, its prefixes and its arithmetic beyond both; sampling, which moves logits."""
+    Beside the models' passes, guidance has a part for sampling, in which it moves logits.
+    """
+
+    parts: Mapping[str, float]
     hardware: str
 
     @property
-    def value_s(self) -> float:
-        """The value model's passes, without the sampling of guidance."""
-        return sum(time_s for cause, time_s in self.causes.items() if cause != "sampling")
-
-    @property
     def total_s(self) -> float:
-        return self.base_s + self.value_s + self.causes["sampling"] + self.draft_s
-
-    @property
-    def of_models(self) -> dict[str, float]:
-        """Each part of the whole in seconds."""
-        models = {"base model's": self.base_s, "value model's": self.value_s}
-        return {**models, "sampling's": self.causes["sampling"], "draft model's": self.draft_s}
+        return sum(self.parts.values())
 
 
 def floor_of(columns: StepColumns, deployment: Deployment, *, draft: ModelShape | None = None) -> Floor:
@@ -188,17 +179,17 @@ def floor_of(columns: StepColumns, deployment: Deployment, *, draft: ModelShape 
         hardware = hardware.times(deployment.tensor_parallel)
     names = (*_BASE_COUNTS, *(() if value is None else _VALUE_COUNTS))
     prefill, decode, context, *guided = _counts(columns, names)
-    base, causes = _base_passes(columns, prefill, decode, context), dict.fromkeys(_CAUSES, 0.0)
+    base = _base_passes(columns, prefill, decode, context)
+    totals_s = dict.fromkeys((OF_BASE, OF_VALUE, "sampling's", "draft model's"), 0.0)
+    totals_s[OF_BASE] = base.total_s(deployment.shape, hardware)
     if value is not None:
-        causes |= _guidance_s(columns, context, guided, value, hardware)
+        totals_s[OF_VALUE] = sum(each.total_s(value, hardware) for each in _value_passes(columns, context, guided))
         logit_bytes = LOGIT_BYTES * deployment.shape.vocab
-        causes["sampling"] = float(guided[0].sum()) * logit_bytes / hardware.bandwidth_bytes_per_s
-    draft_s = 0.0 if draft is None else _draft_s(columns, base, draft, hardware)
+        totals_s["sampling's"] = float(guided[0].sum()) * logit_bytes / hardware.bandwidth_bytes_per_s
+    if draft is not None:
+        totals_s["draft model's"] = _draft_s(columns, base, draft, hardware)
     return Floor(
-        base_s=_total_s(base.times(deployment.shape, hardware)) / len(columns),
-        draft_s=draft_s / len(columns),
-        causes={cause: total_s / len(columns) for cause, total_s in causes.items()},
-        hardware=hardware.title,
+        parts={name: total_s / len(columns) for name, total_s in totals_s.items()}, hardware=hardware.title
     )
 
 
@@ -213,10 +204,10 @@ class _Passes(NamedTuple):
     prompt_positions: Floats
     heads: Floats
 
-    def times(self, shape: ModelShape, hardware: Hardware) -> PassTime[Floats]:
-        """The least times of the passes."""
+    def total_s(self, shape: ModelShape, hardware: Hardware, repeats: Floats | float = 1.0) -> float:
+        """Sum over the passes of their least time."""
         tokens = self.prefill + self.decode
-        return pass_time(
+        times = pass_time(
             shape,
             hardware,
             tokens=tokens,
@@ -225,11 +216,7 @@ class _Passes(NamedTuple):
             decode_positions=self.decode * self.mean_context,
             heads=self.heads,
         )
-
-
-def _total_s(times: PassTime[Floats], repeats: Floats | float = 1.0) -> float:
-    """Sum over passes of their least time."""
-    return float((times.floor_s * repeats).sum())
+        return float((times.floor_s * repeats).sum())
 
 
 def _base_passes(columns: StepColumns, prefill: Floats, decode: Floats, context: Floats) -> _Passes:
@@ -255,34 +242,24 @@ def _draft_s(columns: StepColumns, base: _Passes, shape: ModelShape, hardware: H
     is_more = num_more > 0
     rows, context = (tokens - drafts)[is_more] / num_more[is_more], base.mean_context[is_more]
     none = np.zeros(len(rows))
-    more = _Passes(none, rows, rows * context, context, none, rows).times(shape, hardware)
-    return _total_s(first.times(shape, hardware)) + _total_s(more, num_more[is_more])
+    more = _Passes(none, rows, rows * context, context, none, rows)
+    return first.total_s(shape, hardware) + more.total_s(shape, hardware, num_more[is_more])
 
 
-def _guidance_s(
-    columns: StepColumns, context: Floats, counts: Sequence[Floats], shape: ModelShape, hardware: Hardware
-) -> dict[str, float]:
-    """Sums over the steps of the value model's passes by cause; a step that is not fused has two."""
-    fused, active = columns.optional("fused"), counts[0] > 0
-    is_fused = np.ones(len(columns)) if fused is None else np.where(fused == 0, 0.0, 1.0)
-    length = (context / np.maximum(columns.num_seqs, 1))[active]
-    guided, prefill, extend, candidates, together = (values[active] for values in (*counts, is_fused))
+def _value_passes(columns: StepColumns, context: Floats, counts: Sequence[Floats]) -> tuple[_Passes, _Passes]:
+    """The value model's pass of each guided step, and the second one of steps that are not fused."""
+    fused, is_active = columns.optional("fused"), counts[0] > 0
+    is_apart = np.zeros(len(columns), dtype=np.bool_) if fused is None else fused == 0
+    length = context / np.maximum(columns.num_seqs, 1)
+    guided, prefill, extend, candidates = counts
+    is_split, none = is_apart & (prefill + extend > 0), np.zeros(len(columns))
 
-    def times(where: Flags, prefill: Floats, extend: Floats, scored: Floats) -> PassTime[Floats]:
+    def passes(where: Flags, prefill: Floats, extend: Floats, scored: Floats) -> _Passes:
         counted = _Passes(prefill, extend + scored, guided * length, length, prefill * length / 2, scored)
-        return _Passes(*(values[where] for values in counted)).times(shape, hardware)
+        return _Passes(*(values[where] for values in counted))
 
-    none, is_split = np.zeros(len(guided)), (together == 0) & (prefill + extend > 0)
-    passes = (
-        times(~is_split, prefill, extend, candidates),
-        times(is_split, prefill, extend, none),
-        times(is_split, none, none, candidates),
-    )
-    return {
-        "weights": sum(float(each.weights_s.sum()) for each in passes),
-        "prefixes": sum(float(each.prefixes_s.sum()) for each in passes),
-        "arithmetic": sum(float(each.excess_compute_s.sum()) for each in passes),
-    }
+    first = passes(is_active, prefill, extend, np.where(is_split, 0.0, candidates))
+    return first, passes(is_active & is_split, none, none, candidates)
 
 
 def fitted_draft_warnings(model: "StepTimeModel", name: str, num_draft_tokens: int) -> tuple[ResultWarning, ...]:

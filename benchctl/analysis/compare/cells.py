@@ -13,10 +13,8 @@ from benchctl.analysis.attribution.decomposition import (
     NO_MODEL,
     Decomposition,
     decompose,
-    floor_between,
-    steps_at_level,
 )
-from benchctl.analysis.attribution.estimate import PairDesign, SourcedModel, StepFloor
+from benchctl.analysis.attribution.estimate import PairDesign, SourcedModel
 from benchctl.analysis.compare.accuracy import (
     MARGIN_POINTS,
     DivergenceComparison,
@@ -245,27 +243,13 @@ def _divergence(pair: ArmPair) -> DivergenceComparison | None:
     return compare_divergence(pair.a_runs, pair.b_runs, temperatures.pop() if len(temperatures) == 1 else None)
 
 
-def decompose_pair(paired: ArmPair, model: SourcedModel | str) -> Decomposition | None:
+def decompose_pair(paired: ArmPair, model: SourcedModel | str = NO_MODEL) -> Decomposition | None:
     """The decomposition of one cell; ``model`` explains its steps, or is the reason why none does."""
     a, b = _break_down_runs(paired, model)
     compared = {name: paired.ratio(name) for name in ("wall_s", *METRIC_OF.values())}
     ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
     of_wall, of_steps = (_pair_design(paired, metric) for metric in ("wall_s", "step_ms"))
     return decompose(a, b, of_wall, of_steps, paired.sides[0].results.manifest.stop, ratios, model)
-
-
-def step_floor(paired: ArmPair) -> StepFloor | str | None:
-    """The step of two arms beside the ratio of their floors, as in a comparison, or why that ratio is unknown.
-
-    None where no value model scored anything on either side.
-    """
-    a, b = _break_down_runs(paired)
-    if not any(run.is_guided for run in (*a, *b)):
-        return None
-    if not a or not b or not all(run.has_steps for run in (*a, *b)):
-        return "the step log of a side does not time whole steps"
-    ratio = paired.ratio("step_ms")
-    return floor_between(*steps_at_level(a, b, ratio), ratio)
 
 
 def _pair_design(paired: ArmPair, metric: str) -> PairDesign:
@@ -284,7 +268,7 @@ def _pair_design(paired: ArmPair, metric: str) -> PairDesign:
 
 
 def _break_down_runs(
-    paired: ArmPair, model: SourcedModel | str = NO_MODEL
+    paired: ArmPair, model: SourcedModel | str
 ) -> tuple[list[RunTimeBreakdown], list[RunTimeBreakdown]]:
     """The runs of both sides at the middle of their blocks.
 

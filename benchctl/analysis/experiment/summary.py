@@ -11,8 +11,8 @@ from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any, Final
 
-from benchctl.analysis.attribution.breakdown import Breakdown, break_down, mean_breakdown
-from benchctl.analysis.attribution.estimate import StepFloor
+from benchctl.analysis.attribution.breakdown import Breakdown, mean_breakdown
+from benchctl.analysis.attribution.estimate import Split
 from benchctl.analysis.attribution.flops import RunFlops
 from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, LABEL_COLUMNS, SUMMARY_COLUMNS, Value, number_of
 from benchctl.analysis.experiment.experiment import Experiment
@@ -63,10 +63,10 @@ class RunSummary:
         """Its row: a value for every column of ``SUMMARY_COLUMNS``, None if it is unknown."""
         return self.experiment.row(self.run)
 
-    @cached_property
+    @property
     def breakdown(self) -> Breakdown | None:
         """Sections of its steps after the warm-up."""
-        return break_down(self.run.columns, covers_steps=self.record.times_whole_steps)
+        return self.experiment.run_time(self.run).breakdown
 
     @cached_property
     def warnings(self) -> tuple[ResultWarning, ...]:
@@ -303,8 +303,8 @@ class SweepRow:
     """One arm against the baseline, in at least one block."""
 
     pair: ArmPair
-    floor: StepFloor | str | None
-    """The ratio of the steps at the peaks of the device, or the reason why it is unknown; None without guidance."""
+    work: Split | str
+    """The mean step by the floors of the models, or the reason why these are unknown."""
 
     @property
     def variant(self) -> str:
@@ -339,6 +339,8 @@ class SweepRow:
         ratio_of = {name: estimate.ratio for name, estimate in estimates.items()}
         settings, wall = experiment.settings(self.pair.b), estimates.get("wall")
         wall_ratio, flops, observed = (ratio_of.get(name) for name in ("wall", "pflops", "pflops_observed"))
+        floor = None if isinstance(self.work, str) else self.work.predicted
+        floor_ratio = None if floor is None else floor.ratio
         of_sides: dict[str, Value] = {}
         for quantity in _SIDES.keys() & self.ratios.keys():
             ratio = self.ratios[quantity]
@@ -363,8 +365,8 @@ class SweepRow:
             "utilization_gap_observed": quotient(wall_ratio, observed),
             "unexplained_frac": unexplained_frac(wall, flops),
             "unexplained_frac_observed": unexplained_frac(wall, observed),
-            "step_floor_ratio": self.floor.ratio if isinstance(self.floor, StepFloor) else None,
-            "step_times_floor": self.floor.times_floor if isinstance(self.floor, StepFloor) else None,
+            "step_floor_ratio": floor_ratio,
+            "step_times_floor": quotient(ratio_of.get("step_ms"), floor_ratio),
         }
 
 

@@ -78,7 +78,7 @@ def draw_sections(subject: figure.Subject) -> figure.Chart | None:
 
 def section_parts(breakdown: Breakdown) -> Parts:
     """Every leaf of the sections in ms per step, and the unnamed rest last; together the mean step."""
-    leaves = breakdown.leaf_means_ns()
+    leaves = breakdown.leaf_means_ns
     parts = {name: ms_from_ns(leaves[name]) for name in SECTION_PARENT if name in leaves}
     rest = ms_from_ns(sum(mean for name, mean in leaves.items() if name not in parts))
     return {**parts, UNNAMED: max(0.0, rest)}

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.decomposition import MEANING
-from benchctl.analysis.attribution.estimate import Contribution
-from benchctl.analysis.attribution.text import factor_text, floor_line, sentence, source_text, wall_line
+from benchctl.analysis.attribution.estimate import Part
+from benchctl.analysis.attribution.text import factor_text, sentence, source_text, wall_line
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import change_text, speed_line
@@ -175,51 +175,49 @@ def cell_waterfalls(cell: CellComparison) -> Iterator[Waterfall]:
     if decomposition is None:
         return
     wall, split, model = decomposition.wall, decomposition.sections, decomposition.model
-    if wall is not None and wall.factors:
+    if wall is not None and wall.parts:
         lines = (sentence(decomposition), wall_line(decomposition), speed_line(cell))
         share = "Its share of the seconds is its share of the logarithm of the ratio"
         yield Waterfall(
             title=f"{cell.label}: wall time",
             unit="s",
             sides=(cell.a_label, cell.b_label),
-            start=wall.a_s,
+            start=wall.whole.a_s or 0.0,
             falls=[
                 Fall(
                     label=factor.name,
                     added=factor.added_s,
-                    half_width=factor.added_half_s,
+                    half_width=_half_width_s(factor),
                     is_clear=factor.is_significant,
                     meaning=f"{MEANING[factor.name]}; it changes by {factor_text(factor.estimate)}. {share}",
                 )
-                for factor in wall.factors
+                for factor in wall.parts
             ],
-            end=wall.b_s,
+            end=wall.whole.b_s or 0.0,
             sentence=f"{capitalized('. '.join(filter(None, lines)))}.",
         )
     if split is not None and split.whole.a_s is not None and len(split.parts) > 1:
-        notes = (f"sections of a step: {split.origin}", floor_line(decomposition))
-        words = f"{'. '.join(capitalized(line) for line in notes if line)}."
+        words = f"Sections of a step: {split.origin}."
         yield _of_step(cell, "mean step", (split.whole, split.parts), "in", words)
     if not isinstance(model, str) and model.whole.a_s is not None:
-        words = f"By the {source_text(model.source)}."
+        words = f"By the {source_text(model)}."
         yield _of_step(cell, "mean step by its work", (model.whole, model.shown_parts), "by", words)
 
 
 def _of_step(
-    cell: CellComparison, title: str, split: tuple[Contribution, Sequence[Contribution]], how: str, words: str
+    cell: CellComparison, title: str, split: tuple[Part, Sequence[Part]], how: str, words: str
 ) -> Waterfall:
     """A fall for each part of the mean step; those below a hundredth of the largest are shown together."""
     whole, parts = split
     worth = 0.01 * max(abs(part.added_s) for part in parts)
     falls = []
     for part in parts:
-        low, high = part.ci_low_s, part.ci_high_s
-        has_width = low is not None and high is not None and not math.isclose(low, high, rel_tol=1e-6)
+        half_width_s = _half_width_s(part)
         if abs(part.added_s) >= worth:
             fall = Fall(
                 label=part.name,
                 added=part.added_s * MS_PER_S,
-                half_width=((high or 0.0) - (low or 0.0)) / 2 * MS_PER_S if has_width else None,
+                half_width=None if half_width_s is None else half_width_s * MS_PER_S,
                 meaning=f"time per step {how} {part.name}: mean over blocks of b - a, with its 95% interval",
                 is_clear=part.is_significant,
             )
@@ -238,6 +236,12 @@ def _of_step(
         end=(start + whole.added_s) * MS_PER_S,
         sentence=words,
     )
+
+
+def _half_width_s(part: Part) -> float | None:
+    """Half of its interval; None where it has none, or no scatter."""
+    low, high = part.ci_low_s, part.ci_high_s
+    return None if low is None or high is None or math.isclose(low, high, rel_tol=1e-6) else (high - low) / 2
 
 
 def ladder_waterfalls(analysis: AnalyzedExperiment) -> Iterator[Waterfall]:

@@ -1,5 +1,6 @@
 """The step as a tree of sections: parts add up, remainders are named, clocks are not mistaken for the device's."""
 
+import itertools
 from collections.abc import Iterable
 
 import pytest
@@ -39,8 +40,8 @@ def test_sections_per_step_add_up_to_the_step_and_remainders_are_named():
         ]
     )
     assert breakdown is not None
-    assert breakdown.step.mean_ns == 90
-    assert breakdown.leaf_means_ns() == {
+    assert breakdown.tree[0].mean_ns == 90
+    assert breakdown.leaf_means_ns == {
         "model_forward": 60.0,
         "pre_lvm": 2.5,
         "lvm_apply_outer": 10.0,
@@ -48,25 +49,21 @@ def test_sections_per_step_add_up_to_the_step_and_remainders_are_named():
         "sampler_total (unnamed)": 2.5,
         "step (unnamed)": 10.0,
     }
-    assert sum(breakdown.leaf_means_ns().values()) == breakdown.step.mean_ns
+    assert sum(breakdown.leaf_means_ns.values()) == breakdown.tree[0].mean_ns
 
 
 def test_the_mean_over_records_that_have_a_section_stands_beside_the_mean_over_all_steps():
     breakdown = break_down([step(10, {"sampler_total": 8, "lvm_forward": 6}), step(4, {"sampler_total": 2})])
     assert breakdown is not None
-    forward = breakdown.sections.get("lvm_forward")
-    assert forward is not None
-    assert (forward.mean_ns, forward.record_mean_ns, forward.num_records) == (3.0, 6.0, 1)
+    (forward,) = [section for section in breakdown.tree if section.name == "lvm_forward"]
+    assert (forward.mean_ns, forward.record_mean_ns, forward.step_frac) == (3.0, 6.0, 0.5)
 
 
 def test_a_parent_that_the_log_leaves_out_is_the_sum_of_its_children():
     breakdown = break_down([step(10, {"lvm_build_pending": 3, "lvm_forward": 4})])
     assert breakdown is not None
-    outer, total = breakdown.sections.get("lvm_apply_outer"), breakdown.sections.get("sampler_total")
-    assert outer is not None
-    assert total is not None
-    assert (outer.total_ns, total.total_ns) == (7, 7)
-    assert [(depth, section.name) for depth, section in breakdown.step.walk()] == [
+    assert (breakdown.mean_ns["lvm_apply_outer"], breakdown.mean_ns["sampler_total"]) == (7, 7)
+    assert [(section.depth, section.name) for section in breakdown.tree] == [
         (0, "step"),
         (1, "sampler_total"),
         (2, "lvm_apply_outer"),
@@ -81,9 +78,8 @@ def test_a_parent_that_the_log_leaves_out_is_the_sum_of_its_children():
 def test_warm_up_steps_do_not_count():
     breakdown = break_down([step(1_000, {"value_model_load": 900}, is_warmup=True), step(10, {"model_forward": 9})])
     assert breakdown is not None
-    assert breakdown.step.num_steps == 1
-    assert breakdown.step.mean_ns == 10
-    assert "value_model_load" not in breakdown.sections
+    assert breakdown.tree[0].mean_ns == 10
+    assert "value_model_load" not in breakdown.mean_ns
 
 
 def test_there_is_no_breakdown_without_measured_steps():
@@ -94,16 +90,14 @@ def test_there_is_no_breakdown_without_measured_steps():
 def test_a_step_without_sections_is_a_breakdown_of_one_leaf():
     breakdown = break_down([step(10, {})])
     assert breakdown is not None
-    assert breakdown.leaf_means_ns() == {"step": 10.0}
-    assert breakdown.step.children == ()
+    assert breakdown.leaf_means_ns == {"step": 10.0}
 
 
 def test_a_section_with_unknown_parent_stands_outside_the_tree():
     breakdown = break_down([step(10, {"model_forward": 8, "logprob": 1})])
     assert breakdown is not None
-    assert [section.name for section in breakdown.unplaced] == ["logprob"]
-    assert breakdown.sections["logprob"] is breakdown.unplaced[0]
-    assert sum(breakdown.leaf_means_ns().values()) == 10
+    assert breakdown.unplaced == ["logprob"]
+    assert sum(breakdown.leaf_means_ns.values()) == 10
 
 
 @pytest.mark.parametrize(
@@ -123,7 +117,7 @@ def test_the_mean_over_runs_gives_each_the_same_weight(tmp_path):
     runs = [run for run in load_results(tmp_path).runs if run.record.variant == "baseline"]
     breakdown = mean_breakdown((break_down_columns(run.columns), 1.0) for run in runs)
     assert breakdown is not None
-    assert breakdown.step.mean_ns == 2 * builders.STEP_NS
+    assert breakdown.tree[0].mean_ns == 2 * builders.STEP_NS
 
 
 sections = st.dictionaries(st.sampled_from([*SECTION_PARENT, "unheard_of"]), st.integers(0, 10**9))
@@ -132,15 +126,21 @@ sections = st.dictionaries(st.sampled_from([*SECTION_PARENT, "unheard_of"]), st.
 def test_a_section_that_is_called_like_the_step_does_not_pass_for_it():
     breakdown = break_down([step(10, {"step": 4, "model_forward": 9})])
     assert breakdown is not None
-    assert breakdown.step.mean_ns == 10
+    assert breakdown.tree[0].mean_ns == 10
 
 
 @given(st.lists(st.builds(step, st.integers(1, 10**9), sections), min_size=1, max_size=8))
-def test_every_parent_is_exactly_the_sum_of_its_children(steps):
+def test_every_parent_is_the_sum_of_its_children(steps):
     breakdown = break_down(steps)
     assert breakdown is not None
-    for _, section in breakdown.step.walk():
-        if section.children:
-            assert section.total_ns == sum(child.total_ns for child in section.children)
-            assert section.children[-1].is_unnamed
-    assert sum(leaf.total_ns for leaf in breakdown.step.leaves()) == sum(s.dur_ns for s in steps)
+    whole, *below = breakdown.tree
+    for parent in (section for section in breakdown.tree if not section.is_leaf):
+        after = breakdown.tree[breakdown.tree.index(parent) + 1 :]
+        inside = itertools.takewhile(lambda section, depth=parent.depth: section.depth > depth, after)
+        *named, unnamed = [section for section in inside if section.depth == parent.depth + 1]
+        assert unnamed.name == f"{parent.name} (unnamed)"
+        total_ns = unnamed.mean_ns + sum(section.mean_ns for section in named)
+        assert total_ns == pytest.approx(parent.mean_ns, rel=1e-9, abs=1e-3)
+    assert sum(breakdown.leaf_means_ns.values()) == pytest.approx(whole.mean_ns, rel=1e-9, abs=1e-3)
+    assert whole.mean_ns == sum(each.dur_ns for each in steps) / len(steps)
+    assert bool(below) != whole.is_leaf

@@ -51,7 +51,7 @@ def within(results: ResultDirectory) -> Decomposition:
 
 
 def ratios(found: Decomposition) -> dict[str, float]:
-    return {factor.name: factor.estimate.ratio for factor in found.wall.factors}
+    return {factor.name: factor.estimate.ratio for factor in found.wall.parts}
 
 
 def natural(path: Path, **options: Any) -> ResultDirectory:
@@ -64,7 +64,7 @@ def natural(path: Path, **options: Any) -> ResultDirectory:
 def test_slower_steps_are_the_whole_difference_and_the_sections_say_which(tmp_path: Path) -> None:
     found = within(write_results(tmp_path / "r", block_factors=STEADY))
     assert ratios(found) == pytest.approx({"steps": 1, "time per step": TRUTH, "remainder": 1})
-    assert found.wall.b_s - found.wall.a_s == pytest.approx(8 * 5.5e-3)
+    assert found.wall.whole.b_s - found.wall.whole.a_s == pytest.approx(8 * 5.5e-3)
     assert found.sections is not None
     added = {section.name: section.added_s for section in found.sections.parts if section.added_s}
     assert added == pytest.approx({"lvm_build_pending": 1e-3, "lvm_forward": 4e-3, "lvm_apply_guidance": 0.5e-3})
@@ -197,8 +197,8 @@ def test_the_whole_is_what_the_table_says_and_its_factors_multiply_also_where_bl
     wall = next(metric.estimate for metric in cell.metrics if metric.metric.name == "wall_s")
     assert wall is not None
     assert wall.method == "robust"
-    assert found.wall.total.log_ratio == pytest.approx(wall.log_ratio, abs=1e-9)
-    assert found.wall.total.log_interval == pytest.approx(wall.log_interval, abs=1e-6)
+    assert found.wall.whole.estimate.log_ratio == pytest.approx(wall.log_ratio, abs=1e-9)
+    assert found.wall.whole.estimate.log_interval == pytest.approx(wall.log_interval, abs=1e-6)
 
 
 @pytest.mark.parametrize("positions", [None, (0, 1), (1, 0)])
@@ -211,14 +211,14 @@ def test_the_whole_is_what_the_table_says_also_where_the_order_in_the_blocks_is_
     assert found is not None
     assert_exact(found)
     estimates = {metric.metric.name: metric.estimate for metric in cell.metrics}
-    step = next(factor for factor in found.wall.factors if factor.name == "time per step")
-    for name, ours in (("wall_s", found.wall.total), ("step_ms", step.estimate)):
+    step = next(factor for factor in found.wall.parts if factor.name == "time per step")
+    for name, ours in (("wall_s", found.wall.whole.estimate), ("step_ms", step.estimate)):
         theirs = estimates[name]
         assert theirs is not None
         assert ours.log_ratio == pytest.approx(theirs.log_ratio, abs=1e-9)
         assert ours.log_interval == pytest.approx(theirs.log_interval, abs=1e-6)
     taken_out = positions == (1, 0)
-    assert (found.wall.total.position_effect is not None) == taken_out
+    assert (found.wall.whole.estimate.position_effect is not None) == taken_out
 
 
 def test_swapping_the_sides_turns_every_part_around(tmp_path: Path) -> None:
@@ -241,12 +241,12 @@ def test_sides_without_common_blocks_multiply_and_add_up_too(tmp_path: Path) -> 
     assert found is not None
     assert_exact(found)
     metrics = {metric.metric.name: metric.estimate for metric in cell.metrics}
-    factors = {factor.name: factor.estimate for factor in found.wall.factors}
-    assert not found.wall.total.is_paired
-    assert found.wall.total == metrics["wall_s"]
+    factors = {factor.name: factor.estimate for factor in found.wall.parts}
+    assert not found.wall.whole.estimate.is_paired
+    assert found.wall.whole.estimate == metrics["wall_s"]
     assert (factors["steps"], factors["time per step"]) == (metrics["num_steps"], metrics["step_ms"])
-    assert found.wall.total.log_interval is not None
-    assert found.wall.a_s == pytest.approx(next(m.a for m in cell.metrics if m.metric.name == "wall_s"))
+    assert found.wall.whole.estimate.log_interval is not None
+    assert found.wall.whole.a_s == pytest.approx(next(m.a for m in cell.metrics if m.metric.name == "wall_s"))
 
 
 def test_sides_without_common_blocks_and_with_too_few_for_an_interval_say_so(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_sides_without_common_blocks_and_with_too_few_for_an_interval_say_so(tmp
     change = change_text(wall)
     assert change.endswith(f"% [no interval: {len(SHAKEN)} against 2 runs]")
     assert cell.decomposition is not None
-    assert cell.decomposition.wall.total == wall.estimate
+    assert cell.decomposition.wall.whole.estimate == wall.estimate
     assert " over too few runs for an interval" in sentence(cell.decomposition)
 
 
@@ -276,7 +276,7 @@ def test_one_block_tells_nothing_from_nothing(tmp_path: Path) -> None:
 def test_a_directory_against_itself_has_no_difference_to_divide(tmp_path: Path) -> None:
     path = write_results(tmp_path / "r", block_factors=SHAKEN).path
     found = decomposed(f"{path}:baseline", f"{path}:baseline")
-    assert all(factor.added_s == 0 for factor in found.wall.factors)
+    assert all(factor.added_s == 0 for factor in found.wall.parts)
     assert sentence(found) == "no factor can be told from 1 (+0.00% in all)"
 
 
@@ -291,7 +291,7 @@ def test_without_a_step_log_the_tokens_are_what_is_left_to_divide_by(tmp_path: P
 
 def test_the_committed_example_is_exact() -> None:
     found = decomposed(f"{EXAMPLE}:baseline", f"{EXAMPLE}:guided")
-    assert math.isclose(math.prod(ratios(found).values()), found.wall.total.ratio, rel_tol=1e-9)
+    assert math.isclose(math.prod(ratios(found).values()), found.wall.whole.estimate.ratio, rel_tol=1e-9)
     assert sentence(found).startswith(
         "time per step carries 104 % of the +365%: 59 % of the step's difference lvm_forward"
     )

@@ -13,7 +13,7 @@ from scipy.stats import ttest_ind
 from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
 
 from benchctl.analysis.attribution.estimate import PairDesign, estimate_levels, estimate_terms, logarithmic_mean
-from benchctl.analysis.attribution.work import floor_of
+from benchctl.analysis.attribution.work import OF_BASE, OF_VALUE, floor_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
@@ -104,7 +104,7 @@ def test_the_floor_of_a_step_is_the_time_of_an_engine_that_is_nothing_but_a_roof
     )
     steps = simulation.measured_steps()
     floor = floor_of(columns_from(steps), WORK)
-    for name, ours_s in (("model_forward", floor.base_s), ("lvm_forward", floor.value_s)):
+    for name, ours_s in (("model_forward", floor.parts[OF_BASE]), ("lvm_forward", floor.parts[OF_VALUE])):
         simulated_s = sum(step.sections_ns.get(name, 0) for step in steps) / len(steps) / 1e9
         assert ours_s == pytest.approx(simulated_s, rel=0.01)
         assert ours_s > 0
@@ -132,10 +132,11 @@ def test_the_floor_of_drafts_is_the_time_of_an_ideal_engine_that_speculates(
         sum(step.sections_ns.get(name, 0) for step in steps) / len(steps) / 1e9
         for name in ("model_forward", "draft")
     )
-    assert floor.base_s == pytest.approx(verify_s, rel=0.01)
-    assert 0.98 * draft_s < floor.draft_s <= draft_s  # a simulated pass also samples
-    assert floor.total_s == floor.base_s + floor.draft_s
-    assert floor_of(columns_from(steps), drafting).base_s == floor.base_s
+    base_s, drafts_s = floor.parts[OF_BASE], floor.parts["draft model's"]
+    assert base_s == pytest.approx(verify_s, rel=0.01)
+    assert 0.98 * draft_s < drafts_s <= draft_s  # a simulated pass also samples
+    assert floor.total_s == base_s + drafts_s
+    assert floor_of(columns_from(steps), drafting).parts[OF_BASE] == base_s
 
 
 @pytest.mark.parametrize(

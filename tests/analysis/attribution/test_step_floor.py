@@ -1,4 +1,4 @@
-"""The floor of a guided arm: that of one step, the same in every output, and a reason where it is unknown."""
+"""The floor of a step by models: that of one step, the same in every output, and a reason where it is unknown."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,8 @@ from support.results.builders import edit_manifest, write_results
 from support.servers.simulator import FILTERED, request_of, run
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
-from benchctl.analysis.attribution.estimate import StepFloor
-from benchctl.analysis.attribution.work import Floor, floor_of
+from benchctl.analysis.attribution.estimate import Split
+from benchctl.analysis.attribution.work import OF_BASE, OF_VALUE, Floor, floor_of
 from benchctl.costs.guided_floor import Scoring, guided_floor
 from benchctl.costs.hardware import HARDWARE
 from benchctl.costs.shapes import shape_for
@@ -58,16 +58,16 @@ def test_a_logged_step_has_the_floor_of_its_batch_context_and_candidates(
     of_log = logged_floor(**counts)
     of_step = guided_floor(BASE, VALUE, H200, batch=ROWS, candidates=CANDIDATES, context=CONTEXT, scoring=scoring)
     assert of_log.total_s == pytest.approx(of_step.step_s, rel=1e-12)
-    assert of_log.base_s == pytest.approx(of_step.base_s, rel=1e-12)
-    parts = [share * of_step.base_s for share in of_step.parts.values()]
-    assert list(of_log.causes.values()) == pytest.approx(parts[:4], rel=1e-9)
+    expected = {OF_BASE: of_step.base_s, OF_VALUE: of_step.value_s}
+    expected |= {"sampling's": of_step.sampling_s, "draft model's": 0.0}
+    assert of_log.parts == pytest.approx(expected, rel=1e-9)
 
 
 def test_fewer_candidates_than_k_and_fewer_rows_lower_the_floor() -> None:
     full = logged_floor(value_extend_tokens=0)
     few = logged_floor(value_extend_tokens=0, guided_rows=16, candidates=40)
     assert few.total_s < full.total_s
-    assert few.causes["weights"] == full.causes["weights"], "a pass reads all weights, however few rows it scores"
+    assert few.parts[OF_BASE] == full.parts[OF_BASE]
 
 
 @pytest.fixture(name="path", scope="module")
@@ -82,48 +82,38 @@ def _analysis(path: Path) -> AnalyzedExperiment:
     return analyze_directory(path)
 
 
-def test_only_an_arm_that_was_guided_has_a_floor_and_it_is_above_one(analysis: AnalyzedExperiment) -> None:
+def test_a_guided_step_has_a_higher_floor_and_the_parts_of_the_step_add_up(analysis: AnalyzedExperiment) -> None:
     greedy, guided = analysis.sweep
-    assert greedy.floor is None
-    assert isinstance(guided.floor, StepFloor)
-    assert guided.floor.ratio == pytest.approx(1 + sum(guided.floor.causes.values()))
-    assert guided.floor.causes["weights"] > 0
-    assert guided.floor.measured == guided.ratios["step_ms"].estimate.ratio
-    assert guided.floor.times_floor * guided.floor.ratio == pytest.approx(guided.floor.measured)
-    assert guided.number("step_floor_ratio") == guided.floor.ratio
-    assert 0 < guided.floor.floor_added_s < guided.floor.added_s
+    assert greedy.number("step_floor_ratio") == pytest.approx(1)
+    assert isinstance(guided.work, Split)
+    step, floor = guided.work.whole, guided.work.predicted
+    assert floor is not None
+    assert floor.ratio is not None
+    assert floor.ratio > 1
+    assert 0 < floor.added_s < step.added_s
+    assert sum(part.added_s for part in guided.work.parts) == pytest.approx(step.added_s)
+    assert step.ratio == pytest.approx(guided.ratios["step_ms"].estimate.ratio)
+    assert guided.number("step_floor_ratio") == floor.ratio
+    assert guided.number("step_times_floor") == pytest.approx(guided.ratios["step_ms"].estimate.ratio / floor.ratio)
 
 
-def test_show_compare_and_the_page_print_the_same_floor(path: Path, analysis: AnalyzedExperiment) -> None:
-    floor = analysis.sweep[1].floor
-    assert isinstance(floor, StepFloor)
-    shown = json.loads(cli.benchctl("show", str(path), "--json").stdout)["sweep"][1]["step_floor"]
-    assert shown["ratio"] == floor.ratio
+def test_show_and_compare_print_the_same_floor(path: Path, analysis: AnalyzedExperiment) -> None:
+    guided = analysis.sweep[1]
+    assert isinstance(guided.work, Split)
+    shown = json.loads(cli.benchctl("show", str(path), "--json").stdout)["sweep"][1]["work"]
     (compared,) = json.loads(cli.benchctl("compare", str(path), "--json").stdout)["comparisons"]
-    floors = [cell["decomposition"]["work"]["floor"] for cell in compared["cells"]]
-    assert floors == [None, shown]
-    text = cli.benchctl("compare", str(path)).stdout
-    assert f"floor x{floor.ratio:.3f}, " in text
-    assert "at the peaks of h100-sxm (weights +" in text
-    table = cli.benchctl("show", str(path)).stdout
-    (row,) = [
-        line for line in table.splitlines() if line.startswith("guided top_k=5") and f"{floor.ratio:.3f}" in line
-    ]
-    assert f"{floor.measured:.3f}" in row
-    cli.benchctl("report", str(path))
-    page = (path / "report.html").read_text(encoding="utf-8")
-    assert f"floor x{floor.ratio:.3f}, " in page
+    assert compared["cells"][1]["decomposition"]["work"] == shown
+    assert [part["a_s"] for part in shown["parts"]] == [part.a_s for part in guided.work.parts]
+    text = cli.benchctl("compare", str(path), "--all").stdout
+    assert "value model's FLOPs and bytes" in text
 
 
-def test_without_known_peaks_one_line_says_so_and_no_number_is_printed(tmp_path: Path) -> None:
+def test_without_known_peaks_no_floor_is_printed_for_a_reason(tmp_path: Path) -> None:
     results = write_results(tmp_path / "r")
     edit_manifest(results, engine="vllm-lenvm", gpus=())
-    analysis = analyze_directory(tmp_path / "r")
-    (row,) = analysis.sweep
-    assert row.floor == "the peaks of the device are unknown"
+    (row,) = analyze_directory(tmp_path / "r").sweep
+    assert row.work == "the peaks of the device are unknown"
     assert row.number("step_floor_ratio") is None
-    text = cli.benchctl("compare", str(tmp_path / "r")).stdout
-    assert "no floor to compare the step with: the peaks of the device are unknown" in text
 
 
 @pytest.mark.parametrize("revision", ["V1", "V2"])

@@ -238,8 +238,8 @@ def test_a_block_that_stands_out_counts_and_is_told(tmp_path):
 def test_the_wall_ratio_splits_exactly_into_steps_and_step_time(path):
     cell = compare(f"{path}:baseline", f"{path}:guided").cells[0]
     wall = cell.decomposition.wall
-    steps, step_time, remainder = (factor.estimate.ratio for factor in wall.factors)
-    assert wall.total.ratio == pytest.approx(steps * step_time * remainder, rel=1e-12)
+    steps, step_time, remainder = (factor.estimate.ratio for factor in wall.parts)
+    assert wall.whole.estimate.ratio == pytest.approx(steps * step_time * remainder, rel=1e-12)
     assert steps == 1
     assert remainder == pytest.approx(1)
     assert wall_line(cell.decomposition).startswith("wall x1.5")

@@ -45,9 +45,9 @@ def test_times_of_the_device_stand_beside_a_step_of_the_host_and_never_among_its
     assert step.sections_ns == SECTIONS | {"device.lvm_forward": 5_000_000}
     found = break_down(columns_from([step]))
     assert found.clocks == ("host",)
-    assert [section.name for section in found.unplaced] == ["device.lvm_forward"]
-    assert {section.name for _, section in found.step.walk()} >= {"lvm_forward", "lvm_apply_outer", "sampler_total"}
-    assert sum(found.leaf_means_ns().values()) == step.dur_ns
+    assert found.unplaced == ["device.lvm_forward"]
+    assert {section.name for section in found.tree} >= {"lvm_forward", "lvm_apply_outer", "sampler_total"}
+    assert sum(found.leaf_means_ns.values()) == step.dur_ns
 
 
 def test_a_step_says_what_was_reused_and_whether_its_pass_was_a_recorded_one(tmp_path):

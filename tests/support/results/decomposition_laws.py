@@ -5,27 +5,24 @@ import math
 import pytest
 
 from benchctl.analysis.attribution.decomposition import Decomposition
-from benchctl.analysis.attribution.estimate import Contribution
+from benchctl.analysis.attribution.estimate import Part
 
 
 def assert_exact(found: Decomposition) -> None:
     """Factors multiply to the ratio, parts add up to the difference, within rounding."""
     wall = found.wall
-    assert math.log(wall.b_s / wall.a_s) == pytest.approx(wall.total.log_ratio, abs=1e-9)
-    if wall.factors:
-        assert math.fsum(f.estimate.log_ratio for f in wall.factors) == pytest.approx(
-            wall.total.log_ratio, abs=1e-9
-        )
-        assert math.fsum(f.added_s for f in wall.factors) == pytest.approx(
-            wall.b_s - wall.a_s, rel=1e-9, abs=1e-9 * wall.a_s
-        )
+    log_ratio = wall.whole.estimate.log_ratio
+    assert math.log(wall.whole.ratio) == pytest.approx(log_ratio, abs=1e-9)
+    if wall.parts:
+        assert math.fsum(factor.estimate.log_ratio for factor in wall.parts) == pytest.approx(log_ratio, abs=1e-9)
+        assert_adds_up(wall.whole, wall.parts)
     if found.sections is not None:
         assert_adds_up(found.sections.whole, found.sections.parts)
     if not isinstance(found.work, str):
         assert_adds_up(found.work.whole, found.work.parts)
 
 
-def assert_adds_up(whole: Contribution, parts: tuple[Contribution, ...]) -> None:
+def assert_adds_up(whole: Part, parts: tuple[Part, ...]) -> None:
     assert whole.a_s is not None
     assert whole.b_s is not None
     scale = 1e-9 * max(abs(whole.a_s), abs(whole.b_s))
