@@ -20,7 +20,7 @@ from benchctl.records.files import (
     write_json_atomic,
 )
 from benchctl.records.record import Manifest, Plan, PreparedRequest, RequestRecord, RunRecord
-from benchctl.records.schema import Cell, Record
+from benchctl.records.schema import Cell, Document
 from benchctl.untrusted import STORED_PROFILE_BYTES
 from benchctl.untrusted.files import Fence, entry_names, is_there, make_folder, read_file, replace_file
 from benchctl.untrusted.reading import DECODING_ERRORS
@@ -213,11 +213,9 @@ SUBMISSIONS: Final = "submissions"
 _FILE: Final = "submission.json"
 
 
-class Submission(Record, frozen=True, kw_only=True):
+class Submission(Document, frozen=True, kw_only=True):
     """Blocks that were handed to a scheduler at once."""
 
-    schema_version: int
-    """Version of the result format."""
     job: str
     """Number of the array job, or of the job of a single block."""
     tasks: dict[str, int]

@@ -26,8 +26,8 @@ from benchctl.records.files import (
     write_bytes_atomic,
     write_json_atomic,
 )
-from benchctl.records.record import FileDigest, Manifest, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION, Count, FilePath, Record
+from benchctl.records.record import Manifest, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION, Count, Document, FileDigest, FilePath
 from benchctl.untrusted.files import Fence, OutsideError, entry_names, is_there, make_folder, open_file, stat_file
 from benchctl.untrusted.reading import DECODING_ERRORS
 
@@ -56,11 +56,9 @@ _OF_DIGESTS: Final = ("manifest.json", DIGESTS_FILE, DERIVED_FILE, f"{FOLDER}/")
 """Files of digests, and the manifest, of which ``digests.json`` has one of its lasting fields."""
 
 
-class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
+class DirectoryDigests(Document, frozen=True, kw_only=True, omit_defaults=True):
     """Digests of the manifest, of the other files of the experiment, and of each ``run.json``."""
 
-    schema_version: int
-    """Version of the result format."""
     benchctl_version: str
     """Version of benchctl that recorded them."""
     manifest_sha256: str
@@ -69,11 +67,9 @@ class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Digests by path below the directory, with slashes."""
 
 
-class BlockDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
+class BlockDigests(Document, frozen=True, kw_only=True, omit_defaults=True):
     """Digests of the records of one block's runs, as the owner of one claim of it found and left them."""
 
-    schema_version: int
-    """Version of the result format."""
     block: Count
     """The block, from 0."""
     generation: Count

@@ -13,13 +13,15 @@ from benchctl.records.schema import (
     Cell,
     Clock,
     Count,
+    Document,
     DurationNs,
     ExperimentState,
+    FileDigest,
     FileName,
     GitState,
     GpuInfo,
     HostInfo,
-    Int64,
+    Imported,
     MomentNs,
     NodeInfo,
     Record,
@@ -50,11 +52,9 @@ class PlannedRun(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Value of each swept factor; empty for the baseline."""
 
 
-class Plan(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Plan(Document, frozen=True, kw_only=True, omit_defaults=True):
     """The ordered runs of an experiment."""
 
-    schema_version: int
-    """Version of the result format."""
     runs: tuple[PlannedRun, ...]
     """Runs in the order of execution."""
 
@@ -125,24 +125,9 @@ class Extension(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Looks at the data by which intervals are corrected from then on: one more than there are extensions."""
 
 
-class Imported(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The origin of results that benchctl did not measure; the files themselves are kept with its records."""
-
-    tool: str
-    """Program that measured."""
-    source: str
-    """Directory that was read."""
-    sha256: dict[str, str]
-    """SHA-256 of each file that was read, by its name in the source."""
-    revisions: tuple[str, ...] = ()
-    """Revisions of the server that fit its output."""
-
-
-class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Manifest(Document, frozen=True, kw_only=True, omit_defaults=True):
     """The experiment: its profile, request set, machine and state."""
 
-    schema_version: int
-    """Version of the result format."""
     state: ExperimentState
     """State of the whole experiment."""
     profile: str
@@ -384,34 +369,11 @@ class RunFailure(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Last lines of the server's log."""
 
 
-class FileDigest(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Content and times of a file to which nothing more is written."""
-
-    sha256: str
-    """SHA-256 of the content, in hexadecimal digits."""
-    size_bytes: Size
-    """Size of the file."""
-    mtime_ns: Int64
-    """Time of its last change, nanoseconds since 1970."""
-
-
-class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One fresh server and one workload."""
+class RunRecord(PlannedRun, frozen=True, kw_only=True, omit_defaults=True):
+    """One fresh server and one workload: the planned run, and what became of it."""
 
     schema_version: int
     """Version of the result format."""
-    index: Count
-    """Position in the plan, from 0."""
-    run_id: RunId
-    """Name of the run and of its directory."""
-    block: Count
-    """Block that the run belongs to, from 0."""
-    position: Count
-    """Position within the block, from 0."""
-    variant: FileName
-    """Variant that was served."""
-    cell: Cell = {}
-    """Value of each swept factor; empty for the baseline."""
     state: RunState = "planned"
     """How far the run came, and whether its numbers may be used."""
     attempt: Count = 0

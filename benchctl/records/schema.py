@@ -1,4 +1,4 @@
-"""The form of all records, and those that others consist of: steps, samples, and the machine that measured.
+"""The form of all records, and those that others consist of: steps, samples, the machine that measured, files.
 
 Records are frozen structs, the lines and documents of a result directory. ``SCHEMA_VERSION`` is the version of all.
 """
@@ -68,6 +68,13 @@ GPU_LOST = "gpu-lost"
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The form of all records: frozen, keyword-only, absent where unknown."""
+
+
+class Document(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A record that is a file of its own, and names the version of its form."""
+
+    schema_version: int
+    """Version of the result format."""
 
 
 class ResultWarning(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -328,3 +335,27 @@ class NodeInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Devices that the server could see."""
     build: dict[str, str] = {}
     """Versions of the packages in the server's environment that can change a number; its CUDA version, if any."""
+
+
+class FileDigest(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Content and times of a file to which nothing more is written."""
+
+    sha256: str
+    """SHA-256 of the content, in hexadecimal digits."""
+    size_bytes: Size
+    """Size of the file."""
+    mtime_ns: Int64
+    """Time of its last change, nanoseconds since 1970."""
+
+
+class Imported(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The origin of results that benchctl did not measure; the files themselves are kept with its records."""
+
+    tool: str
+    """Program that measured."""
+    source: str
+    """Directory that was read."""
+    sha256: dict[str, str]
+    """SHA-256 of each file that was read, by its name in the source."""
+    revisions: tuple[str, ...] = ()
+    """Revisions of the server that fit its output."""

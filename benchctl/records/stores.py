@@ -23,16 +23,14 @@ import platformdirs
 
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.files import encode, read_record, write_bytes_atomic, write_json_atomic
-from benchctl.records.schema import Amount, Count, Record
+from benchctl.records.schema import Amount, Count, Document, Record
 from benchctl.untrusted.files import is_there
 from benchctl.untrusted.reading import DECODING_ERRORS, UnreadableError, read_lines
 
 
-class Measurement(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Measurement(Document, frozen=True, kw_only=True, omit_defaults=True):
     """A measurement that later experiments of the same machine take along."""
 
-    schema_version: int
-    """Version of the result format."""
     measured_at: str
     """UTC, ISO 8601."""
 

@@ -39,8 +39,8 @@ from benchctl.records.directory import ResultDirectory, RunDirectory, run_direct
 from benchctl.records.files import encode, write_bytes_atomic, write_json_atomic
 from benchctl.records.integrity import digests_of_run, record_run
 from benchctl.records.loaded import load_run
-from benchctl.records.record import Imported, Manifest, Plan, PlannedRun, PreparedRequest, RequestRecord, RunRecord
-from benchctl.records.schema import SCHEMA_VERSION, HostInfo, ResultWarning
+from benchctl.records.record import Manifest, Plan, PlannedRun, PreparedRequest, RequestRecord, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION, HostInfo, Imported, ResultWarning
 from benchctl.untrusted.secrets import copy_redacted, environment_redactor
 
 WINDOWS_NAME: Final = "timing_windows.jsonl"
