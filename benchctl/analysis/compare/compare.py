@@ -33,13 +33,12 @@ from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, Estimator
 from benchctl.analysis.validity.comparable import (
     Difference,
-    configuration_differences,
     declared_settings,
     experiment_differences,
     hardware_differences,
     refused_differences,
     require_comparable,
-    run_differences,
+    setting_differences,
 )
 from benchctl.analysis.validity.machines import other_machine_warning
 from benchctl.analysis.validity.usable import require_intact
@@ -288,8 +287,12 @@ def _require_comparable(
     declared = {pair.label: _declared_between(pair) for pair in pairs}
     differences = (
         *experiment_differences(a.results, b.results),
-        *configuration_differences(runs_of_cells, declared, hostname=hosts.pop() if len(hosts) == 1 else None),
-        *run_differences(runs_of_cells, declared, has_one_experiment=has_one_experiment),
+        *setting_differences(
+            runs_of_cells,
+            declared,
+            hostname=hosts.pop() if len(hosts) == 1 else None,
+            has_one_experiment=has_one_experiment,
+        ),
         *hardware_differences(runs_of_cells, has_one_experiment=has_one_experiment),
     )
     shared = tuple(p for p in a.profile.allowed_differences if p in b.profile.allowed_differences)

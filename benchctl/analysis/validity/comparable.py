@@ -104,6 +104,8 @@ _MOST_NAMED: Final = 10
 _NOT_SET: Final = frozenset({ABSENT, "null"})
 """A setting that one server does not report and the other reports as not set is the same on both."""
 _CORES: Final = "server.client_cores"
+_OF_RUNS: Final = frozenset({"engine_version", "host"})
+"""Recorded of each run, by benchctl and not by its server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +145,20 @@ def _uncounted(results: LoadedResults) -> tuple[PreparedRequest, ...]:
     )
 
 
-def configuration_differences(
-    cells: Cells, declared: Mapping[str, Collection[str]] = NOTHING, *, hostname: str | None = ""
+def setting_differences(
+    cells: Cells,
+    declared: Mapping[str, Collection[str]] = NOTHING,
+    *,
+    hostname: str | None = "",
+    has_one_experiment: bool = True,
 ) -> tuple[Difference, ...]:
     """Settings in which the servers of the two sides differ, over all cells: in their reported configuration, their
-    command line and their environment.
+    command line and their environment; then engine versions and hosts.
 
     A setting that changes between the blocks of one side differs too; both values are shown. ``declared`` has the
     patterns of what the variants of each cell set. ``hostname`` is the host of runs that record no node, None for
-    several: where all runs had one host, paths are compared whole, and where they had the same cores, these.
+    several: where all runs had one host, paths are compared whole, and where they had the same cores, these. Two
+    experiments may have different engine versions and hosts, with a warning, if each had one.
     """
     records = [run.record for side in chain(*cells.values()) for run in side]
     hosts = {hostname if record.node is None else record.node.hostname for record in records}
@@ -160,8 +167,9 @@ def configuration_differences(
         "has_one_host": is_one,
         "have_same_cores": is_one and len({record.node and record.node.cores for record in records}) <= 1,
         "have_nodes": all(record.node is not None for record in records),
+        "report_version": all(r.engine_version == r.effective_config.get("server.version") for r in records),
     }
-    cells_of: dict[tuple[str, str, str, bool], list[str]] = {}
+    cells_of: dict[tuple[bool, str, str, str, bool], list[str]] = {}
     for cell, sides in cells.items():
         a, b = ([_settings_of(run.record, **ground) for run in runs] for runs in sides)
         keys = {key for settings in (*a, *b) for key in settings}
@@ -169,70 +177,50 @@ def configuration_differences(
             left, right = alike_sizes(key, (_values(a, key), _values(b, key)), (*a, *b))
             # of a flag that sets a reported setting, only the reported value counts
             is_reported = key.startswith("argv.-") and not keys.isdisjoint(names_of(key))
-            if len({*left, *right}) > 1 and not {*left, *right} <= _NOT_SET and not is_reported:
+            may_differ = key in _OF_RUNS and not has_one_experiment and max(len(left), len(right)) <= 1
+            if len({*left, *right}) > 1 and not {*left, *right} <= _NOT_SET and not is_reported and not may_differ:
                 patterns = {*declared.get(cell, ())}
                 if key.startswith("server.") and (ABSENT,) in (left, right) and patterns & BUILD:
                     patterns.add(glob.escape(key))  # another build of the engine may have settings of its own
+                of_a, of_b = (" or ".join(values) or "unknown" for values in (left, right))
                 is_set = is_declared(key, (left, right), patterns)
-                cells_of.setdefault((key, " or ".join(left), " or ".join(right), is_set), []).append(cell)
+                cells_of.setdefault((key in _OF_RUNS, key, of_a, of_b, is_set), []).append(cell)
     return tuple(
         Difference(key, left, right, () if len(differing) == len(cells) else tuple(differing), is_set)
-        for (key, left, right, is_set), differing in sorted(cells_of.items())
+        for (_, key, left, right, is_set), differing in sorted(cells_of.items())
     )
 
 
 def _settings_of(
-    record: RunRecord, *, has_one_host: bool, have_same_cores: bool, have_nodes: bool
+    record: RunRecord, *, has_one_host: bool, have_same_cores: bool, have_nodes: bool, report_version: bool
 ) -> dict[str, str]:
-    """Every setting of a run as text, reported or launched."""
+    """Every setting of a run as text, reported or launched, and what served it.
+
+    A version that all servers report counts once; the host of a run that records its node does not: its hardware
+    does.
+    """
     launch = launch_settings(record, has_one_host=has_one_host, has_node=have_nodes)
     reported = {key: _as_json(value) for key, value in record.effective_config.items()}
     if not have_same_cores and _CORES in reported:
         # only the number of cores for the client: which ones, and how many are left, depends on the machine
         client, _, _ = reported[_CORES].partition(", server on ")
         reported[_CORES] = _as_json(f"{num_cores(client)} of its own for the client")
-    return reported | {key: _as_json(value) for key, value in launch.items()}
+    served_by = {
+        "engine_version": None if report_version else record.engine_version,
+        "host": record.host if record.node is None else None,
+    }
+    known = launch | {key: value for key, value in served_by.items() if value}
+    return reported | {key: _as_json(value) for key, value in known.items()}
 
 
 def _values(settings: Sequence[Mapping[str, str]], key: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(of_run.get(key, ABSENT) for of_run in settings))
+    """The values of a setting; runs without a record of engine version or host differ from none."""
+    values = dict.fromkeys(of_run.get(key, ABSENT) for of_run in settings)
+    return tuple(value for value in values if value != ABSENT or key not in _OF_RUNS)
 
 
 def _as_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def run_differences(
-    cells: Cells, declared: Mapping[str, Collection[str]] = NOTHING, *, has_one_experiment: bool
-) -> tuple[Difference, ...]:
-    """Engine versions and hosts that differ between the runs of two sides, or within one side if the sides are two
-    experiments (which may differ, with a warning). Runs without the record differ from none, nor do versions that
-    all servers report in their configuration. The host of a run that records its node does not count: its hardware
-    does.
-    """
-    records = [run.record for side in chain(*cells.values()) for run in side]
-    are_reported = all(record.engine_version == record.effective_config.get("server.version") for record in records)
-    differences = []
-    for key in ("host",) if are_reported else ("engine_version", "host"):
-        differing = {}
-        for cell, sides in cells.items():
-            values = ([_recorded(run.record)[key] for run in side] for side in sides)
-            a, b = (tuple(dict.fromkeys(f'"{value}"' for value in of_side if value)) for of_side in values)
-            if (len({*a, *b}) if has_one_experiment else max(len(a), len(b))) > 1:
-                differing[cell] = a, b
-        if differing:
-            left, right = (
-                " or ".join(dict.fromkeys(chain(*of_cells))) or "unknown"
-                for of_cells in zip(*differing.values(), strict=True)
-            )
-            is_set = all(is_declared(key, sides, declared.get(cell, ())) for cell, sides in differing.items())
-            where = () if len(differing) == len(cells) else tuple(differing)
-            differences.append(Difference(key, left, right, where, is_declared=is_set))
-    return tuple(differences)
-
-
-def _recorded(record: RunRecord) -> dict[str, str | None]:
-    return {"engine_version": record.engine_version, "host": record.host if record.node is None else None}
 
 
 HARDWARE: Final = "hardware"

@@ -9,7 +9,7 @@ from support.results.builders import edit_manifest, edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.experiment.pairing import parse_side
-from benchctl.analysis.validity.comparable import configuration_differences
+from benchctl.analysis.validity.comparable import setting_differences
 from benchctl.analysis.validity.launch import launch_settings, names_of
 from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.errors import NotComparableError
@@ -189,7 +189,7 @@ def test_what_the_server_itself_tells_of_a_flag_is_told_once(results: ResultDire
         results, GUIDED, argv=(*base, "--max-running-requests", "8"), effective_config={"server.max_num_seqs": 8}
     )
     runs = {name: load_run(results.run(name)) for name in (BASELINE, GUIDED)}
-    (found,) = configuration_differences({"cell": ([runs[BASELINE]], [runs[GUIDED]])})
+    (found,) = setting_differences({"cell": ([runs[BASELINE]], [runs[GUIDED]])})
     assert str(found) == "server.max_num_seqs: 4 against 8"
 
 
