@@ -87,7 +87,7 @@ class Chart:
     section: str = "measurements"
     """Where on the page it is: ``latency``, ``measurements``, or ``machine``, which is folded; or nowhere."""
     file: str = ""
-    """The name of its picture among the files of a report; empty for one that is no file."""
+    """The name of its picture among the files of a report; empty where it is not one of them."""
 
     @property
     def height(self) -> int:

@@ -37,32 +37,11 @@ def draw_block_values(subject: figure.Subject) -> figure.Chart:
         return figure.Chart(id="block-values", title=title, skipped="no finished run knows a deciding metric")
     is_relative = any(_hides_scatter(rows) for rows in rows_of.values())
     labels, ordinate = [arm.label for arm in arms], "percent" if is_relative else "value"
-    kinds = {"counted": "circle", "outlier": "circle", "left out": figure.CROSS}
-    shapes = {"domain": list(kinds), "range": list(kinds.values())}
-    points = figure.layer(
-        "point",
-        y_by=ordinate,
-        shape_by={"field": "kind", "type": "nominal", "legend": None, "scale": shapes},
-        fillOpacity_by={"condition": {"test": "datum.kind === 'counted'", "value": 1}, "value": 0},
-        stroke_by=figure.by_series(labels)["color"],
-        strokeWidth=1.8,
-        size=70 if len(arms) <= 4 else 34,  # large markers of more arms would cover one another on a phone
-        tip=[("arm", "arm"), ("block", "block"), ("value", "value", ".5~g"), ("run", "run"), ("note", "")],
-    )
-    joints = figure.layer(
-        "line",
-        where="datum.kind !== 'left out'",
-        y_by=ordinate,
-        detail_by={"field": "block"},
-        color_by={"value": GREY},
-        strokeDash_by={"value": [1, 0]},
-        strokeWidth=1,
-    )
     panels = [
         figure.panel(
             150,
             figure.axis(f"{name}, {'% from mean of the arm' if is_relative else METRICS[name].unit}"),
-            [joints, points],
+            _block_layers(labels, ordinate),
             where=(f"datum.metric === '{name}'",),
             encoding=figure.by_series(labels),
         )
@@ -85,6 +64,32 @@ def draw_block_values(subject: figure.Subject) -> figure.Chart:
         + ". Only runs that failed, are suspect or damaged are left out.",
         spec=figure.picture(panels, [row for rows in rows_of.values() for row in rows], x, legend=labels),
     )
+
+
+def _block_layers(labels: Sequence[str], ordinate: str) -> list[figure.Spec]:
+    """Lines that join what counts of a block, and the runs: open where they stand out, crossed where left out."""
+    kinds = {"counted": "circle", "outlier": "circle", "left out": figure.CROSS}
+    shapes = {"domain": list(kinds), "range": list(kinds.values())}
+    joints = figure.layer(
+        "line",
+        where="datum.kind !== 'left out'",
+        y_by=ordinate,
+        detail_by={"field": "block"},
+        color_by={"value": GREY},
+        strokeDash_by={"value": [1, 0]},
+        strokeWidth=1,
+    )
+    points = figure.layer(
+        "point",
+        y_by=ordinate,
+        shape_by={"field": "kind", "type": "nominal", "legend": None, "scale": shapes},
+        fillOpacity_by={"condition": {"test": "datum.kind === 'counted'", "value": 1}, "value": 0},
+        stroke_by=figure.by_series(labels)["color"],
+        strokeWidth=1.8,
+        size=70 if len(labels) <= 4 else 34,  # large markers of more arms would cover one another on a phone
+        tip=[("arm", "arm"), ("block", "block"), ("value", "value", ".5~g"), ("run", "run"), ("note", "")],
+    )
+    return [joints, points]
 
 
 def _block_rows(

@@ -41,23 +41,8 @@ def draw_requests(subject: figure.Subject) -> figure.Chart | None:
         selected=labels[-1],
     )
     choices = (figure.block_choice(blocks), other)
-    same = figure.by_series([arm.label for arm in arms], labels)
-    same["color"]["legend"] = None
-    thick = max(1.0, 0.8 * _PANEL_PX / min(most + 1, num_drawn))
-    panels = [
-        figure.panel(
-            _PANEL_PX,
-            {**figure.axis("request no.", format="d"), "scale": {"reverse": True, "zero": False, "padding": thick}},
-            _bars(thick),
-            where=(figure.OF_BLOCK, test),
-            encoding=same,
-            title=name,
-        )
-        for test, name in (
-            ("datum.is_first", labels[0]),
-            ("!datum.is_first && datum.arm === arm", {"text": {"expr": "arm"}}),
-        )[: len(labels)]
-    ]
+    colors = figure.by_series([arm.label for arm in arms], labels)
+    panels = _panels_of_requests(labels, colors, max(1.0, 0.8 * _PANEL_PX / min(most + 1, num_drawn)))
     rows = [
         {"block": str(run.record.block), "arm": run.label, "is_first": run.label == labels[0], **row}
         for run in runs
@@ -78,6 +63,18 @@ def draw_requests(subject: figure.Subject) -> figure.Chart | None:
         spec=figure.picture(panels, rows, x, choices=choices),
         choices=choices,
     )
+
+
+def _panels_of_requests(labels: Sequence[str], colors: figure.Spec, thickness: float) -> list[figure.Spec]:
+    """The first arm, and below it the one that is chosen, where there is another; bars are ``thickness`` pixels."""
+    tests = {"datum.is_first": labels[0], "!datum.is_first && datum.arm === arm": {"text": {"expr": "arm"}}}
+    y = figure.axis("request no.", format="d")
+    y["scale"] = {"reverse": True, "zero": False, "padding": thickness}
+    encoding, layers = {**colors, "color": {**colors["color"], "legend": None}}, _bars(thickness)
+    return [
+        figure.panel(_PANEL_PX, y, layers, where=(figure.OF_BLOCK, test), encoding=encoding, title=title)
+        for test, title in list(tests.items())[: len(labels)]
+    ]
 
 
 def _bars(thickness: float) -> list[figure.Spec]:
@@ -305,11 +302,7 @@ def _over_the_run(
     ]
     drawn = figure.labels_of(arms, blocks)
     devices = sorted({row["device"] for row in rows})
-    encoding = {**figure.by_series([arm.label for arm in arms], drawn), "detail": {"field": "device"}}
-    if len(devices) > 1:
-        dashes = [figure.DASHES[i % len(figure.DASHES)] for i in range(len(devices))]
-        scale = {"domain": devices, "range": dashes}
-        encoding["strokeDash"] = {"field": "device", "type": "nominal", "title": None, "scale": scale}
+    encoding = figure.by_series([arm.label for arm in arms], drawn) | _by_device(devices)
     choices = (figure.block_choice(blocks), figure.arm_choice(drawn))
     tip = [("arm", "arm"), ("device", "device"), ("time", "at, s", ".4~g"), ("value", "value", ".4~g")]
     panels = [
@@ -333,6 +326,16 @@ def _over_the_run(
         choices=choices,
         section="machine",
     )
+
+
+def _by_device(devices: Sequence[str]) -> figure.Spec:
+    """A line for each device, with a dash of its own where there are several."""
+    encoding: figure.Spec = {"detail": {"field": "device"}}
+    if len(devices) > 1:
+        dashes = [figure.DASHES[i % len(figure.DASHES)] for i in range(len(devices))]
+        scale = {"domain": devices, "range": dashes}
+        encoding["strokeDash"] = {"field": "device", "type": "nominal", "title": None, "scale": scale}
+    return encoding
 
 
 def _inside(samples: Sequence[Any], run: RunSummary) -> list[Any]:

@@ -216,18 +216,7 @@ def _page(
     ``is_inside``: it will be written into the (one) result directory that it is about. ``more`` replaces values of
     the templates where there is no analysis.
     """
-    has_names = len(verdict.comparisons) > 1
-    num_cells = sum(len(comparison.cells) for comparison in verdict.comparisons)
-    comparisons: list[dict[str, Any]] = [
-        {
-            "name": f"{comparison.b_name} against {comparison.a_name}" if has_names else None,
-            "forest": draw_forest(comparison, f"forest-{i}") if any(c.deciding for c in comparison.cells) else None,
-            "table": table_values(comparison, num_cells),
-            "nodes": node_values(comparison),
-            "answers": answer_values(comparison),
-        }
-        for i, comparison in enumerate(verdict.comparisons, start=1)
-    ]
+    comparisons = _compared(verdict)
     charts = [chart for chart in charts if chart.section]
     all_charts = [*(each["forest"] for each in comparisons if each["forest"] is not None), *charts]
     css = closed(resource("page.css"), "style")
@@ -266,6 +255,22 @@ def _page(
         **definition_values(verdict.comparisons),
     }
     return render_page(values | more)
+
+
+def _compared(verdict: PageVerdict) -> list[dict[str, Any]]:
+    """The plot, the numbers, the results by node and the answers of each comparison."""
+    has_names = len(verdict.comparisons) > 1
+    num_cells = sum(len(comparison.cells) for comparison in verdict.comparisons)
+    return [
+        {
+            "name": f"{comparison.b_name} against {comparison.a_name}" if has_names else None,
+            "forest": draw_forest(comparison, f"forest-{i}") if any(c.deciding for c in comparison.cells) else None,
+            "table": table_values(comparison, num_cells),
+            "nodes": node_values(comparison),
+            "answers": answer_values(comparison),
+        }
+        for i, comparison in enumerate(verdict.comparisons, start=1)
+    ]
 
 
 def _waterfalls(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) -> dict[str, list[dict[str, Any]]]:
