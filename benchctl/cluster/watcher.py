@@ -100,7 +100,7 @@ def earlier_durations_s(results: ResultDirectory) -> Mapping[str, float]:
             return {}
         profile = parse_profile(results.profile_yaml(), str(results.path / "profile.yaml"))
         gpus = [gpu.name for gpu in results.manifest().gpus]
-        estimate = estimate_durations(profile, results.prepared_requests(), gpus)
+        estimate = estimate_durations(profile, tuple(results.prepared_requests()), gpus)
     except (BenchctlError, OSError):
         return {}
     return {} if estimate is None else estimate.run_s

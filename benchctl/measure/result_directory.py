@@ -178,7 +178,7 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
     recorded = None if digests is None else digests.files.get(plan_path.name)  # older directories have none
     if recorded is not None and recorded.sha256 != digest_of(plan_path, within=path).sha256:
         raise _altered(plan_path)
-    return ReopenedExperiment(results=results, profile=stored, requests=results.prepared_requests())
+    return ReopenedExperiment(results=results, profile=stored, requests=tuple(results.prepared_requests()))
 
 
 def _as_begun(profile: Profile, stored: Profile, manifest: Manifest) -> Profile:

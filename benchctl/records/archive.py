@@ -72,15 +72,10 @@ def is_archive(path: Path) -> bool:
 
 
 def contents_of(directory: Path) -> Contents:
-    """The files of a result directory that travel. Raises RecordError where there are too many, or too deep."""
+    """The files of a result directory that travel. Raises RecordError where there are too many."""
     files, irregular, size_bytes = list[str](), list[str](), 0
     for folder, folders, names in os.walk(directory):
         above = Path(folder).relative_to(directory)
-        if len(above.parts) >= ARCHIVE_DEPTH:
-            raise RecordError(
-                f"{folder} lies deeper than {ARCHIVE_DEPTH} folders, which nothing of a result directory does; "
-                "move it elsewhere"
-            )
         folders[:] = [name for name in folders if not _stays(name)]
         for path in (above / name for name in (*folders, *names) if not _stays(name)):
             status = os.lstat(directory / path)

@@ -142,10 +142,7 @@ class ResultDirectory:
     def write_plan(self, plan: Plan) -> None:
         write_json_atomic(self.path / "plan.json", plan, within=self.path)
 
-    def prepared_requests(self) -> tuple[PreparedRequest, ...]:
-        return tuple(self.stored_requests())
-
-    def stored_requests(self) -> Iterator[PreparedRequest]:
+    def prepared_requests(self) -> Iterator[PreparedRequest]:
         """The request set, one by one as it is read."""
         return read_jsonl(self.path / "requests.jsonl", PreparedRequest, within=self.path)
 

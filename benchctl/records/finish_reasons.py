@@ -5,24 +5,12 @@ An answer that ended by itself, at its limit or with a call of a tool is one. A 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from benchctl.records.record import RequestError, RequestRecord
 
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The meaning of a finish reason."""
-
-    ending: Literal["natural", "limit", "tool-call", "failed"]
-    """``natural``: the model ended the answer, or a stop string did. ``limit``: its token limit or the server's."""
-    error_kind: str | None = None
-    """Class of the failure, of an answer that failed."""
-
-
 _WORDS: Final = {
-    Finish("natural"): (
+    "natural": (  # the model ended the answer, or a stop string did
         "stop",
         "repetition",  # vLLM ended an answer that repeats itself
         "eos",  # llama.cpp's stop_type, as are word and limit
@@ -31,49 +19,49 @@ _WORDS: Final = {
         "stop_sequence",
         "end_turn",
     ),
-    Finish("limit"): ("length", "limit", "max_tokens", "model_length"),
-    Finish("tool-call"): ("tool_calls", "tool_use", "function_call"),
-    Finish("failed", "finish-error"): ("error", "insufficient_system_resource"),
-    Finish("failed", "finish-abort"): ("abort", "aborted"),
-    Finish("failed", "finish-cancelled"): ("cancelled", "canceled"),
-    Finish("failed", "finish-content-filter"): ("content_filter", "safety"),
-    Finish("failed", "finish-timeout"): ("timeout",),
+    "limit": ("length", "limit", "max_tokens", "model_length"),  # its limit of tokens, or the server's
+    "tool-call": ("tool_calls", "tool_use", "function_call"),
+    "finish-error": ("error", "insufficient_system_resource"),
+    "finish-abort": ("abort", "aborted"),
+    "finish-cancelled": ("cancelled", "canceled"),
+    "finish-content-filter": ("content_filter", "safety"),
+    "finish-timeout": ("timeout",),
 }
-FINISH_REASONS: Final = {word: finish for finish, words in _WORDS.items() for word in words}
-"""By word, in lower case with underscores."""
-FINISH_ERROR_KINDS: Final = frozenset(each.error_kind for each in FINISH_REASONS.values() if each.error_kind)
+"""Words by what they mean: how an answer ended, or the class of the failure of one that failed."""
+ENDINGS: Final = {word: ending for ending, words in _WORDS.items() for word in words}
+"""The meaning of each word, in lower case with underscores."""
+_ANSWERED: Final = frozenset({"natural", "limit", "tool-call"})
+FINISH_ERROR_KINDS: Final = frozenset(_WORDS) - _ANSWERED
 MOST_WORD_CHARS: Final = 64
 """Of a finish reason in a record; the longest known word has half as many."""
 
 
-def finish_of(word: str | None) -> Finish | None:
+def ending_of(word: str | None) -> str | None:
     """The meaning of a finish reason; None for a word that is not known, and without one."""
-    return None if word is None else FINISH_REASONS.get(word.lower().replace("-", "_"))
+    return None if word is None else ENDINGS.get(word.lower().replace("-", "_"))
 
 
 def is_cut(word: str | None) -> bool:
     """True for an answer that a limit of tokens ended, so that its own length is unknown."""
-    finish = finish_of(word)
-    return finish is not None and finish.ending == "limit"
+    return ending_of(word) == "limit"
 
 
 def may_be_whole(word: str | None) -> bool:
     """True unless an answer failed or ended for an unknown reason; an older record may have no word."""
-    finish = finish_of(word)
-    return word is None if finish is None else finish.ending != "failed"
+    return word is None or ending_of(word) in _ANSWERED
 
 
 def finish_error(words: Iterable[str | None], stated: str = "") -> RequestError | None:
     """The failure that the first failed of these finish reasons means; ``stated`` is what the server says of it."""
     for word in words:
-        finish = finish_of(word)
-        if finish is not None and finish.error_kind is not None:
+        ending = ending_of(word)
+        if ending is not None and ending not in _ANSWERED:
             message = f"the server ended the answer with finish_reason {word!r}"
-            return RequestError(kind=finish.error_kind, message=f"{message}: {stated}" if stated else message)
+            return RequestError(kind=ending, message=f"{message}: {stated}" if stated else message)
     return None
 
 
 def unknown_reasons(record: RequestRecord) -> list[str]:
     """The finish reasons of an answer that are not in the table."""
     words = [choice.finish_reason for choice in record.choices]
-    return [word for word in words if word is not None and finish_of(word) is None]
+    return [word for word in words if word is not None and ending_of(word) is None]

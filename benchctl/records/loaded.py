@@ -197,7 +197,7 @@ def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
     with _collecting(damage):
         profile_yaml = results.profile_yaml()
     with _collecting(damage):
-        requests = results.prepared_requests()
+        requests = tuple(results.prepared_requests())
     manifest = current_manifest(results)
     return LoadedResults(
         path=results.path,

@@ -69,7 +69,7 @@ def natural_lengths(path: Path, profile: Profile, requests: Sequence[PreparedReq
     except UsageError as error:
         raise ProfileError(f"{KEY}: {error}") from error
     _check_same_baseline(path, results, profile)
-    stored = {request.request_id: request for request in results.stored_requests()}
+    stored = {request.request_id: request for request in results.prepared_requests()}
     for request in requests:
         _check_same_prompt(path, request, stored.get(request.request_id))
     lengths = _measured_lengths(results)

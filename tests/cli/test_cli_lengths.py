@@ -67,7 +67,7 @@ def test_output_past_the_natural_end_is_counted_where_lengths_are_forced_beyond_
     done = benchctl(*SMALL, *lengths, "--output-dir", "forced", cwd=cwd)
     assert done.returncode == 0, done.stderr
     (path,) = (found for found in (cwd / "forced" / "ci-smoke").glob("*") if not found.is_symlink())
-    requests = ResultDirectory(path).prepared_requests()
+    requests = tuple(ResultDirectory(path).prepared_requests())
     assert {request.max_tokens for request in requests} == {1000}
     natural = [request.natural_tokens for request in requests if request.natural_tokens is not None]
     assert len(natural) == len(requests)

@@ -10,9 +10,9 @@ from support.servers.parts_server import serving, writing
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.sending import _crash_wait_s
-from benchctl.profile.model import Arrival
+from benchctl.profile.model import Arrival, Timeouts
 from benchctl.profile.sections import Timeouts
-from benchctl.records.finish_reasons import FINISH_REASONS, finish_error, finish_of, is_cut, unknown_reasons
+from benchctl.records.finish_reasons import ENDINGS, ending_of, finish_error, is_cut, unknown_reasons
 from benchctl.records.record import RequestRecord
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -111,7 +111,7 @@ def test_failures_of_a_load_are_counted_by_class():
 
 
 def test_every_word_of_the_table_is_found_as_servers_write_it():
-    for word, finish in FINISH_REASONS.items():
-        assert finish_of(word.upper()) == finish_of(word.replace("_", "-")) == finish
-        assert (finish_error([word]) is not None) == (finish.ending == "failed")
-        assert is_cut(word) == (finish.ending == "limit")
+    for word, ending in ENDINGS.items():
+        assert ending_of(word.upper()) == ending_of(word.replace("_", "-")) == ending
+        assert (finish_error([word]) is not None) == ending.startswith("finish-")
+        assert is_cut(word) == (ending == "limit")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.metrics.latency import is_completed, known_values, measured, total
 from benchctl.analysis.metrics.server_counters import COUNTERS, measure_growth
-from benchctl.records.finish_reasons import finish_of, unknown_reasons
+from benchctl.records.finish_reasons import ending_of, unknown_reasons
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ESTIMATE, ChoiceRecord, PreparedRequest, RequestRecord
 from benchctl.records.schema import PrometheusSample, ResultWarning
@@ -222,7 +222,7 @@ def _forced_ends(completed: Iterable[RequestRecord], *, may_stop: bool) -> tuple
 def _end_of(record: RequestRecord, num_tokens: int, *, may_stop: bool) -> str:
     """``ended`` early by its finish_reason or ``lumped``; else ``whole`` or ``short`` by its uncounted chunks."""
     num_chunks = _num_chunks(record)
-    finishes = {finish.ending for choice in record.choices if (finish := finish_of(choice.finish_reason))}
+    finishes = {ending_of(choice.finish_reason) for choice in record.choices}
     if "natural" in finishes and num_chunks < num_tokens and not may_stop:
         return "ended"
     if all(choice.chunk_tokens is not None for choice in record.choices):

@@ -132,8 +132,8 @@ class _SingleLoad:
             settings = _with_served_model(run.settings, reported.get("served_model"))
             target = ServerUnderTest(engine=run.engine, settings=settings, client=client)
             await self._warm_up(target)
-            requests = self._results.stored_requests()
-            await run.send_load(target, requests, size_of(self._results.stored_requests()))
+            requests = self._results.prepared_requests()
+            await run.send_load(target, requests, size_of(self._results.prepared_requests()))
         self._judge()
 
     async def _warm_up(self, target: ServerUnderTest) -> None:
@@ -141,7 +141,7 @@ class _SingleLoad:
         count = self._profile.workload.num_warmups
         requests = [
             msgspec.structs.replace(request, ignore_eos=self._profile.stop == "forced")
-            for request in warmup_requests(tuple(islice(self._results.stored_requests(), count)), count)
+            for request in warmup_requests(tuple(islice(self._results.prepared_requests(), count)), count)
         ]
         if not requests:
             return
@@ -168,7 +168,7 @@ class _SingleLoad:
         run.judge_client(loaded)
         if (check := check_client_tokens(completed)).ok is False:
             journal.suspect("check-failed", f"usage and what arrived count different tokens: {check.detail}")
-        run.judge_answers(self._results.stored_requests(), loaded)
+        run.judge_answers(self._results.prepared_requests(), loaded)
         run.judge_failures()
         run.conclude()
 
