@@ -6,7 +6,7 @@ import re
 import struct
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -148,39 +148,32 @@ def read_lines(path: Path, max_bytes: int = LOG_BYTES) -> Iterator[tuple[int, by
 
 
 def read_csv(path: Path, max_bytes: int = LOG_BYTES) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a CSV file of UTF-8 text, one at a time, each with the number of its last line; empty lines are
-    left out. Raises UnreadableError as ``read_lines`` does, and for what is not CSV.
+    """The rows of a CSV file of UTF-8 text, one at a time, each with the number of its last line: the header, then
+    rows with a value for each of its names, an empty text where they are shorter. Empty lines are left out.
+
+    Raises UnreadableError as ``read_lines`` does, for what is not CSV, and for a row with more values than names.
     """
     csv.field_size_limit(min(LINE_BYTES, sys.maxsize))
     lines = (utf8_text(line, f"{path}:{number}") for number, line in read_lines(path, max_bytes))
     rows = csv.reader(lines, strict=True)
+    names: list[str] = []
     try:
         for row in rows:
+            names = names or row
+            if len(row) > len(names):
+                raise UnreadableError(f"{path}:{rows.line_num}: {len(row)} values under {len(names)} names")
             if row:
-                yield rows.line_num, row
+                yield rows.line_num, [*row, *[""] * (len(names) - len(row))]
     except csv.Error as error:
         raise UnreadableError(f"{path}:{rows.line_num}: cannot be read as CSV: {error}") from error
 
 
 def read_csv_records(path: Path, max_bytes: int = LOG_BYTES) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows below the header by name of column, with their line numbers; see ``read_csv`` and ``whole_rows``."""
+    """The rows of ``read_csv`` below the header by name of column, with their line numbers."""
     rows = read_csv(path, max_bytes)
     _, names = next(rows, (1, []))
-    for number, row in whole_rows(rows, names, path):
-        yield number, dict(zip(names, row, strict=True))
-
-
-def whole_rows(
-    rows: Iterable[tuple[int, list[str]]], names: Sequence[str], path: Path
-) -> Iterator[tuple[int, list[str]]]:
-    """The rows with a value for each name, an empty text where they are shorter.
-
-    Raises UnreadableError for a row with more values than names.
-    """
     for number, row in rows:
-        if len(row) > len(names):
-            raise UnreadableError(f"{path}:{number}: {len(row)} values under {len(names)} names")
-        yield number, [*row, *[""] * (len(names) - len(row))]
+        yield number, dict(zip(names, row, strict=True))
 
 
 def _cannot_be_read(path: Path, error: OSError) -> UnreadableError:

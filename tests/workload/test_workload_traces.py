@@ -96,7 +96,8 @@ def test_azure_gives_lengths_and_arrivals_from_the_first_row(tmp_path: Path) -> 
         ("2023-13-16 18:15:46.1,1,1", "month must be in 1..12"),
         ("2023-11-16 18:15:51.1,one,1", "invalid literal"),
         ("2023-11-16 18:15:51.1,0,1", "each must be at least 1"),
-        ("2023-11-16 18:15:51.1,5", "2 fields where 3 are expected"),
+        ("2023-11-16 18:15:51.1,5", "invalid literal"),
+        ("2023-11-16 18:15:51.1,5,5,5", "4 values under 3 names"),
         ("2023-11-16 18:15:45.1,5,5", "before that of the previous row"),
     ],
 )

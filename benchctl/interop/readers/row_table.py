@@ -17,7 +17,6 @@ from benchctl.untrusted.reading import (
     decoding_problem,
     read_csv,
     read_lines,
-    whole_rows,
 )
 
 _WORDS = {"true": 1.0, "false": 0.0}
@@ -63,7 +62,7 @@ def read_rows(path: Path) -> RowTable:
 def _read_csv(path: Path) -> RowTable:
     rows = read_csv(path, ROWS_BYTES)
     _, names = next(rows, (1, []))
-    values = [[value or None for value in row] for _, row in whole_rows(rows, names, path)]
+    values = [[value or None for value in row] for _, row in rows]
     columns: dict[str, Sequence[str | None]] = {}
     for index, name in enumerate(names):
         columns.setdefault(name, [row[index] for row in values])

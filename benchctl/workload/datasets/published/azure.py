@@ -95,8 +95,6 @@ def _parsed(file: SourceFile, lines: Iterator[tuple[int, list[str]]]) -> list[_R
 
 
 def _parse(fields: list[str], *, not_before_ns: int) -> _Row:
-    if len(fields) != len(HEADER):
-        raise ValueError(f"{len(fields)} fields where {len(HEADER)} are expected")
     row = _Row(timestamp_ns(fields[0]), int(fields[1]), int(fields[2]))
     if min(row.context_tokens, row.generated_tokens) < 1:
         raise ValueError(f"lengths are {fields[1]} and {fields[2]} tokens; each must be at least 1")
