@@ -22,7 +22,7 @@ from benchctl.analysis.statistics.estimate import (
     side_ratio,
     unpaired_ratio,
 )
-from benchctl.analysis.statistics.position_effect import PositionEffects
+from benchctl.analysis.statistics.position_effect import pooled_slope
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning import plan_runs
@@ -150,9 +150,10 @@ def slopes_of(experiment: Experiment, names: Sequence[str]) -> dict[str, PooledS
     if len(experiment.arms) == 2:
         return None
     keys = [(block, str(arm)) for arm, blocks in enumerate(experiment.positions) for block in range(len(blocks))]
-    effects = PositionEffects({(block, arm): experiment.positions[int(arm)][block] for block, arm in keys})
+    positions = {(block, arm): float(experiment.positions[int(arm)][block]) for block, arm in keys}
     slopes = {
-        name: effects.log_slope({(b, arm): experiment.arms[int(arm)][b][name] for b, arm in keys}) for name in names
+        name: pooled_slope({(b, arm): experiment.arms[int(arm)][b][name] for b, arm in keys}, positions)
+        for name in names
     }
     return {name: slope for name, slope in slopes.items() if slope is not None}
 

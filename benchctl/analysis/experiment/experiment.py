@@ -17,7 +17,7 @@ from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.speculation import drafter_of
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import DEFAULT_ESTIMATOR, Estimator, PooledSlope, SideRatio
-from benchctl.analysis.statistics.position_effect import PositionEffects, RunKey
+from benchctl.analysis.statistics.position_effect import RunKey, pooled_slope
 from benchctl.analysis.validity.answers import Check
 from benchctl.analysis.validity.checks import failed_checks, reconcile
 from benchctl.analysis.validity.machines import scattered_blocks, side_by_side_warning
@@ -275,9 +275,11 @@ class Experiment:
         return {key_of(run): run for run in self.results.runs if self.usability(run).is_usable}
 
     @cached_property
-    def position_effects(self) -> PositionEffects:
-        """Planned positions of the runs that count."""
-        return PositionEffects({key: run.record.position for key, run in self.counted_runs.items()})
+    def offsets(self) -> Mapping[RunKey, float]:
+        """Planned position of each run that counts, minus the middle of its block."""
+        positions = {key: run.record.position for key, run in self.counted_runs.items()}
+        middle = max(positions.values(), default=0) / 2
+        return {key: position - middle for key, position in positions.items()}
 
     @cached_property
     def is_pooled(self) -> bool:
@@ -297,7 +299,7 @@ class Experiment:
             return None
         if (column, of_few) not in self._slopes:
             values = {key: self.counted(run, column, of_few=of_few) for key, run in self.counted_runs.items()}
-            self._slopes[column, of_few] = self.position_effects.log_slope(values)
+            self._slopes[column, of_few] = pooled_slope(values, self.offsets)
         return self._slopes[column, of_few]
 
     @cached_property
@@ -314,8 +316,7 @@ class Experiment:
 
     def offset(self, run: LoadedRun) -> float:
         """Planned position of a run minus the middle of its block; 0 for one that does not count."""
-        position = self.position_effects.positions.get(key_of(run))
-        return 0.0 if position is None else position - self.position_effects.centre
+        return self.offsets.get(key_of(run), 0.0)
 
 
 def load_experiment(path: Path, *, allow_suspect: bool = False) -> Experiment:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from benchctl.analysis.attribution.estimate import logarithmic_mean
-from benchctl.analysis.experiment.experiment import Arm, Experiment
+from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.pairing import ArmPair, Side, deciding_between, match_cells, pair_in
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS
 from benchctl.profile.model import Profile, VariantSettings
@@ -84,37 +84,44 @@ def _ladder(
     if not blocks:
         return None
     rungs = [replace(arm, runs={block: arm.runs[block] for block in blocks}) for arm in arms_up]
-    levels = {name: _levels(experiment, rungs, name, confidence) for name in LADDER_METRICS}
-    prices = []
-    for low, high in (*pairwise(range(len(rungs))), (0, len(rungs) - 1)):
-        lower, upper = rungs[low], rungs[high]
-        differences = {}
-        for name in LADDER_METRICS:
-            before, after = levels[name][low], levels[name][high]
-            ratio = pair_in(experiment, lower, upper, confidence).ratio(name)
-            if before is not None and after is not None and ratio is not None:
-                half = ratio.estimate.half_width
-                half_width = None if half is None else half * logarithmic_mean(before, after)
-                num_blocks = ratio.estimate.num_blocks
-                differences[name] = Difference(mean=after - before, num_blocks=num_blocks, half_width=half_width)
-        what = describe_difference(experiment.settings(lower), experiment.settings(upper))
-        prices.append(Price(what=what, lower=lower.label, upper=upper.label, differences=differences))
-    *steps_up, whole = prices
+    from_first = [pair_in(experiment, rungs[0], rung, confidence) for rung in rungs[1:]]
+    levels = {name: _levels(from_first, name) for name in LADDER_METRICS}
+    steps_up = [pair_in(experiment, lower, upper, confidence) for lower, upper in pairwise(rungs)]
     return Ladder(
         label=labels[-1],
         num_blocks=len(blocks),
-        prices=tuple(steps_up),
-        whole=replace(whole, what="all of it"),
+        prices=tuple(
+            _price(pair, levels, describe_difference(experiment.settings(pair.a), experiment.settings(pair.b)))
+            for pair in steps_up
+        ),
+        whole=_price(from_first[-1], levels, "all of it"),
     )
 
 
-def _levels(experiment: Experiment, rungs: Sequence[Arm], name: str, confidence: float) -> tuple[float | None, ...]:
-    """The level of every step; None where some block does not know the quantity."""
-    ratios = [pair_in(experiment, rungs[0], rung, confidence).ratio(name) for rung in rungs[1:]]
-    whole = [ratio for ratio in ratios if ratio is not None and ratio.estimate.num_blocks == len(rungs[0].runs)]
-    if not whole or len(whole) < len(ratios):
-        return (None,) * len(rungs)
-    return (whole[0].a, *(ratio.b for ratio in whole))
+def _levels(from_first: Sequence[ArmPair], name: str) -> dict[str, float]:
+    """The level of every rung by its label, of pairs with the first; empty where some block does not know it."""
+    levels: dict[str, float] = {}
+    for pair in from_first:
+        ratio = pair.ratio(name)
+        if ratio is None or ratio.estimate.num_blocks < len(pair.blocks):
+            return {}
+        levels.setdefault(pair.a.label, ratio.a)
+        levels[pair.b.label] = ratio.b
+    return levels
+
+
+def _price(pair: ArmPair, levels: Mapping[str, Mapping[str, float]], what: str) -> Price:
+    differences = {}
+    for name, of_rungs in levels.items():
+        ratio = pair.ratio(name)
+        if ratio is not None and of_rungs:
+            before, after, half = of_rungs[pair.a.label], of_rungs[pair.b.label], ratio.estimate.half_width
+            differences[name] = Difference(
+                mean=after - before,
+                num_blocks=ratio.estimate.num_blocks,
+                half_width=None if half is None else half * logarithmic_mean(before, after),
+            )
+    return Price(what=what, lower=pair.a.label, upper=pair.b.label, differences=differences)
 
 
 def describe_difference(lower: VariantSettings | None, upper: VariantSettings | None) -> str:

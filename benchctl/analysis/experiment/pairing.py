@@ -89,9 +89,8 @@ class ArmPair:
         if not self.is_ordered:
             return BlockDesign(self.blocks)
         a, b = ([run.record.position for run in side] for side in (self.a_runs, self.b_runs))
-        centre = self.sides[0].position_effects.centre
         apart = tuple(later - earlier for earlier, later in zip(a, b, strict=True))
-        return BlockDesign(self.blocks, apart, tuple(position - centre for position in a))
+        return BlockDesign(self.blocks, apart, tuple(map(self.sides[0].offset, self.a_runs)))
 
     @property
     def runs(self) -> tuple[LoadedRun, ...]:
@@ -111,20 +110,20 @@ class ArmPair:
         More than two arms share the effect of the position, two estimate their own with their ratio.
         """
         arms = self.a.key, self.b.key, self.blocks, self.sides[1]
-        key = (*arms, column, of_few, self.confidence, self.estimator)
-        if key not in self.sides[0].ratios:
-            self.sides[0].ratios[key] = self._ratio(column, of_few=of_few)
-        return self.sides[0].ratios[key]
-
-    def _ratio(self, column: str, *, of_few: bool) -> SideRatio | None:
+        key, experiment = (*arms, column, of_few, self.confidence, self.estimator), self.sides[0]
+        if key in experiment.ratios:
+            return experiment.ratios[key]
         a, b = self.values(column, of_few=of_few)
         if self.pairing == "unpaired":
-            return unpaired_ratio(a, b, self.confidence)
-        is_pooled = self.is_ordered and self.sides[0].is_pooled
-        slope = self.sides[0].position_slope(column, of_few=of_few) if is_pooled else None
-        is_adjusted = slope is not None if is_pooled else self.is_ordered and column in TIME_COLUMNS
-        design = self.design if is_adjusted else self.design.without_positions
-        return side_ratio(a, b, design, slope, self.confidence, self.estimator)
+            ratio = unpaired_ratio(a, b, self.confidence)
+        else:
+            is_pooled = self.is_ordered and experiment.is_pooled
+            slope = experiment.position_slope(column, of_few=of_few) if is_pooled else None
+            is_adjusted = slope is not None if is_pooled else self.is_ordered and column in TIME_COLUMNS
+            design = self.design if is_adjusted else self.design.without_positions
+            ratio = side_ratio(a, b, design, slope, self.confidence, self.estimator)
+        experiment.ratios[key] = ratio
+        return ratio
 
     def prompt_differences(self) -> tuple[ResultWarning, ...]:
         """A warning where the two sides count the same prompts differently."""

@@ -13,7 +13,7 @@ one mean, whatever it is compared with.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -34,43 +34,29 @@ _LEAST_INFORMATION = 1e-9
 """Less is rounding: the positions of the runs are fixed by their blocks and arms."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PositionEffects:
-    """Positions of the runs of one experiment; ``slope`` estimates the effect of one position on a value."""
+def pooled_slope(values: Mapping[RunKey, float | None], positions: Mapping[RunKey, float]) -> PooledSlope | None:
+    """β of the logarithms of those values that are known and positive.
 
-    positions: Mapping[RunKey, int]
-    _residuals: dict[tuple[RunKey, ...], NDArray[np.float64] | None] = field(default_factory=dict)
-
-    @property
-    def centre(self) -> float:
-        """The middle of a block: adjusted values are those of a run there."""
-        return max(self.positions.values(), default=0) / 2
-
-    def log_slope(self, values: Mapping[RunKey, float | None]) -> PooledSlope | None:
-        """β of the logarithms of those values that are known and positive.
-
-        None below six blocks, and where the effects of positions and arms are confounded.
-        """
-        logs = {key: math.log(value) for key in self.positions if (value := values.get(key)) and value > 0}
-        keys = tuple(logs)
-        if keys not in self._residuals:
-            self._residuals[keys] = _residual_positions(keys, self.positions)
-        z, y = self._residuals[keys], np.array(list(logs.values()))
-        if z is None:
-            return None
-        information = float(z @ z)
-        return PooledSlope(float(z @ (y - y.mean())) / information, information)
+    None below six blocks, and where the effects of positions and arms are confounded.
+    """
+    logs = {key: math.log(value) for key, value in values.items() if value and value > 0}
+    z, y = _residual_positions(tuple((key, positions[key]) for key in logs)), np.array(list(logs.values()))
+    if z is None:
+        return None
+    information = float(z @ z)
+    return PooledSlope(float(z @ (y - y.mean())) / information, information)
 
 
-def _residual_positions(keys: Sequence[RunKey], positions: Mapping[RunKey, int]) -> NDArray[np.float64] | None:
+@lru_cache(maxsize=64)
+def _residual_positions(positions: tuple[tuple[RunKey, float], ...]) -> NDArray[np.float64] | None:
     """z: the positions minus their least-squares fit by blocks and arms."""
-    blocks, arms = sorted({block for block, _ in keys}), sorted({arm for _, arm in keys})
+    of_blocks, of_arms = [block for (block, _), _ in positions], [arm for (_, arm), _ in positions]
+    blocks, arms = sorted(set(of_blocks)), sorted(set(of_arms))
     if len(blocks) < MIN_PAIRED_BLOCKS or len(arms) < 2:
         return None
-    block_index = np.array([blocks.index(block) for block, _ in keys])
-    arm_index = np.array([arms.index(arm) for _, arm in keys])
-    indicators = np.hstack([np.eye(len(blocks))[block_index], np.eye(len(arms))[arm_index]])
-    p = np.array([positions[key] for key in keys], dtype=float)
+    in_block = np.eye(len(blocks))[[blocks.index(block) for block in of_blocks]]
+    indicators = np.hstack([in_block, np.eye(len(arms))[[arms.index(arm) for arm in of_arms]]])
+    p = np.array([position for _, position in positions], dtype=float)
     z: NDArray[np.float64] = p - indicators @ np.linalg.lstsq(indicators, p, rcond=None)[0]
     return z if float(z @ z) > _LEAST_INFORMATION else None
 
