@@ -171,7 +171,7 @@ def test_each_extension_is_one_more_look_and_widens_every_interval(tmp_path: Pat
         edit_manifest(results, extensions=extensions)
         comparison = compare_sides(*sides, options)
         assert comparison.num_looks == num_looks_of(results.manifest(), results.manifest()) == 1 + len(extensions)
-        assert comparison.confidence == pytest.approx(1 - 0.05 / (1 + len(extensions)))
+        assert comparison.rules.confidence == pytest.approx(1 - 0.05 / (1 + len(extensions)))
         (step,) = [m for m in comparison.cells[0].metrics if m.metric.name == "step_ms"]
         assert step.estimate is not None
         assert step.estimate.half_width is not None

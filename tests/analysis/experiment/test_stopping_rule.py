@@ -181,7 +181,7 @@ def test_a_comparison_pays_for_every_look_that_could_have_been_taken(tmp_path: P
     edit_manifest(results, stopping=RULE)
     declared = compare_sides(*sides, CompareOptions(metrics=("step_ms",)))
     assert (fixed.num_looks, declared.num_looks) == (1, 4)
-    assert declared.confidence == pytest.approx(0.9875)
+    assert declared.rules.confidence == pytest.approx(0.9875)
     (before,), (after,) = fixed.cells[0].deciding, declared.cells[0].deciding
     assert before.estimate is not None
     assert after.estimate is not None
