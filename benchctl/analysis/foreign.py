@@ -16,7 +16,7 @@ from benchctl.analysis.compare.metric import MetricComparison, Role, Rules, comp
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import statistical_warnings
 from benchctl.analysis.experiment.experiment import Arm, Experiment, load_experiment
-from benchctl.analysis.experiment.pairing import Side, arms_of, parse_side
+from benchctl.analysis.experiment.pairing import arms_of, parse_side
 from benchctl.analysis.experiment.summary import RunSummary
 from benchctl.analysis.metrics.latency import PERCENTS, is_completed, measured, smallest_sample
 from benchctl.analysis.metrics.table import LATENCIES, METRICS
@@ -43,7 +43,13 @@ def runs_of_side(text: str, *, allow_suspect: bool = False) -> tuple[ForeignRun,
         return read_foreign(text)
     side = parse_side(text)
     experiment = load_experiment(side.path, allow_suspect=allow_suspect)
-    arm = _one_arm(arms_of(experiment), side)
+    arm, *others = arms_of(experiment, side.variant)
+    if others:
+        raise UsageError(
+            f"{side} holds {' | '.join(each.label for each in (arm, *others))}; only one of them can be compared "
+            "with result files of another tool: name it as DIR:variant, or export the directory and name the files "
+            "('benchctl export')"
+        )
     return tuple(_run(experiment, arm, run) for _, run in sorted(arm.runs.items()))
 
 
@@ -54,19 +60,6 @@ def name_of_side(text: str) -> str:
         return paths[0].resolve().name if len(paths) == 1 else f"{paths[0].name} and {len(paths) - 1} more"
     side = parse_side(text)
     return side.variant or side.path.resolve().name
-
-
-def _one_arm(arms: Sequence[Arm], side: Side) -> Arm:
-    matching = [arm for arm in arms if side.variant in (None, arm.variant)]
-    if len(matching) == 1:
-        return matching[0]
-    labels = " | ".join(arm.label for arm in (matching or arms))
-    if not matching:
-        raise UsageError(f"{side.path} has no variant {side.variant!r}; it has {labels}")
-    raise UsageError(
-        f"{side} holds {labels}; only one of them can be compared with result files of another tool: name it as "
-        "DIR:variant, or export the directory and name the files ('benchctl export')"
-    )
 
 
 def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:

@@ -102,6 +102,9 @@ class Experiment:
     """Suspect runs count as well."""
     _derived: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     """Values of runs by method and run or arm, shared with ``first_blocks``."""
+    ratios: dict[tuple[Any, ...], SideRatio | None] = field(default_factory=dict, init=False, repr=False)
+    """The ratios that were estimated, each once (``ArmPair.ratio``)."""
+    _slopes: dict[tuple[str, bool], PooledSlope | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def path(self) -> Path:
@@ -271,8 +274,8 @@ class Experiment:
 
     @cached_property
     def counted_runs(self) -> Mapping[RunKey, LoadedRun]:
-        """The runs that count, by block and arm, in plan order."""
-        return {key_of(run): run for run in self.results.runs if self.usability(run).is_usable}
+        """The runs of all arms, by block and arm."""
+        return {(block, arm.label): run for arm in self.arms for block, run in arm.runs.items()}
 
     @cached_property
     def offsets(self) -> Mapping[RunKey, float]:
@@ -286,11 +289,6 @@ class Experiment:
         """More than two arms, which share one effect of the position; two arms estimate it with their ratio."""
         return len({arm for _, arm in self.counted_runs}) > 2
 
-    @cached_property
-    def ratios(self) -> dict[tuple[Any, ...], SideRatio | None]:
-        """The ratios that were estimated, each once (``ArmPair.ratio``)."""
-        return {}
-
     def position_slope(self, column: str, *, of_few: bool = False) -> PooledSlope | None:
         """Effect of one position later on the logarithm of a column; None where it cannot be estimated, and of
         columns that do not drift with the machine.
@@ -301,10 +299,6 @@ class Experiment:
             values = {key: self.counted(run, column, of_few=of_few) for key, run in self.counted_runs.items()}
             self._slopes[column, of_few] = pooled_slope(values, self.offsets)
         return self._slopes[column, of_few]
-
-    @cached_property
-    def _slopes(self) -> dict[tuple[str, bool], PooledSlope | None]:
-        return {}
 
     def position_scale(self, run: LoadedRun, metric: str) -> float:
         """Factor that moves a time of a run to the middle of its block: exp(-β offset), with the β of ``metric``.

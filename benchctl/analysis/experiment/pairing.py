@@ -149,16 +149,21 @@ def parse_side(text: str) -> Side:
     return Side(Path(path), variant)
 
 
-def arms_of(experiment: Experiment) -> tuple[Arm, ...]:
-    """Every arm of the plan: the baseline first, then by variant and factor values.
+def arms_of(experiment: Experiment, variant: str | None = None) -> tuple[Arm, ...]:
+    """The arms of the plan, or those of one variant: the baseline first, then by variant and factor values.
 
-    Raises RecordError where a run that is marked done is damaged, because its numbers would be those of a part.
+    Raises RecordError where a run that is marked done is damaged, because its numbers would be those of a part, and
+    UsageError for a variant that the plan does not have.
     """
     damage = [message for run in experiment.results.runs for message in run.damage]
     if damage:
         lines = "\n".join(f"  {message}" for message in damage)
         raise RecordError(f"a run that is marked done cannot be read whole:\n{lines}")
-    return experiment.arms
+    arms = tuple(arm for arm in experiment.arms if variant in (None, arm.variant))
+    if not arms and variant is not None:
+        variants = ", ".join(dict.fromkeys(arm.variant for arm in experiment.arms))
+        raise UsageError(f"{experiment.path} has no variant {variant!r}; it has {variants}")
+    return arms
 
 
 def match_cells(
@@ -175,8 +180,8 @@ def match_cells(
     every arm with its namesake.
     """
     a_variant, b_variant = a_side.variant or b_side.variant, b_side.variant or a_side.variant
-    a_arms = _arms_of_variant(a, a_variant)
-    b_arms = _arms_of_variant(b, b_variant)
+    a_arms = arms_of(a, a_variant)
+    b_arms = arms_of(b, b_variant)
     pairing = pairing_of(a.results, b.results)
     if a_variant == b_variant:
         a_by_key = {arm.key: arm for arm in a_arms}
@@ -258,17 +263,6 @@ def _is_pair(left: Arm, a_arms: Sequence[Arm], right: Arm, b_arms: Sequence[Arm]
     if cell_key(left.cell) == cell_key(right.cell):
         return True
     return len(a_arms) == 1 or (len(b_arms) == 1 and not right.cell)
-
-
-def _arms_of_variant(experiment: Experiment, variant: str | None) -> tuple[Arm, ...]:
-    arms = arms_of(experiment)
-    if variant is None:
-        return arms
-    of_variant = tuple(arm for arm in arms if arm.variant == variant)
-    if not of_variant:
-        variants = ", ".join(dict.fromkeys(arm.variant for arm in arms))
-        raise UsageError(f"{experiment.path} has no variant {variant!r}; it has {variants}")
-    return of_variant
 
 
 _LOST_RECORDS: Final = frozenset(

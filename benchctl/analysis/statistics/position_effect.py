@@ -9,6 +9,10 @@ fitted by least squares over all runs that count. With z the positions less what
 β = Σ z y / Σ z² (R. Frisch, F. V. Waugh, *Partial time regressions as compared with individual trends*,
 Econometrica 1, 1933, 387-401). Every comparison of two arms then removes the same β from both, so that each arm has
 one mean, whatever it is compared with.
+
+The effect is removed in three places, each with the slope of its own quantity: from the ratio of two arms and its
+two centres (``ArmPair.ratio``), from the parts that their times are divided into (``compare/cells``), and from the
+centre of an arm that is compared with none (``adjusted_level``). Values of single runs are shown as measured.
 """
 
 import math
