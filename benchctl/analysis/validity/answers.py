@@ -201,11 +201,10 @@ def _forced_ends(completed: Iterable[RequestRecord], *, may_stop: bool) -> tuple
     texts = []
     if ended := ends["ended"]:
         listed = [f"{r.request_id} ({_num_chunks(r)} chunks, {r.completion_tokens} tokens)" for r in ended]
-        signs = f"by their finish_reason, in fewer chunks than tokens: {first_of(listed, NUM_NAMED)}"
-        texts.append(f"{len(ended)} of {num_all} {signs}")
-    if lumped := [record.request_id for record in ends["lumped"]]:
-        signs = f"count many tokens in a chunk without text or time: {first_of(lumped, NUM_NAMED)}"
-        texts.append(f"{len(lumped)} of {num_all} {signs}")
+        texts.append(
+            f"{len(ended)} of {num_all} by their finish_reason in fewer chunks than tokens, or with many tokens in "
+            f"a chunk without text or time: {first_of(listed, NUM_NAMED)}"
+        )
     few = f"{len(short)} of {num_all} have {_chunks_per_token(short):.0%} as many chunks" if short else ""
     if (num_bytes := _bytes_of_whole_and_short(whole, short)) is not None:
         texts.append(
@@ -220,13 +219,13 @@ def _forced_ends(completed: Iterable[RequestRecord], *, may_stop: bool) -> tuple
 
 
 def _end_of(record: RequestRecord, num_tokens: int, *, may_stop: bool) -> str:
-    """``ended`` early by its finish_reason or ``lumped``; else ``whole`` or ``short`` by its uncounted chunks."""
+    """``ended`` early by its finish_reason or its counts; else ``whole`` or ``short`` by its uncounted chunks."""
     num_chunks = _num_chunks(record)
     finishes = {ending_of(choice.finish_reason) for choice in record.choices}
     if "natural" in finishes and num_chunks < num_tokens and not may_stop:
         return "ended"
     if all(choice.chunk_tokens is not None for choice in record.choices):
-        return "lumped" if any(map(_has_lump, record.choices)) else "counted"
+        return "ended" if any(map(_has_lump, record.choices)) else "counted"
     # parts of tool calls have no text that is recorded
     have_text = all(c.chunk_tokens is None and min(c.chunk_chars or (0,)) > 0 for c in record.choices)
     if "tool-call" in finishes or not have_text:
