@@ -4,6 +4,7 @@ import pytest
 from support.results.builders import edit_manifest, write_results
 
 from benchctl.analysis.experiment.experiment import experiment_of, load_experiment
+from benchctl.costs.flops import utilization_frac
 from benchctl.engines.sim.options import SimOptions
 from benchctl.records.loaded import load_results
 from benchctl.records.schema import GpuInfo
@@ -16,9 +17,9 @@ def hardware_of(tmp_path, engine, *names, options="{}"):
     edit_manifest(results, engine=engine, gpus=gpus)
     loaded = load_results(results.path)
     experiment = experiment_of(loaded)
-    flops, _ = experiment.flops(loaded.runs[0])
-    assert flops is not None
-    share = flops.utilization_frac(flops.published)
+    run = loaded.runs[0]
+    total, wall_s = experiment.flops(run).published.total, experiment.metrics(run)["wall_s"]
+    share = utilization_frac(total, wall_s, experiment.hardware_of(run.record))
     return experiment.hardware, [warning.code for warning in experiment.warnings], share
 
 
@@ -36,7 +37,7 @@ def test_each_variant_that_simulates_another_device_is_compared_with_the_peaks_o
     server = "{value_model: qwen2.5-1.5b, hardware: a100-sxm}"
     results.write_profile(results.profile_yaml().replace("{value_model: qwen2.5-1.5b}", server))
     experiment = load_experiment(results.path)
-    devices = [experiment.flops(run)[0].hardware.name for run in experiment.results.runs]
+    devices = [experiment.hardware_of(run.record).name for run in experiment.results.runs]
     assert devices == ["h100-sxm", "a100-sxm"]
     assert [experiment.run_time(run).floor.hardware for run in experiment.results.runs] == devices
 

@@ -1,8 +1,10 @@
 """Sections of a step as a tree whose parts add up, and the time of one run as two sides compare it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,7 +18,7 @@ from benchctl.profile.model import VariantSettings
 from benchctl.records.columns import StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.schema import SECTION_PARENT, Clock
-from benchctl.units import s_from_ns
+from benchctl.units import MS_PER_S, s_from_ns
 
 STEP: Final = "step"
 SAMPLER: Final = "sampler_total"
@@ -117,22 +119,6 @@ def break_down(steps: StepColumns, *, covers_steps: bool = True) -> Breakdown | 
     )
 
 
-def mean_breakdown(runs: Iterable[tuple[Breakdown | None, float]]) -> Breakdown | None:
-    """The breakdown of the mean run, with equal weights and each run's times scaled. None without steps."""
-    timed = [(breakdown, scale) for breakdown, scale in runs if breakdown is not None]
-    if not timed:
-        return None
-    names = dict.fromkeys(name for breakdown, _ in timed for name in breakdown.mean_ns)
-    sums_ns = {name: sum(each.mean_ns.get(name, 0.0) * scale for each, scale in timed) for name in names}
-    sums_frac = {name: sum(each.step_frac.get(name, 0.0) for each, _ in timed) for name in names}
-    return Breakdown(
-        mean_ns={name: sum_ns / len(timed) for name, sum_ns in sums_ns.items()},
-        step_frac={name: sum_frac / len(timed) for name, sum_frac in sums_frac.items()},
-        clocks=tuple(sorted({clock for breakdown, _ in timed for clock in breakdown.clocks})),
-        covers_steps=all(breakdown.covers_steps for breakdown, _ in timed),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimeBreakdown:
     """One run without its warm-up, in seconds of the engine's clock; None without the necessary records."""
@@ -172,6 +158,32 @@ class RunTimeBreakdown:
             step_s=self.step_s * step,
             step_scale=self.step_scale * step,
         )
+
+
+def mean_breakdown(runs: Sequence[RunTimeBreakdown]) -> Breakdown | None:
+    """The sections of the mean run, with equal weights and the times of each as scaled. None without steps."""
+    timed = [(run.breakdown, run.step_scale) for run in runs if run.breakdown is not None]
+    if not timed:
+        return None
+    names = dict.fromkeys(name for breakdown, _ in timed for name in breakdown.mean_ns)
+    sums_ns = {name: sum(each.mean_ns.get(name, 0.0) * scale for each, scale in timed) for name in names}
+    sums_frac = {name: sum(each.step_frac.get(name, 0.0) for each, _ in timed) for name in names}
+    return Breakdown(
+        mean_ns={name: sum_ns / len(timed) for name, sum_ns in sums_ns.items()},
+        step_frac={name: sum_frac / len(timed) for name, sum_frac in sums_frac.items()},
+        clocks=tuple(sorted({clock for breakdown, _ in timed for clock in breakdown.clocks})),
+        covers_steps=all(breakdown.covers_steps for breakdown, _ in timed),
+    )
+
+
+def runs_at_level(runs: Sequence[RunTimeBreakdown], level_ms: float | None) -> list[RunTimeBreakdown]:
+    """The runs of an arm with step times scaled so that their arithmetic mean is ``level_ms``; None scales nothing.
+
+    Parts then add up to the step that a comparison shows, which is a geometric centre.
+    """
+    steps_s = [run.mean_step_s for run in runs if run.has_steps]
+    scale = level_ms / MS_PER_S / fmean(steps_s) if level_ms and steps_s else 1.0
+    return list(runs) if math.isclose(scale, 1.0, rel_tol=_ROUNDING) else [run.scaled(step=scale) for run in runs]
 
 
 def break_down_run_time(

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Final, TypeVar
 
-from benchctl.analysis.attribution.breakdown import CLOCK_NOTE, STEP, RunTimeBreakdown
+from benchctl.analysis.attribution.breakdown import CLOCK_NOTE, STEP, RunTimeBreakdown, runs_at_level
 from benchctl.analysis.attribution.estimate import (
     MIN_DIFFERENCE,
     Factor,
@@ -24,7 +23,7 @@ from benchctl.analysis.attribution.work import OF_BASE, OF_VALUE
 from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio
 from benchctl.analysis.statistics.intervals import StudentT
 from benchctl.records.record import StopMode
-from benchctl.units import MS_PER_S, s_from_ns
+from benchctl.units import s_from_ns
 
 NO_MODEL: Final = "no step-time model is named"
 TIME_PER_STEP: Final = "time per step"
@@ -45,7 +44,6 @@ MEANING: Final = {
     "wall time per token": "wall time / output tokens, the inverse of output_throughput; not tpot_ms, which is a "
     "request's own",
 }
-_ROUNDING: Final = 1e-12
 T = TypeVar("T")
 
 
@@ -89,7 +87,8 @@ def decompose(
     step = sections = None
     explained: Split | str = "the steps of a side are not known"
     if has_steps:
-        a, b = steps_at_level(a, b, mean_step)
+        if mean_step is not None:
+            a, b = runs_at_level(a, mean_step.a), runs_at_level(b, mean_step.b)
         rows_a, rows_b = ([{STEP: run.mean_step_s} for run in side] for side in (a, b))
         (step,) = estimate_levels(rows_a, rows_b, of_steps)
         sections = split_sections(a, b, of_steps)
@@ -102,21 +101,6 @@ def decompose(
         work=split_work(a, b, of_steps),
         model=explained,
     )
-
-
-def steps_at_level(
-    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], step: SideRatio | None
-) -> tuple[list[RunTimeBreakdown], list[RunTimeBreakdown]]:
-    """Both sides with step times scaled so that their arithmetic mean is the ``step_ms`` of the comparison.
-
-    Parts then add up to the step that the comparison shows, which is a geometric centre.
-    """
-    sides = [list(a), list(b)]
-    for i, level_ms in enumerate(() if step is None else (step.a, step.b)):
-        scale = level_ms / MS_PER_S / fmean(run.mean_step_s for run in sides[i])
-        if not math.isclose(scale, 1.0, rel_tol=_ROUNDING):
-            sides[i] = [run.scaled(step=scale) for run in sides[i]]
-    return sides[0], sides[1]
 
 
 def split_wall(

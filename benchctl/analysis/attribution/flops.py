@@ -13,46 +13,33 @@ from functools import lru_cache
 
 from benchctl.analysis.attribution.work import value_count
 from benchctl.analysis.metrics.latency import choice_tokens, is_completed, known_values, measured, total
-from benchctl.analysis.metrics.run import load_window_ns
 from benchctl.analysis.metrics.speculation import DraftCounts, Drafter, run_drafts
 from benchctl.costs.difference import Correction, explain_difference
 from benchctl.costs.flops import (
     FlopsAccount,
     observed_flops,
     published_flops,
-    utilization_frac,
 )
-from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape
 from benchctl.costs.work import Lengths, RunLengths, StepLogCounts, spread_evenly
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import PreparedRequest, RequestRecord
 from benchctl.records.schema import ResultWarning
-from benchctl.units import s_from_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFlops:
-    """Published and observed FLOPs of one run; ``corrections`` add up to their difference exactly.
+    """Published and observed FLOPs of one run; ``corrections`` add up to their difference exactly."""
 
-    ``wall_s`` is first send to last token in seconds of the engine's clock.
-    """
-
-    published: FlopsAccount | None
-    observed: FlopsAccount | None
-    corrections: tuple[Correction, ...]
-    wall_s: float | None
-    hardware: Hardware | None
     warnings: tuple[ResultWarning, ...]
+    published: FlopsAccount | None = None
+    observed: FlopsAccount | None = None
+    corrections: tuple[Correction, ...] = ()
 
     @property
     def charges_drafts(self) -> bool:
         """False where a part of what drafts cost is left out of ``observed``."""
         return all(warning.code != "drafts-not-charged" for warning in self.warnings)
-
-    def utilization_frac(self, account: FlopsAccount | None) -> float | None:
-        """Achieved FLOP/s as a fraction of the hardware's peak."""
-        return None if account is None else utilization_frac(account.total, self.wall_s, self.hardware)
 
 
 def count_run_flops(
@@ -61,7 +48,6 @@ def count_run_flops(
     base: ModelShape,
     value_model: ModelShape | None,
     top_k: int,
-    hardware: Hardware | None,
     prepared: Sequence[PreparedRequest],
     drafter: Drafter | None = None,
 ) -> RunFlops:
@@ -79,13 +65,10 @@ def count_run_flops(
             counts = _with_drafts(counts, run, lengths, drafter, messages)
         draft_model = None if drafter is None else drafter.shape
         published, observed, corrections = _priced(lengths, counts, base, value_model, draft_model, top_k)
-    window = load_window_ns(run)
     return RunFlops(
         published=published,
         observed=observed,
         corrections=corrections,
-        wall_s=None if window is None else s_from_ns(window[1] - window[0]) * run.record.clock_factor,
-        hardware=hardware,
         warnings=tuple(
             ResultWarning(code=code, message=text, where=run.record.run_id) for code, text in messages.items()
         ),

@@ -159,7 +159,7 @@ class Experiment:
     @_derive_once
     def row(self, run: LoadedRun) -> Mapping[str, Value]:
         """The value of a run in every column of ``SUMMARY_COLUMNS``, including those that do not count."""
-        return summary_row(run, self.metrics(run), self.settings(run.record), self.flops(run)[0])
+        return summary_row(run, self.metrics(run), self.settings(run.record), self.flops(run))
 
     def counted(self, run: LoadedRun, column: str, *, of_few: bool = False) -> float | None:
         """A number of a run; None where it is unknown, or timed by a client whose times are excluded.
@@ -219,31 +219,29 @@ class Experiment:
         return usability_of(run, gates, allow_suspect=self.allow_suspect)
 
     @_derive_once
-    def flops(self, run: LoadedRun) -> tuple[RunFlops | None, tuple[ResultWarning, ...]]:
-        """Published and observed FLOPs of a run, with warnings; None where settings or a model shape are unknown.
+    def flops(self, run: LoadedRun) -> RunFlops | None:
+        """Published and observed FLOPs of a run; None where its settings are unknown, and of forward passes.
 
         A value model counts where the run's requests are guided, not where it is loaded and idle.
         """
         settings = self.settings(run.record)
         if settings is None or self.results.manifest.dataset == NO_REQUESTS:
-            return None, ()
+            return None
         try:
             base = shape_for(settings.model)
             guided_by = settings.server.guides_with if settings.guidance is not None else None
             value_model = None if guided_by is None else shape_for(guided_by)
         except UsageError as error:
             where, message = run.record.run_id, f"no FLOPs: {error}"
-            return None, (ResultWarning(code="model-shape-unknown", message=message, where=where),)
-        flops = count_run_flops(
+            return RunFlops(warnings=(ResultWarning(code="model-shape-unknown", message=message, where=where),))
+        return count_run_flops(
             run,
             base=base,
             value_model=value_model,
             top_k=settings.sampling.top_k,
-            hardware=self.hardware_of(run.record),
             prepared=self.results.requests,
             drafter=drafter_of(settings.server),
         )
-        return flops, flops.warnings
 
     @_derive_once
     def run_time(self, run: LoadedRun) -> RunTimeBreakdown:

@@ -11,7 +11,7 @@ from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any, Final
 
-from benchctl.analysis.attribution.breakdown import Breakdown, mean_breakdown
+from benchctl.analysis.attribution.breakdown import Breakdown, mean_breakdown, runs_at_level
 from benchctl.analysis.attribution.estimate import Split
 from benchctl.analysis.attribution.flops import RunFlops
 from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, LABEL_COLUMNS, SUMMARY_COLUMNS, Value, number_of
@@ -23,6 +23,7 @@ from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.estimate import RatioEstimate, SideRatio, scatter_of
 from benchctl.analysis.statistics.position_effect import adjusted_level
 from benchctl.analysis.validity.usable import Usability
+from benchctl.costs.flops import utilization_frac
 from benchctl.profile.model import VariantSettings
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.loaded import LoadedRun
@@ -56,17 +57,12 @@ class RunSummary:
 
     @property
     def flops(self) -> RunFlops | None:
-        return self.experiment.flops(self.run)[0]
+        return self.experiment.flops(self.run)
 
     @property
     def values(self) -> Mapping[str, Value]:
         """Its row: a value for every column of ``SUMMARY_COLUMNS``, None if it is unknown."""
         return self.experiment.row(self.run)
-
-    @property
-    def breakdown(self) -> Breakdown | None:
-        """Sections of its steps after the warm-up."""
-        return self.experiment.run_time(self.run).breakdown
 
     @cached_property
     def warnings(self) -> tuple[ResultWarning, ...]:
@@ -75,7 +71,7 @@ class RunSummary:
         return (
             *run.warnings,
             *experiment.contradictions(run),
-            *experiment.flops(run)[1],
+            *(() if self.flops is None else self.flops.warnings),
         )
 
     @property
@@ -167,13 +163,11 @@ class CellSummary:
 
         None without steps.
         """
-        level_ms = self.centre("step_ms")
-        scales = [run.experiment.position_scale(run.run, "step_ms") for run in self.runs]
-        times_ms = [run.number("step_ms") for run in self.runs]
-        at_middle_ms = [time_ms * scale for time_ms, scale in zip(times_ms, scales, strict=True) if time_ms]
-        to_level = level_ms / fmean(at_middle_ms) if level_ms and at_middle_ms else 1.0
-        breakdowns = [run.breakdown for run in self.runs]
-        return mean_breakdown(zip(breakdowns, [scale * to_level for scale in scales], strict=True))
+        at_middle = [
+            run.experiment.run_time(run.run).scaled(step=run.experiment.position_scale(run.run, "step_ms"))
+            for run in self.runs
+        ]
+        return mean_breakdown(runs_at_level(at_middle, self.centre("step_ms")))
 
 
 def summarise_cells(
@@ -390,16 +384,18 @@ def flops_bridge(cell: CellSummary) -> dict[str, Any] | None:
     ``utilization_frac`` is the mean share of the device's peak at which the observed ones were computed; None where
     peak or time of a run are unknown. The whole is None if a run lacks published or observed FLOPs.
     """
-    runs = [run.flops for run in cell.runs if run.flops is not None and run.flops.observed is not None]
-    published = [flops.published.total for flops in runs if flops.published is not None]
-    observed = [flops.observed.total for flops in runs if flops.observed is not None]
+    runs = [(run, run.flops) for run in cell.runs if run.flops is not None and run.flops.observed is not None]
+    published = [flops.published.total for _, flops in runs if flops.published is not None]
+    observed = [flops.observed.total for _, flops in runs if flops.observed is not None]
     if not runs or len(published) != len(runs):
         return None
-    corrections = [correction for flops in runs for correction in flops.corrections]
+    corrections = [correction for _, flops in runs for correction in flops.corrections]
     meanings = {correction.code: correction.meaning for correction in corrections}
-    shares = [flops.utilization_frac(flops.observed) for flops in runs]
-    known_shares = [share for share in shares if share is not None]
     sums = {code: sum(c.flops for c in corrections if c.code == code) for code in meanings}
+    shares = [
+        utilization_frac(total, run.number("wall_s"), run.experiment.hardware_of(run.record))
+        for (run, _), total in zip(runs, observed, strict=True)
+    ]
     return {
         "label": cell.label,
         "published_flops": fmean(published),
@@ -407,5 +403,5 @@ def flops_bridge(cell: CellSummary) -> dict[str, Any] | None:
             {"code": code, "meaning": meanings[code], "flops": flops / len(runs)} for code, flops in sums.items()
         ],
         "observed_flops": fmean(observed),
-        "utilization_frac": fmean(known_shares) if len(known_shares) == len(runs) else None,
+        "utilization_frac": None if None in shares else mean_of_known(shares),
     }

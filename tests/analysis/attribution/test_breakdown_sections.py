@@ -10,8 +10,8 @@ from support.results import builders
 
 from benchctl.analysis.attribution.breakdown import Breakdown, mean_breakdown
 from benchctl.analysis.attribution.breakdown import break_down as break_down_columns
+from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.records.columns import columns_from
-from benchctl.records.loaded import load_results
 from benchctl.records.schema import SECTION_PARENT, Clock, StepRecord
 
 
@@ -114,8 +114,9 @@ def test_the_mean_over_runs_gives_each_the_same_weight(tmp_path):
     builders.write_results(
         tmp_path, block_factors=({"baseline": 1.0, "guided": 1.0}, {"baseline": 3.0, "guided": 1.0})
     )
-    runs = [run for run in load_results(tmp_path).runs if run.record.variant == "baseline"]
-    breakdown = mean_breakdown((break_down_columns(run.columns), 1.0) for run in runs)
+    experiment = load_experiment(tmp_path)
+    runs = [run for run in experiment.results.runs if run.record.variant == "baseline"]
+    breakdown = mean_breakdown([experiment.run_time(run) for run in runs])
     assert breakdown is not None
     assert breakdown.tree[0].mean_ns == 2 * builders.STEP_NS
 

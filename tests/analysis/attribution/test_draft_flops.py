@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> LoadedRun:
 
 
 def count(run: LoadedRun, drafter: Drafter | None) -> RunFlops:
-    return count_run_flops(run, base=BASE, value_model=None, top_k=0, hardware=None, prepared=(), drafter=drafter)
+    return count_run_flops(run, base=BASE, value_model=None, top_k=0, prepared=(), drafter=drafter)
 
 
 def codes(found: RunFlops) -> list[str]:
@@ -97,7 +97,7 @@ def test_the_draft_model_of_a_profile_is_charged_in_its_results(tmp_path: Path) 
     profile = (results.path / "profile.yaml").read_text()
     results.write_profile(profile.replace("draft_cost: 0.05", "draft_model: llama-68m, backfill: prefill"))
     experiment = load_experiment(results.path)
-    by_variant = {run.record.variant: experiment.flops(run)[0] for run in experiment.results.runs}
+    by_variant = {run.record.variant: experiment.flops(run) for run in experiment.results.runs}
     drafted, plain = by_variant["guided"], by_variant["baseline"]
     assert drafted is not None
     assert plain is not None
@@ -109,7 +109,7 @@ def test_the_draft_model_of_a_profile_is_charged_in_its_results(tmp_path: Path) 
 
 def test_a_draft_cost_names_no_model(run: LoadedRun, tmp_path: Path) -> None:
     experiment = load_experiment(write_drafted(tmp_path / "more", [ACCEPTED]).path)
-    warnings = [w for run in experiment.results.runs for w in experiment.flops(run)[1]]
+    warnings = [w for run in experiment.results.runs for w in experiment.flops(run).warnings]
     assert [warning.code for warning in warnings] == ["drafts-not-charged"]
     assert "draft_cost states the time of its passes alone" in warnings[0].message
 

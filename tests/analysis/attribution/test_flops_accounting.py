@@ -39,7 +39,6 @@ def account(run: LoadedRun, **changes: Any) -> RunFlops:
         "base": BASE,
         "value_model": VALUE if run.record.variant == "guided" else None,
         "top_k": 5,
-        "hardware": H100,
         "prepared": prepared(4, 8, 2),
     } | changes
     return count_run_flops(run, **options)
@@ -85,25 +84,6 @@ def test_the_corrections_add_up_to_the_difference(runs: dict[str, LoadedRun], va
     assert found.observed is not None
     total = sum(correction.flops for correction in found.corrections)
     assert found.published.total + total == found.observed.total
-
-
-def test_rates_use_the_wall_time_of_the_engines_clock(runs: dict[str, LoadedRun]) -> None:
-    run = runs["baseline"]
-    found = account(run)
-    assert found.wall_s == pytest.approx(0.08)
-    assert found.published is not None
-    rate = found.published.total / 0.08
-    assert found.utilization_frac(found.published) == pytest.approx(rate / H100.peak_flops_per_s)
-    virtual = _replaced(run, record=msgspec.structs.replace(run.record, clock="virtual", time_scale=10.0))
-    assert account(virtual).wall_s == pytest.approx(0.8)
-
-
-def test_unknown_times_or_devices_have_no_rates(runs: dict[str, LoadedRun]) -> None:
-    run = _replaced(runs["baseline"], requests=())
-    run = _replaced(run, record=msgspec.structs.replace(run.record, times=type(run.record.times)()))
-    found = account(run, hardware=None)
-    assert found.wall_s is None
-    assert found.utilization_frac(found.observed) is None
 
 
 def test_a_greedy_run_is_charged_by_the_published_rule_only(runs: dict[str, LoadedRun]) -> None:

@@ -26,6 +26,16 @@ def test_the_corrections_lead_from_the_published_to_the_observed_total(analysis:
         assert total == pytest.approx(bridge["observed_flops"], rel=1e-12)
 
 
+def test_the_share_of_the_peak_is_that_of_the_device_in_the_wall_time(analysis: AnalyzedExperiment) -> None:
+    bridge = flops_bridge(analysis.cells[0])
+    assert bridge is not None
+    peaks = analysis.experiment.hardware
+    assert peaks is not None
+    walls_s = [run.number("wall_s") or 0.0 for run in analysis.cells[0].runs]
+    shares = [bridge["observed_flops"] / wall_s / peaks.peak_flops_per_s for wall_s in walls_s]
+    assert bridge["utilization_frac"] == pytest.approx(sum(shares) / len(shares))
+
+
 def test_the_greedy_path_is_charged_a_value_model_that_never_ran(analysis: AnalyzedExperiment) -> None:
     _, greedy, guided = (flops_bridge(cell) for cell in analysis.cells)
     assert greedy is not None
