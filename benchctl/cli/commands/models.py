@@ -1,7 +1,7 @@
 """``benchctl models``: small models with random weights, to try real engines with."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -158,20 +158,8 @@ class ModelOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        values: dict[str, object] = {
-            "--gguf": self.gguf or None,
-            "--no-weights": self.no_weights or None,
-            "--value-model": self.value_model or None,
-            "--value-layers": self.value_layers,
-            "--value-shape": self.value_shape,
-            "--constant-value": self.constant_value,
-            "--draft": self.draft or None,
-            "--draft-layers": self.draft_layers,
-            "--draft-acceptance": self.draft_acceptance,
-            "--lora": self.lora or None,
-            "--lora-rank": self.lora_rank,
-        }
-        given = [option for option, value in values.items() if value is not None]
+        values = {f"--{field.name.replace('_', '-')}": getattr(self, field.name) for field in fields(self)}
+        given = [option for option, value in values.items() if value is not None and value is not False]
         for flag, (what, options) in _BELONG.items():
             stray = ", ".join(option for option in options if option in given)
             if stray and flag not in given:
