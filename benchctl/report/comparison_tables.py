@@ -5,9 +5,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
-from benchctl.analysis.attribution.decomposition import TIME_PER_STEP, Decomposition
+from benchctl.analysis.attribution.decomposition import (
+    TIME_PER_STEP,
+    Decomposition,
+    added_text,
+    factor_text,
+    sentence,
+    unit_of,
+    wall_line,
+)
 from benchctl.analysis.attribution.estimate import Part
-from benchctl.analysis.attribution.text import added_text, factor_text, sentence, unit_of, wall_line
 from benchctl.analysis.compare.accuracy import divergence_sentence, quality_lines
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import Comparison

@@ -8,9 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.analysis.attribution.decomposition import MEANING, Decomposition
+from benchctl.analysis.attribution.decomposition import MEANING, Decomposition, sentence, wall_line
 from benchctl.analysis.attribution.estimate import Split
-from benchctl.analysis.attribution.text import sentence, wall_line
 from benchctl.analysis.compare.accuracy import divergence_sentence, quality_lines
 from benchctl.analysis.compare.cells import NodeResults
 from benchctl.analysis.compare.metric import MetricComparison

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.analysis.attribution.decomposition import MEANING
+from benchctl.analysis.attribution.decomposition import MEANING, factor_text, sentence, source_text, wall_line
 from benchctl.analysis.attribution.estimate import Part
-from benchctl.analysis.attribution.text import factor_text, sentence, source_text, wall_line
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.words import change_text, speed_line

@@ -18,8 +18,7 @@ from support.results.builders import (
 )
 from support.results.decomposition_laws import assert_exact
 
-from benchctl.analysis.attribution.decomposition import Decomposition
-from benchctl.analysis.attribution.text import sentence, wall_line
+from benchctl.analysis.attribution.decomposition import Decomposition, sentence, wall_line
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.compare.words import change_text

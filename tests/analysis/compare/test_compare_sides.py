@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.results.builders import edit_manifest, set_positions, share_request_set, write_results
 
-from benchctl.analysis.attribution.text import wall_line
+from benchctl.analysis.attribution.decomposition import wall_line
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.words import reasons_of, verdict_sentence
 from benchctl.analysis.experiment.pairing import Side, parse_side
