@@ -106,7 +106,8 @@ def simulation_error(
     drafts, accepted = num_speculative_tokens, acceptance_by_position(acceptance)
     rules = (
         *_pricing_rules(cost_model, value_model, files, noise, tensor_parallel_size),
-        *_drafting_rules(cost_model, value_model, drafts, accepted, acceptance_spread, draft_model, draft_cost),
+        *_range_rules(drafts, accepted, acceptance_spread, draft_cost),
+        *_drafting_rules(cost_model, value_model, drafts, accepted, draft_model, draft_cost),
     )
     return next(((option, reason) for is_broken, option, reason in rules if is_broken), None)
 
@@ -158,17 +159,9 @@ def _pricing_rules(
     )
 
 
-def _drafting_rules(
-    cost_model: str,
-    value_model: str | None,
-    drafts: int,
-    accepted: Sequence[float],
-    acceptance_spread: float,
-    draft_model: str | None,
-    draft_cost: float | None,
+def _range_rules(
+    drafts: int, accepted: Sequence[float], acceptance_spread: float, draft_cost: float | None
 ) -> tuple[Rule, ...]:
-    choice = COST_MODELS[cost_model]
-    verifies = " or ".join(name for name, each in COST_MODELS.items() if each.verifies_drafts)
     impossible = ", ".join(f"{each:g}" for each in accepted if not 0 <= each <= 1)
     return (
         (drafts < 0, "num_speculative_tokens", f"is {drafts}; it must not be negative"),
@@ -183,6 +176,20 @@ def _drafting_rules(
             "draft_cost",
             f"is {draft_cost or 0:g}; it is a share of the model's own step, 0 or more",
         ),
+    )
+
+
+def _drafting_rules(
+    cost_model: str,
+    value_model: str | None,
+    drafts: int,
+    accepted: Sequence[float],
+    draft_model: str | None,
+    draft_cost: float | None,
+) -> tuple[Rule, ...]:
+    choice = COST_MODELS[cost_model]
+    verifies = " or ".join(name for name, each in COST_MODELS.items() if each.verifies_drafts)
+    return (
         (
             drafts > 0 and value_model is not None,
             "num_speculative_tokens",

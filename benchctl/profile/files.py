@@ -28,6 +28,7 @@ from benchctl.profile.yaml import (
     read_document,
     replaced,
     size_problem,
+    text_problem,
     value_text,
 )
 from benchctl.untrusted import EXTENDED_FILES, PROFILE_BYTES
@@ -227,6 +228,8 @@ def _base_file(name: Any, paths: Sequence[Path]) -> Path | str:
     """The file that ``extends`` names in the last of ``paths``, each extending the next; else the problem."""
     if not isinstance(name, str) or not name:
         return f"is {value_text(name)}; write the name or the path of one profile"
+    if (refusal := text_problem(name)) is not None:
+        return refusal
     path, resolved = paths[-1], [file.resolve() for file in paths]
     if is_path(name):
         base = path.parent / name
@@ -276,7 +279,8 @@ def layered(files: Sequence[Document], above: Sequence[Document], errors: list[L
         for layer in (file.without(_UNGUIDED).without(_BY_KIND), *_overlays(file, kind, is_unguided, errors)):
             # A variant that a file drops from those below it may exist there for engines that guide only.
             tree = _over(tree, layer, drops_idly=is_unguided and i > 0)
-    return _with_models(reduce(_over, layers[len(files) :], tree), preset.mapping("models"))
+    tree, substitutes = reduce(_over, layers[len(files) :], tree), preset.mapping("models")
+    return _with_models(tree, substitutes) if substitutes else tree
 
 
 def refuse(errors: list[LocatedError], tree: Document, problem: str, *path: Step) -> None:
@@ -356,14 +360,11 @@ def _over(below: Document, above: Document, *, drops_idly: bool = False) -> Docu
         for key, value in above.mapping(section).items():
             if value is None and (drops_idly or key in below.mapping(section)):
                 values = left_out(values, (section, key))
-    locations = {**below.locations, **above.locations}
-    return Document(values, {path: each for path, each in locations.items() if follow(values, path)[1] == path})
+    return Document(values, {**below.locations, **above.locations})
 
 
 def _with_models(tree: Document, substitutes: Mapping[str, Any]) -> Document:
     """The profile with every model replaced that has a substitute."""
-    if not substitutes:
-        return tree
     values = {"model": DEFAULT_MODEL, **tree.values}
     variants = [("variants", name, "server", "value_model") for name in tree.mapping("variants")]
     for path in (*_MODEL_KEYS, *variants):

@@ -6,6 +6,7 @@ Every value of a profile, whatever its key, is bounded: numbers have 64 bits, an
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import isfinite, isinf
 from typing import Any, Final, TypeAlias
@@ -382,7 +383,7 @@ def _problem(value: object, path: Steps) -> str | None:
     if path[:1] == ("sweep",):  # a factor is a path of its own
         steps.update(*(str(factor).split(".") for factor in path[1:2]))
     if isinstance(value, str):
-        return _text_problem(value, steps)
+        return text_problem(value, steps)
     if isinstance(value, int) and abs(value) > (_MOST_INT if steps & _FREE else _LONGEST_INT):
         return f"is {value_text(value)}; a whole number has 64 bits at most"
     if isinstance(value, float) and not isfinite(value):
@@ -392,7 +393,8 @@ def _problem(value: object, path: Steps) -> str | None:
     return None
 
 
-def _text_problem(text: str, steps: set[Step]) -> str | None:
+def text_problem(text: str, steps: AbstractSet[Step] = frozenset()) -> str | None:
+    """The problem of a text that has these keys on its path; None where it can be passed on."""
     if len(text) > MAX_TEXT:
         return f"has {len(text):,} characters, more than {MAX_TEXT:,}; shorten it"
     if text != (visible(text, MAX_TEXT) if steps & _TEXTS else visible_line(text, MAX_TEXT)):

@@ -397,6 +397,10 @@ def test_inherited_errors_point_at_the_file_they_come_from(tmp_path, monkeypatch
         ("./gone.yaml", "{here}/gone.yaml: no such file; a path is relative to the file that extends"),
         ("5", "is 5; write the name or the path of one profile"),
         ("[a]", "is a list; write the name or the path of one profile"),
+        (
+            "a" * 300,
+            "is 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa..., longer than a name (255 bytes)",
+        ),
     ],
 )
 def test_a_missing_base_is_reported_with_the_errors_that_do_not_follow_from_it(tmp_path, extends, problem):
