@@ -347,7 +347,12 @@ def nodes_table(variants: Sequence[NodeResults], *, show_all: bool = False) -> T
         Column("change", f"change ({percentage(variants[0].confidence)} CI)"),
         Column("p", "p", p_value),
     )
-    return Table(f"Results by node: {'; '.join(node_lines(variants))}", columns, tuple(rows))
+    title = (
+        "Results by node: the verdict is 'over blocks'; p is that of equal nodes, by the F test of one metric alone"
+    )
+    if all(row.num_blocks == 1 for results in variants for metric in results.metrics for row in metric.rows):
+        title += "; no node did two blocks: a node cannot be told from a block"
+    return Table(title, columns, tuple(rows))
 
 
 def _rows_of_nodes(metric: MetricByNode, most: int) -> list[dict[str, Any]]:
@@ -373,14 +378,6 @@ def _rows_of_nodes(metric: MetricByNode, most: int) -> list[dict[str, Any]]:
             "p": metric.p_value,
         },
     ]
-
-
-def node_lines(variants: Sequence[NodeResults]) -> list[str]:
-    """Meaning of the last row, and the reason why nodes cannot be told apart."""
-    lines = ["the verdict is 'over blocks'; p is that of equal nodes, by the F test of one metric alone"]
-    if all(row.num_blocks == 1 for results in variants for metric in results.metrics for row in metric.rows):
-        lines.append("no node did two blocks: a node cannot be told from a block")
-    return lines
 
 
 def bonus_notes(analysis: AnalyzedExperiment) -> Iterator[tuple[str, list[str]]]:

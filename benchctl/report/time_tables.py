@@ -70,7 +70,8 @@ def passes_table(analysis: AnalyzedExperiment) -> Table | None:
     if not analysis.passes:
         return None
     title = "Forward passes, ms: median with its 95 % interval over blocks, p5 to p95 of all replays"
-    title += "" if analysis.floor_peaks is None else f"\nFloor at the peaks of {analysis.floor_peaks}"
+    if analysis.floor_peaks is not None:
+        title += f"\nNo pass can be faster than its floor at the peaks of {analysis.floor_peaks}"
     rows = (
         {"label": times.cell.label, "blocks": blocks_that_count(times.cell)}
         | {column.key: getattr(times, column.key) for column in _PASSES[2:]}
@@ -95,7 +96,10 @@ def launch_table(analysis: AnalyzedExperiment) -> Table | None:
         Column("num_operators", "operators"),
         Column("us_per_operator", "µs each", three_digits),
     )
-    title = f"Launch cost, ms: {baseline} less the other mode, with its 95 % interval over blocks"
+    title = (
+        f"Launch cost, ms: {baseline} less the other mode, the part of a pass that only its launches take, with "
+        "its 95 % interval over blocks"
+    )
     rows = ({column.key: getattr(cost, column.key) for column in columns} for cost in analysis.launches)
     return Table(title, columns, tuple(rows))
 

@@ -53,7 +53,7 @@ def test_a_pass_faster_than_the_measured_peaks_allow_is_refused(store, tmp_path)
     assert not slower.below_floor
     table = passes_table(analyze_directory(slower.path))
     assert (
-        "Floor at the peaks of the fastest rounds of amd-epyc-2-threads (peaks measured 2026-11-22" in table.title
+        "floor at the peaks of the fastest rounds of amd-epyc-2-threads (peaks measured 2026-11-22" in table.title
     )
 
 

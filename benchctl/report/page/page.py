@@ -33,14 +33,13 @@ from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.charts import ratios, requests, steps
 from benchctl.report.charts.figure import Chart, Subject
 from benchctl.report.documents import DEFINITIONS, comparison_document
+from benchctl.report.experiment_tables import nodes_table
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.parts import (
     answer_values,
     bonus_values,
     comparison_values,
     directory_values,
-    node_values,
-    passes_values,
     percentile_values,
     runs_values,
     table_values,
@@ -65,7 +64,7 @@ from benchctl.report.page.verdict import (
     verdict_of_sides,
 )
 from benchctl.report.table import Table
-from benchctl.report.time_tables import percentile_table
+from benchctl.report.time_tables import launch_table, passes_table, percentile_table
 from benchctl.units import NOT_AVAILABLE, capitalized, minus, minus_in_numbers
 from benchctl.untrusted.text import visible, visible_lines
 
@@ -237,7 +236,15 @@ def _page(
         "comparisons": comparisons,
         "waterfalls": _waterfalls(analyses, verdict),
         "backfills": [values for analysis in analyses if (values := bonus_values(analysis)) is not None],
-        "passes": [values for analysis in analyses if (values := passes_values(analysis)) is not None],
+        "passes": [
+            {
+                "name": analysis.results.path.resolve().name,
+                "times": passes_table(analysis),
+                "launches": launch_table(analysis),
+            }
+            for analysis in analyses
+            if analysis.passes
+        ],
         "charts": [chart for chart in charts if chart.section != "latency"],
         "latency_charts": [chart for chart in charts if chart.section == "latency" and chart.spec],
         "percentiles": [
@@ -266,7 +273,7 @@ def _compared(verdict: PageVerdict) -> list[dict[str, Any]]:
             "name": f"{comparison.b_name} against {comparison.a_name}" if has_names else None,
             "forest": draw_forest(comparison, f"forest-{i}") if any(c.deciding for c in comparison.cells) else None,
             "table": table_values(comparison, num_cells),
-            "nodes": node_values(comparison),
+            "nodes": nodes_table(() if comparison.nodes is None else (comparison.nodes,), show_all=True),
             "answers": answer_values(comparison),
         }
         for i, comparison in enumerate(verdict.comparisons, start=1)

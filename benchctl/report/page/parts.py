@@ -37,16 +37,14 @@ from benchctl.report.experiment_tables import (
     blocks_text,
     device_of_passes,
     footnotes,
-    node_lines,
-    nodes_table,
     passes_text,
     prompt_lengths_text,
     runs_table,
 )
 from benchctl.report.page.verdict import PageVerdict, change_term, metric_term, p_term, value_term, verdict_term
 from benchctl.report.table import Table, table_of
-from benchctl.report.time_tables import bonus_table, launch_table, passes_table, percentile_table
-from benchctl.units import capitalized, count_of, first_of, gib, minus_in_numbers, percentage, range_of
+from benchctl.report.time_tables import bonus_table, percentile_table
+from benchctl.units import count_of, first_of, gib, minus_in_numbers, percentage, range_of
 from benchctl.untrusted.files import is_file, open_file
 from benchctl.untrusted.secrets import redacted
 
@@ -193,14 +191,6 @@ def answer_values(comparison: Comparison) -> dict[str, Any] | None:
     return {"cells": cells, "notes": notes} if cells or notes else None
 
 
-def node_values(comparison: Comparison) -> dict[str, Any] | None:
-    """The table of one comparison by node; None where the blocks ran on one."""
-    if comparison.nodes is None:
-        return None
-    lines = [f"{capitalized(line)}." for line in node_lines([comparison.nodes])]
-    return {"lines": lines, "table": nodes_table([comparison.nodes], show_all=True)}
-
-
 def percentile_values(analysis: AnalyzedExperiment) -> Table | None:
     """The table of a directory; None where no percentile is known."""
     rows = (
@@ -209,19 +199,6 @@ def percentile_values(analysis: AnalyzedExperiment) -> Table | None:
         for arm in Subject(analysis).arms
     )
     return percentile_table(rows, CONFIDENCE, "block")
-
-
-def passes_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
-    """The times of forward passes and the cost of their launches; None without a pass that counts."""
-    if not analysis.passes:
-        return None
-    return {
-        "name": analysis.results.path.resolve().name,
-        "baseline": analysis.results.manifest.baseline,
-        "peaks": analysis.floor_peaks,
-        "times": passes_table(analysis),
-        "launches": launch_table(analysis),
-    }
 
 
 def bonus_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
