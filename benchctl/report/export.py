@@ -2,7 +2,7 @@
 directories.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.claims import current_manifest
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
-from benchctl.records.files import write_bytes_atomic, write_json_atomic
+from benchctl.records.files import document_bytes, write_bytes_atomic
 from benchctl.records.integrity import record_derived, verify_directory
 from benchctl.records.record import RunRecord
 from benchctl.report.charts.figure import Chart, chart_bytes, why_not_drawn
@@ -55,48 +55,50 @@ def write_report(results_path: Path, *, allow_suspect: bool = False, directory: 
 
 def write_derived(analysis: AnalyzedExperiment, directory: Path | None = None) -> ReportFiles:
     """Write tables, results of runs and the page into the directory that was analyzed, or into ``directory``."""
-    root = directory or analysis.results.path
-    root.mkdir(parents=True, exist_ok=True)
-    verdict = directory_verdict(analysis)
-    contents = {
-        "summary.csv": csv_bytes(SUMMARY_COLUMNS, (run.values for run in analysis.runs)),
-        "sweep_summary.csv": csv_bytes(SWEEP_COLUMNS, analysis.sweep_values()),
-    }
-    if analysis.nodes:
-        contents["nodes_summary.csv"] = csv_bytes(NODE_COLUMNS, node_values(analysis.nodes))
-    documents = {"summary.json": summary_document(analysis), "sweep_summary.json": sweep_document(analysis)}
-    for name, document in documents.items():
-        write_json_atomic(root / name, document, within=root)
-    arrival = None if analysis.profile is None else analysis.profile.workload.arrival
-    results = []
-    for run in analysis.runs:
-        if run.is_usable:
-            results.append(root / "runs" / run.record.run_id / "result.json")
-            make_folder(results[-1].parent, within=root)
-            write_json_atomic(results[-1], vllm_result(run.run, analysis.results.manifest, arrival), within=root)
+    root, verdict = directory or analysis.results.path, directory_verdict(analysis)
     charts = draw_charts(analysis, verdict.comparisons)
-    contents[PAGE_NAME] = directory_page(analysis, verdict=verdict, charts=charts).encode()
-    for name, content in contents.items():
-        write_bytes_atomic(root / name, content, within=root)
-    *tables, page = contents
-    written = (*(root / name for name in (*tables, *documents)), *results, root / page)
+    written = tuple(_write(root, name, content) for name, content in _contents(analysis, verdict, charts))
     if root == analysis.results.path:
         record_derived(root, written)
     return ReportFiles(root=root, written=written, damage=analysis.damage, verdict=verdict, charts=charts)
+
+
+def _contents(
+    analysis: AnalyzedExperiment, verdict: PageVerdict, charts: Sequence[Chart]
+) -> Iterator[tuple[str, bytes]]:
+    """Every file of a report but its pictures, by its path in the directory."""
+    yield "summary.csv", csv_bytes(SUMMARY_COLUMNS, (run.values for run in analysis.runs))
+    yield "sweep_summary.csv", csv_bytes(SWEEP_COLUMNS, analysis.sweep_values())
+    if analysis.nodes:
+        yield "nodes_summary.csv", csv_bytes(NODE_COLUMNS, node_values(analysis.nodes))
+    yield "summary.json", document_bytes(summary_document(analysis))
+    yield "sweep_summary.json", document_bytes(sweep_document(analysis))
+    arrival = None if analysis.profile is None else analysis.profile.workload.arrival
+    for run in analysis.runs:
+        if run.is_usable:
+            result = vllm_result(run.run, analysis.results.manifest, arrival)
+            yield f"runs/{run.record.run_id}/result.json", document_bytes(result)
+    yield PAGE_NAME, directory_page(analysis, verdict=verdict, charts=charts).encode()
+
+
+def _write(root: Path, name: str, content: bytes) -> Path:
+    path = root / name
+    make_folder(path.parent, within=root)
+    write_bytes_atomic(path, content, within=root)
+    return path
 
 
 def write_pictures(analysis: AnalyzedExperiment, files: ReportFiles) -> ReportFiles:
     """Draw the pictures beside the files of a report; the first takes a second or two, so they come last."""
     if (reason := why_not_drawn()) is not None:
         return replace(files, skipped=(f"plots/: {reason}",))
-    folder, written, skipped = files.root / "plots", list(files.written), []
+    written, skipped = list(files.written), []
     for chart in files.charts:
         if chart.file and chart.skipped is not None:
             skipped.append(f"{chart.file}: {chart.skipped}")
         elif chart.file:
-            make_folder(folder, within=files.root)
-            write_bytes_atomic(folder / chart.file, chart_bytes(chart, Path(chart.file).suffix), within=files.root)
-            written.append(folder / chart.file)
+            picture = chart_bytes(chart, Path(chart.file).suffix)
+            written.append(_write(files.root, f"plots/{chart.file}", picture))
     if files.root == analysis.results.path:
         record_derived(files.root, written)
     return replace(files, written=tuple(written), skipped=tuple(skipped))
