@@ -5,8 +5,8 @@ import os
 import shlex
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,9 @@ from tqdm import tqdm
 from benchctl.analysis.experiment.ladder import widest_interval
 from benchctl.cli.failures import advising, drawing, exit_code_of, log_line
 from benchctl.cli.options import check_names, refuse
-from benchctl.cli.screen import bar, warn
+from benchctl.cli.screen import bar, note, warn
 from benchctl.engines.engine import engine_for
-from benchctl.errors import EngineUnavailableError, RecordError
+from benchctl.errors import EngineUnavailableError
 from benchctl.measure.experiment import (
     Listener,
     MeasureRun,
@@ -171,29 +171,8 @@ def measure(
             keeps_raw_logs=keeps_raw_logs,
             lease_s=profile.cluster.lease_s,
             on_claimed=warn,
-            on_wait=tell,
+            on_wait=note,
         )
-
-
-def outcome_elsewhere(
-    results: ResultDirectory, pending: Sequence[PlannedRun], of_others: Collection[int] = ()
-) -> Outcome:
-    """Numbers of the ``pending`` runs by their end, which other processes measured; one without an end has failed.
-
-    The blocks ``of_others`` are left out.
-    """
-    states: Counter[str] = Counter()
-    for planned in pending:
-        if planned.block not in of_others:
-            with suppress(RecordError, OSError):
-                states[results.run(planned.run_id).read().state] += 1
-    num_ours = sum(planned.block not in of_others for planned in pending)
-    return Outcome(
-        num_done=states["done"],
-        num_failed=num_ours - states["done"] - states["suspect"],
-        num_suspect=states["suspect"],
-        num_skipped=len(results.due_plan().runs) - len(pending),
-    )
 
 
 def warn_of_repeats(results: ResultDirectory, pending: Sequence[PlannedRun]) -> None:
@@ -207,11 +186,6 @@ def warn_of_repeats(results: ResultDirectory, pending: Sequence[PlannedRun]) -> 
             f"block {block} was begun on {elsewhere}; all its runs are measured again here, because runs of a "
             "block are compared (earlier attempts are kept in each run's directory)"
         )
-
-
-def tell(text: str) -> None:
-    """Print a line on stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 class _Course:
@@ -243,7 +217,7 @@ class _Course:
             self._requests.set_postfix_str(visible_line(line))
         elif now_s - self._reported_s >= _REPORT_INTERVAL_S:
             self._reported_s = now_s
-            tell(f"{self._run_id}: the server has been starting for {now_s - self._began_s:.0f} s: {line}")
+            note(f"{self._run_id}: the server has been starting for {now_s - self._began_s:.0f} s: {line}")
 
     def end_run(self, planned: PlannedRun, record: RunRecord) -> None:
         """Count a run; print a line on it, unless the bars show it, and after the first block the time left."""

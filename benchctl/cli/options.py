@@ -325,29 +325,35 @@ class RunOptions:
         refuse_first(
             {
                 f"--quick means --blocks {_QUICK_BLOCKS}; give one of the two": self.quick and self.blocks,
-                "--json prints what was measured, and --dry-run measures nothing; leave one of them "
-                "out": self.as_json and self.dry_run,
+                "--json prints what was measured, and --dry-run measures nothing; leave one of them out": (
+                    self.as_json and self.dry_run
+                ),
                 belongs.format("--parallel", "slurm or --on local"): self.parallel and self.on is None,
                 belongs.format("--cluster", "slurm"): self.cluster and self.on != "slurm",
                 belongs.format("--detach", "slurm"): self.detach and self.on != "slurm",
                 "--prepare measures nothing, and --on measures; give one of the two": self.prepare and self.on,
-                "--on local needs --parallel N: the number of blocks at a time, such as one for each GPU": self.on
-                == "local"
-                and self.parallel is None,
-                f"two profiles are named, {self.name!r} and --profile {self.profile!r}; give one of the "
-                "two": self.name and self.profile and self.name != self.profile,
-                "--block I and --into DIR belong together: the block, and the experiment that it is of": is_of_block
-                and (self.block is None or self.into is None),
-                f"--into {self.into} measures a block as it was planned: leave out the profile, --on and "
-                "--prepare": is_of_block and (self.profile_name is not None or self.is_shared),
+                "--on local needs --parallel N: the number of blocks at a time, such as one for each GPU": (
+                    self.on == "local" and self.parallel is None
+                ),
+                f"two profiles are named, {self.name!r} and --profile {self.profile!r}; give one of the two": (
+                    self.name and self.profile and self.name != self.profile
+                ),
+                "--block I and --into DIR belong together: the block, and the experiment that it is of": (
+                    is_of_block and (self.block is None or self.into is None)
+                ),
+                f"--into {self.into} measures a block as it was planned: leave out the profile, --on and --prepare": (
+                    is_of_block and (self.profile_name is not None or self.is_shared)
+                ),
                 f"--resume continues {self.resume} as it was begun: leave out --aa, --label, --output and "
                 "--output-dir": self.resume and is_given_new,
                 "--engine, --set, --blocks, --until-precision, --quick and --seed change a profile: name it, as in "
                 "'benchctl run ci-smoke'": is_unnamed and (changes or (self.num_blocks and self.resume is None)),
-                "name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them": is_unnamed
-                and self.resume is None,
-                "--step-time-model predicts a plan: add --dry-run; 'compare' has the same "
-                "option": self.step_time_model and not self.dry_run,
+                "name a profile, such as 'benchctl run ci-smoke'; 'benchctl profiles list' lists them": (
+                    is_unnamed and self.resume is None
+                ),
+                "--step-time-model predicts a plan: add --dry-run; 'compare' has the same option": (
+                    self.step_time_model and not self.dry_run
+                ),
             }
         )
 

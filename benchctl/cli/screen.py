@@ -169,7 +169,7 @@ class PhaseProgress:
         if self._bar.disable and not self._is_quiet and now_s - self._shown_s >= _LINE_INTERVAL_S:
             self._shown_s = now_s
             minutes, seconds = divmod(int(now_s - self._began_s), 60)
-            print(f"{self._name} {minutes:02}:{seconds:02}, {phase}", file=sys.stderr, flush=True)
+            note(f"{self._name} {minutes:02}:{seconds:02}, {phase}")
 
 
 PICTURE_SUFFIXES: Final = (".png", ".svg", ".pdf")
@@ -185,3 +185,8 @@ def drawable(path: Path | None) -> Path | None:
 def warn(message: str) -> None:
     """Print a warning on stderr."""
     print(f"warning: {visible_lines(message)}", file=sys.stderr)
+
+
+def note(text: str) -> None:
+    """Print a line on stderr."""
+    print(text, file=sys.stderr, flush=True)

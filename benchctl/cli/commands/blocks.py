@@ -9,8 +9,9 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,12 +19,12 @@ from typing import Final
 import typer
 
 from benchctl.cli.commands.watch import show_until_done
-from benchctl.cli.conduct import experiment_progress, outcome_elsewhere, tell
+from benchctl.cli.conduct import experiment_progress
 from benchctl.cli.failures import INTERRUPTED, advising, exit_code_of
 from benchctl.cli.options import RunOptions, refuse, refuse_certain
 from benchctl.cli.outcome import counts_text
 from benchctl.cli.plan import estimate_plan
-from benchctl.cli.screen import warn
+from benchctl.cli.screen import note, warn
 from benchctl.cluster.local.block_process import BlockProcess
 from benchctl.cluster.local.blocks_on_slots import BlocksOnSlots
 from benchctl.cluster.local.demand import check_beside, devices_begun_on, slot_text
@@ -160,13 +161,34 @@ def measure_on_slurm(results: ResultDirectory, profile: Profile, options: RunOpt
     try:
         show_until_done(results, is_over, is_quiet=options.is_quiet, width=profile.cluster.parallel)
     except KeyboardInterrupt:
-        tell(
+        note(
             f"no longer watching: the tasks go on without this command. Progress: benchctl watch {path}; "
             f"cancel: scancel {' '.join(watched.jobs)}; afterwards: {go_on}"
         )
         raise
     _refuse_unfinished(path, watched, go_on)
-    return outcome_elsewhere(results, pending)
+    return _outcome_elsewhere(results, pending)
+
+
+def _outcome_elsewhere(
+    results: ResultDirectory, pending: Sequence[PlannedRun], of_others: Collection[int] = ()
+) -> Outcome:
+    """Numbers of the ``pending`` runs by their end, which other processes measured; one without an end has failed.
+
+    The blocks ``of_others`` are left out.
+    """
+    states: Counter[str] = Counter()
+    for planned in pending:
+        if planned.block not in of_others:
+            with suppress(RecordError, OSError):
+                states[results.run(planned.run_id).read().state] += 1
+    num_ours = sum(planned.block not in of_others for planned in pending)
+    return Outcome(
+        num_done=states["done"],
+        num_failed=num_ours - states["done"] - states["suspect"],
+        num_suspect=states["suspect"],
+        num_skipped=len(results.due_plan().runs) - len(pending),
+    )
 
 
 def _array_job(directory: Path, profile: Profile, *, keeps_raw_logs: bool = False) -> ArrayJob:
@@ -192,7 +214,7 @@ def _refuse_unfinished(path: Path, watched: BlocksOnSlurm, go_on: str) -> None:
             log_tail=_log_tail(path, task, block),
         )
     if watched.cancelled:
-        tell(
+        note(
             f"{_blocks_text(watched.cancelled)}: the task was cancelled; what was measured is kept. Continue with: "
             f"{go_on}"
         )
@@ -238,10 +260,10 @@ def measure_block(path: Path, block: int, options: RunOptions) -> int:
                 time_left=_time_left(options.time_left),
                 keeps_raw_logs=options.keep_raw_logs,
                 lease_s=profile.cluster.lease_s,
-                on_wait=tell,
+                on_wait=note,
             )
     except KeyboardInterrupt:
-        tell(f"block {block} was interrupted; what was measured is kept, and its task may run again")
+        note(f"block {block} was interrupted; what was measured is kept, and its task may run again")
         raise
     print(f"block {block}: {counts_text(outcome)}")
     return exit_code_of(outcome.num_failed, outcome.num_suspect)
@@ -321,7 +343,7 @@ def measure_on_slots(
             f"{results.path}: every block that is left is being measured by other processes; 'benchctl watch "
             f"{shlex.quote(str(results.path))}' shows them"
         )
-    return outcome_elsewhere(results, pending, blocks.of_others)
+    return _outcome_elsewhere(results, pending, blocks.of_others)
 
 
 def _hand_out(
