@@ -341,9 +341,8 @@ class RunOptions:
                 "--block I and --into DIR belong together: the block, and the experiment that it is of": (
                     is_of_block and (self.block is None or self.into is None)
                 ),
-                f"--into {self.into} measures a block as it was planned: leave out the profile, --on and --prepare": (
-                    is_of_block and (self.profile_name is not None or self.is_shared)
-                ),
+                f"--into {self.into} measures a block as it was planned: leave out the profile, --on and "
+                "--prepare": is_of_block and (self.profile_name is not None or self.is_shared),
                 f"--resume continues {self.resume} as it was begun: leave out --aa, --label, --output and "
                 "--output-dir": self.resume and is_given_new,
                 "--engine, --set, --blocks, --until-precision, --quick and --seed change a profile: name it, as in "
