@@ -9,7 +9,6 @@ BenchctlError
 │   ├── MissingPackageError     a package that only some commands need is not installed here
 │   ├── UnsupportedError        the engine does not support a setting of the profile
 │   ├── PortTakenError          the port that a profile insists on is in use
-│   ├── ServerRefusalError      the server refuses a setting of the profile
 │   └── ClaimedError            another process measures the block
 ├── InvalidDataError         4  results cannot be read, or must not be compared
 │   ├── RecordError             a file of a result directory is damaged (names file and line)
@@ -17,7 +16,6 @@ BenchctlError
 │   ├── AlteredError            files of a result directory were altered after the measurement
 │   └── NotComparableError      two results differ in more than the declared factor
 ├── OutOfTimeError        130  too little time is left for what comes next; what was measured is kept
-├── InternalError           70  a mistake of benchctl; the message says where its traceback was written
 └── RunError                 5  a run failed; its measurements are kept
     ├── ServerStartError        the server did not become ready
     ├── ServerDiedError         the server ended in mid-run
@@ -25,9 +23,9 @@ BenchctlError
     ├── LostClaimError          another process may own the block that this one measured
     └── LoadError               the load could not be driven to its end
 
-Each message names the location, the value and the remedy. ``cli`` alone turns ``exit_code`` into a process
-exit; exceptions of other libraries are translated where they are raised. Of the operating system's refusals there
-is one table for all rooms, with the limit that was met and the remedy.
+Each message names the location, the value and the remedy. ``cli`` alone turns ``exit_code`` into a process exit,
+and any other exception into 70, a mistake of benchctl; exceptions of other libraries are translated where they are
+raised. Of the operating system's refusals there is one table for all rooms, with the limit and the remedy.
 """
 
 import errno
@@ -44,9 +42,12 @@ class BenchctlError(Exception):
     """Root of every error that benchctl raises on purpose."""
 
     exit_code: ClassVar[int] = 5
-    log_tail: str = ""
-    """Last lines of the log of the server or program that failed, if one did."""
     log_title: str = "the server's log ends"
+
+    def __init__(self, message: str, *, log_tail: str = "") -> None:
+        """``log_tail`` are the last lines of the log of the server or program that failed, if one did."""
+        super().__init__(message)
+        self.log_tail = log_tail
 
 
 class UsageError(BenchctlError):
@@ -99,14 +100,6 @@ class PortTakenError(UsageError):
     """The profile insists on a port that another process holds."""
 
 
-class ServerRefusalError(UsageError):
-    """The server refuses a setting of the profile; ``log_tail`` holds the end of its log."""
-
-    def __init__(self, message: str, *, log_tail: str = "") -> None:
-        super().__init__(message)
-        self.log_tail = log_tail
-
-
 class ClaimedError(UsageError):
     """Another process measures the block; the message names it."""
 
@@ -143,26 +136,18 @@ class NotComparableError(InvalidDataError):
         self.differences = differences
 
 
-class InternalError(BenchctlError):
-    """A mistake of benchctl itself; ``cli`` makes it of every exception that nothing else explains."""
-
-    exit_code = 70
-
-
 class RunError(BenchctlError):
     """A run failed; its measurements until then are kept.
 
-    ``cause`` is a short machine-readable class such as ``port-taken`` or ``out-of-memory``; ``log_tail``
-    holds the last lines of the server's log.
+    ``cause`` is a short machine-readable class such as ``port-taken`` or ``out-of-memory``.
     """
 
     exit_code = 5
     cause: str = "unknown"
 
     def __init__(self, message: str, *, cause: str | None = None, log_tail: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message, log_tail=log_tail)
         self.cause = cause or self.cause
-        self.log_tail = log_tail
 
 
 class ServerStartError(RunError):

@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from benchctl import __version__
-from benchctl.errors import (
-    KEPT,
-    BenchctlError,
-    InternalError,
-    UsageError,
-    as_run_error,
-    as_usage_error,
-    is_of_the_system,
-)
+from benchctl.errors import KEPT, BenchctlError, UsageError, as_run_error, as_usage_error, is_of_the_system
 from benchctl.untrusted.text import escaped, visible_line, visible_lines
 
 _STDERR_FD = 2
@@ -36,6 +28,7 @@ _HELP_WIDTH: Final = "TERMINAL_WIDTH"
 """The variable that typer reads."""
 _LEAST_HELP: Final = 40
 INTERRUPTED: Final = 130
+_INTERNAL_ERROR: Final = 70
 TRACEBACK_VARIABLE: Final = "BENCHCTL_TRACEBACK"
 """Set to anything, the traceback of a mistake of benchctl is printed."""
 _COMPLETION: Final = "_BENCHCTL_COMPLETE"
@@ -144,7 +137,7 @@ def report_failure(error: BaseException) -> int:
     if isinstance(cause, BenchctlError):
         lines, code = _lines_of(cause), cause.exit_code
     else:
-        lines, code = _internal(cause), InternalError.exit_code
+        lines, code = _internal(cause), _INTERNAL_ERROR
     with suppress(OSError, ValueError):  # nobody may read them
         print("\n".join(lines), file=sys.stderr)
     return code

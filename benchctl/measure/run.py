@@ -21,7 +21,7 @@ from benchctl.analysis.validity.checks import underfilled_batch_warnings
 from benchctl.analysis.validity.machines import chooses_devices
 from benchctl.analysis.validity.usable import clock_warnings
 from benchctl.engines.engine import Engine, LaunchSite, engine_for, raw_step_log
-from benchctl.errors import RecordError, ServerRefusalError, ServerStartError
+from benchctl.errors import RecordError, ServerStartError, UsageError
 from benchctl.load.demand import size_of
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.workers.workers import num_processes, num_workers
@@ -118,7 +118,7 @@ class _ExperimentRun:
             if error is None:
                 return self._end()
         if isinstance(error, ServerStartError) and error.is_profile_error:
-            raise ServerRefusalError(f"{self._planned.run_id}: {error}", log_tail=error.log_tail) from error
+            raise UsageError(f"{self._planned.run_id}: {error}", log_tail=error.log_tail) from error
         return self._journal.record
 
     async def _serve_and_measure(self) -> None:

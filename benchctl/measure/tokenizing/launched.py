@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchctl.engines.engine import Engine, LaunchSite
-from benchctl.errors import ServerRefusalError, ServerStartError
+from benchctl.errors import ServerStartError, UsageError
 from benchctl.load.transport.control import control_client
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.redaction import server_env
@@ -25,7 +25,7 @@ def launched_server(
     """The address of a server of these settings, which is ready and lives as long as the context.
 
     ``on_start`` is told in words what is started. Raises EngineUnavailableError where it is not installed,
-    ServerStartError where it does not become ready, and ServerRefusalError where it never will; the log is then
+    ServerStartError where it does not become ready, and UsageError where it never will; the log is then
     kept.
     """
     engine.check_available(settings)
@@ -47,7 +47,7 @@ def launched_server(
             run_interruptible(_ready(server, launch))
         except ServerStartError as error:
             if error.is_profile_error:
-                raise ServerRefusalError(str(error), log_tail=error.log_tail) from error
+                raise UsageError(str(error), log_tail=error.log_tail) from error
             raise
         yield launch.base_url
     shutil.rmtree(directory, ignore_errors=True)
