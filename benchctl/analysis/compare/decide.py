@@ -6,7 +6,7 @@ Number of blocks: the effect that a number can detect, and the number that an ef
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
@@ -32,24 +32,6 @@ _SEED: Final = 1993
 
 BlockScores: TypeAlias = Mapping[int, float]
 """One test: the contribution of each block to its estimate beyond the centre, its residual times its weight."""
-
-
-def joint_levels(
-    tests: Sequence[BlockScores], decides: Callable[[int, float], bool], alpha: float
-) -> tuple[float, ...]:
-    """The alpha of each test: that of all tests for those that decide at it, then that of the others, until none of
-    them decides. ``decides(i, level)`` is true where test i decides at a level.
-    """
-    levels, level, remaining = [alpha] * len(tests), 0.0, list(range(len(tests)))
-    while remaining:
-        level = max(level, joint_level([tests[i] for i in remaining], alpha))
-        for i in remaining:
-            levels[i] = level
-        undecided = [i for i in remaining if not decides(i, level)]
-        if len(undecided) == len(remaining):
-            break
-        remaining = undecided
-    return tuple(levels)
 
 
 def joint_level(tests: Sequence[BlockScores], alpha: float) -> float:

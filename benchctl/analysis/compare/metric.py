@@ -19,7 +19,7 @@ from benchctl.analysis.compare.decide import (
     blocks_for_verdict,
     decision_alpha,
     holm_levels,
-    joint_levels,
+    joint_level,
     margins_of,
     verdict_of,
 )
@@ -62,11 +62,6 @@ class Rules:
     equivalence_margin_frac: float | None = None
     """Inside it two sides are equivalent; None: inside the threshold."""
 
-    def margins_of(self, name: str) -> Margins:
-        """The margins of a metric; its noise floor widens the change margin, never that of equivalence."""
-        floor_frac = self.noise[name].floor_frac if name in self.noise else 0.0
-        return margins_of(self.margin_frac, floor_frac, self.equivalence_margin_frac)
-
     @property
     def min_blocks(self) -> int:
         """Fewer are a screening: no verdict."""
@@ -99,10 +94,15 @@ class MetricComparison:
     def estimate(self) -> RatioEstimate | None:
         return None if self.ratio is None else self.ratio.estimate
 
-    @property
+    @cached_property
     def margins(self) -> Margins:
-        """Beyond which a change is called, and inside which equivalence."""
-        return Margins(0.0, 0.0) if self.role == "exact" else self.rules.margins_of(self.metric.name)
+        """Beyond which a change is called, and inside which equivalence; a noise floor widens the former alone."""
+        if self.role == "exact":
+            return Margins(0.0, 0.0)
+        rules, noise = self.rules, self.rules.noise.get(self.metric.name)
+        return margins_of(
+            rules.margin_frac, 0.0 if noise is None else noise.floor_frac, rules.equivalence_margin_frac
+        )
 
     @property
     def is_screening(self) -> bool:
@@ -276,29 +276,39 @@ def judge_together(
     cells: Sequence[Sequence[MetricComparison]], confidence: float
 ) -> tuple[tuple[MetricComparison, ...], ...]:
     """The metrics of all cells, each test at the confidence with which the chance that any verdict is wrong is
-    1 - ``confidence``.
+    1 - ``confidence``: joint where the sides share blocks, Holm's where they do not.
     """
-    levels = _levels([metric for metrics in cells for metric in metrics if metric.is_test], 1 - confidence)
+    alpha = 1 - confidence
+    tests = [metric for metrics in cells for metric in metrics if metric.is_test]
+    joint = [test for test in tests if test.block_scores]
+    if joint:
+        levels = dict.fromkeys(map(id, tests), alpha) | _joint_levels(joint, alpha)
+    else:
+        levels = dict(zip(map(id, tests), holm_levels([test.verdict_p for test in tests], alpha), strict=True))
     return tuple(
         tuple(
-            replace(metric, judged_confidence=1 - levels[id(metric)]) if metric.is_test else metric
+            replace(metric, judged_confidence=1 - levels[id(metric)]) if id(metric) in levels else metric
             for metric in metrics
         )
         for metrics in cells
     )
 
 
-def _levels(tests: Sequence[MetricComparison], alpha: float) -> dict[int, float]:
-    """The alpha of each test by its id: joint where the sides share blocks, Holm's where they do not."""
-    joint = [test for test in tests if test.block_scores]
-    if not joint:
-        return dict(zip(map(id, tests), holm_levels([test.verdict_p for test in tests], alpha), strict=True))
+def _joint_levels(tests: Sequence[MetricComparison], alpha: float) -> dict[int, float]:
+    """The alpha of each test by its id: that of all tests for those that decide at it, then that of the others.
 
-    def decides(test: int, level: float) -> bool:
-        return joint[test].verdict_at(1 - level) != "inconclusive"
-
-    levels = joint_levels([test.block_scores for test in joint], decides, alpha)
-    return dict.fromkeys(map(id, tests), alpha) | dict(zip(map(id, joint), levels, strict=True))
+    It ends where none of the others decides.
+    """
+    levels: dict[int, float] = {}
+    level, remaining = 0.0, list(tests)
+    while remaining:
+        level = max(level, joint_level([test.block_scores for test in remaining], alpha))
+        levels |= dict.fromkeys(map(id, remaining), level)
+        undecided = [test for test in remaining if test.verdict_at(1 - level) == "inconclusive"]
+        if len(undecided) == len(remaining):
+            break
+        remaining = undecided
+    return levels
 
 
 def why_inconclusive(estimate: RatioEstimate, margins: Margins, rules: Rules, confidence: float) -> str:
