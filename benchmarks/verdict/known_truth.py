@@ -150,7 +150,7 @@ def slopes_of(experiment: Experiment, names: Sequence[str]) -> dict[str, PooledS
     if len(experiment.arms) == 2:
         return None
     keys = [(block, str(arm)) for arm, blocks in enumerate(experiment.positions) for block in range(len(blocks))]
-    positions = {(block, arm): float(experiment.positions[int(arm)][block]) for block, arm in keys}
+    positions = {(block, arm): experiment.positions[int(arm)][block] for block, arm in keys}
     slopes = {
         name: pooled_slope({(b, arm): experiment.arms[int(arm)][b][name] for b, arm in keys}, positions)
         for name in names

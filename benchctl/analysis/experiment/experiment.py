@@ -272,15 +272,14 @@ class Experiment:
 
     @cached_property
     def counted_runs(self) -> Mapping[RunKey, LoadedRun]:
-        """The runs of all arms, by block and arm."""
-        return {(block, arm.label): run for arm in self.arms for block, run in arm.runs.items()}
+        """The runs that count, by block and arm, in plan order."""
+        return {key_of(run): run for run in self.results.runs if self.usability(run).is_usable}
 
     @cached_property
     def offsets(self) -> Mapping[RunKey, float]:
         """Planned position of each run that counts, minus the middle of its block."""
-        positions = {key: run.record.position for key, run in self.counted_runs.items()}
-        middle = max(positions.values(), default=0) / 2
-        return {key: position - middle for key, position in positions.items()}
+        middle = max((run.record.position for run in self.counted_runs.values()), default=0) / 2
+        return {key: run.record.position - middle for key, run in self.counted_runs.items()}
 
     @cached_property
     def is_pooled(self) -> bool:
@@ -295,7 +294,8 @@ class Experiment:
             return None
         if (column, of_few) not in self._slopes:
             values = {key: self.counted(run, column, of_few=of_few) for key, run in self.counted_runs.items()}
-            self._slopes[column, of_few] = pooled_slope(values, self.offsets)
+            positions = {key: run.record.position for key, run in self.counted_runs.items()}
+            self._slopes[column, of_few] = pooled_slope(values, positions)
         return self._slopes[column, of_few]
 
     def position_scale(self, run: LoadedRun, metric: str) -> float:

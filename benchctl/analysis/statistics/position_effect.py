@@ -38,7 +38,7 @@ _LEAST_INFORMATION = 1e-9
 """Less is rounding: the positions of the runs are fixed by their blocks and arms."""
 
 
-def pooled_slope(values: Mapping[RunKey, float | None], positions: Mapping[RunKey, float]) -> PooledSlope | None:
+def pooled_slope(values: Mapping[RunKey, float | None], positions: Mapping[RunKey, int]) -> PooledSlope | None:
     """β of the logarithms of those values that are known and positive.
 
     None below six blocks, and where the effects of positions and arms are confounded.
@@ -52,7 +52,7 @@ def pooled_slope(values: Mapping[RunKey, float | None], positions: Mapping[RunKe
 
 
 @lru_cache(maxsize=64)
-def _residual_positions(positions: tuple[tuple[RunKey, float], ...]) -> NDArray[np.float64] | None:
+def _residual_positions(positions: tuple[tuple[RunKey, int], ...]) -> NDArray[np.float64] | None:
     """z: the positions minus their least-squares fit by blocks and arms."""
     of_blocks, of_arms = [block for (block, _), _ in positions], [arm for (_, arm), _ in positions]
     blocks, arms = sorted(set(of_blocks)), sorted(set(of_arms))
