@@ -31,7 +31,7 @@ def test_an_open_verdict_asks_for_more_blocks_than_there_are(tmp_path):
 def test_a_verdict_that_one_metric_gives_asks_for_no_more_blocks(tmp_path):
     comparison = compared(tmp_path / "r")
     (cell,) = comparison.cells
-    decided = [replace(m, verdict="regression") if m.metric.name == "wall_s" else m for m in cell.metrics]
+    decided = [replace(m, judged_confidence=0.01) if m.metric.name == "wall_s" else m for m in cell.metrics]
     settled = replace(comparison, cells=(replace(cell, metrics=tuple(decided)),))
     assert settled.verdict == "regression"
     assert any(metric.verdict == "inconclusive" for metric in settled.cells[0].deciding)
