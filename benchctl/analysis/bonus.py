@@ -15,6 +15,7 @@ from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, RatioEstimate, estimate_paired
 from benchctl.errors import UsageError
 from benchctl.profile.choices import MODES, ForwardPass, ForwardPoint, Mode
+from benchctl.steptime.speculation.estimate import Estimate
 from benchctl.units import NS_PER_MS, percentage, range_of
 
 Backfill: TypeAlias = Literal["expansion", "prefill"]
@@ -129,30 +130,24 @@ _FEWEST_BLOCKS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Nanoseconds over the blocks; the bounds are None with fewer than ``_FEWEST_BLOCKS``."""
-
-    centre_ns: float
-    low_ns: float | None
-    high_ns: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillComparison(DesignRow):
-    """Both ways of backfill for ``bonus_tokens`` sequences of a batch, in one pair of modes."""
+    """Both ways of backfill for ``bonus_tokens`` sequences of a batch, in one pair of modes.
+
+    Times are nanoseconds over the blocks, without an interval where these are fewer than ``_FEWEST_BLOCKS``.
+    """
 
     num_blocks: int
-    decode: Cost
+    decode_ns: Estimate
     """The step that is expanded, by itself."""
-    expansion: Cost
-    prefill: Cost
-    difference: Cost
+    expansion_ns: Estimate
+    prefill_ns: Estimate
+    difference_ns: Estimate
     """Expansion minus prefill, at the level that all rows share."""
 
     @property
     def cheaper(self) -> Backfill | None:
         """None where the interval holds 0, or too few blocks allow no verdict."""
-        low, high = self.difference.low_ns, self.difference.high_ns
+        low, high = self.difference_ns.low, self.difference_ns.high
         if low is None or high is None or self.num_blocks < MIN_PAIRED_BLOCKS:
             return None
         return "expansion" if high < 0 else "prefill" if low > 0 else None
@@ -199,10 +194,10 @@ def judge_backfill(times: BlockTimes, design: Sequence[DesignRow], confidence: f
             BackfillComparison(
                 **asdict(row),
                 num_blocks=len(blocks_of[row]),
-                decode=_cost(decode, confidence),
-                expansion=_cost(expansion, confidence),
-                prefill=_cost(prefill, confidence),
-                difference=_cost(difference, 1 - level),
+                decode_ns=_cost_ns(decode, confidence),
+                expansion_ns=_cost_ns(expansion, confidence),
+                prefill_ns=_cost_ns(prefill, confidence),
+                difference_ns=_cost_ns(difference, 1 - level),
             )
             for row, (decode, expansion, prefill, difference) in estimates.items()
         ),
@@ -214,11 +209,11 @@ def _common_blocks(times: BlockTimes, row: DesignRow) -> tuple[int, ...]:
     return tuple(sorted(set.intersection(*(set(times.get(each, {})) for each in row.passes))))
 
 
-def _cost(estimate: RatioEstimate, confidence: float) -> Cost:
+def _cost_ns(estimate: RatioEstimate, confidence: float) -> Estimate:
     """The cost in an estimate over blocks, whose ``log_ratio`` is in nanoseconds here."""
     interval = None if estimate.num_blocks < _FEWEST_BLOCKS else estimate.interval_at(confidence)
     low, high = interval or (None, None)
-    return Cost(centre_ns=estimate.log_ratio, low_ns=low, high_ns=high)
+    return Estimate(estimate.log_ratio, low, high)
 
 
 def cheaper_from(rows: Iterable[BackfillComparison]) -> tuple[Backfill, int, int] | None:
@@ -367,7 +362,7 @@ def verdict_sentences(verdict: BackfillVerdict) -> list[str]:
         f"all differences lie in their intervals together with {percentage(verdict.confidence)} confidence, "
         f"which takes {percentage(verdict.row_confidence, 4)} of each, over {blocks} blocks"
     )
-    has_intervals = any(row.difference.low_ns is not None for row in verdict.comparisons)
+    has_intervals = any(row.difference_ns.low is not None for row in verdict.comparisons)
     return [*_answers(verdict), *([together] if has_intervals else [])]
 
 

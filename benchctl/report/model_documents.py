@@ -124,12 +124,12 @@ def verdicts_document(measured: MeasuredBonus) -> dict[str, Any]:
                         **{name: getattr(row, name) for name in ("batch_size", "bonus_tokens")},
                         **{name: getattr(row, name) for name in ("decode_mode", "prefill_mode", "num_blocks")},
                         **{
-                            f"{name}_ns": {"centre": cost.centre_ns, "low": cost.low_ns, "high": cost.high_ns}
-                            for name, cost in (
-                                ("decode", row.decode),
-                                ("expansion", row.expansion),
-                                ("prefill", row.prefill),
-                                ("difference", row.difference),
+                            name: {"centre": cost_ns.value, "low": cost_ns.low, "high": cost_ns.high}
+                            for name, cost_ns in (
+                                ("decode_ns", row.decode_ns),
+                                ("expansion_ns", row.expansion_ns),
+                                ("prefill_ns", row.prefill_ns),
+                                ("difference_ns", row.difference_ns),
                             )
                         },
                         "cheaper": row.cheaper,

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from benchctl.analysis.analyzed import LATENCY_NAMES, AnalyzedExperiment, PercentileLevel
-from benchctl.analysis.bonus import BackfillVerdict, Cost
+from benchctl.analysis.bonus import BackfillVerdict
 from benchctl.analysis.metrics.latency import PERCENTS, smallest_sample
 from benchctl.analysis.statistics.intervals import Interval
 from benchctl.profile.choices import Mode
 from benchctl.report.experiment_tables import blocks_that_count
 from benchctl.report.table import Column, Table
+from benchctl.steptime.speculation.estimate import Estimate
 from benchctl.units import UNKNOWN, four_digits, ms_from_ns, percentage, three_digits
 
 
@@ -104,14 +105,12 @@ def launch_table(analysis: AnalyzedExperiment) -> Table | None:
     return Table(title, columns, tuple(rows))
 
 
-def cost_text(cost: Cost | None) -> str:
+def cost_text(cost_ns: Estimate) -> str:
     """``1.23 [1.20, 1.26]``, in milliseconds."""
-    if cost is None:
-        return UNKNOWN
-    centre = _ms(cost.centre_ns)
-    if cost.low_ns is None or cost.high_ns is None:
+    centre = _ms(cost_ns.value)
+    if cost_ns.low is None or cost_ns.high is None:
         return centre
-    return f"{centre} [{_ms(cost.low_ns)}, {_ms(cost.high_ns)}]"
+    return f"{centre} [{_ms(cost_ns.low)}, {_ms(cost_ns.high)}]"
 
 
 def _ms(duration_ns: float) -> str:
@@ -123,10 +122,10 @@ def _ms(duration_ns: float) -> str:
 _BACKFILL: Final = (
     Column("batch_size", "batch"),
     Column("bonus_tokens", "tokens m"),
-    Column("decode", "T(B)", cost_text),
-    Column("expansion", "expansion: T(B+m) - T(B)", cost_text),
-    Column("prefill", "prefill of m", cost_text),
-    Column("difference", "expansion - prefill", cost_text),
+    Column("decode_ns", "T(B)", cost_text),
+    Column("expansion_ns", "expansion: T(B+m) - T(B)", cost_text),
+    Column("prefill_ns", "prefill of m", cost_text),
+    Column("difference_ns", "expansion - prefill", cost_text),
     Column("cheaper", "cheaper", is_left=True),
 )
 

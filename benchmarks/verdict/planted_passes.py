@@ -91,9 +91,9 @@ def events_of(planted: Planted, verdict: BackfillVerdict) -> dict[str, bool]:
     """Truth covered by all rows together and by the first alone, and a way called cheaper, rightly or wrongly."""
     truths = [planted.true_difference_ns(row) for row in verdict.comparisons]
     covers = [
-        row.difference.low_ns is not None
-        and row.difference.high_ns is not None
-        and row.difference.low_ns <= truth <= row.difference.high_ns
+        row.difference_ns.low is not None
+        and row.difference_ns.high is not None
+        and row.difference_ns.low <= truth <= row.difference_ns.high
         for row, truth in zip(verdict.comparisons, truths, strict=True)
     ]
     right = ["expansion" if truth < 0 else "prefill" if truth > 0 else None for truth in truths]

@@ -83,7 +83,7 @@ def _are_of(measured: MeasuredPeaks, machines: Sequence[Machine]) -> bool:
 
 
 def deployment_of(settings: VariantSettings | None, hardware: Hardware | None) -> Deployment:
-    """Models and devices of a run with these settings. A value model counts where requests are guided.
+    """Models and devices of a run with these settings.
 
     Raises UsageError, as all functions here, with the reason why they are unknown.
     """
@@ -91,14 +91,22 @@ def deployment_of(settings: VariantSettings | None, hardware: Hardware | None) -
         raise UsageError(NO_SETTINGS)
     if hardware is None:
         raise UsageError(NO_PEAKS)
-    guided_by = settings.server.guides_with if settings.guidance is not None else None
     try:
-        base = shape_for(settings.model)
-        value = None if guided_by is None else shape_for(guided_by).as_value_model()
+        base, value = shapes_of(settings)
     except UsageError as error:
         raise UsageError(f"the shape of a model is unknown: {error}") from error
     devices: int = getattr(settings.server, "tensor_parallel_size", 1)
+    value = None if value is None else value.as_value_model()
     return Deployment(shape=base, hardware=hardware, tensor_parallel=devices, value_shape=value)
+
+
+def shapes_of(settings: VariantSettings) -> tuple[ModelShape, ModelShape | None]:
+    """The base model, and the value model where requests are guided, not where it is loaded and idle.
+
+    Raises UsageError for a model of unknown shape.
+    """
+    guided_by = settings.server.guides_with if settings.guidance is not None else None
+    return shape_for(settings.model), None if guided_by is None else shape_for(guided_by)
 
 
 def value_count(columns: StepColumns, name: str) -> Floats | None:

@@ -11,7 +11,7 @@ import msgspec
 
 from benchctl.analysis.attribution.breakdown import RunTimeBreakdown, break_down_run_time
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
-from benchctl.analysis.attribution.work import peaks_of
+from benchctl.analysis.attribution.work import peaks_of, shapes_of
 from benchctl.analysis.experiment.columns import CLIENT_COLUMNS, TIME_COLUMNS, Value, number_of, summary_row
 from benchctl.analysis.metrics.run import run_metrics
 from benchctl.analysis.metrics.speculation import drafter_of
@@ -23,7 +23,6 @@ from benchctl.analysis.validity.checks import failed_checks, reconcile
 from benchctl.analysis.validity.machines import scattered_blocks, side_by_side_warning
 from benchctl.analysis.validity.usable import Usability, redaction_warnings, usability_of
 from benchctl.costs.hardware import Hardware, hardware_or_none
-from benchctl.costs.shapes import shape_for
 from benchctl.errors import ProfileError, RecordError, UsageError
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.load import parse_profile
@@ -220,17 +219,12 @@ class Experiment:
 
     @_derive_once
     def flops(self, run: LoadedRun) -> RunFlops | None:
-        """Published and observed FLOPs of a run; None where its settings are unknown, and of forward passes.
-
-        A value model counts where the run's requests are guided, not where it is loaded and idle.
-        """
+        """Published and observed FLOPs of a run; None where its settings are unknown, and of forward passes."""
         settings = self.settings(run.record)
         if settings is None or self.results.manifest.dataset == NO_REQUESTS:
             return None
         try:
-            base = shape_for(settings.model)
-            guided_by = settings.server.guides_with if settings.guidance is not None else None
-            value_model = None if guided_by is None else shape_for(guided_by)
+            base, value_model = shapes_of(settings)
         except UsageError as error:
             where, message = run.record.run_id, f"no FLOPs: {error}"
             return RunFlops(warnings=(ResultWarning(code="model-shape-unknown", message=message, where=where),))

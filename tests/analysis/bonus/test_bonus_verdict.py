@@ -70,11 +70,11 @@ def test_without_noise_every_cost_is_the_planted_one():
     case = design(5, 10, modes=BOTH)
     verdict = judge_backfill(exact_times(case), case)
     for each in verdict.comparisons:
-        assert each.decode.centre_ns == pytest.approx(
+        assert each.decode_ns.value == pytest.approx(
             true_ns(decode_point(each.batch_size, CONTEXT), each.decode_mode)
         )
-        assert each.expansion.centre_ns == pytest.approx(ROW_NS * each.bonus_tokens)
-        assert each.difference.centre_ns == pytest.approx(Planted(design=case).true_difference_ns(each))
+        assert each.expansion_ns.value == pytest.approx(ROW_NS * each.bonus_tokens)
+        assert each.difference_ns.value == pytest.approx(Planted(design=case).true_difference_ns(each))
         assert each.cheaper == "expansion"
 
 
@@ -113,15 +113,15 @@ def test_five_blocks_give_costs_but_no_verdict():
     case = design(5)
     verdict = judge_backfill(planted_times(case, num_blocks=5), case)
     assert {row.cheaper for row in verdict.comparisons} == {None}
-    assert all(row.difference.high_ns < 0 for row in verdict.comparisons)
+    assert all(row.difference_ns.high < 0 for row in verdict.comparisons)
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2])
 def test_one_or_two_blocks_have_costs_without_intervals(num_blocks):
     case = design(5)
     (*_, row) = judge_backfill(planted_times(case, num_blocks=num_blocks), case).comparisons
-    assert (row.difference.low_ns, row.cheaper, row.num_blocks) == (None, None, num_blocks)
-    assert {cost.high_ns for cost in (row.decode, row.expansion, row.prefill)} == {None}
+    assert (row.difference_ns.low, row.cheaper, row.num_blocks) == (None, None, num_blocks)
+    assert {cost.high for cost in (row.decode_ns, row.expansion_ns, row.prefill_ns)} == {None}
 
 
 def test_blocks_that_lack_a_pass_are_left_out_of_its_rows_alone():
@@ -139,8 +139,8 @@ def test_more_rows_widen_the_interval_of_each_and_share_one_level():
     (*_, narrow) = judge_backfill(times, alone).comparisons
     verdict = judge_backfill(times, among)
     wide = next(r for r in verdict.comparisons if (r.batch_size, r.bonus_tokens) == (5, 5))
-    assert wide.difference.centre_ns == narrow.difference.centre_ns
-    assert wide.difference.high_ns >= narrow.difference.high_ns
+    assert wide.difference_ns.value == narrow.difference_ns.value
+    assert wide.difference_ns.high >= narrow.difference_ns.high
     assert 0.95 <= verdict.row_confidence <= 1 - 0.05 / len(verdict.comparisons)
 
 
