@@ -218,7 +218,7 @@ def extended_files(path: Path, errors: list[LocatedError]) -> list[Document]:
                 paths.append(base)
             else:
                 refuse(errors, document, base, "extends")
-        files.append(document.without("extends"))
+        files.append(document)
     name = Document({"name": path.stem}, {("name",): Location(display_path(path), 1, ("name",))})
     files[0] = _over(name, files[0])
     return files[::-1]
@@ -268,7 +268,11 @@ def layered(files: Sequence[Document], above: Sequence[Document], errors: list[L
 
     Name and description are those of the last file.
     """
-    preset, layers = _engine([*files, *above], errors)
+    preset, num_below = _preset([*files, *above], errors)
+    layers = [
+        layer.without("engine") if i < num_below else layer.without("engine", "preset")
+        for i, layer in enumerate((*files, *above))
+    ]
     kind = preset.values.get("kind")
     is_unguided = isinstance(kind, str) and kind in ENGINES and not engine_spec(kind).guides
     engine = {"engine": preset.without("models").values} if preset.values else {}
@@ -276,7 +280,8 @@ def layered(files: Sequence[Document], above: Sequence[Document], errors: list[L
     tree = Document(engine, {(): layers[0].location(()), **locations})
     for i, file in enumerate(layers[: len(files)]):
         tree = tree.without("name").without("description")
-        for layer in (file.without(_UNGUIDED).without(_BY_KIND), *_overlays(file, kind, is_unguided, errors)):
+        plain = file.without("extends").without(_UNGUIDED).without(_BY_KIND)
+        for layer in (plain, *_overlays(file, kind, is_unguided, errors)):
             # A variant that a file drops from those below it may exist there for engines that guide only.
             tree = _over(tree, layer, drops_idly=is_unguided and i > 0)
     tree, substitutes = reduce(_over, layers[len(files) :], tree), preset.mapping("models")
@@ -288,44 +293,37 @@ def refuse(errors: list[LocatedError], tree: Document, problem: str, *path: Step
     errors.append(LocatedError(tree.location(path), problem, hides_keys=True))
 
 
-def _engine(layers: Sequence[Document], errors: list[LocatedError]) -> tuple[Document, list[Document]]:
-    """The preset of the last engine that a layer names, and the layers without its name.
+def _preset(layers: Sequence[Document], errors: list[LocatedError]) -> tuple[Document, int]:
+    """The preset of the last engine that a layer names, and the number of layers whose engine it replaces.
 
-    A kind without a file is a preset without options. What layers below that one say of their engine is left out.
+    A kind without a file is a preset without options.
     """
-    layers = [_with_engine_mapping(layer) for layer in layers]
-    naming = [i for i, layer in enumerate(layers) if layer.mapping("engine").keys() & {"kind", "preset"}]
+    naming = [(i, path) for i, layer in enumerate(layers) if (path := _engine_name(layer))]
     if not naming:
-        return Document({}, {}), layers
-    top = layers[naming[-1]]
-    layers[: naming[-1]] = [layer.without("engine") for layer in layers[: naming[-1]]]
-    layers[naming[-1]] = top.without("engine", "kind").without("engine", "preset")
-    engine, files = top.mapping("engine"), preset_files()
-    key = "kind" if "kind" in engine else "preset"
-    name, location = engine[key], top.location(("engine", key))
-    if {"kind", "preset"} <= engine.keys():
-        refuse(
-            errors, top, "has both preset and kind; a preset has its own kind, so remove one of the two", "engine"
-        )
-    elif key == "preset" and isinstance(name, str) and name in files:
-        return read_file(files[name], errors), layers
-    if key == "kind" or (isinstance(name, str) and name in ENGINES):
-        return Document({"kind": name}, {(): location, ("kind",): location}), layers
+        return Document({}, {}), 0
+    top, path = naming[-1]
+    layer, files, num_replaced = layers[top], preset_files(), top + (path == ("engine",))
+    (name, _), location, is_kind = follow(layer.values, path), layer.location(path), path[-1] == "kind"
+    if is_kind and "preset" in layer.mapping("engine"):
+        problem = "has both preset and kind; a preset has its own kind, so remove one of the two"
+        refuse(errors, layer, problem, "engine")
+    if not is_kind and isinstance(name, str) and name in files:
+        return read_file(files[name], errors), num_replaced
+    if is_kind or (isinstance(name, str) and name in ENGINES):
+        return Document({"kind": name}, {(): location, ("kind",): location}), num_replaced
     problem = (
         f"{value_text(name)} is neither an engine preset nor a kind of engine; presets are {', '.join(files)}, "
         f"kinds are {', '.join(ENGINES)}{did_you_mean(name, (*files, *ENGINES), '; ')}"
     )
-    refuse(errors, top, problem, "engine", "preset")
-    return Document({}, {}), [layer.without("engine") for layer in layers]
+    refuse(errors, layer, problem, *path)
+    return Document({}, {}), len(layers)
 
 
-def _with_engine_mapping(tree: Document) -> Document:
-    """``engine: sim`` as ``engine: {preset: sim}``."""
-    engine = tree.values.get("engine")
-    if not isinstance(engine, str):
-        return tree
-    locations = {**tree.locations, ("engine", "preset"): tree.location(("engine",))}
-    return Document({**tree.values, "engine": {"preset": engine}}, locations)
+def _engine_name(layer: Document) -> tuple[str, ...]:
+    """The path of the key by which a layer names its engine; empty where it names none."""
+    if isinstance(layer.values.get("engine"), str):
+        return ("engine",)
+    return next((("engine", key) for key in ("kind", "preset") if key in layer.mapping("engine")), ())
 
 
 def _overlays(file: Document, kind: Any, is_unguided: bool, errors: list[LocatedError]) -> Iterator[Document]:

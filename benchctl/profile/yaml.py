@@ -254,7 +254,7 @@ class _Reader(yaml.SafeLoader):
             tag = node.tag.replace(_STANDARD, "!!")
             self._refuse(node, path, f"the tag {tag} is not supported; write the plain value")
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
+            return {key: self.value(below, (*path, key)) for key, below in self._entries(node, path)}
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
         try:
@@ -266,20 +266,21 @@ class _Reader(yaml.SafeLoader):
             return None
         return value
 
-    def _mapping(self, node: yaml.MappingNode, path: Steps) -> dict[str, Any]:
-        values = dict[str, Any]()
+    def _entries(self, node: yaml.MappingNode, path: Steps) -> Iterator[tuple[str, yaml.Node]]:
+        """The keys of a mapping with the nodes of their values, without those that are refused."""
+        keys = set[str]()
         for key_node, value_node in node.value:
             key = key_node.value
             if not isinstance(key, str):
                 self._refuse(key_node, path, "a key is a list or a mapping; write plain text before the ':'")
-            elif key in values:
+            elif key in keys:
                 problem = f"written twice, first in line {self.locations[*path, key].line}; remove one of the two"
                 self._refuse(key_node, (*path, key), problem)
             else:
                 # An error of an entry is located at its key, also when its value begins on the next line.
                 self.locations[*path, key] = self._location(key_node, (*path, key))
-                values[key] = self.value(value_node, (*path, key))
-        return values
+                keys.add(key)
+                yield key, value_node
 
     def _location(self, node: yaml.Node, path: Steps) -> Location:
         return Location(self._source, node.start_mark.line + 1 if self._has_lines else None, path)
