@@ -14,7 +14,6 @@ from benchctl.report.charts import figure
 from benchctl.report.charts.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from benchctl.units import NS_PER_MS, NS_PER_S, PETA, TERA, ms_from_ns, short_number
 
-NO_STEPS: Final = "no finished run has a step log"
 UNNAMED: Final = "not named by any section"
 _COLORS: Final = {
     "schedule": SKY,
@@ -57,7 +56,7 @@ def draw_sections(subject: figure.Subject) -> figure.Chart | None:
     title = "Time per step by section" if is_whole else "Time in the sampler by section"
     chart = figure.Chart(id="sections", title=title, file="per_step_breakdown.png")
     if not bars:
-        return replace(chart, skipped=NO_STEPS)
+        return replace(chart, skipped=subject.analysis.missing_step_times_reason)
     clock = figure.clock_note(clock for breakdown in bars.values() for clock in breakdown.clocks)
     mean = "Mean time of a step" if is_whole else "Mean time in the sampler of a step"
     limit = "" if is_whole else " Not of whole steps: the step log times the sampler alone."

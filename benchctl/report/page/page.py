@@ -33,23 +33,17 @@ from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.charts import ratios, requests, steps
 from benchctl.report.charts.figure import Chart, Subject
 from benchctl.report.documents import DEFINITIONS, comparison_document
-from benchctl.report.experiment_tables import nodes_table
 from benchctl.report.model_documents import verdicts_document
 from benchctl.report.page.parts import (
-    answer_values,
     bonus_values,
     comparison_values,
+    condition_values,
+    directory_name,
     directory_values,
     percentile_values,
     runs_values,
-    table_values,
     top_values,
-)
-from benchctl.report.page.plots import (
-    cell_waterfalls,
-    draw_forest,
-    ladder_waterfalls,
-    waterfall_values,
+    waterfalls_of,
 )
 from benchctl.report.page.verdict import (
     SHAPES,
@@ -195,7 +189,7 @@ def draw_charts(analysis: AnalyzedExperiment, comparisons: Sequence[Comparison] 
 def _charts_of(analyses: Sequence[AnalyzedExperiment]) -> list[Chart]:
     """Those of several directories, told apart by their names."""
     return [
-        replace(chart, id=f"{chart.id}-{i}", title=f"{chart.title}: {analysis.results.path.resolve().name}")
+        replace(chart, id=f"{chart.id}-{i}", title=f"{chart.title}: {directory_name(analysis)}")
         for i, analysis in enumerate(analyses, start=1)
         for chart in draw_charts(analysis)
     ]
@@ -215,7 +209,7 @@ def _page(
     ``is_inside``: it will be written into the (one) result directory that it is about. ``more`` replaces values of
     the templates where there is no analysis.
     """
-    comparisons = _compared(verdict)
+    comparisons = comparison_values(verdict)
     charts = [chart for chart in charts if chart.section]
     all_charts = [*(each["forest"] for each in comparisons if each["forest"] is not None), *charts]
     css = closed(resource("page.css"), "style")
@@ -234,21 +228,17 @@ def _page(
         "data": inert_json(data_document(verdict, analyses, all_charts)),
         "verdict": verdict,
         "comparisons": comparisons,
-        "waterfalls": _waterfalls(analyses, verdict),
+        "waterfalls": waterfalls_of(analyses, verdict),
         "backfills": [values for analysis in analyses if (values := bonus_values(analysis)) is not None],
         "passes": [
-            {
-                "name": analysis.results.path.resolve().name,
-                "times": passes_table(analysis),
-                "launches": launch_table(analysis),
-            }
+            {"name": directory_name(analysis), "times": passes_table(analysis), "launches": launch_table(analysis)}
             for analysis in analyses
             if analysis.passes
         ],
         "charts": [chart for chart in charts if chart.section != "latency"],
         "latency_charts": [chart for chart in charts if chart.section == "latency" and chart.spec],
         "percentiles": [
-            {"table": table, "name": analysis.results.path.resolve().name if len(analyses) > 1 else ""}
+            {"table": table, "name": directory_name(analysis) if len(analyses) > 1 else ""}
             for analysis in analyses
             if (table := percentile_values(analysis)) is not None
         ],
@@ -258,49 +248,10 @@ def _page(
             for analysis in analyses
         ],
         **top_values(analyses, verdict),
-        **comparison_values(verdict),
+        **condition_values(verdict),
         **definition_values(verdict.comparisons),
     }
     return render_page(values | more)
-
-
-def _compared(verdict: PageVerdict) -> list[dict[str, Any]]:
-    """The plot, the numbers, the results by node and the answers of each comparison."""
-    has_names = len(verdict.comparisons) > 1
-    num_cells = sum(len(comparison.cells) for comparison in verdict.comparisons)
-    return [
-        {
-            "name": f"{comparison.b_name} against {comparison.a_name}" if has_names else None,
-            "forest": draw_forest(comparison, f"forest-{i}") if any(c.deciding for c in comparison.cells) else None,
-            "table": table_values(comparison, num_cells),
-            "nodes": nodes_table(() if comparison.nodes is None else (comparison.nodes,), show_all=True),
-            "answers": answer_values(comparison),
-        }
-        for i, comparison in enumerate(verdict.comparisons, start=1)
-    ]
-
-
-def _waterfalls(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) -> dict[str, list[dict[str, Any]]]:
-    """Those of the ladders of controls, then of the wall time and of the step in every cell.
-
-    ``open`` are those of the ladders and of the cell with the largest change of a deciding metric, up or down,
-    ``folded`` all others. All of the difference of forward passes is in the one pass that every step is.
-    """
-    opened = [fall for analysis in analyses for fall in ladder_waterfalls(analysis)]
-    has_passes = any(analysis.passes is not None for analysis in analyses)
-    cells = [] if has_passes else [cell for comparison in verdict.comparisons for cell in comparison.cells]
-    groups = [(cell, falls) for cell in cells if (falls := list(cell_waterfalls(cell)))]
-    changes = [
-        max((abs(m.estimate.log_ratio) for m in cell.deciding if m.estimate is not None), default=0.0)
-        for cell, _ in groups
-    ]
-    foremost = changes.index(max(changes)) if changes else 0
-    opened += [fall for _, falls in groups[foremost : foremost + 1] for fall in falls]
-    others = groups[:foremost] + groups[foremost + 1 :]
-    return {
-        "open": [waterfall_values(fall) for fall in opened],
-        "folded": [waterfall_values(fall) for _, falls in others for fall in falls],
-    }
 
 
 def data_document(
@@ -331,7 +282,7 @@ def _directory(analysis: AnalyzedExperiment) -> dict[str, Any]:
     manifest = analysis.results.manifest
     names = ("profile", "profile_sha256", "request_set_sha256", "created_at")
     return {
-        "name": analysis.results.path.resolve().name,
+        "name": directory_name(analysis),
         **{name: getattr(manifest, name) for name in names},
         "runs": [dict(run.values) for run in analysis.runs],
         **({} if analysis.bonus is None else {"bonus": verdicts_document(analysis.bonus)}),

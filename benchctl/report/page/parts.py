@@ -37,10 +37,12 @@ from benchctl.report.experiment_tables import (
     blocks_text,
     device_of_passes,
     footnotes,
+    nodes_table,
     passes_text,
     prompt_lengths_text,
     runs_table,
 )
+from benchctl.report.page.plots import cell_waterfalls, draw_forest, ladder_waterfalls, waterfall_values
 from benchctl.report.page.verdict import PageVerdict, change_term, metric_term, p_term, value_term, verdict_term
 from benchctl.report.table import Table, table_of
 from benchctl.report.time_tables import bonus_table, percentile_table
@@ -53,6 +55,11 @@ _PAIRING: Final = {
     "same-plan": "blocks of two experiments with the same plan",
     "unpaired": "blocks per side, unpaired",
 }
+
+
+def directory_name(analysis: AnalyzedExperiment) -> str:
+    """The name of the result directory, however it was given."""
+    return analysis.results.path.resolve().name
 
 
 def top_values(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) -> dict[str, Any]:
@@ -69,7 +76,7 @@ def top_values(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) -> 
             {
                 "code": finding.code,
                 "sentence": finding.sentence,
-                "directory": analysis.results.path.resolve().name if len(analyses) > 1 else "",
+                "directory": directory_name(analysis) if len(analyses) > 1 else "",
             }
             for analysis in analyses
             for finding in analysis.findings
@@ -121,6 +128,45 @@ def _reasons(verdict: PageVerdict) -> list[str]:
         if comparison.verdict in {"invalid", "inconclusive"}:
             others += reasons_of(comparison)[num_metrics:]  # errors, and the quality of answers
     return [*(f"{first_of(wheres, 2)}: {reason}" for reason, wheres in sharing.items()), *dict.fromkeys(others)]
+
+
+def comparison_values(verdict: PageVerdict) -> list[dict[str, Any]]:
+    """The plot, the numbers, the results by node and the answers of each comparison."""
+    has_names = len(verdict.comparisons) > 1
+    num_cells = sum(len(comparison.cells) for comparison in verdict.comparisons)
+    return [
+        {
+            "name": f"{comparison.b_name} against {comparison.a_name}" if has_names else None,
+            "forest": draw_forest(comparison, f"forest-{i}") if any(c.deciding for c in comparison.cells) else None,
+            "table": table_values(comparison, num_cells),
+            "nodes": nodes_table(() if comparison.nodes is None else (comparison.nodes,), show_all=True),
+            "answers": answer_values(comparison),
+        }
+        for i, comparison in enumerate(verdict.comparisons, start=1)
+    ]
+
+
+def waterfalls_of(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) -> dict[str, list[dict[str, Any]]]:
+    """Those of the ladders of controls, then of the wall time and of the step in every cell.
+
+    ``open`` are those of the ladders and of the cell with the largest change of a deciding metric, up or down,
+    ``folded`` all others. All of the difference of forward passes is in the one pass that every step is.
+    """
+    opened = [fall for analysis in analyses for fall in ladder_waterfalls(analysis)]
+    has_passes = any(analysis.passes is not None for analysis in analyses)
+    cells = [] if has_passes else [cell for comparison in verdict.comparisons for cell in comparison.cells]
+    groups = [(cell, falls) for cell in cells if (falls := list(cell_waterfalls(cell)))]
+    changes = [
+        max((abs(m.estimate.log_ratio) for m in cell.deciding if m.estimate is not None), default=0.0)
+        for cell, _ in groups
+    ]
+    foremost = changes.index(max(changes)) if changes else 0
+    opened += [fall for _, falls in groups[foremost : foremost + 1] for fall in falls]
+    others = groups[:foremost] + groups[foremost + 1 :]
+    return {
+        "open": [waterfall_values(fall) for fall in opened],
+        "folded": [waterfall_values(fall) for _, falls in others for fall in falls],
+    }
 
 
 def table_values(comparison: Comparison, num_cells: int) -> dict[str, Any]:
@@ -206,7 +252,7 @@ def bonus_values(analysis: AnalyzedExperiment) -> dict[str, Any] | None:
     if analysis.bonus is None:
         return None
     return {
-        "name": analysis.results.path.resolve().name,
+        "name": directory_name(analysis),
         "where": analysis.bonus.where,
         "verdicts": [
             {
@@ -294,7 +340,7 @@ def directory_values(analysis: AnalyzedExperiment) -> dict[str, Any]:
         work |= {"prompts": prompt_lengths_text(requests, manifest.engine) or ""}
         work |= {"request set": manifest.request_set_sha256}
     facts = {
-        "directory": analysis.results.path.resolve().name,
+        "directory": directory_name(analysis),
         "label": manifest.label,
         "state": manifest.state,
         "measured": manifest.created_at,
@@ -308,7 +354,7 @@ def directory_values(analysis: AnalyzedExperiment) -> dict[str, Any]:
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
     return {
-        "name": analysis.results.path.resolve().name,
+        "name": directory_name(analysis),
         "facts": [(name, text) for name, text in facts.items() if text],
         "profile_sha256": manifest.profile_sha256,
         "servers": list(servers.items()),
@@ -339,7 +385,7 @@ def _machine_facts(analysis: AnalyzedExperiment) -> dict[str, str | list[str]]:
     return facts if is_here else {**facts, "created on": f"{host.hostname}, Python {host.python}"}
 
 
-def comparison_values(verdict: PageVerdict) -> dict[str, Any]:
+def condition_values(verdict: PageVerdict) -> dict[str, Any]:
     """Settings in which the sides differ, the noise floors, and every warning of the comparisons once."""
     warnings = dict.fromkeys(
         (warning.code, warning.message + (f" [{warning.where}]" if warning.where else ""))
