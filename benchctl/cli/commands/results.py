@@ -306,11 +306,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _group() -> None:
-    """One command for each kind of foreign results."""
-
-
 @app.command("archive")
 def archive(
     source: Annotated[
