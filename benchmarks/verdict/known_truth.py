@@ -132,12 +132,13 @@ def judge(experiment: Experiment, made: Made) -> tuple[MetricComparison, ...]:
     (a, *others), (first, *later) = experiment.arms, experiment.positions
     compared = []
     for b, own in zip(others, later, strict=True):
-        design = BlockDesign(blocks, tuple(np.subtract(own, first).tolist()))
+        positions = tuple(np.subtract(own, first).tolist())
         for name in names:
             sides = _values(a, b, name)
             slope = None if slopes is None else slopes.get(name)
-            own_design = design if slopes is None or slope is not None else design.without_positions
-            ratio = side_ratio(*sides, own_design, slope, CONFIDENCE, made.estimator)
+            is_adjusted = slopes is None or slope is not None
+            design = BlockDesign(blocks, positions if is_adjusted else None, slope=slope)
+            ratio = side_ratio(*sides, design, CONFIDENCE, made.estimator)
             compared.append(compare_metric(name, "deciding", sides, rules, ratio))
     return judge_together([compared], CONFIDENCE)[0]
 

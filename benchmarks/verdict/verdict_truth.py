@@ -322,12 +322,12 @@ def divide(experiment: Experiment, stop: StopMode) -> WallSplit:
     own_share = 0.15 if stop == "forced" else 0.005
     sides = [[_run(values, stop, own_share) for values in arm] for arm in experiment.arms]
     positions = tuple(np.subtract(experiment.positions[1], experiment.positions[0]).tolist())
-    design = BlockDesign(tuple(range(len(positions))), positions)
+    blocks = tuple(range(len(positions)))
     ratios = {}
     for name, value_of in _VALUES.items():
         a, b = ([value_of(run) for run in side] for side in sides)
-        own_design = design if name in POSITION_ADJUSTED else design.without_positions
-        ratio = side_ratio(a, b, own_design, None)
+        design = BlockDesign(blocks, positions if name in POSITION_ADJUSTED else None)
+        ratio = side_ratio(a, b, design)
         ratios |= {} if ratio is None else {name: ratio}
     paired = PairDesign(is_paired=True, positions=positions)
     return split_wall(sides[0], sides[1], paired, stop, ratios)

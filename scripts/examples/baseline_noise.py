@@ -126,7 +126,7 @@ def pairwise(blocks: Blocks) -> dict[str, MetricComparison]:
             later - earlier for earlier, later in zip(blocks.positions[a], blocks.positions[b], strict=True)
         )
         sides = blocks.values[a], blocks.values[b]
-        ratio = side_ratio(*sides, BlockDesign(tuple(range(len(positions))), positions), None)
+        ratio = side_ratio(*sides, BlockDesign(tuple(range(len(positions))), positions))
         compared.append([compare_metric(METRIC, "deciding", sides, rules, ratio)])
     judged = judge_together(compared, 0.95)
     return {f"k={b} / k={a}": metrics[0] for (a, b), metrics in zip(pairs, judged, strict=True)}

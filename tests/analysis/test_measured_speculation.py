@@ -20,7 +20,7 @@ from benchctl.analysis.experiment.drafts import (
     same_acceptance_p,
 )
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.statistics.estimate import UNORDERED, SideRatio, side_ratio
+from benchctl.analysis.statistics.estimate import BlockDesign, SideRatio, side_ratio
 from benchctl.errors import UsageError
 from benchctl.records.columns import columns_from
 from benchctl.records.schema import StepRecord
@@ -36,7 +36,7 @@ def step(number: int, **counts: object) -> StepRecord:
 
 
 def ratio_of(blocks: list[float]) -> SideRatio:
-    ratio = side_ratio([1.0] * len(blocks), blocks, UNORDERED, None)
+    ratio = side_ratio([1.0] * len(blocks), blocks, BlockDesign(tuple(range(len(blocks)))))
     assert ratio is not None
     return ratio
 

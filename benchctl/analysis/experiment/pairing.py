@@ -1,7 +1,7 @@
 """Pairs of arms to compare, with their one ratio of each metric, and the metrics that decide between them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -120,8 +120,8 @@ class ArmPair:
             is_pooled = self.is_ordered and experiment.is_pooled
             slope = experiment.position_slope(column, of_few=of_few) if is_pooled else None
             is_adjusted = slope is not None if is_pooled else self.is_ordered and column in TIME_COLUMNS
-            design = self.design if is_adjusted else self.design.without_positions
-            ratio = side_ratio(a, b, design, slope, self.confidence, self.estimator)
+            design = replace(self.design, slope=slope) if is_adjusted else BlockDesign(self.blocks)
+            ratio = side_ratio(a, b, design, self.confidence, self.estimator)
         experiment.ratios[key] = ratio
         return ratio
 

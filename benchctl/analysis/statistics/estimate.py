@@ -212,25 +212,27 @@ def _estimate_mean(
 
 @dataclass(frozen=True, slots=True)
 class BlockDesign:
-    """The block of each value and the positions in it; positions are None where the sides do not share blocks."""
+    """The block of each value, and the positions in it whose effect a ratio is freed from.
+
+    Without ``positions`` it is freed from none, without ``slope`` from the effect that these blocks show.
+    """
 
     blocks: tuple[int, ...]
     positions: tuple[int, ...] | None = None
     """Position of B minus that of A."""
     a_offsets: tuple[float, ...] | None = None
     """Position of A minus the middle of the block."""
+    slope: PooledSlope | None = None
+    """Effect of one position later in the block, from all arms of the experiment."""
 
     def select(self, indices: Sequence[int]) -> "BlockDesign":
         """The design of the values at ``indices``."""
         return BlockDesign(
-            tuple(self.blocks[i] for i in indices) if self.blocks else tuple(indices),
+            tuple(self.blocks[i] for i in indices),
             None if self.positions is None else tuple(self.positions[i] for i in indices),
             None if self.a_offsets is None else tuple(self.a_offsets[i] for i in indices),
+            self.slope,
         )
-
-    @property
-    def without_positions(self) -> "BlockDesign":
-        return BlockDesign(self.blocks)
 
 
 UNORDERED = BlockDesign(())
@@ -250,7 +252,6 @@ class SideRatio:
     a_values: tuple[float, ...]
     b_values: tuple[float, ...]
     design: BlockDesign
-    slope: PooledSlope | None = None
 
     @property
     def adjusted_log_ratios(self) -> tuple[float, ...]:
@@ -283,8 +284,8 @@ class SideRatio:
         if not outliers:
             return None
         a, b = ([side[i] for i in others] for side in (self.a_values, self.b_values))
-        own = self.slope, self.estimate.confidence, self.estimate.estimator or DEFAULT_ESTIMATOR
-        ratio = side_ratio(a, b, self.design.select(others), *own)
+        estimator = self.estimate.estimator or DEFAULT_ESTIMATOR
+        ratio = side_ratio(a, b, self.design.select(others), self.estimate.confidence, estimator)
         return None if ratio is None else ratio.estimate
 
     @property
@@ -292,7 +293,7 @@ class SideRatio:
         """Log-ratios that determine the robust weights of the blocks, the same for all parts of this ratio."""
         if self.estimate.estimator != "robust":
             return None
-        return self.log_ratios if self.slope is None else self.adjusted_log_ratios
+        return self.log_ratios if self.design.slope is None else self.adjusted_log_ratios
 
     @property
     def b(self) -> float:
@@ -303,28 +304,23 @@ def side_ratio(
     a: Values,
     b: Values,
     design: BlockDesign,
-    slope: PooledSlope | None,
     confidence: float = 0.95,
     estimator: Estimator = DEFAULT_ESTIMATOR,
 ) -> SideRatio | None:
-    """The ratio over the blocks in which both values are known and positive; None where there are none.
-
-    ``slope`` is the effect of one position later in the block on the logarithm of the quantity. Without one, but
-    with positions in the design, the pair estimates its own.
-    """
+    """The ratio over the blocks in which both values are known and positive; None where there are none."""
     shared = [i for i, values in enumerate(zip(a, b, strict=True)) if all(value and value > 0 for value in values)]
     if not shared:
         return None
     a_values, b_values = (tuple(side[i] or 0.0 for i in shared) for side in (a, b))
     design = design.select(shared)
     differences = log_ratios(a_values, b_values)
-    estimate = estimate_paired(differences, confidence, design.positions, slope=slope, estimator=estimator)
+    estimate = estimate_paired(differences, confidence, design.positions, slope=design.slope, estimator=estimator)
     level, effect = a_values[0], estimate.position_effect or 0.0
     if effect or len(set(a_values)) > 1:
         weights = estimate.block_weights or [1.0]
         logs = logs_at_middle(a_values, design.a_offsets, effect)
         level = math.exp(math.fsum(weight * log for weight, log in zip(weights, logs, strict=True)))
-    return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=design, slope=slope)
+    return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=design)
 
 
 def logs_at_middle(values: Sequence[float], offsets: Sequence[float] | None, effect: float) -> list[float]:

@@ -106,9 +106,7 @@ def compared(ratio, scatter, floor_frac=0.0):
     noise = {"step_ms": MetricNoise(log_sd=scatter, num_blocks=6, floor_frac=floor_frac)}
     rules = Rules(margin_frac=0.01, confidence=0.95, is_paired=True, noise=noise)
     sides = (1.0,) * 6, values
-    return compare_metric(
-        "step_ms", "deciding", sides, rules, side_ratio(*sides, BlockDesign(tuple(range(6))), None)
-    )
+    return compare_metric("step_ms", "deciding", sides, rules, side_ratio(*sides, BlockDesign(tuple(range(6)))))
 
 
 intervals = st.tuples(st.floats(-0.5, 0.5), st.floats(-0.5, 0.5)).map(lambda ends: tuple(sorted(ends)))
