@@ -170,12 +170,10 @@ _MAX_ADDITIONS: Final = 1 << 25
 def pass_at(k: int, num_correct: int, num_samples: int) -> float:
     """Probability that one of k samples is correct: 1 - C(n - c, k) / C(n, k), for k <= n samples, c of them right.
 
-    Unbiased, unlike 1 - (1 - c / n)^k. As a product, because the binomials overflow: M. Chen et al., *Evaluating
-    large language models trained on code*, 2021, section 2.1.
+    Unbiased, unlike 1 - (1 - c / n)^k: M. Chen et al., *Evaluating large language models trained on code*, 2021,
+    section 2.1.
     """
-    if num_samples - num_correct < k:
-        return 1.0
-    return 1 - math.prod((i - k) / i for i in range(num_samples - num_correct + 1, num_samples + 1))
+    return 1 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
 
 
 def wilson_interval(num_correct: int, num_questions: int, confidence: float) -> Interval:
