@@ -49,7 +49,7 @@ def document_of(comparison: Comparison) -> dict[str, Any]:
         "num_tests": comparison.num_tests,
         "screening": comparison.is_screening,
         "noise": {name: msgspec.to_builtins(noise) for name, noise in comparison.noise.items()},
-        "noise_source": comparison.noise_source or None,
+        "noise_source": comparison.rules.noise_source or None,
         "cells": [_cell_document(cell) for cell in comparison.cells],
         "metrics": [metric_document(cell, m) for cell in comparison.cells for m in cell.metrics],
         "nodes": None if comparison.nodes is None else nodes_document(comparison.nodes),

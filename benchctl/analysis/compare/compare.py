@@ -166,16 +166,7 @@ def compare_experiments(
     confidence = 1 - (1 - options.confidence) / num_looks
     pairs = match_cells(a, a_side, b, b_side, confidence, options.estimator)
     altered, allowed = _require_comparable((a, b), pairs, options)
-    noise, noise_source, misfits = (
-        noise_of(a, b) if options.noise is None else (options.noise, options.noise_source, ())
-    )
-    rules = Rules(
-        margin_frac=options.margin_frac,
-        confidence=confidence,
-        is_paired=pairs[0].pairing != "unpaired",
-        noise=noise,
-        equivalence_margin_frac=options.equivalence_margin_frac,
-    )
+    rules, misfits = _rules_of(pairs[0], options)
     model = explaining_model((a, b), options.step_time_model)
     answers = compare_answers((a, b), pairs, options.judge, options.quality_margin_points)
     deciding_in = [named if options.metrics else deciding_between(named, pair) for pair in pairs]
@@ -214,8 +205,23 @@ def compare_experiments(
             *(() if sentence is None else (ResultWarning(code="node-differs", message=sentence),)),
         ),
         nodes=nodes,
-        noise_source=noise_source,
     )
+
+
+def _rules_of(pair: ArmPair, options: CompareOptions) -> tuple[Rules, tuple[ResultWarning, ...]]:
+    """The rules of a comparison of which ``pair`` is one, and a warning for each noise of another machine."""
+    noise, noise_source, misfits = (
+        noise_of(*pair.sides) if options.noise is None else (options.noise, options.noise_source, ())
+    )
+    rules = Rules(
+        margin_frac=options.margin_frac,
+        confidence=pair.confidence,
+        is_paired=pair.pairing != "unpaired",
+        noise=noise,
+        noise_source=noise_source,
+        equivalence_margin_frac=options.equivalence_margin_frac,
+    )
+    return rules, misfits
 
 
 def _compare_metrics(pair: ArmPair, deciding: Sequence[str], rules: Rules) -> list[MetricComparison]:

@@ -59,6 +59,8 @@ class Rules:
     """The sides share blocks."""
     noise: Mapping[str, MetricNoise]
     """Noise of this machine by metric, from an A/A experiment."""
+    noise_source: str = ""
+    """The file that it comes from, and the A/A experiment that measured it."""
     equivalence_margin_frac: float | None = None
     """Inside it two sides are equivalent; None: inside the threshold."""
 

@@ -97,8 +97,6 @@ class Comparison:
     allowed: tuple[Difference, ...]
     """Differences between the sides that were declared."""
     warnings: tuple[ResultWarning, ...]
-    noise_source: str = ""
-    """The file that the noise comes from, and the A/A experiment that measured it."""
     num_looks: int = 1
     """Number of looks at which the experiment could have ended; 1 where the number of blocks was fixed."""
     num_extensions: int = 0

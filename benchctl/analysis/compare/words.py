@@ -273,7 +273,7 @@ def floors_text(comparison: Comparison) -> str:
         + (" (a change is called beyond it)" if noise.floor_frac > comparison.rules.margin_frac else "")
         for name, noise in comparison.noise.items()
     )
-    return f"{floors}; from {comparison.noise_source}" if floors else ""
+    return f"{floors}; from {comparison.rules.noise_source}" if floors else ""
 
 
 def unrecorded_lines(comparison: Comparison) -> tuple[str, ...]:
