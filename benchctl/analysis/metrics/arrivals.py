@@ -86,7 +86,7 @@ def _reads(request: RequestRecord, choice: ChoiceRecord) -> Iterator[_Read]:
 def earliest_arrivals(
     requests: Sequence[RequestRecord], samples: Sequence[ClientSample], *, chunks_examined: int = CHUNKS_EXAMINED
 ) -> list[RequestRecord]:
-    """The requests with each chunk at its earliest possible arrival; the same objects where no time is in doubt.
+    """The requests with each chunk at its earliest possible arrival; the same objects where every time is exact.
 
     The recorded time of the chunks of the newest write in each read is their own, and so are all if the client
     cannot have been away. Otherwise the chunk arrived after the previous read, and waited at most for the lag that
@@ -107,7 +107,7 @@ def earliest_arrivals(
 
 
 def possible_errors_ns(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> list[int]:
-    """By how much each arrival may be too late, in a row, of the choices of which any is in doubt."""
+    """By how much each arrival may be too late, in a row, of the choices of which not all are exact."""
     errors_ns: list[int] = []
     for request, early in zip(requests, earliest_arrivals(requests, samples), strict=True):
         for choice, early_choice in zip(request.choices, early.choices, strict=True):

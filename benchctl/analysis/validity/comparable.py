@@ -209,8 +209,8 @@ def _settings_of(
         "engine_version": None if report_version else record.engine_version,
         "host": record.host if record.node is None else None,
     }
-    known = launch | {key: value for key, value in served_by.items() if value}
-    return reported | {key: _as_json(value) for key, value in known.items()}
+    recorded = launch | {key: value for key, value in served_by.items() if value}
+    return reported | {key: _as_json(value) for key, value in recorded.items()}
 
 
 def _values(settings: Sequence[Mapping[str, str]], key: str) -> tuple[str, ...]:
