@@ -17,7 +17,7 @@ import numpy as np
 
 from benchctl.analysis.attribution.breakdown import RunTimeBreakdown
 from benchctl.analysis.attribution.decomposition import split_wall
-from benchctl.analysis.attribution.estimate import PairDesign, WallSplit
+from benchctl.analysis.attribution.estimate import WallSplit
 from benchctl.analysis.compare.decide import decision_alpha, holm_levels, margins_of, verdict_of
 from benchctl.analysis.compare.metric import MetricComparison
 from benchctl.analysis.metrics.table import POSITION_ADJUSTED
@@ -329,8 +329,7 @@ def divide(experiment: Experiment, stop: StopMode) -> WallSplit:
         design = BlockDesign(blocks, positions if name in POSITION_ADJUSTED else None)
         ratio = side_ratio(a, b, design)
         ratios |= {} if ratio is None else {name: ratio}
-    paired = PairDesign(is_paired=True, positions=positions)
-    return split_wall(sides[0], sides[1], paired, stop, ratios)
+    return split_wall(sides[0], sides[1], stop, ratios)
 
 
 _VALUES: Final[Mapping[str, Callable[[RunTimeBreakdown], float | None]]] = {

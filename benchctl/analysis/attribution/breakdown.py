@@ -1,6 +1,7 @@
 """Sections of a step as a tree whose parts add up, and the time of one run as two sides compare it."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -56,8 +57,9 @@ class Section(NamedTuple):
 class Breakdown:
     """The sections of a set of steps, by name; ``STEP`` is the step itself."""
 
-    mean_ns: Mapping[str, float]
-    """Time per step, over all steps."""
+    total_ns: Mapping[str, float]
+    """Time in all of ``num_steps`` steps."""
+    num_steps: int
     step_frac: Mapping[str, float]
     """Share of the steps that have the section."""
     clocks: tuple[Clock, ...]
@@ -72,18 +74,18 @@ class Breakdown:
     @cached_property
     def tree(self) -> tuple[Section, ...]:
         """Every section, parents first: below the step, or below its sampler if nothing else is timed."""
-        return tuple(self._walk(STEP if self.covers_steps or SAMPLER not in self.mean_ns else SAMPLER, 0))
+        return tuple(self._walk(STEP if self.covers_steps or SAMPLER not in self.total_ns else SAMPLER, 0))
 
     def _walk(self, name: str, depth: int) -> Iterator[Section]:
-        mean_ns, above = self.mean_ns[name], None if name == STEP else name
-        children = [child for child, parent in SECTION_PARENT.items() if parent == above and child in self.mean_ns]
-        yield Section(name, depth, mean_ns, self.step_frac[name], is_leaf=not children)
+        total_ns, above = self.total_ns[name], None if name == STEP else name
+        children = [child for child, parent in SECTION_PARENT.items() if parent == above and child in self.total_ns]
+        yield Section(name, depth, total_ns / self.num_steps, self.step_frac[name], is_leaf=not children)
         if children:
             for child in children:
                 yield from self._walk(child, depth + 1)
-            rest_ns = mean_ns - sum(self.mean_ns[child] for child in children)
-            rest_ns = 0.0 if abs(rest_ns) <= _ROUNDING * mean_ns else rest_ns
-            yield Section(f"{name} (unnamed)", depth + 1, rest_ns, 1.0, is_leaf=True)
+            rest_ns = total_ns - sum(self.total_ns[child] for child in children)
+            rest_ns = 0.0 if abs(rest_ns) <= _ROUNDING * total_ns else rest_ns
+            yield Section(f"{name} (unnamed)", depth + 1, rest_ns / self.num_steps, 1.0, is_leaf=True)
 
     @property
     def leaf_means_ns(self) -> dict[str, float]:
@@ -93,7 +95,7 @@ class Breakdown:
     @property
     def unplaced(self) -> list[str]:
         """Sections outside the tree, because their parents are unknown."""
-        return sorted(name for name in self.mean_ns if name != STEP and name not in SECTION_PARENT)
+        return sorted(name for name in self.total_ns if name != STEP and name not in SECTION_PARENT)
 
 
 def break_down(steps: StepColumns, *, covers_steps: bool = True) -> Breakdown | None:
@@ -112,7 +114,8 @@ def break_down(steps: StepColumns, *, covers_steps: bool = True) -> Breakdown | 
             has_section[parent] = has_section.get(parent, is_logged) | has_section[name]
     totals_ns = {name: exact_sum(time_ns) for name, time_ns in times_ns.items()} | {STEP: exact_sum(steps.dur_ns)}
     return Breakdown(
-        mean_ns={name: total_ns / len(steps) for name, total_ns in totals_ns.items()},
+        total_ns=totals_ns,
+        num_steps=len(steps),
         step_frac={name: float(has.mean()) for name, has in has_section.items()} | {STEP: 1.0},
         clocks=steps.clocks,
         covers_steps=covers_steps,
@@ -165,12 +168,15 @@ def mean_breakdown(runs: Sequence[RunTimeBreakdown]) -> Breakdown | None:
     timed = [(run.breakdown, run.step_scale) for run in runs if run.breakdown is not None]
     if not timed:
         return None
-    names = dict.fromkeys(name for breakdown, _ in timed for name in breakdown.mean_ns)
-    sums_ns = {name: sum(each.mean_ns.get(name, 0.0) * scale for each, scale in timed) for name in names}
-    sums_frac = {name: sum(each.step_frac.get(name, 0.0) for each, _ in timed) for name in names}
+    total_ns, num_having = defaultdict[str, float](float), defaultdict[str, float](float)
+    for breakdown, scale in timed:
+        for name, time_ns in breakdown.total_ns.items():
+            total_ns[name] += time_ns * scale / breakdown.num_steps
+            num_having[name] += breakdown.step_frac[name]
     return Breakdown(
-        mean_ns={name: sum_ns / len(timed) for name, sum_ns in sums_ns.items()},
-        step_frac={name: sum_frac / len(timed) for name, sum_frac in sums_frac.items()},
+        total_ns=total_ns,
+        num_steps=len(timed),
+        step_frac={name: number / len(timed) for name, number in num_having.items()},
         clocks=tuple(sorted({clock for breakdown, _ in timed for clock in breakdown.clocks})),
         covers_steps=all(breakdown.covers_steps for breakdown, _ in timed),
     )

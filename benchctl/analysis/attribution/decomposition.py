@@ -70,7 +70,6 @@ class Decomposition:
 def decompose(
     a: Sequence[RunTimeBreakdown],
     b: Sequence[RunTimeBreakdown],
-    of_wall: PairDesign,
     of_steps: PairDesign,
     stop: StopMode,
     ratios: Mapping[str, SideRatio],
@@ -78,14 +77,14 @@ def decompose(
 ) -> Decomposition | None:
     """The decomposition of B against A; None if neither wall times nor steps are known on both sides.
 
-    If paired, both sequences have the same blocks in the same order. Wall times and steps have a design each;
+    If paired, both sequences have the same blocks in the same order. Wall times have the design of their ratio;
     ``ratios`` are those of the comparison, by metric.
     """
     wall, mean_step = ratios.get("wall_s"), ratios.get("step_ms")
     has_steps = bool(a and b) and all(run.has_steps for run in (*a, *b))
     if wall is None and not has_steps:
         return None
-    wall_split = None if wall is None else split_wall(a, b, of_wall, stop, ratios)
+    wall_split = None if wall is None else split_wall(a, b, stop, ratios)
     step = sections = None
     explained: Split | str = "the steps of a side are not known"
     if has_steps:
@@ -108,7 +107,6 @@ def decompose(
 def split_wall(
     a: Sequence[RunTimeBreakdown],
     b: Sequence[RunTimeBreakdown],
-    design: PairDesign,
     stop: StopMode,
     ratios: Mapping[str, SideRatio],
 ) -> WallSplit:
@@ -118,7 +116,11 @@ def split_wall(
     as they are over the same blocks.
     """
     wall = ratios["wall_s"]
-    a, b, design = _timed_runs(a, b, replace(design, evidence=wall.evidence))
+    if wall.estimate.is_paired:  # the blocks of the ratio
+        timed = [(x, y) for x, y in zip(a, b, strict=True) if x.wall_s and y.wall_s]
+        a, b = [x for x, _ in timed], [y for _, y in timed]
+    else:
+        a, b = [run for run in a if run.wall_s], [run for run in b if run.wall_s]
     runs = (*a, *b)
     has_steps, has_tokens = all(run.has_steps for run in runs), all(run.output_tokens for run in runs)
     use_tokens = has_tokens and (stop != "forced" or not has_steps)
@@ -138,7 +140,7 @@ def split_wall(
             factors["wall time per token"] = wall_s / tokens
         return {name: math.log(factor) for name, factor in factors.items()}
 
-    own = estimate_differences([logs(run) for run in a], [logs(run) for run in b], design)
+    own = estimate_differences([logs(run) for run in a], [logs(run) for run in b], PairDesign.of(wall))
     estimates = _as_compared(wall, own, ratios)
     per_log_s, parts = logarithmic_mean(wall.a, wall.b), []
     for name, factor in estimates.items():
@@ -147,17 +149,6 @@ def split_wall(
         parts.append(Factor(name=name, added_s=added_s, ci_low_s=low, ci_high_s=high, estimate=factor))
     whole = Factor(name="wall time", added_s=wall.b - wall.a, a_s=wall.a, b_s=wall.b, estimate=wall.estimate)
     return WallSplit(whole=whole, parts=tuple(parts))
-
-
-def _timed_runs(
-    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
-) -> tuple[list[RunTimeBreakdown], list[RunTimeBreakdown], PairDesign]:
-    """The runs with a wall time: blocks that have it on both sides if paired, otherwise those of each side."""
-    if not design.is_paired:
-        return [run for run in a if run.wall_s], [run for run in b if run.wall_s], design
-    indices = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x.wall_s and y.wall_s]
-    positions = None if design.positions is None else tuple(design.positions[i] for i in indices)
-    return [a[i] for i in indices], [b[i] for i in indices], replace(design, positions=positions)
 
 
 def _as_compared(

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from benchctl.analysis.statistics.estimate import PooledSlope, RatioEstimate, estimate_paired
+from benchctl.analysis.statistics.estimate import PooledSlope, RatioEstimate, SideRatio, estimate_paired
 from benchctl.analysis.statistics.intervals import StudentT
 from benchctl.costs.hardware import Hardware
 from benchctl.records.columns import Flags, Floats
@@ -41,6 +41,17 @@ class PairDesign:
     position_information: float | None = None
     evidence: tuple[float, ...] | None = None
     """Log-ratios of the blocks, from which the robust estimator takes their weights; None: equal weights."""
+
+    @classmethod
+    def of(cls, ratio: SideRatio) -> "PairDesign":
+        """The design of the factors of a ratio: its blocks, with the same positions and weights."""
+        return cls(
+            is_paired=ratio.estimate.is_paired,
+            confidence=ratio.estimate.confidence,
+            positions=ratio.design.positions,
+            position_information=None if ratio.slope is None else ratio.slope.information,
+            evidence=ratio.evidence,
+        )
 
     @property
     def slope(self) -> PooledSlope | None:

@@ -248,22 +248,17 @@ def decompose_pair(paired: ArmPair, model: SourcedModel | str = NO_MODEL) -> Dec
     a, b = _break_down_runs(paired, model)
     compared = {name: paired.ratio(name) for name in ("wall_s", *METRIC_OF.values())}
     ratios = {name: ratio for name, ratio in compared.items() if ratio is not None}
-    of_wall, of_steps = (_pair_design(paired, metric) for metric in ("wall_s", "step_ms"))
-    return decompose(a, b, of_wall, of_steps, paired.sides[0].results.manifest.stop, ratios, model)
+    return decompose(a, b, _design_of_steps(paired), paired.sides[0].results.manifest.stop, ratios, model)
 
 
-def _pair_design(paired: ArmPair, metric: str) -> PairDesign:
-    """The design for times that drift as ``metric`` does; without positions if they have no effect.
-
-    The wall times of two arms are not adjusted: the effect on them is estimated with their ratio.
-    """
-    slope = paired.sides[0].position_slope(metric) if paired.is_ordered else None
-    has_own_effect = metric == "wall_s" and paired.is_ordered and not paired.sides[0].is_pooled
+def _design_of_steps(paired: ArmPair) -> PairDesign:
+    """The design for times of steps; without positions if these have no effect."""
+    slope = paired.sides[0].position_slope("step_ms") if paired.is_ordered else None
     return PairDesign(
         is_paired=paired.pairing != "unpaired",
         confidence=paired.confidence,
-        positions=None if slope is None and not has_own_effect else paired.design.positions,
-        position_information=None if slope is None or has_own_effect else slope.information,
+        positions=None if slope is None else paired.design.positions,
+        position_information=None if slope is None else slope.information,
     )
 
 
