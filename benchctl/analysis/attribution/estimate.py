@@ -49,7 +49,7 @@ class PairDesign:
             is_paired=ratio.estimate.is_paired,
             confidence=ratio.estimate.confidence,
             positions=ratio.design.positions,
-            position_information=None if ratio.slope is None else ratio.slope.information,
+            position_information=None if ratio.design.slope is None else ratio.design.slope.information,
             evidence=ratio.evidence,
         )
 
