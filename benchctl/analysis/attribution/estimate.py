@@ -31,14 +31,15 @@ MIN_DIFFERENCE: Final = 1e-9
 class PairDesign:
     """Pairing of the runs of two sides.
 
-    ``positions`` are those of B less those of A where the effect of the position is removed: by the runs, with
-    ``position_information`` about it (``PooledSlope``), or where that is None by the estimate itself.
+    ``positions`` are those of B less those of A where the effect of the position is removed: by the runs, and then
+    with ``slope``, or where that is None by the estimate itself.
     """
 
     is_paired: bool
     confidence: float = 0.95
     positions: tuple[int, ...] | None = None
-    position_information: float | None = None
+    slope: PooledSlope | None = None
+    """Of values that are adjusted already: an effect of 0, with the information on the one that was removed."""
     evidence: tuple[float, ...] | None = None
     """Log-ratios of the blocks, from which the robust estimator takes their weights; None: equal weights."""
 
@@ -49,14 +50,9 @@ class PairDesign:
             is_paired=ratio.estimate.is_paired,
             confidence=ratio.estimate.confidence,
             positions=ratio.design.positions,
-            position_information=None if ratio.design.slope is None else ratio.design.slope.information,
+            slope=None if ratio.design.slope is None else PooledSlope(0.0, ratio.design.slope.information),
             evidence=ratio.evidence,
         )
-
-    @property
-    def slope(self) -> PooledSlope | None:
-        """The slope of adjusted values."""
-        return None if self.position_information is None else PooledSlope(0.0, self.position_information)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

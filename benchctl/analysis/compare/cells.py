@@ -27,7 +27,12 @@ from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.observed import modelled_run
 from benchctl.analysis.experiment.pairing import ArmPair, deciding_between
 from benchctl.analysis.metrics.arrivals import num_bunched
-from benchctl.analysis.statistics.estimate import MIN_PAIRED_BLOCKS, RatioEstimate, SideRatio
+from benchctl.analysis.statistics.estimate import (
+    MIN_PAIRED_BLOCKS,
+    PooledSlope,
+    RatioEstimate,
+    SideRatio,
+)
 from benchctl.errors import UsageError
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RunRecord
@@ -258,7 +263,7 @@ def _design_of_steps(paired: ArmPair) -> PairDesign:
         is_paired=paired.pairing != "unpaired",
         confidence=paired.confidence,
         positions=None if slope is None else paired.design.positions,
-        position_information=None if slope is None else slope.information,
+        slope=None if slope is None else PooledSlope(0.0, slope.information),
     )
 
 

@@ -14,6 +14,7 @@ from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of
 
 from benchctl.analysis.attribution.estimate import PairDesign, estimate_levels, estimate_terms, logarithmic_mean
 from benchctl.analysis.attribution.work import OF_BASE, OF_VALUE, floor_of
+from benchctl.analysis.statistics.estimate import PooledSlope
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
@@ -56,7 +57,7 @@ def test_what_one_side_does_not_have_takes_no_time_there_whatever_the_places_say
     without, having = [(3.0, 0.0), (3.1, 0.0), (3.3, 0.0)] * 3, [(3.0, 1.0), (3.2, 1.2), (3.1, 1.1)] * 3
     a, b = (having, without) if is_swapped else (without, having)
     positions = (1, -1, 1, 1, -1, -1, 1, -1, 1)
-    design = PairDesign(is_paired=True, positions=positions, position_information=4.5)
+    design = PairDesign(is_paired=True, positions=positions, slope=PooledSlope(0.0, 4.5))
     rows_a, rows_b = ([{"both have": both, "one has": one} for both, one in side] for side in (a, b))
     _, part = estimate_levels(rows_a, rows_b, design)
     assert (part.b_s if is_swapped else part.a_s) == 0
