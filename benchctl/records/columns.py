@@ -1,9 +1,15 @@
 """The steps of a run as columns of numbers: a log may be too long to handle step by step."""
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, repeat
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_args
 
@@ -14,6 +20,7 @@ import numpy.typing as npt
 from benchctl.errors import RecordError
 from benchctl.records.files import damaged_line, read_blocks
 from benchctl.records.schema import Clock, StepPhase, StepRecord
+from benchctl.untrusted.files import is_file
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -31,6 +38,10 @@ POSITION_PREFIX: Final = f"{_ACCEPTED}."
 _OF_EACH_STEP: Final = ("start_ns", "dur_ns", "num_seqs", "phase", "clock")
 _MOST_COLUMNS: Final = 1 << 10
 """Sections and other values of the steps of a log: each is a column of all its steps."""
+_LONG_BYTES: Final = 64 << 20
+"""Logs that take several times as long to read as a process takes to start."""
+_SECOND_PROCESS: Final = f"import gc; gc.disable(); from {__name__} import answer_reader; answer_reader()"
+"""What it makes is no part of a cycle, so that to search it takes time and frees nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +152,10 @@ def columns_from(records: Sequence[StepRecord], *, is_warmup: bool = False) -> S
     return _separated([_arrays_of(records)])[is_warmup]
 
 
-def read_steps(path: Path, *, within: Path) -> tuple[StepColumns, StepColumns, RecordError | None]:
+Steps: TypeAlias = tuple[StepColumns, StepColumns, RecordError | None]
+
+
+def read_steps(path: Path, *, within: Path) -> Steps:
     """The steps of the load and of the warm-up up to the first damaged line of a log, and the error of that line.
 
     No link leads to the file from ``within``. A missing file has no steps.
@@ -160,16 +174,69 @@ def read_steps(path: Path, *, within: Path) -> tuple[StepColumns, StepColumns, R
     return *_separated(blocks or [_arrays_of(())]), damage
 
 
+@contextmanager
+def steps_reader(logs: Sequence[Path], *, within: Path) -> Iterator[Callable[..., Steps]]:
+    """Yields ``read_steps`` for these logs, which are read in this order.
+
+    Where they are long, a second process begins with the last of them meanwhile. What it does not read, for
+    whatever reason, this process reads. It ends with the context.
+    """
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if num_cores < 2 or sum(log.stat().st_size for log in logs if is_file(log, within=within)) < _LONG_BYTES:
+        yield read_steps
+        return
+    ours, theirs = Pipe()
+    with (
+        subprocess.Popen(
+            (sys.executable, "-P", "-c", _SECOND_PROCESS),
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # it is told of interrupts as well
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        ) as process,
+        ours,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        theirs.close()
+
+        def ask(log: Path) -> Any:
+            ours.send({"path": log, "within": within})
+            return ours.recv()
+
+        answers: dict[Path, Future[Steps]] = {log: thread.submit(ask, log) for log in reversed(logs)}
+
+        def read(path: Path, *, within: Path) -> Steps:
+            answer = answers[path]
+            is_ours = answer.cancel() or answer.exception() is not None
+            return read_steps(path, within=within) if is_ours else answer.result()
+
+        try:
+            yield read
+        finally:
+            process.kill()
+
+
+def answer_reader() -> None:
+    """The second process of ``steps_reader``: reads the logs that it is asked for until nobody asks any more."""
+    with Connection(sys.stdin.fileno()) as connection, suppress(EOFError, OSError):
+        while True:
+            connection.send(read_steps(**connection.recv()))
+
+
 def _arrays_of(records: Sequence[StepRecord]) -> dict[str, npt.NDArray[Any]]:
     """The values of some steps by name, those of the load and of the warm-up."""
     fields = zip(*map(msgspec.structs.astuple, records), strict=True) if records else repeat(())
     of_field = dict(zip(StepRecord.__struct_fields__, fields, strict=False))
-    names = ("start_ns", "dur_ns", "num_seqs", "is_warmup", *OPTIONAL)
-    values: dict[str, Sequence[int | None]] = {name: of_field[name] for name in names}
+    numbers_of = ("start_ns", "dur_ns", "num_seqs", "is_warmup", *OPTIONAL)
+    values: dict[str, Sequence[int | None]] = {name: of_field[name] for name in numbers_of}
     values["phase"] = [*map(PHASES.index, of_field["phase"])]
     values["clock"] = [*map(CLOCKS.index, of_field["clock"])]
     sections: Sequence[dict[str, int]] = of_field["sections_ns"]
-    for name in sorted(set(chain.from_iterable(sections))):
+    names_of_steps = set(map(tuple, sections))
+    if len(names_of_steps) == 1:  # as nearly always
+        names = (SECTION_PREFIX + name for name in names_of_steps.pop())
+        values |= zip(names, zip(*map(dict.values, sections), strict=True), strict=True)
+    for name in sorted(set(chain.from_iterable(names_of_steps))):
         values[SECTION_PREFIX + name] = [*map(dict.get, sections, repeat(name), repeat(-1))]
     accepted = [counts or () for counts in of_field[_ACCEPTED]]
     for index in range(max(map(len, accepted), default=0)):
@@ -178,7 +245,7 @@ def _arrays_of(records: Sequence[StepRecord]) -> dict[str, npt.NDArray[Any]]:
     return {
         name: _compact(numbers)
         for name, numbers in values.items()
-        if not numbers or numbers.count(None) < len(numbers)  # else no step has it
+        if not numbers or numbers[0] is not None or numbers.count(None) < len(numbers)  # else no step has it
     }
 
 

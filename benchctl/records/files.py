@@ -155,12 +155,13 @@ def read_blocks(path: Path, kind: type[R], *, within: Path) -> Iterator[list[R]]
             records, damage = list[R](), None
             with suppress(*DECODING_ERRORS):
                 records = decoder.decode_lines(lines)
-            if not records or len(records) != lines.count(b"\n"):
+            num_lines = lines.count(b"\n")
+            if not records or len(records) != num_lines:
                 records, damage = _read_singly(lines, path, decoder, first_line)
             yield records
             if damage is not None:
                 raise damage
-            first_line += lines.count(b"\n")
+            first_line += num_lines
 
 
 def _read_singly(

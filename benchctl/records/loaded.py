@@ -1,7 +1,7 @@
 """A result directory in memory: every run with its records, and a warning for each damaged file."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -28,7 +28,7 @@ from benchctl.units import NS_PER_MS, NS_PER_S
 from benchctl.untrusted.text import visible_value
 
 if TYPE_CHECKING:
-    from benchctl.records.columns import StepColumns
+    from benchctl.records.columns import StepColumns, Steps
 
 T = TypeVar("T", bound=msgspec.Struct)
 DAMAGED_LINE: Final = "damaged-line"
@@ -72,8 +72,8 @@ class LoadedRun:
         return tuple(damaged) if self.is_damaged else ()
 
 
-def load_run(directory: RunDirectory) -> LoadedRun:
-    """Read one run as far as it is readable.
+def load_run(directory: RunDirectory, read: "Callable[..., Steps] | None" = None) -> LoadedRun:
+    """Read one run as far as it is readable, its step log by ``read`` where that is given.
 
     A damaged line ends its file: the lines before it are read, and a warning names file and line. A run in state
     ``done`` is then marked as damaged and must not be compared.
@@ -82,7 +82,7 @@ def load_run(directory: RunDirectory) -> LoadedRun:
 
     record = directory.read()
     damage: list[RecordError] = []
-    columns, warmup_columns, error = read_steps(directory.step_log, within=directory.root)
+    columns, warmup_columns, error = (read or read_steps)(directory.step_log, within=directory.root)
     requests = _read_requests(directory, damage)
     damage += [] if error is None else [error]
     return LoadedRun(
@@ -187,13 +187,16 @@ def load_results(path: Path, damage: list[str] | None = None) -> LoadedResults:
     runs: list[LoadedRun] = []
     with _collecting(damage):
         plan = results.due_plan()
-    for planned in plan.runs:
-        with _collecting(damage):
-            run = results.run(planned.run_id)
-            if run.is_begun():
-                runs.append(load_run(run))
-                if damage is not None:
-                    damage += runs[-1].damage
+    from benchctl.records.columns import steps_reader  # noqa: PLC0415 - numpy
+
+    with steps_reader([results.run(each.run_id).step_log for each in plan.runs], within=results.path) as read:
+        for planned in plan.runs:
+            with _collecting(damage):
+                run = results.run(planned.run_id)
+                if run.is_begun():
+                    runs.append(load_run(run, read))
+                    if damage is not None:
+                        damage += runs[-1].damage
     with _collecting(damage):
         profile_yaml = results.profile_yaml()
     with _collecting(damage):

@@ -1,19 +1,23 @@
 """A step log: its columns are those of its records, whatever stands in it, and damage is told with its line."""
 
 import itertools
+import os
+import subprocess
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.results.builders import write_results
 
+from benchctl.records import columns as columns_module
 from benchctl.records import files
-from benchctl.records.columns import OPTIONAL, PHASES, columns_from, read_steps
+from benchctl.records.columns import OPTIONAL, PHASES, columns_from, read_steps, steps_reader
 from benchctl.records.directory import RunDirectory
 from benchctl.records.files import encode, read_jsonl
-from benchctl.records.loaded import DAMAGED_LINE, load_run
+from benchctl.records.loaded import DAMAGED_LINE, load_results, load_run
 from benchctl.records.schema import SECTION_PARENT, StepRecord
 
 moments = st.integers(-(2**62), 2**62)
@@ -266,3 +270,90 @@ def test_acceptance_by_position_counts_no_draft_beyond_the_end_of_a_short_one():
 def test_the_phases_of_steps_are_told_apart():
     columns = columns_from([step(i, phase=phase) for i, phase in enumerate(itertools.chain(PHASES, ["decode"]))])
     assert columns.in_phase("decode").tolist() == [False, True, False, True]
+
+
+def same_steps(mine, theirs):
+    """Whether two readings of a log are the same to the last bit."""
+    pairs = [(one.arrays, other.arrays) for one, other in zip(mine[:2], theirs[:2], strict=True)]
+    return str(mine[2]) == str(theirs[2]) and all(
+        one.keys() == other.keys()
+        and all(values.dtype == other[name].dtype and (values == other[name]).all() for name, values in one.items())
+        for one, other in pairs
+    )
+
+
+@pytest.fixture(name="logs")
+def _logs(tmp_path, monkeypatch):
+    """Seven logs that count as long: one of them is damaged, one is missing, one is a link."""
+    monkeypatch.setattr(columns_module, "_LONG_BYTES", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    logs = [tmp_path / f"{number}.jsonl" for number in range(7)]
+    for number, log in enumerate(logs):
+        written(log, [step(i, is_warmup=i < number, sections_ns={"sample": i}) for i in range(30)])
+    logs[1].unlink()
+    logs[4].write_bytes(logs[4].read_bytes()[:-9])
+    logs[5].unlink()
+    logs[5].symlink_to(logs[0])
+    return logs
+
+
+def children():
+    return psutil.Process().children()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_second_process_reads_what_this_one_would_and_ends(logs, waits):
+    with steps_reader(logs, within=logs[0].parent) as read:
+        (process,) = children()
+        if waits:  # until the other one has read nearly all
+            read(logs[-1], within=logs[0].parent)
+        for log in logs:
+            assert same_steps(read(log, within=log.parent), read_steps(log, within=log.parent))
+    assert not process.is_running()
+    assert not children()
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "print('hello')"])
+def test_what_a_second_process_does_not_read_this_one_reads(logs, monkeypatch, program):
+    monkeypatch.setattr(columns_module, "_SECOND_PROCESS", program)
+    with steps_reader(logs, within=logs[0].parent) as read:
+        for log in logs:
+            assert same_steps(read(log, within=log.parent), read_steps(log, within=log.parent))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_no_process_is_left_where_reading_ends_early(logs, error):
+    def read_and_fail():
+        with steps_reader(logs, within=logs[0].parent) as read:
+            read(logs[0], within=logs[0].parent)
+            assert children()
+            raise error
+
+    with pytest.raises(error):
+        read_and_fail()
+    assert not children()
+
+
+@pytest.mark.parametrize(("cores", "long_bytes"), [({0}, 1), ({0, 1}, 1 << 20)])
+def test_one_core_or_short_logs_have_one_process(logs, monkeypatch, cores, long_bytes):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: cores)
+    monkeypatch.setattr(columns_module, "_LONG_BYTES", long_bytes)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with steps_reader(logs, within=logs[0].parent) as read:
+        assert read is read_steps
+
+
+def test_two_processes_load_the_runs_and_the_damage_that_one_does(tmp_path, monkeypatch):
+    results = write_results(tmp_path / "r")
+    damaged = results.runs()[-1].step_log
+    damaged.write_bytes(damaged.read_bytes() + GOOD[:-9])
+    messages, messages_of_two = [], []
+    loaded = load_results(results.path, messages)
+    monkeypatch.setattr(columns_module, "_LONG_BYTES", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    of_two = load_results(results.path, messages_of_two)
+    assert messages
+    assert messages_of_two == messages
+    for mine, theirs in zip(of_two.runs, loaded.runs, strict=True):
+        assert mine.warnings == theirs.warnings
+        assert same_steps((mine.columns, mine.warmup_columns, None), (theirs.columns, theirs.warmup_columns, None))
