@@ -268,10 +268,11 @@ def layered(files: Sequence[Document], above: Sequence[Document], errors: list[L
 
     Name and description are those of the last file.
     """
-    preset, num_below = _preset([*files, *above], errors)
+    documents = [*files, *above]
+    preset, num_replaced = _preset(documents, errors)
     layers = [
-        layer.without("engine") if i < num_below else layer.without("engine", "preset")
-        for i, layer in enumerate((*files, *above))
+        document.without("engine") if i < num_replaced else document.without("engine", "preset")
+        for i, document in enumerate(documents)
     ]
     kind = preset.values.get("kind")
     is_unguided = isinstance(kind, str) and kind in ENGINES and not engine_spec(kind).guides
@@ -284,7 +285,8 @@ def layered(files: Sequence[Document], above: Sequence[Document], errors: list[L
         for layer in (plain, *_overlays(file, kind, is_unguided, errors)):
             # A variant that a file drops from those below it may exist there for engines that guide only.
             tree = _over(tree, layer, drops_idly=is_unguided and i > 0)
-    tree, substitutes = reduce(_over, layers[len(files) :], tree), preset.mapping("models")
+    tree = reduce(_over, layers[len(files) :], tree)
+    substitutes = preset.mapping("models")
     return _with_models(tree, substitutes) if substitutes else tree
 
 
@@ -302,8 +304,11 @@ def _preset(layers: Sequence[Document], errors: list[LocatedError]) -> tuple[Doc
     if not naming:
         return Document({}, {}), 0
     top, path = naming[-1]
-    layer, files, num_replaced = layers[top], preset_files(), top + (path == ("engine",))
-    (name, _), location, is_kind = follow(layer.values, path), layer.location(path), path[-1] == "kind"
+    layer, files = layers[top], preset_files()
+    num_replaced = top + 1 if path == ("engine",) else top  # a text has no options beside the name
+    name, _ = follow(layer.values, path)
+    location = layer.location(path)
+    is_kind = path[-1] == "kind"
     if is_kind and "preset" in layer.mapping("engine"):
         problem = "has both preset and kind; a preset has its own kind, so remove one of the two"
         refuse(errors, layer, problem, "engine")
@@ -358,7 +363,8 @@ def _over(below: Document, above: Document, *, drops_idly: bool = False) -> Docu
         for key, value in above.mapping(section).items():
             if value is None and (drops_idly or key in below.mapping(section)):
                 values = left_out(values, (section, key))
-    return Document(values, {**below.locations, **above.locations})
+    locations = {**below.locations, **above.locations}
+    return Document(values, {path: each for path, each in locations.items() if follow(values, path)[1] == path})
 
 
 def _with_models(tree: Document, substitutes: Mapping[str, Any]) -> Document:
