@@ -338,6 +338,6 @@ def test_a_decided_verdict_names_the_confidence_that_several_tests_ask_for():
     comparison = compare_sides(Side(example, "baseline"), Side(example, "guided"), CompareOptions())
     deciding = [metric for cell in comparison.cells for metric in cell.deciding]
     text = text_of(directory_page(analyze_directory(example)))
-    assert max(metric.judged_confidence for metric in deciding) > comparison.confidence
+    assert max(metric.judged_confidence for metric in deciding) > comparison.rules.confidence
     for metric in deciding:
         assert f"the whole {metric.judged_confidence * 100:.4g}% interval is worse than the margin of 1%" in text
