@@ -1,6 +1,7 @@
 """Forest plots, sweeps and stacked bars as they are prepared for picture and page."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,8 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides
 from benchctl.analysis.compare.words import change_text
 from benchctl.analysis.experiment.pairing import Side
 from benchctl.analysis.statistics.estimate import estimate_paired
-from benchctl.report.charts.figure import reach
-from benchctl.report.charts.ratios import interval_label, reach_of, swept_factor
+from benchctl.report.charts.figure import Subject, picture_bytes, reach
+from benchctl.report.charts.ratios import draw_sweep, interval_label, reach_of, swept_factor
 from benchctl.report.charts.steps import UNNAMED, section_parts
 from benchctl.report.page.plots import draw_forest, forest_plot
 from benchctl.units import minus
@@ -64,6 +65,19 @@ def test_a_sweep_says_over_how_many_blocks_its_interval_is_and_where_it_is_cut()
     assert is_cut
     assert low < 1.0
     assert 1.4 < high < wide.ci_high
+
+
+@pytest.mark.parametrize("end", [2.0, 1e12])
+def test_a_band_that_reaches_far_beyond_the_picture_is_drawn_up_to_its_edge(directory, end):
+    spec = draw_sweep(Subject(analyze_directory(directory))).spec
+    for row in spec["datasets"]["rows"]:
+        if row["high"] is not None:
+            row["low"], row["high"] = 1 / end, end
+    drawn = picture_bytes(spec, "title", "caption", ".svg").decode()
+    bands = re.findall(r'aria-roledescription="area mark"[^>]* d="([^"]+)"', drawn)
+    assert bands
+    numbers = [float(number) for band in bands for number in re.findall(r"-?[0-9.]+(?:e[0-9]+)?", band)]
+    assert all(-1 <= number <= 2000 for number in numbers)
 
 
 def test_the_sections_of_a_bar_add_up_to_its_mean_step(directory):

@@ -24,6 +24,7 @@ from benchctl.interop.readers.row_table import RowTable, read_rows
 from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, Floats, count_step_work, first_reasons
 from benchctl.steptime.work import Deployment, ObservedSteps, Origin
 from benchctl.units import NS_PER_US
+from benchctl.untrusted import VALUE_CHARS
 from benchctl.untrusted.text import visible_line, visible_value
 
 SUFFIXES: Final = frozenset({".csv", ".jsonl", ".ndjson"})
@@ -207,5 +208,5 @@ class _Table:
         try:
             return shape_for(self.defaults.shapes.get(model, model.removesuffix("-hf")))
         except UsageError as error:
-            remedy = f"--shape {model}=DIR names the directory of its config.json"
+            remedy = f"--shape {visible_line(model, VALUE_CHARS)}=DIR names the directory of its config.json"
             raise UsageError(f"{self.path}: {error}; {remedy}") from error

@@ -246,6 +246,7 @@ def _sweep_chart(
         scatter = _scatter(analysis, noise, metric)
         band = [] if scatter is None else [figure.grey_band(math.exp(-scatter), math.exp(scatter))]
         y = figure.axis(f"{words}{of}, ratio to baseline", domain=(low, high))
+        y["scale"]["clamp"] = True  # far beyond the picture an interval is not drawn at all
         where = (f"datum.quantity === '{name}'",)
         panels.append(figure.panel(170, y, [*band, *layers], where=where, encoding=encoding))
     drawn = [row for name in reaches for each in rows for row in _sweep_rows(each, name, factor)]
@@ -342,7 +343,7 @@ def _sweep_layers(num_lines: int, *, is_ordered: bool) -> list[figure.Spec]:
     has_bands = is_ordered and num_lines <= figure.MAX_BANDS
     mark: figure.Spec = {"mark": "area", "opacity": 0.2} if has_bands else {"mark": "rule"}
     return [
-        figure.layer(where=estimates, y_by="low", y2_by="high", clip=True, **mark, **beside),
+        figure.layer(where=estimates, y_by="low", y2_by="high", **mark, **beside),
         *([figure.layer("line", where=estimates, y_by="ratio", strokeWidth=2)] if is_ordered else []),
         figure.layer(
             "point",
