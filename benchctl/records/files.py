@@ -3,7 +3,6 @@
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -144,24 +143,31 @@ def read_jsonl(path: Path, kind: type[R], *, within: Path | None = None) -> Iter
     Raises RecordError naming file and line at the first damaged line; the records before it have been
     yielded by then. A missing file has no records.
     """
-    return chain.from_iterable(read_blocks(path, kind, within=within or path.parent))
+    decoder, num_lines = msgspec.json.Decoder(kind), 0
+    for lines in line_blocks(path, within=within or path.parent):
+        records, damage = records_in(lines, decoder, path, num_lines)
+        yield from records
+        if damage is not None:
+            raise damage
+        num_lines += lines.count(b"\n")
 
 
-def read_blocks(path: Path, kind: type[R], *, within: Path) -> Iterator[list[R]]:
-    """``read_jsonl`` with the records of half a megabyte at a time, which takes a third of the time."""
-    decoder, first_line = msgspec.json.Decoder(kind), 1
+def line_blocks(path: Path, *, within: Path) -> Iterator[bytes]:
+    """Whole lines of a file, half a megabyte at a time. Raises RecordError when it cannot be read."""
     with suppress(FileNotFoundError), _told_by_path(path), open_file(path, within=within) as file:
         while lines := file.read(_BLOCK_BYTES) + file.readline(LINE_BYTES + 1):
-            records, damage = list[R](), None
-            with suppress(*DECODING_ERRORS):
-                records = decoder.decode_lines(lines)
-            num_lines = lines.count(b"\n")
-            if not records or len(records) != num_lines:
-                records, damage = _read_singly(lines, path, decoder, first_line)
-            yield records
-            if damage is not None:
-                raise damage
-            first_line += num_lines
+            yield lines
+
+
+def records_in(
+    lines: bytes, decoder: msgspec.json.Decoder[R], path: Path, num_before: int
+) -> tuple[list[R], RecordError | None]:
+    """The records of a block up to its first damaged line, and its error; ``num_before`` lines precede them."""
+    with suppress(*DECODING_ERRORS):
+        records = decoder.decode_lines(lines)  # all at once takes a third of the time
+        if records and len(records) == lines.count(b"\n"):
+            return records, None
+    return _read_singly(lines, path, decoder, num_before + 1)
 
 
 def _read_singly(

@@ -141,6 +141,28 @@ def test_a_log_whose_every_block_is_read_at_once_has_the_columns_of_its_records(
     require_same(read_log(written(tmp_path / "steps.jsonl", steps))[0], expected_of(steps))
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(steps=st.lists(st.builds(StepRecord, **fields()), min_size=1, max_size=6), repeats=st.integers(2, 9))
+def test_steps_that_repeat_are_read_without_a_record_for_each_to_the_same_arrays(tmp_path, steps, repeats):
+    log = written(tmp_path / "steps.jsonl", steps * repeats)
+    mine = read_log(log)
+    for is_warmup in (False, True):
+        theirs = columns_from(steps * repeats, is_warmup=is_warmup).arrays
+        assert mine[is_warmup].arrays.keys() == theirs.keys()
+        for name, values in theirs.items():
+            np.testing.assert_array_equal(mine[is_warmup].arrays[name], values)
+
+
+def test_only_the_first_block_of_steps_with_the_same_values_is_read_by_records(tmp_path, monkeypatch):
+    blocks = []
+    monkeypatch.setattr(
+        columns_module, "records_in", lambda lines, *rest: blocks.append(lines) or files.records_in(lines, *rest)
+    )
+    steps = [step(i, is_warmup=i < 9, sections_ns={"a b": i}, accepted_by_position=(i, 1)) for i in range(99)]
+    require_same(read_log(written(tmp_path / "steps.jsonl", steps))[0], expected_of(steps))
+    assert len(blocks) == 1
+
+
 @pytest.mark.parametrize("position", [0, 1, 50, 98, 99])
 def test_a_section_that_only_one_step_has_is_columns_wherever_that_step_stands(tmp_path, position):
     steps = [step(i, sections_ns={"rare": 5} if i == position else {"sample": 1}) for i in range(100)]
