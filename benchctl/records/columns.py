@@ -49,7 +49,7 @@ _MOST_COLUMNS: Final = 1 << 10
 _LONG_BYTES: Final = 64 << 20
 """Logs that take several times as long to read as a process takes to start."""
 _SECOND_PROCESS: Final = f"import gc; gc.disable(); from {__name__} import answer_reader; answer_reader()"
-"""What it makes is no part of a cycle, so that to search it takes time and frees nothing."""
+"""Without the garbage collector: none of the records is part of a cycle, and to search them takes time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
