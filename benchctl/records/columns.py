@@ -243,7 +243,7 @@ def answer_reader() -> None:
 
 @lru_cache(maxsize=32)
 def _uniform_reader(names: frozenset[str]) -> Callable[[bytes, int], _Arrays | None]:
-    """What reads lines whose steps have no other values than these, in half the time that their records take.
+    """A reader of lines whose steps have no other values than these, in half the time that their records take.
 
     It takes the number of lines beside them, and returns None for any other lines, such as damaged ones.
     ValueError where no struct can have these sections: of a quote in a name, or of more than a step may have.
