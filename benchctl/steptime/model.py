@@ -16,8 +16,7 @@ import numpy as np
 
 from benchctl.errors import UsageError
 from benchctl.steptime.features import COUNTS, GUIDED_NAMES, features
-from benchctl.steptime.fitting.least_squares import Floats
-from benchctl.steptime.step_counts import EXTENTS, distances, extents_of
+from benchctl.steptime.step_counts import EXTENTS, Floats, distances, extents_of
 from benchctl.steptime.structure import Coefficient, ExpertsRead, Structure
 from benchctl.steptime.work import Deployment, Quantity, StepWork
 

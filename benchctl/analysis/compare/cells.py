@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from scipy.stats import f_oneway
-
 from benchctl.analysis.attribution.breakdown import RunTimeBreakdown
 from benchctl.analysis.attribution.decomposition import (
     METRIC_OF,
@@ -147,6 +145,8 @@ def p_of_equal_nodes(groups: Sequence[Sequence[float]]) -> float | None:
     if all(max(group) - min(group) <= _ROUNDING for group in groups):  # no scatter, as of copied runs
         means = [group[0] for group in groups]
         return 1.0 if max(means) - min(means) <= _ROUNDING else 0.0
+    from scipy.stats import f_oneway  # noqa: PLC0415 - 0.3 s, and few results are of several nodes
+
     return float(f_oneway(*groups).pvalue)
 
 

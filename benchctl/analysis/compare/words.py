@@ -7,7 +7,6 @@ from itertools import chain
 from typing import Final, TypeAlias
 
 import numpy as np
-from scipy.stats import fisher_exact
 
 from benchctl.analysis.compare.accuracy import accuracy_sentence
 from benchctl.analysis.compare.metric import MetricComparison
@@ -107,6 +106,8 @@ def _answer_warnings(cell: CellComparison) -> Iterator[ResultWarning]:
     for side, blocks in ((of_b, cell.num_blocks), (of_a, cell.num_blocks - 1)):
         num_parted = round((side.num_pairs - side.num_identical) / blocks)
         table.append([num_parted, round(side.num_pairs / blocks) - num_parted])
+    from scipy.stats import fisher_exact  # noqa: PLC0415 - 0.3 s, and few sides draft
+
     if fisher_exact(np.array(table), alternative="greater").pvalue < SURPRISING_P:
         message = (
             f"draft tokens change greedy answers: {of_b.identical_frac:.1%} are identical on both sides, and "

@@ -80,13 +80,12 @@ def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWar
     occupancy, sends = slot_occupancy(requests, arrival), sends_of(requests, arrival)
     done_ns = known_values(request.done_ns for request in requests)
     load_ns = max(done_ns) - min(request.scheduled_ns for request in requests) if done_ns else 0
-    if occupancy is not None and occupancy.idle_frac is not None:
-        lighter_load = {"slots-idle": _idle_slots(occupancy, occupancy.idle_frac, load_ns)}
-    else:
-        lighter_load = {"sends-delayed": _delayed_sends(sends, load_ns), "rate-missed": _missed_rate(sends)}
+    idle_frac = None if occupancy is None else occupancy.idle_frac
     return warnings_of(
-        lighter_load
-        | {
+        {
+            "slots-idle": _idle_slots(occupancy, load_ns),
+            "sends-delayed": _delayed_sends(sends, load_ns) if idle_frac is None else None,
+            "rate-missed": _missed_rate(sends) if idle_frac is None else None,
             "arrival-times-unreliable": _late_reads(requests, run.client),
             "client-cpu": _busy_processes(run.client),
         }
@@ -109,9 +108,10 @@ def client_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ..
     )
 
 
-def _idle_slots(occupancy: SlotOccupancy, idle_frac: float, load_ns: int) -> str | None:
+def _idle_slots(occupancy: SlotOccupancy | None, load_ns: int) -> str | None:
     """Slots were empty for more than a hundredth of their time, however often."""
-    if load_ns < MIN_LOAD_NS or idle_frac <= MAX_IDLE_FRAC:
+    idle_frac = None if occupancy is None else occupancy.idle_frac
+    if occupancy is None or idle_frac is None or load_ns < MIN_LOAD_NS or idle_frac <= MAX_IDLE_FRAC:
         return None
     tails = percentiles(occupancy.gaps_ns, len(occupancy.gaps_ns))
     gaps = [milliseconds(gap_ns) for gap_ns in (tails[50], tails[99], max(occupancy.gaps_ns))]

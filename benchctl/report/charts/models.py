@@ -10,10 +10,10 @@ from benchctl.analysis.metrics.table import METRICS
 from benchctl.report.charts import figure
 from benchctl.steptime.diagnosis.buckets import Words, phases_of
 from benchctl.steptime.diagnosis.predictions import Predictions
-from benchctl.steptime.fitting.least_squares import Floats
 from benchctl.steptime.speculation.draft_length import SpeculationLaw
 from benchctl.steptime.speculation.estimate import Estimate
 from benchctl.steptime.speculation.served import ServedSpeculation
+from benchctl.steptime.step_counts import Floats
 from benchctl.units import MS_PER_S
 
 _CLIP: Final = 0.5

@@ -16,7 +16,6 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -90,6 +89,8 @@ def solve(rows: Rows, pull: Pull, *, constraint: Constraint, weights: Floats | N
         scaled = np.linalg.lstsq(ridged, ridged_target, rcond=None)[0]
         free = np.ones(len(scaled), dtype=bool)
     else:
+        from scipy.optimize import nnls  # noqa: PLC0415 - 0.1 s, which what fits nothing does without
+
         scaled = nnls(ridged, ridged_target, maxiter=100 * len(pulls))[0]
         free = scaled > 0
     if pull.strength <= TIE_BREAK:

@@ -8,7 +8,6 @@ other. Published models that fit first-token and last-token intervals count both
 """
 
 import numpy as np
-from scipy.optimize import nnls
 
 from benchctl.errors import UsageError
 from benchctl.steptime.fitting.least_squares import Floats
@@ -24,6 +23,8 @@ def fit_overheads(
     columns = np.column_stack([np.ones(len(output_tokens)), output_tokens])
     scale = np.sqrt(np.mean(columns**2, axis=0))
     scale = np.where(scale > 0, scale, 1.0)
+    from scipy.optimize import nnls  # noqa: PLC0415 - 0.1 s, which what fits nothing does without
+
     after = nnls(columns / scale, np.maximum(departed_us - finished_us, 0.0))[0] / scale
     return RequestOverheads(
         arrival_us=float(np.mean(queued_us - arrived_us)),
