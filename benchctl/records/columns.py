@@ -200,22 +200,13 @@ def steps_reader(logs: Sequence[Path], *, within: Path) -> Iterator[Callable[...
     whatever reason, this process reads. It ends with the context.
     """
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if num_cores < 2 or sum(log.stat().st_size for log in logs if is_file(log, within=within)) < _LONG_BYTES:
+    is_long = sum(log.stat().st_size for log in logs if is_file(log, within=within)) >= _LONG_BYTES
+    second = _second_process() if is_long and num_cores > 1 else None
+    if second is None:
         yield read_steps
         return
-    ours, theirs = Pipe()
-    with (
-        subprocess.Popen(
-            (sys.executable, "-P", "-c", _SECOND_PROCESS),
-            stdin=theirs.fileno(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # it is told of interrupts as well
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        ) as process,
-        ours,
-        ThreadPoolExecutor(1) as thread,
-    ):
-        theirs.close()
+    process, ours = second
+    with process, ours, ThreadPoolExecutor(1) as thread:
 
         def ask(log: Path) -> Any:
             ours.send({"path": log, "within": within})
@@ -232,6 +223,24 @@ def steps_reader(logs: Sequence[Path], *, within: Path) -> Iterator[Callable[...
             yield read
         finally:
             process.kill()
+
+
+def _second_process() -> tuple["subprocess.Popen[bytes]", Connection] | None:
+    """A process that reads logs, and the connection to it; None where no process can be started."""
+    ours, theirs = Pipe()
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                (sys.executable, "-P", "-c", _SECOND_PROCESS),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # it is told of interrupts as well
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        except OSError:
+            ours.close()
+            return None
+    return process, ours
 
 
 def answer_reader() -> None:

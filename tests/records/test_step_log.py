@@ -3,6 +3,7 @@
 import itertools
 import os
 import subprocess
+import sys
 import time
 
 import msgspec
@@ -342,6 +343,13 @@ def test_a_second_process_reads_what_this_one_would_and_ends(logs, waits):
 @pytest.mark.parametrize("program", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "print('hello')"])
 def test_what_a_second_process_does_not_read_this_one_reads(logs, monkeypatch, program):
     monkeypatch.setattr(columns_module, "_SECOND_PROCESS", program)
+    with steps_reader(logs, within=logs[0].parent) as read:
+        for log in logs:
+            assert same_steps(read(log, within=log.parent), read_steps(log, within=log.parent))
+
+
+def test_where_no_process_can_be_started_this_one_reads_all(logs, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
     with steps_reader(logs, within=logs[0].parent) as read:
         for log in logs:
             assert same_steps(read(log, within=log.parent), read_steps(log, within=log.parent))

@@ -22,7 +22,7 @@ from benchctl.analysis.metrics.latency import (
     latencies_ns,
     latency_metrics,
     measured,
-    pooled_itls_ns,
+    num_simultaneous,
 )
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ChoiceRecord, RequestRecord
@@ -94,7 +94,7 @@ def earliest_arrivals(
     second) only the previous read bounds the error. Chunks without a kernel timestamp count as exact;
     ``validity/client`` judges them.
     """
-    if not pooled_itls_ns(requests).count(0):  # no read brought two chunks of a choice: each timestamp is exact
+    if not num_simultaneous(requests):  # no read brought two chunks of a choice: each timestamp is exact
         return list(requests)
     workers = list(by_worker(samples).values())
     num_written = num_chunks_per_write(requests, samples, chunks_examined=chunks_examined)
@@ -197,17 +197,18 @@ def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
     completed = [request for request in measured(run.requests) if is_completed(request)]
     if run.record.is_simulated or not completed:
         return {}
+    is_virtual = run.record.clock == "virtual"
+    earliest = completed if is_virtual else earliest_arrivals(completed, run.client)
+    if not is_virtual and earliest == completed:
+        return {}
     latencies = early = latencies_ns(completed)
     low, high = dict(latencies), dict(latencies)
-    if run.record.clock == "virtual":
+    if is_virtual:
         recorded, evened = sorted(latencies["itl"]), sorted(chain.from_iterable(map(_evened, completed)))
         if recorded == evened:
             return {}
         low["itl"], high["itl"] = list(map(min, recorded, evened)), list(map(max, recorded, evened))
     else:
-        earliest = earliest_arrivals(completed, run.client)
-        if earliest == completed:
-            return {}
         early = latencies_ns(earliest)
         low["ttft"], high["tpot"] = early["ttft"], early["tpot"]  # after an earlier first token
         low["itl"], high["itl"] = _shortest_and_longest_gaps(completed, earliest)

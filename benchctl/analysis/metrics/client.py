@@ -21,8 +21,8 @@ from typing import Final
 from benchctl.analysis.metrics.latency import (
     known_values,
     ms_or_none,
+    num_simultaneous,
     percentiles,
-    pooled_itls_ns,
     quotient,
     send_lag_ns,
 )
@@ -249,7 +249,7 @@ def client_metrics(
         "offered_load_frac": None if offered is None else quotient(offered.met, offered.planned),
         "slot_idle_frac": None if occupancy is None else occupancy.idle_frac,
         "kernel_stamp_frac": quotient(len(late), num_chunks),
-        "coalesced_chunk_frac": quotient(pooled_itls_ns(requests).count(0), num_chunks),
+        "coalesced_chunk_frac": quotient(num_simultaneous(requests), num_chunks),
         "client_cpu_cores": sum(cores.values()) if cores else None,
     }
 

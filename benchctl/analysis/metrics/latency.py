@@ -119,6 +119,12 @@ def pooled_itls_ns(requests: Iterable[RequestRecord]) -> "array[int]":
     return gaps_ns
 
 
+def num_simultaneous(requests: Iterable[RequestRecord]) -> int:
+    """Chunks that have the time of the chunk before: the gaps of 0, without the gaps. Times of a choice ascend."""
+    choices = (choice.chunk_ns for request in requests for choice in request.choices)
+    return sum(len(chunk_ns) - len(set(chunk_ns)) for chunk_ns in choices)
+
+
 def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:
     """All durations of these requests, pooled by latency."""
     return {
