@@ -26,7 +26,7 @@ from benchctl.report import experiment_tables, time_tables
 from benchctl.report.documents import metric_document, quality_document
 from benchctl.report.export import PAGE_NAME, write_derived, write_pictures
 from benchctl.report.model_tables import acceptance_table
-from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
+from benchctl.report.verdicts import ComparisonVerdict, PageVerdict
 from benchctl.untrusted.text import visible_line
 
 

@@ -23,8 +23,8 @@ from benchctl.analysis.validity.machines import machines_of
 from benchctl.errors import InvalidDataError, NotComparableError
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.model_documents import verdicts_document
-from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
 from benchctl.report.table import csv_bytes
+from benchctl.report.verdicts import ComparisonVerdict, PageVerdict
 
 DEFINITIONS: Final = {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()}
 """Formula and unit of every metric."""

@@ -20,8 +20,8 @@ from benchctl.records.record import RunRecord
 from benchctl.report.charts.figure import Chart, chart_bytes, why_not_drawn
 from benchctl.report.documents import NODE_COLUMNS, node_values, summary_document, sweep_document
 from benchctl.report.page.page import directory_page, draw_charts
-from benchctl.report.page.verdict import PageVerdict, directory_verdict
 from benchctl.report.table import csv_bytes
+from benchctl.report.verdicts import PageVerdict, directory_verdict
 from benchctl.units import first_of
 from benchctl.untrusted.files import OutsideError, is_there, make_folder
 

@@ -34,8 +34,8 @@ from benchctl.report.documents import (
 )
 from benchctl.report.page.page import directory_page, files_page, sides_page
 from benchctl.report.page.plots import forest_plot
-from benchctl.report.page.verdict import PageVerdict, directory_verdict, page_verdict, verdict_of
 from benchctl.report.table import fenced, markdown_text
+from benchctl.report.verdicts import PageVerdict, directory_verdict, page_verdict, verdict_of
 from benchctl.untrusted.text import visible_line
 
 Contents: TypeAlias = Mapping[str, Callable[[], bytes]]

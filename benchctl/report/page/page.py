@@ -45,7 +45,9 @@ from benchctl.report.page.parts import (
     top_values,
     waterfalls_of,
 )
-from benchctl.report.page.verdict import (
+from benchctl.report.table import Table
+from benchctl.report.time_tables import launch_table, passes_table, percentile_table
+from benchctl.report.verdicts import (
     SHAPES,
     SIGNS,
     AnalyzedSide,
@@ -57,8 +59,6 @@ from benchctl.report.page.verdict import (
     verdict_of,
     verdict_of_sides,
 )
-from benchctl.report.table import Table
-from benchctl.report.time_tables import launch_table, passes_table, percentile_table
 from benchctl.units import NOT_AVAILABLE, capitalized, minus, minus_in_numbers
 from benchctl.untrusted.text import visible, visible_lines
 

@@ -43,9 +43,9 @@ from benchctl.report.experiment_tables import (
     runs_table,
 )
 from benchctl.report.page.plots import cell_waterfalls, draw_forest, ladder_waterfalls, waterfall_values
-from benchctl.report.page.verdict import PageVerdict, change_term, metric_term, p_term, value_term, verdict_term
 from benchctl.report.table import Table, table_of
 from benchctl.report.time_tables import bonus_table, percentile_table
+from benchctl.report.verdicts import PageVerdict, change_term, metric_term, p_term, value_term, verdict_term
 from benchctl.units import count_of, first_of, gib, minus_in_numbers, percentage, range_of
 from benchctl.untrusted.files import is_file, open_file
 from benchctl.untrusted.secrets import redacted

@@ -17,7 +17,7 @@ from benchctl.profile.load import dump_profile, parse_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.files import encode
 from benchctl.records.record import RequestRecord
-from benchctl.report.page.verdict import directory_verdict
+from benchctl.report.verdicts import directory_verdict
 
 WHOLE = judge_named("json").is_correct
 BEGINNING = judge_named("json", runs_on=True).is_correct
