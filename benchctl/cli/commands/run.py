@@ -79,7 +79,7 @@ def run(options: RunOptions) -> None:
 
 
 def _carried_out(options: RunOptions) -> dict[str, Any] | None:
-    """What an experiment came to; None where nothing is measured, or its end is not waited for."""
+    """The outcome of an experiment; None where nothing is measured, or its end is not waited for."""
     profile = None if options.profile_name is None else _load(options.profile_name, options)
     if options.resume is not None and not options.dry_run:
         return _resume(options.resume, profile, options)
