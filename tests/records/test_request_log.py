@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchctl.analysis.metrics.latency import itls_ns, latencies_ns, pooled_itls_ns
+from benchctl.analysis.metrics.latency import itls_ns, latencies_ns, num_simultaneous, pooled_itls_ns
 from benchctl.records.directory import RunDirectory
 from benchctl.records.files import encode
 from benchctl.records.loaded import load_run
@@ -81,5 +81,14 @@ def test_gaps_of_arrays_are_those_of_tuples(tmp_path, times):
     ]
     read = loaded(tmp_path / "run", requests)
     assert pooled_itls_ns(read) == pooled_itls_ns(requests)
+    assert num_simultaneous(read) == pooled_itls_ns(read).count(0)
     assert [itls_ns(request) for request in read] == [itls_ns(request) for request in requests]
     assert latencies_ns(read) == latencies_ns(requests)
+
+
+def test_a_time_that_comes_again_after_a_later_one_is_not_simultaneous():
+    times = ChoiceRecord(
+        index=0, chunk_ns=(10, 11, 10, 10)
+    )  # the wall clock was set, which moves stamps of the kernel
+    request = RequestRecord(request_id="0", index=0, scheduled_ns=0, choices=(times,))
+    assert num_simultaneous([request]) == 1

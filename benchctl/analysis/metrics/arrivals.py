@@ -195,20 +195,19 @@ def uncertain_metrics(run: LoadedRun) -> dict[str, tuple[float, float]]:
     all but the first are 0, are taken as recorded and as equal, with the same mean.
     """
     completed = [request for request in measured(run.requests) if is_completed(request)]
-    if run.record.is_simulated or not completed:
-        return {}
-    is_virtual = run.record.clock == "virtual"
-    earliest = completed if is_virtual else earliest_arrivals(completed, run.client)
-    if not is_virtual and earliest == completed:
+    if run.record.is_simulated or not num_simultaneous(completed):
         return {}
     latencies = early = latencies_ns(completed)
     low, high = dict(latencies), dict(latencies)
-    if is_virtual:
+    if run.record.clock == "virtual":
         recorded, evened = sorted(latencies["itl"]), sorted(chain.from_iterable(map(_evened, completed)))
         if recorded == evened:
             return {}
         low["itl"], high["itl"] = list(map(min, recorded, evened)), list(map(max, recorded, evened))
     else:
+        earliest = earliest_arrivals(completed, run.client)
+        if earliest == completed:
+            return {}
         early = latencies_ns(earliest)
         low["ttft"], high["tpot"] = early["ttft"], early["tpot"]  # after an earlier first token
         low["itl"], high["itl"] = _shortest_and_longest_gaps(completed, earliest)

@@ -7,7 +7,7 @@ Percentiles, and the number of independent values that a tail percentile needs b
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from operator import sub
+from operator import eq, sub
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -120,9 +120,9 @@ def pooled_itls_ns(requests: Iterable[RequestRecord]) -> "array[int]":
 
 
 def num_simultaneous(requests: Iterable[RequestRecord]) -> int:
-    """Chunks that have the time of the chunk before: the gaps of 0, without the gaps. Times of a choice ascend."""
+    """Chunks that have the time of the chunk before: the number of gaps of 0, without a list of the gaps."""
     choices = (choice.chunk_ns for request in requests for choice in request.choices)
-    return sum(len(chunk_ns) - len(set(chunk_ns)) for chunk_ns in choices)
+    return sum(sum(map(eq, chunk_ns[1:], chunk_ns)) for chunk_ns in choices)
 
 
 def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:

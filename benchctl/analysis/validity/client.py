@@ -19,7 +19,7 @@ from benchctl.analysis.metrics.client import (
     sends_of,
     slot_occupancy,
 )
-from benchctl.analysis.metrics.latency import itls_ns, known_values, measured, percentiles, smallest_sample
+from benchctl.analysis.metrics.latency import known_values, measured, percentiles, pooled_itls_ns, smallest_sample
 from benchctl.profile.model import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import RequestRecord
@@ -175,7 +175,7 @@ def _missed_rate(sends: Sends) -> str | None:
 def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> str | None:
     if _span_ns(samples) < MIN_LOAD_NS:
         return None
-    gaps_ns = [gap_ns for request in requests for gap_ns in itls_ns(request)]
+    gaps_ns = pooled_itls_ns(requests)
     allowed_ns = max(MAX_STAMP_ERROR_NS, STAMP_ERROR_FRAC * fmean(gaps_ns) if gaps_ns else 0.0)
     choices = [choice for request in requests for choice in request.choices]
     num_chunks = sum(len(choice.chunk_ns) for choice in choices)
